@@ -1,0 +1,133 @@
+"""Split: one part of a data set, whether it lies in memory or on disk."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from vitlens.errors import DataError
+from vitlens.names import Part
+from vitlens.shapes import Images, Pixels
+
+
+class Source(Protocol):
+    """Where pixels come from: all in memory, or read from disk when asked."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Tensor) -> Pixels:
+        """Pixels (batch, 3, height, width) uint8 of these images."""
+        ...
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Pixels held as uint8 (n, 3, height, width)."""
+
+    pixels: Pixels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, indices: Tensor) -> Pixels:
+        """Pixels of these images."""
+        return self.pixels[indices]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that could not be read, and why."""
+
+    file: str
+    reason: str
+
+
+class Batch(NamedTuple):
+    """images (batch, 3, height, width) in [0, 1]; labels (batch,) or None; indices (batch,) within the split."""
+
+    images: Images
+    labels: Tensor | None
+    indices: Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a data set.
+
+    name: as the user gave it ("digits"); title: as a report says it ("CIFAR-10 (JPEG)"); part: "train" or "test";
+    size: pixels (height, width); labels: (n,) class indices or None; masks: (n, height, width) True on the object,
+    or None; groups: (n,) what the images share (source digit), for clustered intervals, or None; files: one name an
+    image, or None.
+    """
+
+    name: str
+    part: Part
+    source: Source
+    size: tuple[int, int]
+    classes: tuple[str, ...]
+    labels: Tensor | None = None
+    masks: Tensor | None = None
+    groups: Tensor | None = None
+    files: tuple[str, ...] | None = None
+    skipped: tuple[Skipped, ...] = ()
+    title: str = ""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batches(self, batch_size: int, *, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        """The images in order, as floats in [0, 1] on a device."""
+        for start in range(0, len(self), batch_size):
+            indices = torch.arange(start, min(start + batch_size, len(self)))
+            images = self.source.read(indices).to(device).float().div_(255)
+            yield Batch(images, None if self.labels is None else self.labels[indices].to(device), indices)
+
+    def pick(self, indices: Tensor) -> "Split":
+        """The split of these images alone, in this order."""
+        chosen = indices.tolist()
+        return replace(
+            self,
+            source=Chosen(self.source, indices),
+            labels=None if self.labels is None else self.labels[indices],
+            masks=None if self.masks is None else self.masks[indices],
+            groups=None if self.groups is None else self.groups[indices],
+            files=None if self.files is None else tuple(self.files[index] for index in chosen),
+        )
+
+    def limit(self, count: int | None, *, seed: int = 0) -> "Split":
+        """At most count images: a seeded subset with as equal a number of each class as there is."""
+        if count is None or count >= len(self):
+            return self
+        if count < 1:
+            raise DataError(f"expected --limit of at least 1, found {count}")
+        return self.pick(_balanced(len(self), self.labels, count, seed))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some images of another source."""
+
+    source: Source
+    indices: Tensor
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, indices: Tensor) -> Pixels:
+        """Pixels of these images."""
+        return self.source.read(self.indices[indices])
+
+
+def _balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
+    """Seeded indices, sorted, dealt one class at a time until count is reached."""
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    if labels is None:
+        return order[:count].sort().values
+    shuffled = labels[order]
+    turn = torch.empty(total, dtype=torch.long)  # the how-manieth of its class each image is
+    for label in shuffled.unique():
+        members = (shuffled == label).nonzero().squeeze(1)
+        turn[members] = torch.arange(len(members))
+    return order[turn.argsort(stable=True)[:count]].sort().values

@@ -1,0 +1,51 @@
+"""Which device and which precision: what the user asked for, against what is there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import ContextManager
+
+import torch
+
+from vitlens.errors import InputError
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """The device for a name: auto (cuda, then mps, then cpu), cpu, cuda, cuda:N or mps.
+
+    Raises InputError when the name is none of these or the device is not there.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or (index and not (kind == "cuda" and index.isdigit())):
+        raise InputError(f"expected --device auto, cpu, cuda, cuda:N or mps, found {name!r}")
+    if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
+        raise InputError(
+            f"expected a CUDA device for --device {name}, found {torch.cuda.device_count()}; try --device cpu"
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise InputError("expected Apple's mps for --device mps, found none; try --device cpu")
+    return torch.device(name)
+
+
+def autocast(device: torch.device, precision: str) -> ContextManager[object]:
+    """Mixed precision for a device: bf16, fp32, or auto (bf16 on a CUDA device that has it, else fp32)."""
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+@contextmanager
+def evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """A module in evaluation mode; every submodule's own mode comes back on exit."""
+    modes = {name: part.training for name, part in module.named_modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for name, part in module.named_modules():
+            part.training = modes.get(name, part.training)

@@ -1,0 +1,1 @@
+"""Numbers in, Figure out; never runs a model, never saves."""

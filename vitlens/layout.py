@@ -1,0 +1,54 @@
+"""TokenLayout: where CLS, registers and patches stand in a sequence of tokens."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.errors import InputError
+
+PrefixKind = Literal["cls", "distillation", "register"]
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """The order of a sequence: its prefix tokens, then the patches row by row.
+
+    grid: patches (rows, columns); patch_size: pixels (height, width); prefix: what each token before the
+    patches is, in order.
+    """
+
+    grid: tuple[int, int]
+    patch_size: tuple[int, int]
+    prefix: tuple[PrefixKind, ...] = ()
+
+    @property
+    def patches(self) -> int:
+        """Number of patches."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, prefix included."""
+        return len(self.prefix) + self.patches
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Pixels (height, width) that the patches cover."""
+        return self.grid[0] * self.patch_size[0], self.grid[1] * self.patch_size[1]
+
+    def positions(self, kind: PrefixKind) -> tuple[int, ...]:
+        """Where the prefix tokens of one kind stand."""
+        return tuple(index for index, found in enumerate(self.prefix) if found == kind)
+
+    def as_map(self, values: Float[Tensor, "*leading tokens"]) -> Float[Tensor, "*leading rows columns"]:
+        """Numbers per token as a map over the patches; the prefix is dropped.
+
+        Raises InputError when the last axis is not this layout's number of tokens.
+        """
+        if values.shape[-1] != self.tokens:
+            raise InputError(
+                f"expected {self.tokens} tokens ({len(self.prefix)} prefix, {self.grid[0]}x{self.grid[1]} patches), found {values.shape[-1]}"
+            )
+        return values[..., len(self.prefix) :].unflatten(-1, self.grid)

@@ -1,0 +1,1 @@
+"""The instrument: one door to every attention head."""

@@ -1,0 +1,133 @@
+"""Specimen: one type for every model, pixels in [0, 1] in and logits out."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitlens.errors import UnsupportedError
+from vitlens.layout import TokenLayout
+from vitlens.names import Readout
+from vitlens.preprocessing import Preprocessing
+from vitlens.shapes import Images, Logits
+
+Family = Literal["vit", "windowed", "cnn", "other"]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a specimen comes from.
+
+    name: as the user gave it; weights: file name, "hub", "bundled", "random" or "training"; sha256: of the weights
+    file; versions: of the libraries that built it; notes: whatever was done to load it (wrappers taken off,
+    positions resized), in words.
+    """
+
+    name: str
+    weights: str
+    sha256: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What the model is made of, read from the model and never guessed.
+
+    family: "vit" (one sequence of tokens all the way), "windowed" (Swin), "cnn" or "other"; blocks: module names of
+    its blocks in forward order; layout: of the token sequence (None where there is none); readout: what the
+    classifier reads (None for a CNN).
+    """
+
+    family: Family
+    blocks: tuple[str, ...]
+    layout: TokenLayout | None = None
+    readout: Readout | None = None
+
+
+class Specimen(nn.Module):
+    """Any model behind one face: images (batch, 3, height, width) in [0, 1] -> logits (batch, classes).
+
+    Normalisation is the first step, so distances between images are distances in pixels. Images of another size are
+    resized to the specimen's (bilinear, antialiased, differentiable).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        alias: str,
+        anatomy: Anatomy,
+        preprocessing: Preprocessing,
+        classes: tuple[str, ...],
+        provenance: Provenance,
+        architecture: Mapping[str, object],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.alias = alias
+        self.anatomy = anatomy
+        self.preprocessing = preprocessing
+        self.classes = classes
+        self.provenance = provenance
+        self.architecture = dict(architecture)  # what zoo.build needs to make the same model again
+        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
+        self.mean: Tensor
+        self.std: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.mean.device
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Pixels (height, width) that the model itself takes."""
+        return self.preprocessing.size
+
+    @property
+    def layout(self) -> TokenLayout:
+        """Where its tokens stand. Raises UnsupportedError for a model without one token sequence."""
+        if self.anatomy.layout is None:
+            raise UnsupportedError(
+                f"expected a vision transformer, found {self.alias!r} ({self.anatomy.family}) which has no token sequence; see vitlens models"
+            )
+        return self.anatomy.layout
+
+    def prepare(self, images: Images) -> Images:
+        """Pixels in [0, 1] as the model wants them: its size, its normalisation."""
+        if images.shape[-2:] != self.input_size:
+            images = F.interpolate(
+                images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False
+            )
+        return (images - self.mean) / self.std
+
+    def forward(self, images: Images) -> Logits:
+        """Logits (batch, classes) for images (batch, 3, height, width) in [0, 1]."""
+        logits = self.model(self.prepare(images))
+        # a distilled model in training mode answers with a pair; whoever trains it asks the model itself
+        return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
+
+    def parameter_count(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+@contextmanager
+def trainable(specimen: Specimen) -> Iterator[Specimen]:
+    """The specimen in training mode with gradients on its parameters; both come back as they were on exit."""
+    flags = {name: parameter.requires_grad for name, parameter in specimen.named_parameters()}
+    modes = {name: module.training for name, module in specimen.named_modules()}
+    specimen.train().requires_grad_(True)
+    try:
+        yield specimen
+    finally:
+        for name, parameter in specimen.named_parameters():
+            parameter.requires_grad_(flags[name])
+        for name, module in specimen.named_modules():
+            module.training = modes[name]

@@ -1,0 +1,49 @@
+"""The words that the command line offers, free of torch: presets, choices, defaults."""
+
+from typing import Final, Literal, get_args
+
+PresetName = Literal[
+    "vit-micro",
+    "vit-mini",
+    "vit-tiny",
+    "vit-tiny-224",
+    "vit-small-224",
+    "vit-base-224",
+    "resnet20",
+    "resnet18",
+    "resnet50",
+]
+BundledName = Literal["vit-digits", "cnn-digits"]
+Fusion = Literal["mean", "max", "min"]
+Readout = Literal["cls", "cls+distillation", "mean", "pool"]
+Device = Literal["auto", "cpu", "cuda", "mps"]  # and cuda:N
+Precision = Literal["auto", "fp32", "bf16"]
+Part = Literal["train", "test"]
+FigureFormat = Literal["png", "svg", "pdf"]
+CommandName = Literal[
+    "study", "predict", "train", "evaluate", "attention", "rollout", "report", "models", "data"
+]
+
+PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
+BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
+FUSIONS: Final[tuple[str, ...]] = get_args(Fusion)
+PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
+FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
+COMMANDS: Final[tuple[str, ...]] = get_args(CommandName)
+
+EMBEDDED_DATA: Final = ("digits",)
+TORCHVISION_DATA: Final = (
+    "cifar10",
+    "cifar100",
+    "fashion-mnist",
+    "mnist",
+    "svhn",
+    "eurosat",
+    "flowers102",
+    "food101",
+    "pets",
+    "stl10",
+)
+
+DEFAULT_SEED: Final = 0
+DEFAULT_ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I

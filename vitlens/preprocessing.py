@@ -1,0 +1,24 @@
+"""How a photograph becomes a model's input: resize, crop, and the colours the model was trained with."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Interpolation = Literal["bilinear", "bicubic"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What a model expects of an image.
+
+    size: input (height, width) in pixels; resize: the short side in pixels before the centre crop (None: the
+    whole image is resized to size); mean, std: per channel, in pixel units of [0, 1].
+    """
+
+    size: tuple[int, int]
+    resize: int | None = None
+    interpolation: Interpolation = "bilinear"
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)

@@ -1,0 +1,1 @@
+"""From scratch to a checkpoint: recipe, loop, augmentation."""
