@@ -102,9 +102,7 @@ class Specimen(nn.Module):
     def prepare(self, images: Images) -> Images:
         """Pixels in [0, 1] as the model wants them: its size, its normalisation."""
         if images.shape[-2:] != self.input_size:
-            images = F.interpolate(
-                images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False
-            )
+            images = F.interpolate(images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False)
         return (images - self.mean) / self.std
 
     def forward(self, images: Images) -> Logits:
