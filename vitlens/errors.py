@@ -7,10 +7,11 @@ VitlensError                one line: what was expected, what was found, what to
 │   ├── DataError           images or labels that cannot be used
 │   ├── OutputError         a report folder that cannot be written
 │   └── UnsupportedError    this specimen cannot do what was asked
-└── RunError                it began and failed                            exit code 1
-    ├── NonFiniteError      a loss, logit or weight became NaN or infinite
-    ├── LensError           the lens saw something else than it should
-    └── StorageError        the disk is full or went away while writing
+├── RunError                it began and failed                            exit code 1
+│   ├── NonFiniteError      a loss, logit or weight became NaN or infinite
+│   ├── LensError           the lens saw something else than it should
+│   └── StorageError        the disk is full or went away while writing
+└── Interrupted             Ctrl-C                                         exit code 130
 """
 
 from collections.abc import Iterable
@@ -44,7 +45,7 @@ class UnknownNameError(InputError):
         elif len(known) <= 12:
             message += f"; known: {', '.join(known)}"
         if hint:
-            message += f"; see {hint}"
+            message += f"{'' if message.endswith('?') else ';'} see {hint}"
         super().__init__(message)
 
 
@@ -78,3 +79,9 @@ class LensError(RunError):
 
 class StorageError(RunError):
     """The disk is full or went away while writing."""
+
+
+class Interrupted(VitlensError):  # noqa: N818  it is no error of anybody's
+    """The user pressed Ctrl-C."""
+
+    exit_code = 130

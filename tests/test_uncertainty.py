@@ -1,0 +1,106 @@
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vitlens.errors import InputError
+from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm, mcnemar, sign_flip_test, wilson
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 20), (7, 20), (20, 20), (447, 480)])
+def test_wilson_is_scipys(successes: int, n: int) -> None:
+    interval = stats.binomtest(successes, n).proportion_ci(method="wilson")
+    ours = wilson(successes, n)
+    assert (ours.value, ours.n, ours.unit) == (successes / n, n, "fraction")
+    assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 0), (-1, 3), (4, 3)])
+def test_wilson_refuses_what_is_no_fraction(successes: int, n: int) -> None:
+    with pytest.raises(InputError, match="found"):
+        wilson(successes, n)
+
+
+def test_the_bootstrap_of_the_mean_is_close_to_the_normal_interval() -> None:
+    values = np.random.default_rng(0).normal(3, 2, size=400)
+    estimate = bootstrap_mean(values, seed=1, unit="nats")
+    half = 1.96 * values.std() / np.sqrt(len(values))
+    assert estimate.value == pytest.approx(values.mean())
+    assert estimate.low == pytest.approx(values.mean() - half, abs=0.05 * half)
+    assert estimate.high == pytest.approx(values.mean() + half, abs=0.05 * half)
+    assert (estimate.n, estimate.unit) == (400, "nats")
+
+
+def test_the_same_seed_gives_the_same_interval_and_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(50.0)
+    whole = bootstrap_mean(values, seed=3)
+    assert whole == bootstrap_mean(values, seed=3)
+    assert whole != bootstrap_mean(values, seed=4)
+    monkeypatch.setattr("vitlens.uncertainty._AT_ONCE", 50 * 7)
+    assert bootstrap_mean(values, seed=3) == whole
+
+
+def test_groups_of_one_are_no_groups_and_copies_add_no_certainty() -> None:
+    values = np.random.default_rng(0).normal(size=60)
+    alone = bootstrap_mean(values, seed=0)
+    assert bootstrap_mean(values, groups=np.arange(60), seed=0) == alone
+    copied = bootstrap_mean(np.repeat(values, 5), groups=np.repeat(np.arange(60), 5), seed=0)
+    assert copied.n == 300
+    assert (copied.value, copied.low, copied.high) == pytest.approx((alone.value, alone.low, alone.high))
+    naive = bootstrap_mean(np.repeat(values, 5), seed=0)
+    assert naive.high - naive.low < 0.6 * (alone.high - alone.low)
+
+
+def test_groups_of_unequal_size_keep_the_mean_over_images() -> None:
+    assert bootstrap_mean([1, 1, 1, 0], groups=["a", "a", "a", "b"]).value == 0.75
+
+
+def test_pairing_takes_away_what_the_images_share() -> None:
+    generator = np.random.default_rng(0)
+    hard = generator.normal(0, 5, size=200)
+    first, second = hard + 1 + generator.normal(0, 0.1, 200), hard + generator.normal(0, 0.1, 200)
+    estimate = bootstrap_difference(first, second)
+    assert estimate.low < 1 < estimate.high
+    assert estimate.high - estimate.low < 0.1
+    with pytest.raises(InputError, match="200 and 3"):
+        bootstrap_difference(first, [1, 2, 3])
+
+
+def test_sign_flips_agree_with_counting_them_all() -> None:
+    differences = np.array([0.3, -0.1, 0.8, 0.4, 0.2, 0.9, -0.2, 0.5])
+    flips = np.array(list(itertools.product([1, -1], repeat=8)))
+    exact = (np.abs(flips @ differences) >= abs(differences.sum()) - 1e-12).mean()
+    assert sign_flip_test(differences) == pytest.approx(exact, abs=0.02)
+    assert sign_flip_test(np.zeros(5)) == 1.0
+    assert sign_flip_test(np.full(40, 0.1)) == 1 / 10_001
+
+
+def test_copies_of_a_difference_flip_together() -> None:
+    differences = np.array([0.3, -0.1, 0.8, 0.4, -0.2, 0.9])
+    copied = sign_flip_test(np.repeat(differences, 4), groups=np.repeat(np.arange(6), 4))
+    assert copied == pytest.approx(sign_flip_test(differences), abs=0.02)
+
+
+def test_holm_by_hand_and_bounded_by_bonferroni() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    p = np.random.default_rng(0).uniform(size=30)
+    adjusted = np.array(holm(p.tolist()))
+    assert (adjusted >= p).all()
+    assert (adjusted <= np.minimum(1, 30 * p)).all()
+    assert (np.argsort(adjusted, kind="stable")[:1] == np.argsort(p)[:1]).all()
+    assert holm([]) == []
+
+
+def test_mcnemar_is_the_binomial_test_of_the_discordant() -> None:
+    assert mcnemar(0, 0) == 1.0
+    assert mcnemar(5, 5) == 1.0
+    assert mcnemar(1, 9) == mcnemar(9, 1) == pytest.approx(2 * 11 / 1024)
+    with pytest.raises(InputError, match="counts"):
+        mcnemar(-1, 2)
+
+
+@pytest.mark.parametrize("bad", [[], [[1.0]], [1.0, float("nan")]])
+def test_values_that_are_none_are_refused(bad: list[float]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        bootstrap_mean(bad)

@@ -1,0 +1,117 @@
+"""Attention weights of a specimen, and the maps that can be read from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.errors import UnsupportedError
+from vitlens.layout import TokenLayout
+from vitlens.lens.call import AttentionCall
+from vitlens.lens.observe import capture, observe
+from vitlens.lens.site import Site
+from vitlens.lens.windows import received
+from vitlens.models.specimen import Specimen
+from vitlens.names import Readout
+from vitlens.shapes import Images
+
+RowChoice = Literal["all", "cls"]
+
+
+def attention(specimen: Specimen, images: Images, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
+    """The weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
+
+    rows: "all", or "cls" for the CLS row alone (query axis of length 1), which costs N and not N² a head. Of a windowed
+    model, batch is images x windows. Raises UnsupportedError where there is no attention or no CLS.
+    """
+    if rows == "all":
+        return capture(specimen, images).layers
+    places = specimen.layout.positions("cls")
+    if not places:
+        raise UnsupportedError(f"expected a CLS token in {specimen.alias}, found none; try rows='all'")
+    return capture(specimen, images, rows=places).layers
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """What one layer's heads look at, for the readout's query: maps (batch, heads, rows, columns), not scaled.
+
+    prefix: mass (batch, heads) that lies on CLS and other prefix tokens and is not in the map; reading: whose row it
+    is, in words.
+    """
+
+    site: Site
+    maps: Float[Tensor, "batch heads rows columns"]
+    prefix: Float[Tensor, "batch heads"]
+    reading: str
+
+
+def attention_maps(specimen: Specimen, images: Images) -> tuple[LayerMaps, ...]:
+    """For every layer, where its heads look: the CLS row, the mean over patch rows where there is no CLS, the pooling
+    query's row, or, in windows, how much each patch is looked at. Layers of pooled keys or channels are left out."""
+    layers: list[LayerMaps] = []
+
+    def keep(call: AttentionCall) -> None:
+        read = _read(call, specimen.anatomy.layout, specimen.anatomy.readout)
+        if read is not None:
+            layers.append(read)
+
+    observe(specimen, images, keep)
+    if not layers:
+        raise UnsupportedError(
+            f"expected layers in which patches look at patches, found none in {specimen.alias} (pooled keys or channels)"
+        )
+    return tuple(layers)
+
+
+def _read(call: AttentionCall, layout: TokenLayout | None, readout: Readout | None) -> LayerMaps | None:
+    site = call.site
+    if site.windows is not None:
+        maps = received(call.weights(), site.windows)
+        return LayerMaps(site, maps, maps.new_zeros(maps.shape[:2]), "mean over the patches of a window")
+    if site.kind == "class" and layout is not None:
+        return _of_row(site, call.weights()[:, :, 0], layout.grid, "the pooling query")
+    if site.kind != "patch":
+        return None
+    if layout is None or site.keys != layout.tokens:
+        side = int(site.keys**0.5)
+        if side * side != site.keys:
+            return None
+        return _of_row(site, call.weights().mean(2), (side, side), "mean over all patches")
+    if readout in ("cls", "cls+distillation"):
+        return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
+    rows = range(len(layout.prefix), layout.tokens)
+    return _of_row(site, call.rows(rows).mean(2), layout.grid, "mean over all patches")
+
+
+def _of_row(site: Site, row: Float[Tensor, "batch heads key"], grid: tuple[int, int], reading: str) -> LayerMaps:
+    patches = grid[0] * grid[1]
+    return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches].sum(-1), reading)
+
+
+def position_similarity(specimen: Specimen) -> Float[Tensor, "patches patches"] | None:
+    """Cosine similarity of the learned position embeddings of all pairs of patches, or None where there are none."""
+    positions = _positions(specimen)
+    if positions is None:
+        return None
+    unit = torch.nn.functional.normalize(positions, dim=-1)
+    return unit @ unit.T
+
+
+def _positions(specimen: Specimen) -> Float[Tensor, "patches dim"] | None:
+    found = getattr(specimen.model, "pos_embed", None)
+    if found is None:
+        found = getattr(getattr(specimen.model, "encoder", None), "pos_embedding", None)
+    if not isinstance(found, Tensor) or specimen.anatomy.layout is None:
+        return None
+    tokens = found.detach().flatten(0, -2)
+    patches = specimen.layout.patches
+    return tokens[-patches:] if len(tokens) >= patches else None
+
+
+def head_mean(layers: Sequence[LayerMaps]) -> tuple[Float[Tensor, "batch rows columns"], ...]:
+    """Each layer's map, mean over its heads."""
+    return tuple(layer.maps.mean(1) for layer in layers)

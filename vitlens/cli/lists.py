@@ -1,0 +1,41 @@
+"""Values that are more than one word: comma-separated lists, three channels, height by width."""
+
+import math
+
+from vitlens.errors import InputError, UnknownNameError
+
+
+def one_of(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a comma-separated list, each once and each known.
+
+    Raises InputError for an empty list, UnknownNameError for a word that is not in known.
+    """
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not words:
+        raise InputError(f"expected {option} with at least one of {', '.join(known)}, found {text!r}")
+    for word in words:
+        if word not in known:
+            raise UnknownNameError(f"{option} value", word, known)
+    return words
+
+
+def numbers(option: str, text: str) -> tuple[float, float, float]:
+    """Three channels "R,G,B" in [0, 1]; one number stands for all three. Raises InputError."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) == 1:
+        values *= 3
+    if len(values) != 3 or not all(math.isfinite(value) and 0 <= value <= 1 for value in values):
+        raise InputError(f"expected {option} R,G,B with three numbers from 0 to 1, found {text!r}; e.g. {option} 0.5,0.5,0.5")
+    red, green, blue = values
+    return red, green, blue
+
+
+def side_lengths(option: str, text: str) -> tuple[int, int]:
+    """Pixels (height, width) of "224" or "224x160". Raises InputError."""
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"expected {option} N or HEIGHTxWIDTH in pixels, found {text!r}; e.g. {option} 224")
+    return int(parts[0]), int(parts[-1])

@@ -1,0 +1,95 @@
+"""The command line: all commands, and the one boundary where an error becomes one line and an exit code."""
+
+import errno
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+
+from vitlens.cli.attention import attention
+from vitlens.cli.bundles import expanded
+from vitlens.cli.data import data
+from vitlens.cli.evaluate import evaluate
+from vitlens.cli.models import models
+from vitlens.cli.predict import predict
+from vitlens.cli.report import report
+from vitlens.cli.rollout import rollout
+from vitlens.cli.study import study
+from vitlens.cli.train import train
+from vitlens.cli.words import Command, Commands
+from vitlens.errors import StorageError, VitlensError
+from vitlens.version import __version__
+
+EXAMPLES = {
+    study: "vitlens study",
+    predict: "vitlens predict vit-digits --limit 3",
+    train: "vitlens train vit-micro --data digits --epochs 1",
+    evaluate: "vitlens evaluate vit-digits cnn-digits --data digits",
+    attention: "vitlens attention vit-digits",
+    rollout: "vitlens rollout vit-digits --fusion mean,max,min",
+    report: "vitlens report reports/rollout-vit-digits",
+    models: "vitlens models deit",
+    data: "vitlens data digits",
+}
+
+# Newer Typer carries its own copy of click, older Typer imports it; this public name leads to either.
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    cls=Commands,
+    help="Train or load a vision transformer, and turn it inside out.",
+    epilog="Example: vitlens study",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for word, example in EXAMPLES.items():
+    app.command(word.__name__, cls=Command, epilog=f"Example: {example}")(expanded(word))
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vitlens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and leave.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+) -> None:
+    """Read the options that stand before the command."""
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 wrong call or input, 130 interrupted."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; whatever goes wrong is one line on stderr. Returns the exit code."""
+    try:
+        return int(typer.main.get_command(app).main(arguments, prog_name="vitlens", standalone_mode=False) or 0)
+    except Exception as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        message, code = explain(error)
+        typer.echo(f"error: {' '.join(message.split())}", err=True)
+        return code
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    if isinstance(error, VitlensError):
+        return str(error), error.exit_code
+    if isinstance(error, UsageError):
+        where = error.ctx.command_path if error.ctx else "vitlens"
+        return f"{error.format_message().rstrip('.')}; see {where} --help", 2
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" while writing {error.filename}" if error.filename else ""
+        return f"the disk is full{where}; free some space or choose another place with --out", StorageError.exit_code
+    if type(error).__name__ == "OutOfMemoryError":
+        return "the device ran out of memory; try a smaller --batch-size", 1
+    return f"unexpected {type(error).__name__}: {error}; --debug shows where", 1

@@ -1,0 +1,56 @@
+"""How the command line reads its words: `--images a.jpg b.jpg`, unknown commands, and the whole line for config.json."""
+
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from vitlens.cli.options import COMMAND_LINE
+from vitlens.errors import Interrupted, UnknownNameError
+from vitlens.names import COMMANDS
+
+
+class Commands(TyperGroup):
+    """All commands: keeps the line as it was typed, and names the nearest command to an unknown one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the line apart, once it is kept."""
+        ctx.meta[COMMAND_LINE] = shlex.join(["vitlens", *args])
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names. Raises UnknownNameError."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise UnknownNameError("command", args[0], COMMANDS, hint="vitlens --help")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises Interrupted on Ctrl-C, before Typer makes a bare exit of it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise Interrupted(": ".join(["interrupted", *map(str, stop.args)])) from stop
+
+
+class Command(TyperCommand):
+    """One command: `--images` takes every word up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the line apart, once each image has its own --images."""
+        return super().parse_args(ctx, list(one_option_an_image(args)))
+
+
+def one_option_an_image(words: Iterable[str], option: str = "--images") -> Iterator[str]:
+    """`--images a b --quiet` as `--images a --images b --quiet`: Typer's options take one value each."""
+    values = None  # how many values --images has had; None outside it
+    for word in words:
+        if word == option:
+            values = 0
+        elif word.startswith("-") and word != "-":
+            values = None
+        elif values is not None:
+            values += 1
+            if values > 1:
+                yield option
+        yield word

@@ -1,0 +1,153 @@
+"""Scenes: a handwritten digit at a random place, size and colour, on a textured canvas among distractor strokes."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.data.draws import uniform
+from vitlens.shapes import Masks, Pixels
+
+Plane = Float[Tensor, "batch height width"]
+Colours = Float[Tensor, "batch 3"]
+
+LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (Rec. 709)
+REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas this wide
+STROKES = 4
+_EDGE = 0.5  # share of ink in a source pixel (0 to 1) at which the digit's outline is drawn
+_SLOPE = 0.6  # how much that share typically changes from one source pixel to the next, across an outline
+_CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
+
+
+@dataclass(frozen=True)
+class SceneStyle:
+    """How scenes look.
+
+    canvas: px, square; digit: smallest and largest height of a digit as a fraction of the canvas; contrast: least
+    difference of luminance between ink and ground (0 to 1), before the texture of at most 0.1.
+    """
+
+    canvas: int = REFERENCE
+    digit: tuple[float, float] = (0.55, 0.8)
+    contrast: float = 0.45
+
+
+class Scenes(NamedTuple):
+    """pixels (batch, 3, height, width) uint8; masks (batch, height, width), True on the digit's ink."""
+
+    pixels: Pixels
+    masks: Masks
+
+
+def render(glyphs: Float[Tensor, "batch 8 8"], keys: Int[Tensor, " batch"], style: SceneStyle) -> Scenes:
+    """Draw one scene for each glyph (share of ink, 0 to 1); its key alone decides how it looks."""
+    step = max(1, _CHUNK // style.canvas**2)
+    parts = [_draw(glyphs[at : at + step], keys[at : at + step], style) for at in range(0, max(1, len(keys)), step)]
+    return Scenes(torch.cat([part.pixels for part in parts]), torch.cat([part.masks for part in parts]))
+
+
+def _draw(glyphs: Tensor, keys: Tensor, style: SceneStyle) -> Scenes:
+    """Ground, then strokes that keep clear of the digit, then the digit."""
+    ink_share, cell = _place(glyphs, uniform(keys, 4, stream=1), style)
+    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)  # the outline is one pixel soft at any size
+    clear = 1 - (ink_share * 8).clamp(0, 1)  # no stroke touches the ink: the class stays certain
+    tone = uniform(keys, 2 + 3 * (3 + STROKES), stream=2)
+    ground_tone, ink_tone = _tones(tone[:, 0], tone[:, 1], style.contrast)
+    hues = tone[:, 2:].unflatten(1, (-1, 3))
+
+    canvas = _ground(keys, ground_tone, hues, style.canvas)
+    shape = uniform(keys, 6 * STROKES, stream=3).unflatten(1, (STROKES, 6))
+    for index in range(STROKES):
+        between = ground_tone + (0.3 + 0.7 * shape[:, index, 5]) * (ink_tone - ground_tone)
+        cover = _stroke(shape[:, index], style.canvas) * clear
+        canvas = _paint(canvas, _colour(hues[:, 3 + index], between), cover)
+    canvas = _paint(canvas, _colour(hues[:, 2], ink_tone), alpha)
+    grain = uniform(keys, style.canvas**2, stream=4).unflatten(1, (style.canvas, style.canvas))
+    canvas = canvas + (grain - 0.5)[:, None] * 0.06
+    return Scenes((canvas.clamp(0, 1) * 255).round().to(torch.uint8), alpha >= 0.5)
+
+
+def _axes(canvas: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Centres of the canvas' pixels: y (canvas, 1) and x (1, canvas), in px."""
+    centres = torch.arange(canvas, device=device) + 0.5
+    return centres[:, None], centres[None, :]
+
+
+def _place(glyphs: Tensor, draws: Tensor, style: SceneStyle) -> tuple[Plane, Tensor]:
+    """The glyph's ink on the canvas, and the size of its source pixels in px (batch, 1, 1).
+
+    Bicubic: eight source pixels become fifteen or more, so that the field is smooth and cannot alias.
+    """
+    low, high = style.digit
+    size = (low + (high - low) * draws[:, 0]) * style.canvas
+    angle = (draws[:, 1] - 0.5) * math.radians(24)
+    extent = size * (angle.cos() + angle.sin().abs())  # of the turned square
+    room = (style.canvas - extent).clamp(min=0)
+    centre_y = style.canvas / 2 + (draws[:, 2] - 0.5) * room
+    centre_x = style.canvas / 2 + (draws[:, 3] - 0.5) * room
+
+    y, x = _axes(style.canvas, glyphs.device)
+    y, x = y - centre_y[:, None, None], x - centre_x[:, None, None]
+    cos, sin, half = (value[:, None, None] for value in (angle.cos(), angle.sin(), size / 2))
+    grid = torch.stack(((cos * x + sin * y) / half, (cos * y - sin * x) / half), dim=-1)
+    ink_share = F.grid_sample(glyphs[:, None], grid, mode="bicubic", padding_mode="zeros", align_corners=False)[:, 0]
+    return ink_share, half / 4
+
+
+def _tones(which: Tensor, where: Tensor, contrast: float) -> tuple[Tensor, Tensor]:
+    """Luminance of ground and ink: at least `contrast` apart, either one the darker."""
+    swing = (which * 2) % 1  # the first bit of `which` decides who is dark, the rest how much contrast there is
+    gap = contrast + (0.8 - contrast) * swing
+    dark = 0.08 + (0.84 - gap) * where
+    ink_is_dark = which < 0.5
+    return torch.where(ink_is_dark, dark + gap, dark), torch.where(ink_is_dark, dark, dark + gap)
+
+
+def _colour(hue: Colours, luminance: Tensor) -> Colours:
+    """A colour of this luminance: a random one moved along grey, paled as far as [0, 1] demands."""
+    weights = torch.tensor(LUMINANCE, device=hue.device)
+    chroma = hue - (hue * weights).sum(1, keepdim=True)  # without luminance
+    target = luminance[:, None]
+    room = torch.where(chroma > 0, 1 - target, target) / chroma.abs().clamp(min=1e-6)
+    return target + chroma * room.amin(1, keepdim=True).clamp(max=1.0)
+
+
+def _ground(keys: Tensor, tone: Tensor, hues: Tensor, canvas: int) -> Float[Tensor, "batch 3 height width"]:
+    """One colour passing into another of the same luminance, with clouds and stripes of luminance (at most 0.07)."""
+    draws = uniform(keys, 5, stream=5)[:, :, None, None]
+    y, x = _axes(canvas, keys.device)
+    angle = draws[:, 0] * (2 * math.pi)
+    along = (angle.cos() * (x / canvas - 0.5) + angle.sin() * (y / canvas - 0.5)) / math.sqrt(2)  # -0.5 to 0.5
+    first, second = _colour(hues[:, 0], tone), _colour(hues[:, 1], tone)
+    colours = _paint(first[:, :, None, None].expand(-1, -1, canvas, canvas), second, along + 0.5)
+
+    lattice = uniform(keys, 36, stream=6).unflatten(1, (1, 6, 6)) - 0.5
+    clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)[:, 0].clamp(-0.5, 0.5)
+    slant = draws[:, 1] * math.pi
+    across = slant.cos() * x / canvas + slant.sin() * y / canvas
+    stripes = (2 * math.pi * (across * (2 + 4 * draws[:, 2]) + draws[:, 3])).sin() / 2
+    texture = clouds + draws[:, 4] * (stripes - clouds)
+    return colours + 0.14 * texture[:, None]
+
+
+def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
+    """How much of each pixel a short straight stroke covers; draws: centre y, x, angle, length, thickness, tone."""
+    unit = canvas / REFERENCE
+    centre_y, centre_x, angle, length, thickness, _ = (value[:, None, None] for value in draws.unbind(1))
+    y, x = _axes(canvas, draws.device)
+    y, x = y - centre_y * canvas, x - centre_x * canvas
+    cos, sin = (angle * math.pi).cos(), (angle * math.pi).sin()
+    half_length = (1.5 + 2.5 * length) * unit
+    half_width = (0.5 + 0.4 * thickness) * unit
+    beyond = ((cos * x + sin * y).abs() - half_length).clamp(min=0)
+    distance = (beyond**2 + (cos * y - sin * x) ** 2).sqrt()
+    return (half_width - distance + 0.5).clamp(0, 1)
+
+
+def _paint(canvas: Tensor, colour: Colours, cover: Plane) -> Tensor:
+    """The canvas with a colour laid on where cover is 1."""
+    return canvas + cover[:, None] * (colour[:, :, None, None] - canvas)

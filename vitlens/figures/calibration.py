@@ -1,0 +1,71 @@
+"""Whether a model's confidence can be trusted: accuracy against confidence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.inputs import as_array
+from vitlens.figures.style import GREY, HALF, SERIES, SMALL, WIDE, heading, sheet, shortened, styled
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """One model's predictions in equal-width bins of confidence over [0, 1].
+
+    confidence, accuracy: mean in each bin, fractions (bins,), any number where a bin is empty; count: images (bins,);
+    error: the expected calibration error, a fraction.
+    """
+
+    name: str
+    confidence: ArrayLike
+    accuracy: ArrayLike
+    count: ArrayLike
+    error: float
+
+
+@styled
+def reliability_diagram(*, models: Sequence[Calibration]) -> Figure:
+    """Accuracy against confidence for each model, and below it how many images have that confidence.
+
+    Bars below the dashed diagonal: too sure of itself. Raises InputError when there is no model, shapes differ, or a
+    filled bin is not finite.
+    """
+    if not models:
+        raise InputError("expected at least one model's calibration, found none")
+    figure = sheet(HALF if len(models) == 1 else min(WIDE, 3.2 * len(models)), 3.5)
+    panels = figure.subplots(2, len(models), squeeze=False, sharex=True, height_ratios=[3, 1])
+    for index, model in enumerate(models):
+        _draw(panels[0, index], panels[1, index], model, SERIES[index % len(SERIES)])
+    panels[0, 0].set_ylabel("accuracy (%)")
+    panels[1, 0].set_ylabel("images (%)")
+    heading(figure, "Is the confidence to be trusted? Accuracy by confidence")
+    return figure
+
+
+def _draw(upper: Axes, lower: Axes, model: Calibration, colour: str) -> None:
+    count = as_array(model.count, name="count", axes=("bins",))
+    filled = count > 0
+    if (
+        not filled.any()
+        or len(np.asarray(model.accuracy)) != len(count)
+        or len(np.asarray(model.confidence)) != len(count)
+    ):
+        raise InputError(f"expected confidence, accuracy and count of the same bins, some filled, found {model}")
+    accuracy = 100 * as_array(np.asarray(model.accuracy)[filled], name="accuracy", axes=("bins",))
+    confidence = 100 * as_array(np.asarray(model.confidence)[filled], name="confidence", axes=("bins",))
+    width = 100 / len(count)
+    middle = (np.arange(len(count))[filled] + 0.5) * width
+    upper.bar(middle, accuracy, width * 0.9, color=colour, alpha=0.55)
+    upper.plot([0, 100], [0, 100], "--", color=GREY, linewidth=1)
+    upper.plot(confidence, accuracy, "o-", color=colour, markersize=3.5)
+    upper.set_ylim(0, 100)
+    upper.set_xlim(0, 100)
+    upper.set_title(f"{shortened(model.name, 24)}: ECE {100 * model.error:.1f} points")
+    upper.text(97, 4, "below the dashes:\ntoo sure", ha="right", fontsize=SMALL, color=GREY)
+    lower.bar(middle, 100 * count[filled] / count.sum(), width * 0.9, color=GREY)
+    lower.set_xlabel(f"confidence (%), n = {count.sum():,.0f}")

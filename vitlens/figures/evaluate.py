@@ -1,0 +1,112 @@
+"""How right a model is: single predictions, classes, confusions, and whether its confidence can be trusted."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.inputs import as_array, as_images, require_length
+from vitlens.figures.overlay import enlarged
+from vitlens.figures.style import (
+    HALF,
+    RIGHT,
+    RIGHT_SYMBOL,
+    SERIES,
+    SMALL,
+    WIDE,
+    WRONG,
+    WRONG_SYMBOL,
+    bare,
+    heading,
+    sheet,
+    shortened,
+    styled,
+)
+
+_MOST_BARS = 30  # classes whose names can still be read
+
+
+@styled
+def prediction_grid(
+    *, images: ArrayLike, predicted: ArrayLike, probability: ArrayLike, truth: ArrayLike, classes: Sequence[str]
+) -> Figure:
+    """Images (batch, 3, height, width) in [0, 1] with their prediction, marked right or wrong by colour and symbol.
+
+    predicted, truth: class indices (batch,); probability: of the prediction, a fraction (batch,). A wrong one says the
+    truth below. Raises InputError when shapes do not fit or an index has no class.
+    """
+    pictures = as_images(images)
+    guess, answer = _indices(predicted, "predicted", len(classes)), _indices(truth, "truth", len(classes))
+    sure = as_array(probability, name="probability", axes=("batch",))
+    for name, values in (("predictions", guess), ("probabilities", sure), ("truths", answer)):
+        require_length(len(values), len(pictures), name=name, of="the images")
+    across = min(6, len(pictures))
+    down = -(-len(pictures) // across)
+    panel = min(WIDE / across, 1.5)
+    ratio = pictures.shape[2] / pictures.shape[3]
+    figure = sheet(max(panel * across, HALF), (panel * ratio + 0.38) * down)
+    grid = figure.add_gridspec(down, across)
+    for index, picture in enumerate(pictures):
+        axes = figure.add_subplot(grid[index // across, index % across])
+        axes.imshow(enlarged(picture))
+        bare([axes])
+        right = guess[index] == answer[index]
+        colour, symbol = (RIGHT, RIGHT_SYMBOL) if right else (WRONG, WRONG_SYMBOL)
+        axes.spines[:].set(visible=True, color=colour, linewidth=2)
+        said = f"{symbol} {shortened(classes[guess[index]], 13)} {100 * sure[index]:.0f} %"
+        below = "" if right else f"\nis {shortened(classes[answer[index]], 15)}"
+        axes.set_xlabel(said + below, color=colour, fontsize=SMALL)
+    many = int(np.count_nonzero(guess == answer))
+    heading(figure, f"Predictions and their probability: {many} of these {len(pictures)} right")
+    return figure
+
+
+@styled
+def per_class_bars(
+    *, accuracy: ArrayLike, low: ArrayLike, high: ArrayLike, n: ArrayLike, classes: Sequence[str], models: Sequence[str]
+) -> Figure:
+    """Accuracy of each class with its 95 % interval, for one or more models.
+
+    accuracy, low, high: fractions (models, classes); n: images of each class (classes,). Of more than 30 classes the
+    30 with the lowest accuracy (mean of models) are drawn, lowest first, and the title says so. Raises InputError when
+    shapes do not fit or a number is not finite (a class without images has no accuracy: leave it out).
+    """
+    value, below, above = (
+        100 * as_array(values, name=name, axes=("models", "classes"))
+        for name, values in (("accuracy", accuracy), ("low", low), ("high", high))
+    )
+    count = as_array(n, name="n", axes=("classes",))
+    for name, found in (("accuracies", value), ("lows", below), ("highs", above)):
+        if found.shape != (len(models), len(classes)):
+            raise InputError(f"expected {name} of shape ({len(models)}, {len(classes)}), found {found.shape}")
+    require_length(len(count), len(classes), name="n", of="the classes")
+    shown = np.arange(len(classes))
+    if len(classes) > _MOST_BARS:
+        shown = np.argsort(value.mean(axis=0), kind="stable")[:_MOST_BARS]
+    figure = sheet(4.8, 0.5 + len(shown) * (0.12 + 0.11 * len(models)))
+    axes = figure.add_subplot()
+    thick = 0.8 / len(models)
+    for index, model in enumerate(models):
+        place = np.arange(len(shown)) + (index - (len(models) - 1) / 2) * thick
+        colour = SERIES[index % len(SERIES)]
+        axes.barh(place, value[index, shown], thick * 0.9, color=colour, alpha=0.85, label=model)
+        axes.hlines(place, below[index, shown], above[index, shown], color="black", linewidth=0.9)
+    axes.set_yticks(range(len(shown)), [f"{shortened(classes[i])} ({count[i]:,.0f})" for i in shown])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("accuracy (%); lines: 95 % intervals; in brackets: images")
+    axes.grid(axis="x")
+    if len(models) > 1:
+        figure.legend(loc="outside lower center", ncols=2)
+    some = "" if len(shown) == len(classes) else f": the {len(shown)} lowest of {len(classes)} classes"
+    heading(figure, f"Accuracy by class{some}" + (f", {models[0]}" if len(models) == 1 else ""))
+    return figure
+
+
+def _indices(values: ArrayLike, name: str, classes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    found = as_array(values, name=name, axes=("batch",)).astype(np.int64)
+    if found.min() < 0 or found.max() >= classes:
+        raise InputError(f"expected {name} from 0 to {classes - 1}, found {found.min()} to {found.max()}")
+    return found  # type: ignore[return-value]

@@ -1,0 +1,118 @@
+"""A map drawn on its image, and many of them with one scale of colours.
+
+The image under a map is drawn in grey, so that all colour is the map's and equal values have equal hues everywhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.inputs import Array, as_array, as_image
+from vitlens.figures.style import MAGNITUDE
+
+OPACITY = 0.65  # share of the map's colour in an overlay
+_SHARPEST = 224  # pixels to which a smaller image is enlarged before a map is laid on it
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The range of values that colours stand for, shared by panels that are to be compared.
+
+    low, high: in the maps' unit, equal where all maps are constant; clipped: some values lie above high.
+    """
+
+    low: float
+    high: float
+    clipped: bool = False
+
+    @property
+    def norm(self) -> Normalize:
+        """Values to [0, 1] for a colour map; a constant map lands in its middle, without a division by zero."""
+        if self.high > self.low:
+            return Normalize(self.low, self.high, clip=True)
+        room = abs(self.low) / 2 or 0.5
+        return Normalize(self.low - room, self.low + room, clip=True)
+
+
+def is_constant(values: Array) -> bool:
+    """Whether all values are equal up to rounding, so that differences of colour would be noise."""
+    return bool(np.ptp(values) <= 1e-6 * np.abs(values).max())
+
+
+def joint_scale(maps: ArrayLike) -> Scale:
+    """One scale for all maps (batch, rows, columns): from the least value to the 99.5th percentile.
+
+    A few attention sinks would leave the rest dark; what is above is drawn in the top colour, and Scale.clipped says so.
+    """
+    values = as_array(maps, name="maps", axes=("batch", "rows", "columns"))
+    low, high = float(values.min()), float(values.max())
+    if is_constant(values):
+        return Scale(low, low)
+    most = float(np.percentile(values, 99.5))
+    return Scale(low, most, clipped=True) if low < most < high else Scale(low, high)
+
+
+def upsample(values: ArrayLike, size: tuple[int, int], *, smooth: bool = True) -> Array:
+    """A map (rows, columns) at an image's (height, width): bilinear between the patches' centres, or blocks.
+
+    Equals torch's interpolate with align_corners=False; beyond the outermost centres values stay as they are.
+    """
+    grid = as_array(values, name="map", axes=("rows", "columns"))
+    vertical, horizontal = (_mixing(target, source, smooth) for target, source in zip(size, grid.shape, strict=True))
+    return vertical @ grid @ horizontal.T
+
+
+def _mixing(target: int, source: int, smooth: bool) -> Array:
+    """Matrix (target, source) that resamples one axis."""
+    position = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
+    if not smooth:
+        position = np.floor((np.arange(target) + 0.5) * source / target)
+    return np.maximum(0.0, 1.0 - np.abs(position[:, None] - np.arange(source)))
+
+
+def blend(image: ArrayLike, values: ArrayLike, *, scale: Scale, opacity: float = OPACITY, smooth: bool = True) -> Array:
+    """Pixels (height, width, 3) in [0, 1] of a map (rows, columns) laid over an image (3, height, width) in grey.
+
+    An image under 224 px is enlarged by a whole number first. Raises InputError when opacity is not in [0, 1].
+    """
+    if not 0 <= opacity <= 1:
+        raise InputError(f"expected opacity in [0, 1], found {opacity}")
+    pixels = enlarged(as_image(image))
+    grey = pixels @ np.array([0.2126, 0.7152, 0.0722])
+    colours = colormaps[MAGNITUDE](scale.norm(upsample(values, grey.shape, smooth=smooth)))[..., :3]
+    return np.asarray((1 - opacity) * grey[..., None] + opacity * colours)
+
+
+def enlarged(image: Array) -> Array:
+    """An image (3, height, width) as (height, width, 3), each pixel repeated until the short side has 224."""
+    times = max(1, -(-_SHARPEST // min(image.shape[1:])))
+    return image.transpose(1, 2, 0).repeat(times, axis=0).repeat(times, axis=1)
+
+
+def draw_map(axes: Axes, values: Array, *, scale: Scale) -> None:
+    """Draw a map (rows, columns) as one square of colour a patch."""
+    axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm, interpolation="nearest")
+
+
+def colour_bar(figure: Figure, panels: Sequence[Axes], *, scale: Scale, label: str, colours: str = MAGNITUDE) -> None:
+    """The bar that panels share; its ends are the range, an arrow says that more lies above."""
+    bar = figure.colorbar(
+        ScalarMappable(scale.norm, colours),
+        ax=panels,
+        extend="max" if scale.clipped else "neither",
+        aspect=30,
+        fraction=0.05,
+        pad=0.015,
+    )
+    bar.set_label(label + (" · arrow: top 0.5 %" if scale.clipped else ""))
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    if scale.low == scale.high:
+        bar.set_ticks([scale.low], labels=[f"{scale.low:.3g}, all equal"])

@@ -1,0 +1,194 @@
+"""Writing that is all there or not at all, and reading back the folder that a run left."""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import uuid
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vitlens.errors import InputError, NonFiniteError, StorageError
+
+CONFIG = "config.json"
+RESULTS = "results.json"
+
+
+@contextmanager
+def write_atomically(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, with its suffix, that takes its place when the block ends well.
+
+    The parent folder is made. Raises StorageError, one line, when the disk is full or cannot be written; then, as
+    after any other exception, the old file is as it was and nothing half-written is left.
+    """
+    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        _to_disk(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """The one line for a file that could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(f"expected room on the disk for {path}, found it full; free some, or choose another --out")
+    return StorageError(f"expected to write {path}, found: {error.strerror or error}; choose another --out")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a whole file atomically."""
+    with write_atomically(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a whole text file atomically (UTF-8)."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Write JSON atomically. Raises NonFiniteError, naming the place, for a NaN or an infinity: JSON has none."""
+    place = _non_finite(content)
+    if place is not None:
+        raise NonFiniteError(f"expected finite numbers in {path.name}, found NaN or infinity at {place}")
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=_plain) + "\n")
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read a JSON object. Raises InputError when the file is missing, unreadable or no JSON object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"expected a JSON file at {path}, found: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"expected JSON in {path}, found something else: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"expected a JSON object in {path}, found a {type(content).__name__}")
+    return content
+
+
+def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
+    """Write named arrays as one compressed .npz, atomically; equal arrays make equal bytes. No objects."""
+    with write_atomically(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            entry = zipfile.ZipInfo(f"{name}.npy")  # numpy's own savez takes no array of the name "file"
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(entry, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    """Read the arrays of an .npz, never running code from it. Raises InputError when it is missing or broken."""
+    try:
+        # opened here, as numpy leaves the file open when the archive is broken
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise InputError(f"expected arrays at {path}, found no such file; run the command again") from error
+    except Exception as error:  # numpy and zipfile raise a dozen types for a broken archive
+        raise InputError(f"expected plain arrays in {path}, found: {error}") from error
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run left: its folder, config.json and results.json; arrays are read when asked for."""
+
+    folder: Path
+    config: Mapping[str, object]
+    results: Mapping[str, object]
+
+    @property
+    def command(self) -> str:
+        """The command that made it ("evaluate")."""
+        return str(self.results["command"])
+
+    @property
+    def status(self) -> str:
+        """running, done, failed or interrupted."""
+        return str(self.results["status"])
+
+    def arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
+        """The arrays of arrays/<name>.npz. Raises InputError when they are missing or broken."""
+        return read_arrays(self.folder / "arrays" / f"{name}.npz")
+
+    def has_arrays(self, name: str) -> bool:
+        """Whether the run wrote arrays/<name>.npz."""
+        return (self.folder / "arrays" / f"{name}.npz").is_file()
+
+    def table(self, name: str) -> list[dict[str, object]]:
+        """The rows of one table. Raises InputError when there is none of that name."""
+        tables = self.results["tables"]
+        if not isinstance(tables, dict) or name not in tables:
+            raise InputError(f"expected a table {name!r} in {self.folder / RESULTS}, found none")
+        return list(tables[name])
+
+
+def read_run(folder: Path) -> RunRecord:
+    """What a run left in its folder. Raises InputError when it is not the folder of a vitlens run."""
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing there"
+        raise InputError(f"expected the folder of a run at {folder}, found {found}; see reports/ and runs/")
+    missing = [name for name in (CONFIG, RESULTS) if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
+    results = read_json(folder / RESULTS)
+    lacking = {"schema", "command", "status", "seconds", "metrics", "tables"} - results.keys()
+    if lacking or results["schema"] != 1:
+        reason = f"no {', '.join(sorted(lacking))}" if lacking else f"schema {results['schema']}"
+        raise InputError(f"expected results of schema 1 in {folder / RESULTS}, found {reason}")
+    return RunRecord(folder, read_json(folder / CONFIG), results)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until the disk has it: else a crash after the rename could leave a whole name on half a file."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _plain(value: object) -> object:
+    """What json does not know: numpy's numbers and arrays, and paths."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"expected something that JSON can hold, found a {type(value).__name__}")
+
+
+def _non_finite(value: object, place: str = "") -> str | None:
+    """Where in a nested structure the first NaN or infinity stands."""
+    if isinstance(value, (float, np.floating)):
+        return None if math.isfinite(value) else place
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.kind != "f" or np.isfinite(value).all() else place
+    if isinstance(value, Mapping):
+        children = [(str(key), child) for key, child in value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        children = [(str(index), child) for index, child in enumerate(value)]
+    else:
+        return None
+    found = (_non_finite(child, f"{place}/{key}".lstrip("/")) for key, child in children)
+    return next((where for where in found if where is not None), None)

@@ -1,0 +1,61 @@
+"""Site: one place in a model where attention is computed, and what kind of attention it is."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["patch", "class", "window", "pooled", "channel"]
+
+KIND_WORDS = {
+    "patch": "every token looks at every token",
+    "class": "one pooling or CLS query looks at all patches",
+    "window": "patches look at patches of their window",
+    "pooled": "tokens look at fewer, pooled keys",
+    "channel": "channels look at channels: not where, but what",
+}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a map was cut into windows.
+
+    resolution: (rows, columns) of the map; window, shift: (rows, columns); pad_first: padded before it was shifted
+    (torchvision) or after (timm).
+    """
+
+    resolution: tuple[int, int]
+    window: tuple[int, int]
+    shift: tuple[int, int]
+    pad_first: bool
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place where attention is computed.
+
+    layer: counted from 0 in the order of the forward pass; module: the name of the attention module; part: which of
+    the module's attention calls (most have one); kind: what looks at what; heads, queries, keys: of one call, per
+    window where there are windows.
+    """
+
+    layer: int
+    module: str
+    part: int
+    kind: Kind
+    heads: int
+    queries: int
+    keys: int
+    windows: Windows | None = None
+
+
+def decide_kind(*, calls: int, queries: int, keys: int, tokens: int) -> Kind:
+    """What looks at what, from shapes alone.
+
+    calls: windows an image (1 without windows); tokens: of an image that enter the attention module.
+    """
+    if calls > 1:
+        return "window"
+    if queries == 1 and keys > 1:
+        return "class"
+    if queries != tokens and keys != tokens:
+        return "channel"
+    return "patch" if queries == keys else "pooled"

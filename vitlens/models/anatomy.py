@@ -1,0 +1,114 @@
+"""What a model is made of, read from its modules: family, blocks, token layout, readout."""
+
+from collections.abc import Iterator
+from typing import cast
+
+from torch import nn
+
+from vitlens.layout import PrefixKind, TokenLayout
+from vitlens.models.specimen import Anatomy, Family
+from vitlens.names import Readout
+
+
+def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
+    """The anatomy of any model that takes images of this size (height, width)."""
+    attention = tuple(attention_modules(model))
+    if not attention:
+        family: Family = "cnn" if any(isinstance(module, nn.Conv2d) for module in model.modules()) else "other"
+        layout = read_layout(model, image_size)
+        if layout is None:  # a ViT with its attention taken out still has tokens
+            return Anatomy(family, tuple(_residual_blocks(model)))
+        return Anatomy("vit", tuple(_numbered(model, "blocks")), layout, _readout(model, layout))
+    blocks = tuple(name.rpartition(".")[0] for name in attention if "." in name)
+    if any(hasattr(model.get_submodule(name), "window_size") for name in attention):
+        # timm's BEiT and EVA keep a window_size on their global attention: the whole grid, or None
+        if read_prefix(model) is None:
+            return Anatomy("windowed", blocks, None, "mean")
+    layout = read_layout(model, image_size)
+    if layout is None:
+        return Anatomy("other", blocks)
+    return Anatomy("vit", blocks, layout, _readout(model, layout))
+
+
+def attention_modules(model: nn.Module) -> Iterator[str]:
+    """Names of the modules that hold attention heads, innermost only, in order."""
+    names = [name for name, module in model.named_modules() if has_heads(module)]
+    for name in names:
+        if not any(other.startswith(f"{name}.") for other in names):
+            yield name
+
+
+def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | None:
+    """The token layout, or None for a model without one sequence of tokens."""
+    prefix = read_prefix(model)
+    patch_size = _patch_size(model)
+    if prefix is None or patch_size is None:
+        return None
+    return TokenLayout((image_size[0] // patch_size[0], image_size[1] // patch_size[1]), patch_size, prefix)
+
+
+def read_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
+    """What stands before the patches in most blocks, or None for a model without one sequence of tokens."""
+    own = getattr(model, "layout", None)
+    if isinstance(own, TokenLayout):
+        return own.prefix
+    if _joins_late(model):
+        return ()
+    if isinstance(getattr(model, "class_token", None), nn.Parameter):  # torchvision
+        return ("cls",)
+    count = getattr(model, "num_prefix_tokens", None)
+    if not isinstance(count, int):
+        return None
+    prefix: list[PrefixKind] = []
+    if getattr(model, "cls_token", None) is not None and count:
+        prefix.append("cls")
+    if getattr(model, "dist_token", None) is not None:
+        prefix.append("distillation")
+    prefix += ["register"] * (count - len(prefix))
+    return tuple(prefix)
+
+
+def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
+    pooling = getattr(model, "global_pool", None) or getattr(getattr(model, "config", None), "pooling", None)
+    if _joins_late(model) or pooling == "map":
+        return "pool"
+    if "distillation" in layout.prefix:
+        return "cls+distillation"
+    if pooling in (None, "token", "cls") and "cls" in layout.prefix:
+        return "cls"
+    return "mean"
+
+
+def _joins_late(model: nn.Module) -> bool:
+    """CaiT and XCiT: CLS comes in after the patches have talked, in class-attention blocks of its own."""
+    return hasattr(model, "blocks_token_only") or hasattr(model, "cls_attn_blocks")
+
+
+def has_heads(module: nn.Module) -> bool:
+    """Whether a module says that it holds attention heads."""
+    return any(isinstance(getattr(module, name, None), int) for name in ("num_heads", "heads"))
+
+
+def _patch_size(model: nn.Module) -> tuple[int, int] | None:
+    embed = getattr(model, "patch_embed", None)
+    size = getattr(embed, "patch_size", None) or getattr(model, "patch_size", None)
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, tuple) and len(size) == 2:
+        return cast(tuple[int, int], size)
+    return None
+
+
+def _numbered(model: nn.Module, name: str) -> Iterator[str]:
+    container = getattr(model, name, None)
+    if isinstance(container, nn.Sequential | nn.ModuleList):
+        yield from (f"{name}.{index}" for index in range(len(container)))
+
+
+def _residual_blocks(model: nn.Module) -> Iterator[str]:
+    """The repeated units of a CNN: the children of its stages."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Sequential | nn.ModuleList) and len(module) and all(
+            len(list(child.children())) > 1 and not isinstance(child, nn.Sequential | nn.ModuleList) for child in module
+        ):
+            yield from (f"{name}.{index}" if name else str(index) for index in range(len(module)))

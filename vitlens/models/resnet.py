@@ -1,0 +1,90 @@
+"""ResNet baselines (He 2016) on torchvision's blocks, with a stem that leaves small images their pixels."""
+
+from typing import Final
+
+import torchvision
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.resnet import BasicBlock
+
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.shapes import Images, Logits
+
+RESNET_PRESETS: Final = ("resnet20", "resnet18", "resnet50")
+SMALL_IMAGE: Final = 64  # px; the stem of stride 4 would leave a 32 px image a single pixel in the last stage
+
+
+class PaddedShortcut(nn.Module):
+    """The shortcut without parameters (He 2016, option A): every second pixel, new channels filled with zeros."""
+
+    def __init__(self, new_channels: int) -> None:
+        super().__init__()
+        self.new_channels = new_channels
+
+    def forward(
+        self, maps: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch more half_height half_width"]:
+        """Maps of half the size with the new channels behind the old ones."""
+        return F.pad(maps[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
+
+
+class CifarResNet(nn.Module):
+    """CIFAR's ResNet: a 3x3 stem and three stages of 16, 32 and 64 channels, each of blocks two convolutions deep.
+
+    blocks: per stage; 3 make ResNet-20 (He 2016, section 4.2). Images (batch, 3, height, width), already normalised,
+    -> logits (batch, classes). Layers bear torchvision's names.
+    """
+
+    def __init__(self, blocks: int, classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, kernel_size=3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = _stage(16, 16, blocks)
+        self.layer2 = _stage(16, 32, blocks)
+        self.layer3 = _stage(32, 64, blocks)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Images) -> Logits:
+        """Logits (batch, classes)."""
+        maps = self.relu(self.bn1(self.conv1(images)))  # (batch, 16, height, width)
+        maps = self.layer3(self.layer2(self.layer1(maps)))  # (batch, 64, height/4, width/4)
+        logits: Tensor = self.fc(self.avgpool(maps).flatten(1))
+        return logits
+
+
+def resnet20(classes: int) -> nn.Module:
+    """CIFAR's ResNet-20: 0.27 million parameters at 10 classes."""
+    return CifarResNet(blocks=3, classes=classes)
+
+
+def build_resnet(name: str, *, classes: int, image_size: tuple[int, int]) -> nn.Module:
+    """An untrained ResNet preset for images of (height, width) pixels.
+
+    Below 64 px, ResNet-18 and 50 get a 3x3 stem of stride 1 and no max-pool. Raises UnknownNameError for another
+    name, InputError for less than one class.
+    """
+    if name not in RESNET_PRESETS:
+        raise UnknownNameError("ResNet", name, RESNET_PRESETS, hint="vitlens models")
+    if classes < 1:
+        raise InputError(f"expected classes of at least 1, found {classes}")
+    if name == "resnet20":
+        return resnet20(classes)
+    model: nn.Module = getattr(torchvision.models, name)(weights=None, num_classes=classes)
+    if min(image_size) < SMALL_IMAGE:
+        model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+        nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+        model.maxpool = nn.Identity()
+    return model
+
+
+def _stage(channels: int, wider: int, blocks: int) -> nn.Sequential:
+    """Blocks of one width; the first halves the maps where the width grows."""
+    grows = wider > channels
+    first = BasicBlock(channels, wider, 2 if grows else 1, PaddedShortcut(wider - channels) if grows else None)
+    return nn.Sequential(first, *(BasicBlock(wider, wider) for _ in range(blocks - 1)))

@@ -1,0 +1,93 @@
+"""timm's models, the one place that imports timm."""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import timm
+from torch import Tensor, nn
+
+from vitlens.errors import ModelError, UnknownNameError
+from vitlens.models.build import Architecture
+from vitlens.models.hub import pretrained_download
+from vitlens.preprocessing import Preprocessing
+
+ADDRESS = "https://huggingface.co"
+
+
+def timm_names(pattern: str = "*") -> list[str]:
+    """timm's model names that match a shell pattern."""
+    return list(timm.list_models(pattern))
+
+
+def build_timm(
+    architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
+) -> tuple[nn.Module, Preprocessing]:
+    """One of timm's models: with these weights, with its hub's, or random; and the input that it was trained with.
+
+    Positions are resized by timm's own loader. Raises UnknownNameError, or ModelError for weights that do not fit.
+    """
+    name = architecture.name
+    if not timm.is_model(name.partition(".")[0]):
+        raise UnknownNameError("timm model", name, timm.list_models(), hint=f"vitlens models '{name.split('_')[0]}*'")
+    options: dict[str, Any] = {}
+    if architecture.classes is not None:
+        options["num_classes"] = architecture.classes
+    if state is not None:
+        classes = _classes_of(name, state)
+        # timm drops a head of another size in silence unless its configuration says how many classes there are
+        options["pretrained_cfg_overlay"] = {"state_dict": dict(state)} | ({} if classes is None else {"num_classes": classes})
+        options.setdefault("num_classes", classes) if classes is not None else None
+    logging.getLogger("timm").setLevel(logging.ERROR)
+    if pretrained:
+        with pretrained_download(f"timm:{name}", f"{ADDRESS}/timm/{name}"):
+            model = _create(name, architecture.image_size, pretrained=True, **options)
+    else:
+        model = _create(name, architecture.image_size, pretrained=state is not None, **options)
+    return model, _preprocessing(model, architecture.image_size)
+
+
+def _create(name: str, image_size: tuple[int, int] | None, **options: Any) -> nn.Module:
+    try:
+        if image_size is None:
+            return timm.create_model(name, **options)
+        try:
+            return timm.create_model(name, img_size=image_size, **options)
+        except TypeError:  # a CNN takes any size and has no such argument
+            return timm.create_model(name, **options)
+    except (RuntimeError, KeyError) as error:
+        overlay = options.get("pretrained_cfg_overlay")
+        if overlay is None:
+            raise
+        raise ModelError(_misfit(name, overlay["state_dict"], error)) from error
+
+
+def _misfit(name: str, state: Mapping[str, Tensor], error: Exception) -> str:
+    expected = timm.create_model(name).state_dict()
+    missing = [key for key in expected if key not in state]
+    unexpected = [key for key in state if key not in expected]
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} missing (first {missing[0]!r})")
+    if unexpected:
+        parts.append(f"{len(unexpected)} unexpected (first {unexpected[0]!r})")
+    return f"weights do not fit timm:{name}: {'; '.join(parts) or str(error).splitlines()[-1].strip()[:160]}; check the name"
+
+
+def _classes_of(name: str, state: Mapping[str, Tensor]) -> int | None:
+    """How many classes the head in a state dict has."""
+    config = timm.models.get_pretrained_cfg(name)
+    heads = config.classifier if config is not None else None
+    for head in (heads,) if isinstance(heads, str) else heads or ():
+        if f"{head}.weight" in state:
+            return len(state[f"{head}.weight"])
+    return None
+
+
+def _preprocessing(model: nn.Module, image_size: tuple[int, int] | None) -> Preprocessing:
+    config: Mapping[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+    height, width = image_size or config["input_size"][1:]
+    resize = math.floor(min(height, width) / config["crop_pct"]) if height == width else None
+    interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
+    return Preprocessing((height, width), resize, interpolation, tuple(config["mean"]), tuple(config["std"]))

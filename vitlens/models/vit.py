@@ -1,0 +1,202 @@
+"""The vision transformer (Dosovitskiy 2021) from scratch; parameters bear timm's names, so timm's weights load."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
+
+from vitlens.errors import InputError
+from vitlens.layout import TokenLayout
+from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.positions import interpolate_positions
+from vitlens.models.vit_config import VIT_PRESETS, Pooling, ViTConfig
+from vitlens.shapes import Images, Logits, Tokens
+
+__all__ = ["VIT_PRESETS", "PatchEmbedding", "Pooling", "TransformerBlock", "ViTConfig", "VisionTransformer"]
+
+NORM_EPSILON = 1e-6  # timm's, and the paper's JAX code; torch's own default is 1e-5
+
+
+class PatchEmbedding(nn.Module):
+    """Cuts an image into patches and maps each to a token: a convolution whose stride is its kernel."""
+
+    def __init__(self, patch_size: tuple[int, int], dim: int) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
+
+    def grid(self, images: Images) -> tuple[int, int]:
+        """Patches (rows, columns) of these images. Raises InputError when patches do not cover them exactly."""
+        (height, width), (patch_height, patch_width) = images.shape[-2:], self.patch_size
+        if height % patch_height or width % patch_width:
+            raise InputError(
+                f"expected images divisible into patches of {patch_height}x{patch_width} px, found {height}x{width} px"
+            )
+        return height // patch_height, width // patch_width
+
+    def forward(self, images: Images) -> Tokens:
+        """Patches (batch, rows x columns, dim), row by row."""
+        maps: Tensor = self.proj(images)  # (batch, dim, rows, columns)
+        return maps.flatten(2).transpose(1, 2)  # (batch, rows x columns, dim)
+
+
+class MLP(nn.Module):
+    """Two linear maps with an exact GELU between, for each token by itself."""
+
+    def __init__(self, dim: int, hidden: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.activation = nn.GELU()
+        self.fc2 = nn.Linear(hidden, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tokens) -> Tokens:
+        """Tokens of the same shape."""
+        hidden = self.dropout(self.activation(self.fc1(tokens)))  # (batch, tokens, hidden)
+        result: Tensor = self.dropout(self.fc2(hidden))  # (batch, tokens, dim)
+        return result
+
+
+class TransformerBlock(nn.Module):
+    """One pre-norm block: attention, then an MLP, each added to the residual stream.
+
+    drop_path: the chance, per image and in training, that a branch is left out. The config can take attention, MLP,
+    norms or the residual connection away; without the latter a block's output is its branch's.
+    """
+
+    def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.residual = config.residual
+        if config.attention:
+            self.norm1 = _norm(config)
+            self.attn: nn.Module | None = MultiHeadSelfAttention(
+                config.dim,
+                config.heads,
+                qkv_bias=config.qkv_bias,
+                dropout=config.attention_dropout,
+                projection_dropout=config.dropout,
+            )
+        else:
+            self.attn = None
+        if config.mlp:
+            self.norm2 = _norm(config)
+            self.mlp: nn.Module | None = MLP(config.dim, config.hidden, dropout=config.dropout)
+        else:
+            self.mlp = None
+        self.drop_path = StochasticDepth(drop_path, mode="row")
+
+    def forward(self, tokens: Tokens) -> Tokens:
+        """The residual stream after this block."""
+        if self.attn is not None:
+            tokens = self._add(tokens, self.attn(self.norm1(tokens)))
+        if self.mlp is not None:
+            tokens = self._add(tokens, self.mlp(self.norm2(tokens)))
+        return tokens
+
+    def _add(self, tokens: Tokens, branch: Tokens) -> Tokens:
+        dropped: Tensor = self.drop_path(branch)
+        return tokens + dropped if self.residual else dropped
+
+
+class VisionTransformer(nn.Module):
+    """Images (batch, 3, height, width), already normalised -> logits (batch, classes).
+
+    Tokens stand as CLS, distillation token, registers, patches. Positions are added to all but the registers, which
+    have no place in the image. Images of another size than the config's are taken as they are, with the positions
+    interpolated. A distilled model has two heads: forward is their average, forward_heads gives both.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        layout, dim = config.layout, config.dim
+        self.patch_embed = PatchEmbedding(config.patch_size, dim)
+        self.cls_token = _token(1, dim) if config.pooling == "cls" else None
+        self.dist_token = _token(1, dim) if config.distillation else None
+        self.reg_token = _token(config.registers, dim) if config.registers else None
+        self.pos_embed = _token(layout.tokens - config.registers, dim) if config.positions else None
+        self.pos_drop = nn.Dropout(config.dropout)
+        rates = torch.linspace(0, config.drop_path, config.depth).tolist()
+        self.blocks = nn.ModuleList([TransformerBlock(config, drop_path=rate) for rate in rates])
+        # as in timm: CLS is read from normalised tokens, the mean of the patches is taken first and then normalised
+        self.norm = _norm(config) if config.pooling == "cls" else nn.Identity()
+        self.fc_norm = _norm(config) if config.pooling == "mean" else nn.Identity()
+        self.head = nn.Linear(dim, config.classes)
+        self.head_dist = nn.Linear(dim, config.classes) if config.distillation else None
+        self.apply(_initialise)
+
+    @property
+    def layout(self) -> TokenLayout:
+        """Where its tokens stand, for images of the config's size."""
+        return self.config.layout
+
+    def tokens(self, images: Images) -> Tokens:
+        """The residual stream before the first block: prefix and patches, positions added."""
+        grid = self.patch_embed.grid(images)
+        patches = self.patch_embed(images)  # (batch, patches, dim)
+        placed = self._with_prefix(
+            patches, self.cls_token, self.dist_token
+        )  # (batch, cls + distillation + patches, dim)
+        prefix = placed.shape[1] - patches.shape[1]
+        if self.pos_embed is not None:
+            placed = placed + interpolate_positions(self.pos_embed, prefix=prefix, grid=self.layout.grid, to=grid)
+        if self.reg_token is not None:
+            placed = torch.cat(
+                (placed[:, :prefix], self.reg_token.expand(len(images), -1, -1), placed[:, prefix:]), dim=1
+            )  # (batch, tokens, dim)
+        result: Tensor = self.pos_drop(placed)
+        return result
+
+    def forward_features(self, images: Images) -> Tokens:
+        """The residual stream after the last block and, with CLS pooling, the final norm."""
+        tokens = self.tokens(images)
+        for block in self.blocks:
+            tokens = block(tokens)
+        result: Tensor = self.norm(tokens)
+        return result
+
+    def pool(self, features: Tokens) -> Float[Tensor, "batch dim"]:
+        """What the head reads of forward_features: the CLS token, or the normalised mean of the patches."""
+        read = features[:, 0] if self.cls_token is not None else features[:, len(self.layout.prefix) :].mean(dim=1)
+        result: Tensor = self.fc_norm(read)
+        return result
+
+    def forward_head(self, features: Tokens) -> Logits:
+        """Logits for forward_features; of a distilled model, the average of its two heads."""
+        logits: Tensor = self.head(self.pool(features))
+        return logits if self.head_dist is None else (logits + self.head_dist(features[:, 1])) / 2
+
+    def forward_heads(self, images: Images) -> tuple[Logits, Logits]:
+        """Logits of the CLS head and of the distillation head. Raises InputError for a model without the latter."""
+        if self.head_dist is None:
+            raise InputError("expected a model with a distillation token, found none; try distillation=True")
+        features = self.forward_features(images)
+        return self.head(self.pool(features)), self.head_dist(features[:, 1])
+
+    def forward(self, images: Images) -> Logits:
+        """Logits (batch, classes)."""
+        return self.forward_head(self.forward_features(images))
+
+    @staticmethod
+    def _with_prefix(patches: Tokens, *prefix: Tensor | None) -> Tensor:
+        batch = len(patches)
+        return torch.cat([token.expand(batch, -1, -1) for token in prefix if token is not None] + [patches], dim=1)
+
+
+def _norm(config: ViTConfig) -> nn.Module:
+    return nn.LayerNorm(config.dim, eps=NORM_EPSILON) if config.norm else nn.Identity()
+
+
+def _token(count: int, dim: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, dim), std=0.02))
+
+
+def _initialise(module: nn.Module) -> None:
+    """Truncated normal weights of standard deviation 0.02 and zero biases."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+    elif isinstance(module, nn.Conv2d):
+        # of the patches: 0.02 suits a fan-in of 2,500; a patch of 4 px has 48, and would start too faint
+        nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+    if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,113 @@
+"""The checkpoint: all that a killed run needs to go on as if nothing had happened, in one file without pickle.
+
+No state of a random generator is in it: orders, augmentation and dropout derive from (seed, epoch, step).
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vitlens.errors import InputError, StorageError
+from vitlens.files import write_atomically
+from vitlens.training.average import Average, copy_into
+from vitlens.training.optimiser import decay_groups
+
+FOLDER = "checkpoint"
+_FILE = "state.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by name (model/..., average/..., optimizer/...) and facts that JSON can hold."""
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+
+def collect(module: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
+    """Every tensor that training changes, by name."""
+    tensors = {f"model/{name}": value for name, value in module.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average/{name}": value for name, value in average.tensors.items()}
+    for name, state in zip(_trained(module), optimizer.state_dict()["state"].values()):
+        tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items()}
+    return tensors
+
+
+def restore(
+    checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None
+) -> None:
+    """Write a checkpoint's tensors over a model, its optimizer and its average."""
+    copy_into(module, _below("model/", checkpoint.tensors))
+    if average is not None:
+        for name, value in _below("average/", checkpoint.tensors).items():
+            average.tensors[name].copy_(value)
+    moments = _below("optimizer/", checkpoint.tensors)
+    state = {
+        index: _below(f"{name}/", moments) for index, name in enumerate(_trained(module)) if f"{name}/step" in moments
+    }
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Replace the folder's checkpoint, all or nothing. Raises StorageError; the previous one then survives."""
+    path = folder / FOLDER / _FILE
+    tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
+    try:
+        with write_atomically(path) as temporary:
+            save_file(tensors, str(temporary), metadata={"vitlens": json.dumps(checkpoint.facts)})
+    except SafetensorError as error:  # its writer wraps the system's errors in its own type
+        raise StorageError(f"expected room on the disk for {path}, found: {error}; free some, then resume") from error
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The folder's checkpoint, or None where none was written yet. Raises InputError when it is broken."""
+    path = folder / FOLDER / _FILE
+    if not path.exists():
+        return None
+    for leftover in path.parent.glob(f".{path.stem}-*"):  # a kill while writing leaves its temporary file
+        with suppress(OSError):
+            leftover.unlink()
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            facts = json.loads(file.metadata()["vitlens"])
+            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118 - no mapping
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"expected a checkpoint in {path}, found: {error}; train anew in another folder") from error
+
+
+def require_same(found: Mapping[str, object], expected: Mapping[str, object], *, folder: Path) -> None:
+    """Refuse to go on with another model, data or recipe than the checkpoint's; names the first difference."""
+    then, now = _flat(found), _flat(json.loads(json.dumps(expected)))
+    for name in sorted(then.keys() | now.keys()):
+        if then.get(name) != now.get(name):
+            raise InputError(
+                f"expected to resume {folder} with its {name} = {then.get(name)}, found {now.get(name)}; "
+                "resume with the options it began with, or train in another folder"
+            )
+
+
+def _trained(module: nn.Module) -> list[str]:
+    """Names of the trained parameters in the optimizer's order."""
+    decayed, undecayed = decay_groups(module)
+    return decayed + undecayed
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """A nested mapping as one level of dotted names."""
+    flat: dict[str, object] = {}
+    for name, item in value.items():
+        flat |= _flat(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {prefix + name: item}
+    return flat

@@ -1,0 +1,96 @@
+"""What training says about itself: progress while it runs, one line per epoch in metrics.jsonl, a result at the end."""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vitlens.errors import InputError
+from vitlens.files import storage_error, write_text
+
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands: epoch counted from 0, steps done of all steps, running means of this epoch.
+
+    loss: nats; accuracy: fraction of this epoch's training images so far; test_accuracy: fraction, at the last look
+    (None before the first); images_per_second: training alone, since start or resume; seconds_left: estimated.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    accuracy: float
+    test_accuracy: float | None
+    images_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class EpochMetrics:
+    """One line of metrics.jsonl: an epoch (from 0), the steps and images seen by its end, its means.
+
+    learning_rate: of its last step; losses in nats; accuracies: fractions, the test's None where nobody looked;
+    seconds: since training began, pauses left out; images_per_second: of training alone, over this epoch.
+    """
+
+    epoch: int
+    step: int
+    images: int
+    learning_rate: float
+    train_loss: float
+    train_accuracy: float
+    test_loss: float | None
+    test_accuracy: float | None
+    seconds: float
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How training ended.
+
+    history: one entry per epoch; accuracy: fraction of test images that the last weights get right, which
+    model.safetensors holds; best_accuracy, best_epoch: the highest of all looks, whose weights best.safetensors holds
+    (chosen on the test images, so it flatters); seconds: of all its runs together.
+    """
+
+    history: tuple[EpochMetrics, ...]
+    accuracy: float
+    best_accuracy: float
+    best_epoch: int
+    seconds: float
+    weights: Path
+    best_weights: Path
+
+
+def append_metrics(folder: Path, metrics: EpochMetrics) -> None:
+    """Add one line, and wait until the disk has it. Raises StorageError when it cannot."""
+    path = folder / METRICS_FILE
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(metrics)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def rewrite_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
+    """The file with these epochs alone: what a killed run wrote after its last checkpoint will be written again."""
+    write_text(folder / METRICS_FILE, "".join(json.dumps(asdict(metrics)) + "\n" for metrics in history))
+
+
+def read_metrics(folder: Path) -> tuple[EpochMetrics, ...]:
+    """The epochs of a training folder. Raises InputError when the file is missing or broken."""
+    path = folder / METRICS_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return tuple(EpochMetrics(**json.loads(line)) for line in lines)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"expected one JSON line an epoch in {path}, found: {error}") from error

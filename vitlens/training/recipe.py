@@ -1,0 +1,116 @@
+"""Recipe: every number that decides how a model is trained, and what it is known to reach."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from types import MappingProxyType
+from typing import Final
+
+from vitlens.errors import InputError
+
+_WORDS = ("source", "measured")  # about the recipe; they change nothing
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train, for one preset; raises InputError for what cannot be run.
+
+    epochs: passes over the training images (a pass is one view of each, freshly rendered where the data can);
+    batch_size: images over all processes; learning_rate: peak, of AdamW with betas and weight_decay; warmup: share of
+    the steps; minimum: last learning rate as a share of the peak; clip: largest gradient norm (0: none);
+    label_smoothing: share of the target spread over all classes; average: decay of the averaged weights (0: none),
+    which are then what is tested and kept; crop_padding: pixels; flip: left and right exchanged half of the time;
+    evaluate_every: epochs between looks at the test images; source: where the numbers come from; measured: accuracy
+    and time reached, and on what ("" where nobody has measured).
+    """
+
+    epochs: int = 100
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup: float = 0.05
+    minimum: float = 0.01
+    clip: float = 1.0
+    label_smoothing: float = 0.0
+    average: float = 0.0
+    crop_padding: int = 0
+    flip: bool = False
+    evaluate_every: int = 1
+    source: str = ""
+    measured: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "evaluate_every"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        for name in ("weight_decay", "clip", "crop_padding"):
+            _require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        for name in ("warmup", "minimum"):
+            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "a share in [0, 1]")
+        for name in ("label_smoothing", "average"):
+            _require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "a share in [0, 1)")
+        _require("learning_rate", self.learning_rate, 0 < self.learning_rate < float("inf"), "above 0")
+        _require("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "shares in [0, 1)")
+
+    def numbers(self) -> dict[str, object]:
+        """What decides the result, without the words about it; as JSON would have it."""
+        values = {name: value for name, value in asdict(self).items() if name not in _WORDS}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
+    """The recipe with some fields changed; what was measured no longer holds. Raises InputError for unknown fields."""
+    known = [field.name for field in fields(Recipe) if field.name not in _WORDS]
+    for name in changes:
+        if name not in known:
+            raise InputError(f"expected a field of the recipe ({', '.join(known)}), found {name!r}")
+    different = {name: value for name, value in changes.items() if value != getattr(recipe, name)}
+    return replace(recipe, **different, measured="") if different else recipe  # type: ignore[arg-type]
+
+
+def recipe_for(preset: str, data: str) -> Recipe:
+    """The recipe for a model's name on a data set's name: the pair's own, else the preset's, else fine-tuning's."""
+    return RECIPES.get(f"{preset}/{data}") or RECIPES.get(preset) or FINE_TUNING
+
+
+def _require(name: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:
+        option = "--" + name.replace("_", "-")
+        raise InputError(f"expected {option} {expected}, found {value}")
+
+
+_SMALL_VIT = Recipe(crop_padding=4, flip=True, average=0.999, label_smoothing=0.1, source="DeiT's AdamW, for 32 px")
+_LARGE_VIT = Recipe(
+    epochs=300, batch_size=1024, crop_padding=16, flip=True, average=0.9999, label_smoothing=0.1,
+    source="Touvron 2021, table 9, without Mixup, CutMix and RandAugment",
+)  # fmt: skip
+_RESNET = Recipe(crop_padding=4, flip=True, learning_rate=3e-3, source="He 2016, section 4.2, with AdamW for SGD")
+# digits are never flipped: a mirrored 2 is no 2
+_DIGITS_VIT = Recipe(
+    epochs=20, batch_size=64, learning_rate=1e-3, average=0.99, source="tuned on digits' training part"
+)
+_DIGITS_RESNET = Recipe(
+    epochs=20, batch_size=64, learning_rate=3e-3, average=0.99, source="tuned on digits' training part"
+)
+
+FINE_TUNING: Final = Recipe(
+    epochs=10, batch_size=64, learning_rate=5e-5, flip=True, label_smoothing=0.1, source="for timm: and torchvision:"
+)
+RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
+    {
+        "vit-micro": _SMALL_VIT,
+        "vit-mini": _SMALL_VIT,
+        "vit-tiny": _SMALL_VIT,
+        "vit-tiny-224": _LARGE_VIT,
+        "vit-small-224": _LARGE_VIT,
+        "vit-base-224": _LARGE_VIT,
+        "resnet20": _RESNET,
+        "resnet18": _RESNET,
+        "resnet50": _RESNET,
+        "vit-micro/digits": _DIGITS_VIT,
+        "vit-mini/digits": _DIGITS_VIT,
+        "vit-tiny/digits": _DIGITS_VIT,
+        "resnet20/digits": _DIGITS_RESNET,
+        "resnet18/digits": _DIGITS_RESNET,
+        "resnet50/digits": _DIGITS_RESNET,
+    }
+)
