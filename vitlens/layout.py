@@ -49,6 +49,8 @@ class TokenLayout:
         """
         if values.shape[-1] != self.tokens:
             raise InputError(
-                f"expected {self.tokens} tokens ({len(self.prefix)} prefix, {self.grid[0]}x{self.grid[1]} patches), found {values.shape[-1]}"
+                f"expected {self.tokens} tokens ({len(self.prefix)} prefix, {self.grid[0]}x{self.grid[1]} patches), "
+                f"found {values.shape[-1]}"
             )
-        return values[..., len(self.prefix) :].unflatten(-1, self.grid)
+        patches: Tensor = values[..., len(self.prefix) :]
+        return patches.reshape(*patches.shape[:-1], *self.grid)

@@ -13,7 +13,7 @@ BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 5, 4
 DIM = HEADS * HEAD_DIM
 
 
-@pytest.fixture()
+@pytest.fixture
 def qkv() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, BATCH, HEADS, TOKENS, HEAD_DIM, generator=generator)

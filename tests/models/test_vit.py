@@ -13,7 +13,7 @@ from vitlens.errors import InputError
 from vitlens.layout import PrefixKind
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.positions import interpolate_positions
-from vitlens.models.vit import VIT_PRESETS, PatchEmbedding, TransformerBlock, ViTConfig, VisionTransformer
+from vitlens.models.vit import VIT_PRESETS, PatchEmbedding, TransformerBlock, VisionTransformer, ViTConfig
 from vitlens.names import PRESETS
 
 # two blocks, two heads, a grid that is not square

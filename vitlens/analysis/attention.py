@@ -62,7 +62,8 @@ def attention_maps(specimen: Specimen, images: Images) -> tuple[LayerMaps, ...]:
     observe(specimen, images, keep)
     if not layers:
         raise UnsupportedError(
-            f"expected layers in which patches look at patches, found none in {specimen.alias} (pooled keys or channels)"
+            f"expected layers in which patches look at patches, found none in {specimen.alias} "
+            "(pooled keys or channels)"
         )
     return tuple(layers)
 

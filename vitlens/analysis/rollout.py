@@ -95,14 +95,16 @@ def rollout_matrix(layers: Iterable[Fused], *, alpha: float = DEFAULT_ALPHA) -> 
 
 
 def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tensor) -> Vector:
-    """Where the classifier reads, as a row over the tokens that sums to 1: CLS, CLS and distillation, or all patches."""
+    """Where the classifier reads, as a row over the tokens that sums to 1: CLS, both class tokens, or all patches."""
     row = torch.zeros(batch, layout.tokens, dtype=like.dtype, device=like.device)
     if readout == "mean":
         row[:, len(layout.prefix) :] = 1 / layout.patches
         return row
     places = layout.positions("cls") + (layout.positions("distillation") if readout == "cls+distillation" else ())
     if not places or (readout == "cls+distillation" and len(places) < 2):
-        raise UnsupportedError(f"expected a {readout} token for this readout, found prefix {layout.prefix}; try --readout mean")
+        raise UnsupportedError(
+            f"expected a {readout} token for this readout, found prefix {layout.prefix}; try --readout mean"
+        )
     row[:, list(places)] = 1 / len(places)
     return row
 
@@ -158,7 +160,8 @@ def _chain_length(specimen: Specimen, images: Images) -> int:
         fits = site.kind == "class" or (site.kind == "patch" and site.keys == layout.tokens)
         if not fits:
             raise UnsupportedError(
-                f"expected layers in which every token looks at every token, found {site.module!r} of {specimen.alias}: "
+                f"expected layers in which every token looks at every token, found {site.module!r} of "
+                f"{specimen.alias}: "
                 f"{KIND_WORDS[site.kind]}; rollout is not defined there, see vitlens attention"
             )
     return len(sites)

@@ -1,5 +1,7 @@
 """`vitlens attention`: where every head looks."""
 
+import typer
+
 from vitlens.cli.options import Data, Images, Model
 from vitlens.runs.options import ModelOptions, RunOptions
 
@@ -10,4 +12,4 @@ def attention(
     """Attention maps by layer and head, their evolution over the layers, and the position embeddings."""
     from vitlens.runs.attention import attention as run
 
-    run(model, images=images, data=data, model_options=model_options, options=options)
+    typer.echo(run(model, images=images, data=data, model_options=model_options, options=options))

@@ -12,6 +12,11 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete)]
 
 
+def complete_preset(incomplete: str) -> list[str]:
+    """What can be trained."""
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
 def complete_data(incomplete: str) -> list[str]:
     """The embedded data, torchvision's sets, and the folders and .npz files here."""
     here = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".npz")

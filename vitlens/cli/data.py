@@ -11,7 +11,7 @@ from vitlens.cli.completion import complete_data
 def data(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[DATA]", help="Say more of one.", autocompletion=complete_data, show_default=False),
+        typer.Argument(metavar="DATA", help="Say more of one.", autocompletion=complete_data, show_default=False),
     ] = None,
     *,
     data_dir: Annotated[

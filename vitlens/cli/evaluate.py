@@ -1,5 +1,7 @@
 """`vitlens evaluate`: how often a model is right, and where it is not."""
 
+import typer
+
 from vitlens.cli.options import Data, Models
 from vitlens.runs.options import ModelOptions, RunOptions
 
@@ -8,4 +10,4 @@ def evaluate(models: Models, *, data: Data = None, model_options: ModelOptions, 
     """Accuracy with its interval, per class, confusion, calibration and a grid of predictions."""
     from vitlens.runs.evaluate import evaluate as run
 
-    run(models, data=data or "digits", model_options=model_options, options=options)
+    typer.echo(run(models, data=data or "digits", model_options=model_options, options=options))

@@ -28,7 +28,9 @@ def numbers(option: str, text: str) -> tuple[float, float, float]:
     if len(values) == 1:
         values *= 3
     if len(values) != 3 or not all(math.isfinite(value) and 0 <= value <= 1 for value in values):
-        raise InputError(f"expected {option} R,G,B with three numbers from 0 to 1, found {text!r}; e.g. {option} 0.5,0.5,0.5")
+        raise InputError(
+            f"expected {option} R,G,B with three numbers from 0 to 1, found {text!r}; e.g. {option} 0.5,0.5,0.5"
+        )
     red, green, blue = values
     return red, green, blue
 

@@ -3,6 +3,7 @@
 import errno
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -21,15 +22,15 @@ from vitlens.cli.words import Command, Commands
 from vitlens.errors import StorageError, VitlensError
 from vitlens.version import __version__
 
-EXAMPLES = {
+EXAMPLES: dict[Callable[..., None], str] = {
     study: "vitlens study",
     predict: "vitlens predict vit-digits --limit 3",
-    train: "vitlens train vit-micro --data digits --epochs 1",
-    evaluate: "vitlens evaluate vit-digits cnn-digits --data digits",
+    train: "vitlens train vit-micro --epochs 1",
+    evaluate: "vitlens evaluate vit-digits cnn-digits",
     attention: "vitlens attention vit-digits",
     rollout: "vitlens rollout vit-digits --fusion mean,max,min",
-    report: "vitlens report reports/rollout-vit-digits",
-    models: "vitlens models deit",
+    report: "vitlens rollout vit-digits --out mine && vitlens report mine",
+    models: "vitlens models deit3",
     data: "vitlens data digits",
 }
 
@@ -43,22 +44,23 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for word, example in EXAMPLES.items():
-    app.command(word.__name__, cls=Command, epilog=f"Example: {example}")(expanded(word))
+for command, example in EXAMPLES.items():
+    app.command(command.__name__, cls=Command, epilog=f"Example: {example}")(expanded(command))
 
 
-def _say_version(wanted: bool) -> None:
+def _say_version(wanted: bool | None) -> bool:
     if wanted:
         typer.echo(f"vitlens {__version__}")
         raise typer.Exit
+    return False
 
 
 @app.callback()
 def options(
-    version: Annotated[  # noqa: ARG001
+    version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and leave.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Read the options that stand before the command."""
 

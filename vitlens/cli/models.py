@@ -7,7 +7,8 @@ import typer
 
 def models(
     pattern: Annotated[
-        str, typer.Argument(metavar="[PATTERN]", help="Part of a name, or a pattern such as 'deit3*'.", show_default=False)
+        str,
+        typer.Argument(metavar="PATTERN", help="Part of a name, or a pattern such as 'deit3*'.", show_default=False),
     ] = "",
     *,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001

@@ -1,5 +1,6 @@
 """The options that commands share, one definition each, and the two bundles that runs take."""
 
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from vitlens.cli.lists import numbers, one_of, side_lengths
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
 from vitlens.runs.options import ModelOptions, RunOptions
 
-COMMAND_LINE = "vitlens.command_line"  # the key in a context's meta under which the whole line is kept
+COMMAND_LINE: ContextVar[str] = ContextVar("command_line", default="")  # as it was typed, for config.json
 
 _MODEL_PANEL = "Your own weights"
 _RUN_PANEL = "Run and report"
@@ -19,7 +20,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="vit-digits, timm:NAME, torchvision:NAME, a run folder or a weights file; alias=NAME@WEIGHTS; see vitlens models.",
+        help="vit-digits, timm:NAME, torchvision:NAME, a run folder or a weights file; see vitlens models.",
         autocompletion=complete_model,
         show_default=False,
     ),
@@ -28,7 +29,7 @@ Models = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL...",
-        help="One model or several, each vit-digits, timm:NAME, torchvision:NAME, a run folder or a weights file; alias=NAME@WEIGHTS.",
+        help="One or several, each as [alias=]NAME[@WEIGHTS]; see vitlens models.",
         autocompletion=complete_model,
         show_default=False,
     ),
@@ -52,7 +53,6 @@ Images = Annotated[
 
 
 def run_options(
-    context: typer.Context,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -66,7 +66,8 @@ def run_options(
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=_RUN_PANEL)
+        str,
+        typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel=_RUN_PANEL),
     ] = "auto",
     precision: Annotated[
         Precision, typer.Option("--precision", help="Number format of the arithmetic.", rich_help_panel=_RUN_PANEL)
@@ -77,7 +78,10 @@ def run_options(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="Folder to write (default: a new one, named by time).", rich_help_panel=_RUN_PANEL
+            "--out",
+            metavar="DIR",
+            help="Folder to write (default: a new one, named by time).",
+            rich_help_panel=_RUN_PANEL,
         ),
     ] = None,
     overwrite: Annotated[
@@ -112,7 +116,7 @@ def run_options(
         quiet=quiet,
         formats=one_of("--format", formats, FORMATS),
         data_dir=data_dir,
-        command=context.meta.get(COMMAND_LINE, ""),
+        command=COMMAND_LINE.get(),
     )
 
 
@@ -140,7 +144,9 @@ def model_options(
     ] = None,
     mean: Annotated[
         str | None,
-        typer.Option("--mean", metavar="R,G,B", help="Mean it was trained with, in [0, 1].", rich_help_panel=_MODEL_PANEL),
+        typer.Option(
+            "--mean", metavar="R,G,B", help="Mean it was trained with, in [0, 1].", rich_help_panel=_MODEL_PANEL
+        ),
     ] = None,
     std: Annotated[
         str | None,

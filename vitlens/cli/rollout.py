@@ -34,13 +34,14 @@ def rollout(
     options: RunOptions,
 ) -> None:
     """Attention rollout (Abnar & Zuidema 2020) over every image, with overlays."""
+    fusions = one_of("--fusion", fusion, FUSIONS)  # a wrong word is said before torch is imported
     from vitlens.runs.rollout import rollout as run
 
-    run(
+    written = run(
         model,
         images=images,
         data=data,
-        fusion=one_of("--fusion", fusion, FUSIONS),
+        fusion=fusions,
         discard=discard,
         alpha=alpha,
         start_layer=start_layer,
@@ -48,3 +49,4 @@ def rollout(
         model_options=model_options,
         options=options,
     )
+    typer.echo(written)

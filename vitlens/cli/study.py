@@ -13,7 +13,7 @@ def study(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL...]",
+            metavar="MODEL...",
             help="A ViT and a CNN; a preset is trained first. None: vit-micro and resnet20 on digits.",
             autocompletion=complete_model,
             show_default=False,
@@ -26,6 +26,6 @@ def study(
     options: RunOptions,
 ) -> None:
     """Train a ViT and a CNN (or take yours), evaluate both, look inside, and write one report."""
-    from vitlens.runs import study as runs
+    from vitlens.runs.study import study as run
 
-    typer.echo(runs.study(models or (), data=data or "digits", epochs=epochs, model_options=model_options, options=options))
+    typer.echo(run(models or (), data=data or "digits", epochs=epochs, model_options=model_options, options=options))

@@ -5,19 +5,92 @@ from typing import Annotated
 
 import typer
 
+from vitlens.cli.completion import complete_preset
 from vitlens.cli.lists import side_lengths
 from vitlens.cli.options import Data
-from vitlens.names import PresetName
 from vitlens.runs.options import RunOptions
+
+_RECIPE, _SHAPE = "Recipe (default: the preset's)", "Shape (default: the preset's)"
 
 
 def train(
-    model: Annotated[PresetName, typer.Argument(metavar="PRESET", help="vit-micro ...", show_default=False)],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PRESET",
+            help="vit-micro, vit-tiny, resnet20 ...; see vitlens models. Left out with --resume.",
+            autocompletion=complete_preset,
+            show_default=False,
+        ),
+    ] = None,
     *,
     data: Data = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="FOLDER", help="Go on with a run that was stopped, as it was begun."),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", metavar="N", help="Passes over the data.", rich_help_panel=_RECIPE)
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", metavar="X", help="Its peak.", rich_help_panel=_RECIPE)
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option("--weight-decay", metavar="X", help="AdamW's.", rich_help_panel=_RECIPE)
+    ] = None,
+    warmup: Annotated[
+        float | None, typer.Option("--warmup", metavar="X", help="Share of the steps.", rich_help_panel=_RECIPE)
+    ] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option("--clip", metavar="X", help="Largest gradient norm, 0: any.", rich_help_panel=_RECIPE),
+    ] = None,
+    label_smoothing: Annotated[
+        float | None, typer.Option("--label-smoothing", metavar="X", help="Share in [0, 1).", rich_help_panel=_RECIPE)
+    ] = None,
+    average: Annotated[
+        float | None,
+        typer.Option("--average", metavar="X", help="Decay of averaged weights, 0: none.", rich_help_panel=_RECIPE),
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option("--image-size", metavar="N|HxW", help="Input size in pixels.", rich_help_panel=_SHAPE)
+    ] = None,
+    patch_size: Annotated[
+        str | None, typer.Option("--patch-size", metavar="N|HxW", help="In pixels; a ViT's.", rich_help_panel=_SHAPE)
+    ] = None,
+    dim: Annotated[
+        int | None, typer.Option("--dim", metavar="N", help="Width of a ViT's tokens.", rich_help_panel=_SHAPE)
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option("--depth", metavar="N", help="A ViT's blocks.", rich_help_panel=_SHAPE)
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option("--heads", metavar="N", help="A ViT's heads in a block.", rich_help_panel=_SHAPE)
+    ] = None,
     options: RunOptions,
 ) -> None:
-    """Train a preset from scratch; the run folder it writes is a MODEL for every other command."""
+    """Train a preset from scratch; the folder that it writes is a MODEL for every other command."""
+    recipe = {
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+        "weight_decay": weight_decay,
+        "warmup": warmup,
+        "clip": clip,
+        "label_smoothing": label_smoothing,
+        "average": average,
+    }
+    patches = None if patch_size is None else list(side_lengths("--patch-size", patch_size))
+    shape = {"patch_size": patches, "dim": dim, "depth": depth, "heads": heads}
+    size = None if image_size is None else side_lengths("--image-size", image_size)
     from vitlens.runs.train import train as run
 
-    run(model, data=data or "digits", options=options)
+    written = run(
+        model,
+        data=data,
+        resume=resume,
+        recipe={name: value for name, value in recipe.items() if value is not None},
+        shape={name: value for name, value in shape.items() if value is not None},
+        image_size=size,
+        options=options,
+    )
+    typer.echo(written)

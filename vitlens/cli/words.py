@@ -1,4 +1,4 @@
-"""How the command line reads its words: `--images a.jpg b.jpg`, unknown commands, and the whole line for config.json."""
+"""How the command line reads its words: `--images a.jpg b.jpg`, unknown commands, the whole line as it was typed."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the line apart, once it is kept."""
-        ctx.meta[COMMAND_LINE] = shlex.join(["vitlens", *args])
+        COMMAND_LINE.set(shlex.join(["vitlens", *args]))
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

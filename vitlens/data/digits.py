@@ -22,6 +22,7 @@ TEST_PER_CLASS = 45  # 450 source digits that training never sees
 TRAIN_SCENES = 4  # scenes a source digit in one epoch of training
 CANVAS = 32
 CLASSES = tuple("0123456789")
+STYLE = SceneStyle()
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class DigitScenes:
     sources: Int[Tensor, " images"]
     repetitions: Int[Tensor, " images"]
     seed: int = 0
-    style: SceneStyle = SceneStyle()
+    style: SceneStyle = STYLE
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -61,7 +62,7 @@ def digits(
     canvas: int = CANVAS,
     scenes: int | None = None,
     seed: int = 0,
-    digit_size: tuple[float, float] = SceneStyle.digit,
+    digit_size: tuple[float, float] = STYLE.digit,
 ) -> Split:
     """The embedded scenes: class = digit, masks = its ink, groups = source digit.
 
@@ -123,5 +124,5 @@ def _check(canvas: int, scenes: int, digit_size: tuple[float, float]) -> None:
         raise DataError(f"expected at least 1 scene a digit, found {scenes}")
     if not 0.25 <= low <= high <= 1 or low * canvas < 8:
         raise DataError(
-            f"expected digit sizes between 0.25 and 1 of the canvas and at least 8 px, found {low} to {high} of {canvas} px"
+            f"expected digit sizes from 0.25 to 1 of the canvas and at least 8 px, found {low} to {high} of {canvas} px"
         )

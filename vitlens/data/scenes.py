@@ -18,8 +18,8 @@ Colours = Float[Tensor, "batch 3"]
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (Rec. 709)
 REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas this wide
 STROKES = 4
-_EDGE = 0.5  # share of ink in a source pixel (0 to 1) at which the digit's outline is drawn
-_SLOPE = 0.6  # how much that share typically changes from one source pixel to the next, across an outline
+_EDGE = 0.42  # share of ink in a source pixel (0 to 1) at which the digit's outline is drawn
+_SLOPE = 0.9  # least change of that share from one source pixel to the next that makes an outline one px soft
 _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
 
@@ -53,20 +53,20 @@ def render(glyphs: Float[Tensor, "batch 8 8"], keys: Int[Tensor, " batch"], styl
 def _draw(glyphs: Tensor, keys: Tensor, style: SceneStyle) -> Scenes:
     """Ground, then strokes that keep clear of the digit, then the digit."""
     ink_share, cell = _place(glyphs, uniform(keys, 4, stream=1), style)
-    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)  # the outline is one pixel soft at any size
+    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)  # an outline one or two pixels soft, at any size
     clear = 1 - (ink_share * 8).clamp(0, 1)  # no stroke touches the ink: the class stays certain
     tone = uniform(keys, 2 + 3 * (3 + STROKES), stream=2)
     ground_tone, ink_tone = _tones(tone[:, 0], tone[:, 1], style.contrast)
-    hues = tone[:, 2:].unflatten(1, (-1, 3))
+    hues = tone[:, 2:].reshape(len(keys), -1, 3)
 
     canvas = _ground(keys, ground_tone, hues, style.canvas)
-    shape = uniform(keys, 6 * STROKES, stream=3).unflatten(1, (STROKES, 6))
+    shape = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
     for index in range(STROKES):
         between = ground_tone + (0.3 + 0.7 * shape[:, index, 5]) * (ink_tone - ground_tone)
         cover = _stroke(shape[:, index], style.canvas) * clear
         canvas = _paint(canvas, _colour(hues[:, 3 + index], between), cover)
     canvas = _paint(canvas, _colour(hues[:, 2], ink_tone), alpha)
-    grain = uniform(keys, style.canvas**2, stream=4).unflatten(1, (style.canvas, style.canvas))
+    grain = uniform(keys, style.canvas**2, stream=4).reshape(-1, style.canvas, style.canvas)
     canvas = canvas + (grain - 0.5)[:, None] * 0.06
     return Scenes((canvas.clamp(0, 1) * 255).round().to(torch.uint8), alpha >= 0.5)
 
@@ -125,7 +125,7 @@ def _ground(keys: Tensor, tone: Tensor, hues: Tensor, canvas: int) -> Float[Tens
     first, second = _colour(hues[:, 0], tone), _colour(hues[:, 1], tone)
     colours = _paint(first[:, :, None, None].expand(-1, -1, canvas, canvas), second, along + 0.5)
 
-    lattice = uniform(keys, 36, stream=6).unflatten(1, (1, 6, 6)) - 0.5
+    lattice = uniform(keys, 36, stream=6).reshape(-1, 1, 6, 6) - 0.5
     clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)[:, 0].clamp(-0.5, 0.5)
     slant = draws[:, 1] * math.pi
     across = slant.cos() * x / canvas + slant.sin() * y / canvas

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,15 @@ class Source(Protocol):
 
     def read(self, indices: Tensor) -> Pixels:
         """Pixels (batch, 3, height, width) uint8 of these images."""
+        ...
+
+
+@runtime_checkable
+class Renewable(Protocol):
+    """A source that can show the same subjects in new images, epoch after epoch."""
+
+    def epoch(self, number: int) -> Source:
+        """The source as epoch `number` (from 0) sees it."""
         ...
 
 
@@ -96,6 +105,14 @@ class Split:
             files=None if self.files is None else tuple(self.files[index] for index in chosen),
         )
 
+    def epoch(self, number: int) -> "Split":
+        """The split as epoch `number` (from 0) of a training sees it: new images where its source draws them.
+
+        Labels and order stay. Masks are of the first epoch's images, so a renewed split has none.
+        """
+        source = _renewed(self.source, number)
+        return self if source is self.source else replace(self, source=source, masks=None)
+
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
         """At most count images: a seeded subset with as equal a number of each class as there is."""
         if count is None or count >= len(self):
@@ -120,6 +137,14 @@ class Chosen:
         return self.source.read(self.indices[indices])
 
 
+def _renewed(source: Source, number: int) -> Source:
+    """The source of another epoch; itself where it has only one set of images."""
+    if isinstance(source, Chosen):
+        inner = _renewed(source.source, number)
+        return source if inner is source.source else replace(source, source=inner)
+    return source.epoch(number) if isinstance(source, Renewable) and number else source
+
+
 def _balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
     """Seeded indices, sorted, dealt one class at a time until count is reached."""
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
@@ -127,7 +152,7 @@ def _balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tenso
         return order[:count].sort().values
     shuffled = labels[order]
     turn = torch.empty(total, dtype=torch.long)  # the how-manieth of its class each image is
-    for label in shuffled.unique():
+    for label in sorted(set(shuffled.tolist())):
         members = (shuffled == label).nonzero().squeeze(1)
         turn[members] = torch.arange(len(members))
     return order[turn.argsort(stable=True)[:count]].sort().values

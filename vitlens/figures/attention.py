@@ -121,11 +121,11 @@ def evolution(
     names: Sequence[str] | None = None,
     reader: str = "CLS token",
 ) -> Figure:
-    """How attention changes with depth: images (batch, 3, height, width), head-mean maps (batch, layers, rows, columns).
+    """How attention changes with depth: images (batch, 3, height, width), maps (batch, layers, rows, columns).
 
     layers: which to show, counted from 0 (default: all for one image, else six evenly spaced; the title says which
-    share). Maps are fractions of the reader's row; all panels share one scale. Raises InputError for a layer that is
-    not there, and as overlay_rows.
+    share). Maps are means over heads, fractions of the reader's row; all panels share one scale. Raises InputError
+    for a layer that is not there, and as overlay_rows.
     """
     values = 100 * as_array(maps, name="maps", axes=("batch", "layers", "rows", "columns"))
     batch, depth = values.shape[:2]

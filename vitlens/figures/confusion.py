@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
@@ -50,9 +51,8 @@ def _draw(axes: Axes, numbers: Array) -> Array:
     total = numbers.sum(axis=1, keepdims=True)
     share = np.divide(100 * numbers, total, out=np.full_like(numbers, np.nan), where=total > 0)
     colours = colormaps[COUNTS].with_extremes(bad="#C8C8C8")
-    # over 300 classes one pixel holds many cells; the greatest of them is what must be seen
     axes.imshow(np.ma.masked_invalid(share), cmap=colours, vmin=0, vmax=100, interpolation="nearest")
-    return share
+    return np.asarray(share)
 
 
 def _write(axes: Axes, numbers: Array, share: Array, classes: Sequence[str]) -> None:
@@ -81,4 +81,4 @@ def _list_pairs(axes: Axes, numbers: Array, classes: Sequence[str]) -> None:
     axes.set_yticks(range(len(pairs)), [f"{shortened(classes[t], 12)} → {shortened(classes[p], 12)}" for t, p in pairs])
     axes.set_ylim(_PAIRS - 0.5, -0.5)
     axes.set_xlabel("images")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))

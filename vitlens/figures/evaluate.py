@@ -58,7 +58,7 @@ def prediction_grid(
         said = f"{symbol} {shortened(classes[guess[index]], 13)} {100 * sure[index]:.0f} %"
         below = "" if right else f"\nis {shortened(classes[answer[index]], 15)}"
         axes.set_xlabel(said + below, color=colour, fontsize=SMALL)
-    many = int(np.count_nonzero(guess == answer))
+    many = sum(one == other for one, other in zip(guess, answer, strict=True))
     heading(figure, f"Predictions and their probability: {many} of these {len(pictures)} right")
     return figure
 
@@ -93,7 +93,7 @@ def per_class_bars(
         colour = SERIES[index % len(SERIES)]
         axes.barh(place, value[index, shown], thick * 0.9, color=colour, alpha=0.85, label=model)
         axes.hlines(place, below[index, shown], above[index, shown], color="black", linewidth=0.9)
-    axes.set_yticks(range(len(shown)), [f"{shortened(classes[i])} ({count[i]:,.0f})" for i in shown])
+    axes.set_yticks(range(len(shown)), [f"{shortened(classes[i])} ({count[i]:,.0f})" for i in shown.tolist()])
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlim(0, 100)
     axes.set_xlabel("accuracy (%); lines: 95 % intervals; in brackets: images")
@@ -105,8 +105,8 @@ def per_class_bars(
     return figure
 
 
-def _indices(values: ArrayLike, name: str, classes: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _indices(values: ArrayLike, name: str, classes: int) -> list[int]:
     found = as_array(values, name=name, axes=("batch",)).astype(np.int64)
     if found.min() < 0 or found.max() >= classes:
         raise InputError(f"expected {name} from 0 to {classes - 1}, found {found.min()} to {found.max()}")
-    return found  # type: ignore[return-value]
+    return [int(index) for index in found]

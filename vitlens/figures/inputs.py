@@ -32,7 +32,8 @@ def as_array(values: ArrayLike, *, name: str, axes: Sequence[str]) -> Array:
 def as_image(values: ArrayLike, *, name: str = "image") -> Array:
     """One image (3, height, width) in [0, 1]; raises InputError for another shape or range."""
     array = as_array(values, name=name, axes=("3", "height", "width"))
-    return as_images(array[None], name=name)[0]
+    picture: Array = as_images(array[None], name=name)[0]
+    return picture
 
 
 def as_images(values: ArrayLike, *, name: str = "images") -> Array:
@@ -45,7 +46,7 @@ def as_images(values: ArrayLike, *, name: str = "images") -> Array:
         raise InputError(
             f"expected {name} in [0, 1], found {low:.3g} to {high:.3g}; hand them in before the model's normalisation"
         )
-    return array.clip(0, 1)
+    return np.clip(array, 0.0, 1.0)
 
 
 def require_length(found: int, expected: int, *, name: str, of: str) -> None:

@@ -50,7 +50,7 @@ def is_constant(values: Array) -> bool:
 def joint_scale(maps: ArrayLike) -> Scale:
     """One scale for all maps (batch, rows, columns): from the least value to the 99.5th percentile.
 
-    A few attention sinks would leave the rest dark; what is above is drawn in the top colour, and Scale.clipped says so.
+    A few attention sinks would leave the rest dark; what is above has the top colour, and Scale.clipped says so.
     """
     values = as_array(maps, name="maps", axes=("batch", "rows", "columns"))
     low, high = float(values.min()), float(values.max())
@@ -67,7 +67,7 @@ def upsample(values: ArrayLike, size: tuple[int, int], *, smooth: bool = True) -
     """
     grid = as_array(values, name="map", axes=("rows", "columns"))
     vertical, horizontal = (_mixing(target, source, smooth) for target, source in zip(size, grid.shape, strict=True))
-    return vertical @ grid @ horizontal.T
+    return np.asarray(vertical @ grid @ horizontal.T)
 
 
 def _mixing(target: int, source: int, smooth: bool) -> Array:
@@ -94,7 +94,7 @@ def blend(image: ArrayLike, values: ArrayLike, *, scale: Scale, opacity: float =
 def enlarged(image: Array) -> Array:
     """An image (3, height, width) as (height, width, 3), each pixel repeated until the short side has 224."""
     times = max(1, -(-_SHARPEST // min(image.shape[1:])))
-    return image.transpose(1, 2, 0).repeat(times, axis=0).repeat(times, axis=1)
+    return np.asarray(image.transpose(1, 2, 0).repeat(times, axis=0).repeat(times, axis=1))
 
 
 def draw_map(axes: Axes, values: Array, *, scale: Scale) -> None:
@@ -113,6 +113,6 @@ def colour_bar(figure: Figure, panels: Sequence[Axes], *, scale: Scale, label: s
         pad=0.015,
     )
     bar.set_label(label + (" · arrow: top 0.5 %" if scale.clipped else ""))
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     if scale.low == scale.high:
         bar.set_ticks([scale.low], labels=[f"{scale.low:.3g}, all equal"])

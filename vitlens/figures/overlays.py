@@ -68,10 +68,12 @@ def overlay_rows(
         _caption(first, "input", names[index] if names else "", above=index == 0 or batch == 1)
         for panel, axes in enumerate(cells[index][1:]):
             axes.imshow(blend(picture, values[index, panel], scale=shared, smooth=smooth))
-            note = "all equal" if is_constant(values[index, panel]) else ""
-            if found is not None:
-                note = _mark_peak(axes, values[index, panel], hit=bool(found[index, panel])) if not note else note
-            _caption(axes, titles[panel], note, above=index == 0 or batch == 1)
+            below = ""
+            if is_constant(values[index, panel]):
+                below = "all equal"
+            elif found is not None:
+                below = _mark_peak(axes, values[index, panel], hit=bool(found[index, panel]))
+            _caption(axes, titles[panel], below, above=index == 0 or batch == 1)
         if outlines is not None:
             for axes in cells[index]:
                 _outline(axes, outlines[index])

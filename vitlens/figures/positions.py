@@ -1,7 +1,6 @@
 """How alike a model's position embeddings are: the whole matrix, and one map for each patch."""
 
 import numpy as np
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
@@ -91,6 +90,3 @@ def _spread(length: int) -> list[int]:
     step = -(-length // _MOST)
     first = (length - 1) % step // 2
     return list(range(first, length, step))
-
-
-__all__ = ["Normalize", "position_maps", "position_matrix"]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array
@@ -41,7 +42,7 @@ def training_curves(*, history: Sequence[Mapping[str, object]], title: str = "Tr
     for axes in (loss, accuracy, rate):
         axes.set_xlabel("epoch")
         axes.grid(axis="y")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if not axes.lines:
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=GREY)
         elif axes is not rate:

@@ -16,7 +16,7 @@ def multi_head_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    embed_dim_to_check: int,
+    _dim: int,
     num_heads: int,
     in_proj_weight: Tensor | None,
     in_proj_bias: Tensor | None,

@@ -24,13 +24,17 @@ _surveys: WeakKeyDictionary[Specimen, tuple[Site, ...]] = WeakKeyDictionary()
 def observe(specimen: Specimen, images: Images, reducer: Reducer, *, explicit: bool = False) -> Logits:
     """The logits of the images, each attention layer handed to the reducer as it happens and then forgotten.
 
-    Memory does not grow with the layers; the logits are those of the unobserved model, bit by bit (nn.MultiheadAttention,
-    which takes another kernel when unobserved: to 1e-5). explicit: attention from its matrix products, so that autograd
-    sees the weights. The first time a specimen is observed, the lens checks itself on one image (see `survey`).
+    Memory does not grow with the layers; the logits are those of the unobserved model, bit by bit (to 1e-5 for
+    nn.MultiheadAttention, which takes another kernel when unobserved). explicit: attention from its matrix products, so
+    that autograd sees the weights. The first time a specimen is observed, the lens checks itself on one image (see `survey`).
     Raises UnsupportedError where there is no attention, LensError where the lens would show less than the model has.
     """
     survey(specimen, images)
-    with evaluating(specimen), nullcontext() if explicit else torch.no_grad(), tapped(specimen.model, reducer, explicit=explicit) as tap:
+    with (
+        evaluating(specimen),
+        nullcontext() if explicit else torch.no_grad(),
+        tapped(specimen.model, reducer, explicit=explicit) as tap,
+    ):
         logits: Tensor = specimen(images)
         tap.finish()
     return logits
@@ -57,7 +61,9 @@ def _check(specimen: Specimen, image: Images) -> tuple[Site, ...]:
         raise NonFiniteError(f"expected finite logits of {specimen.alias}, found NaN or infinity; check its weights")
     largest = (plain - observed).abs().max().item()
     if largest > TOLERANCE * max(1.0, plain.abs().max().item()):
-        raise LensError(f"expected the logits of {specimen.alias} unchanged under observation, found a difference of {largest:.1e}")
+        raise LensError(
+            f"expected the logits of {specimen.alias} unchanged under observation, found a difference of {largest:.1e}"
+        )
     return tuple(tap.sites)
 
 
@@ -71,7 +77,9 @@ def _check_call(call: AttentionCall) -> None:
         return
     difference = (weights @ call.scored.value - call.output).abs().max().item()
     if difference > TOLERANCE * max(1.0, call.output.abs().max().item()):
-        raise LensError(f"expected weights @ value to be the head's output, found a difference of {difference:.1e} in {where}")
+        raise LensError(
+            f"expected weights @ value to be the head's output, found a difference of {difference:.1e} in {where}"
+        )
 
 
 @dataclass(frozen=True)

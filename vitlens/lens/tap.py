@@ -52,7 +52,7 @@ class Tap(TorchFunctionMode):
             return multi_head_attention(self._fused, *args, **kwargs)
         result = func(*args, **kwargs)
         if func in _SOFTMAX and self._is_attention(result, args, kwargs):
-            self._deliver(result, made=per_head(result))
+            self._deliver(made=per_head(result))
         return result
 
     def _fused(
@@ -69,18 +69,20 @@ class Tap(TorchFunctionMode):
         scored = _score(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if not self.explicit:
             options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-            output = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
-            self._deliver(query, scored=scored, output=per_head(output))
+            output = F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
+            )
+            self._deliver(scored=scored, output=per_head(output))
             return output
         weights = scored.weights(slice(None))
         explicit = F.dropout(weights, dropout_p) @ scored.value
-        self._deliver(query, scored=scored, made=weights, output=explicit)
+        self._deliver(scored=scored, made=weights, output=explicit)
         return explicit.reshape(*query.shape[:-1], value.shape[-1])
 
     def _deliver(
-        self, shaped: Tensor, *, scored: Scored | None = None, made: Tensor | None = None, output: Tensor | None = None
+        self, *, scored: Scored | None = None, made: Tensor | None = None, output: Tensor | None = None
     ) -> None:
-        name, module, entered = self._stack[-1]
+        name, _, entered = self._stack[-1]
         weights = made.shape if made is not None else (*scored.query.shape[:3], scored.key.shape[2])  # type: ignore[union-attr]
         batch, heads, queries, keys = weights
         calls = max(batch // self._images, 1)
@@ -132,11 +134,13 @@ class Tap(TorchFunctionMode):
         Raises UnsupportedError for a model without softmax attention, LensError where some of its layers showed none.
         """
         if not self._seen:
-            raise UnsupportedError("expected a model with softmax attention, found none in its forward pass; see vitlens models")
+            raise UnsupportedError(
+                "expected a model with softmax attention, found none in its forward pass; see vitlens models"
+            )
         if self._silent:
             raise LensError(
-                f"expected weights from every attention layer, found none from {len(self._silent)} (first {self._silent[0]!r}); "
-                "this family computes attention in a way that the lens does not know"
+                f"expected weights from every attention layer, found none from {len(self._silent)} "
+                f"(first {self._silent[0]!r}); this family computes attention in a way that the lens does not know"
             )
 
     def _begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -33,8 +33,7 @@ def unwindow(
     Windows of an image stand one after another in `calls`. The result has patches², so ask it for few images.
     """
     index = window_index(windows).to(weights.device)
-    count, inside = index.shape
-    patches = windows.resolution[0] * windows.resolution[1]
+    count, patches = len(index), windows.resolution[0] * windows.resolution[1]
     split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
     # padding goes to a row and column of its own, which is cut off at the end
     place = index.masked_fill(index < 0, patches)
@@ -48,12 +47,12 @@ def received(
 ) -> Float[Tensor, "batch heads rows columns"]:
     """How much each patch is looked at, mean over the patches that can see it, in image coordinates."""
     index = window_index(windows).to(weights.device)
-    count, _ = index.shape
-    patches = windows.resolution[0] * windows.resolution[1]
+    count, patches = len(index), windows.resolution[0] * windows.resolution[1]
     looks = (index >= 0).to(weights.dtype)  # padding does not look
     split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
     mean = torch.einsum("bhcqk,cq->bhck", split, looks) / looks.sum(-1, keepdim=True)
     place = index.masked_fill(index < 0, patches).flatten()
     full = weights.new_zeros(*mean.shape[:2], patches + 1)
     full[:, :, place] = mean.flatten(2)
-    return full[:, :, :patches].unflatten(-1, windows.resolution)
+    maps: Tensor = full[:, :, :patches].unflatten(-1, windows.resolution)
+    return maps

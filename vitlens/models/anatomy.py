@@ -20,10 +20,9 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
             return Anatomy(family, tuple(_residual_blocks(model)))
         return Anatomy("vit", tuple(_numbered(model, "blocks")), layout, _readout(model, layout))
     blocks = tuple(name.rpartition(".")[0] for name in attention if "." in name)
-    if any(hasattr(model.get_submodule(name), "window_size") for name in attention):
-        # timm's BEiT and EVA keep a window_size on their global attention: the whole grid, or None
-        if read_prefix(model) is None:
-            return Anatomy("windowed", blocks, None, "mean")
+    windows = any(hasattr(model.get_submodule(name), "window_size") for name in attention)
+    if windows and read_prefix(model) is None:  # timm's BEiT has a window_size too, of the whole grid
+        return Anatomy("windowed", blocks, None, "mean")
     layout = read_layout(model, image_size)
     if layout is None:
         return Anatomy("other", blocks)
@@ -108,7 +107,12 @@ def _numbered(model: nn.Module, name: str) -> Iterator[str]:
 def _residual_blocks(model: nn.Module) -> Iterator[str]:
     """The repeated units of a CNN: the children of its stages."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Sequential | nn.ModuleList) and len(module) and all(
-            len(list(child.children())) > 1 and not isinstance(child, nn.Sequential | nn.ModuleList) for child in module
+        if (
+            isinstance(module, nn.Sequential | nn.ModuleList)
+            and len(module)
+            and all(
+                len(list(child.children())) > 1 and not isinstance(child, nn.Sequential | nn.ModuleList)
+                for child in module
+            )
         ):
             yield from (f"{name}.{index}" if name else str(index) for index in range(len(module)))

@@ -49,14 +49,18 @@ def build_preset(architecture: Architecture) -> tuple[nn.Module, Preprocessing]:
         raise ModelError(f"expected a preset, found {architecture.name!r}; see vitlens models")
     if architecture.name in VIT_PRESETS:
         config = VIT_PRESETS[architecture.name]
-        changes: dict[str, object] = {key: tuple(v) if isinstance(v, list) else v for key, v in architecture.overrides.items()}
+        changes: dict[str, object] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in architecture.overrides.items()
+        }
         if architecture.classes is not None:
             changes["classes"] = architecture.classes
         if architecture.image_size is not None:
             changes["image_size"] = architecture.image_size
         unknown = sorted(set(changes) - set(config.__dataclass_fields__))
         if unknown:
-            raise InputError(f"expected fields of a ViT, found {unknown[0]!r}; known: {', '.join(config.__dataclass_fields__)}")
+            raise InputError(
+                f"expected fields of a ViT, found {unknown[0]!r}; known: {', '.join(config.__dataclass_fields__)}"
+            )
         config = replace(config, **changes)  # type: ignore[arg-type]
         return VisionTransformer(config), Preprocessing(config.image_size)
     if architecture.overrides:

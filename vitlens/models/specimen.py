@@ -95,7 +95,8 @@ class Specimen(nn.Module):
         """Where its tokens stand. Raises UnsupportedError for a model without one token sequence."""
         if self.anatomy.layout is None:
             raise UnsupportedError(
-                f"expected a vision transformer, found {self.alias!r} ({self.anatomy.family}) which has no token sequence; see vitlens models"
+                f"expected a vision transformer, found {self.alias!r} ({self.anatomy.family}), "
+                "which has no one sequence of tokens; see vitlens models"
             )
         return self.anatomy.layout
 

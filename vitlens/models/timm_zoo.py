@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitlens.errors import ModelError, UnknownNameError
 from vitlens.models.build import Architecture
 from vitlens.models.hub import pretrained_download
-from vitlens.preprocessing import Preprocessing
+from vitlens.preprocessing import Interpolation, Preprocessing
 
 ADDRESS = "https://huggingface.co"
 
@@ -37,8 +37,11 @@ def build_timm(
     if state is not None:
         classes = _classes_of(name, state)
         # timm drops a head of another size in silence unless its configuration says how many classes there are
-        options["pretrained_cfg_overlay"] = {"state_dict": dict(state)} | ({} if classes is None else {"num_classes": classes})
-        options.setdefault("num_classes", classes) if classes is not None else None
+        options["pretrained_cfg_overlay"] = {"state_dict": dict(state)} | (
+            {} if classes is None else {"num_classes": classes}
+        )
+        if classes is not None:
+            options.setdefault("num_classes", classes)
     logging.getLogger("timm").setLevel(logging.ERROR)
     if pretrained:
         with pretrained_download(f"timm:{name}", f"{ADDRESS}/timm/{name}"):
@@ -49,13 +52,13 @@ def build_timm(
 
 
 def _create(name: str, image_size: tuple[int, int] | None, **options: Any) -> nn.Module:
+    model: nn.Module
     try:
-        if image_size is None:
-            return timm.create_model(name, **options)
         try:
-            return timm.create_model(name, img_size=image_size, **options)
+            model = timm.create_model(name, **options, **({} if image_size is None else {"img_size": image_size}))
         except TypeError:  # a CNN takes any size and has no such argument
-            return timm.create_model(name, **options)
+            model = timm.create_model(name, **options)
+        return model
     except (RuntimeError, KeyError) as error:
         overlay = options.get("pretrained_cfg_overlay")
         if overlay is None:
@@ -72,7 +75,8 @@ def _misfit(name: str, state: Mapping[str, Tensor], error: Exception) -> str:
         parts.append(f"{len(missing)} missing (first {missing[0]!r})")
     if unexpected:
         parts.append(f"{len(unexpected)} unexpected (first {unexpected[0]!r})")
-    return f"weights do not fit timm:{name}: {'; '.join(parts) or str(error).splitlines()[-1].strip()[:160]}; check the name"
+    reason = "; ".join(parts) or str(error).splitlines()[-1].strip()[:160]
+    return f"weights do not fit timm:{name}: {reason}; check the name"
 
 
 def _classes_of(name: str, state: Mapping[str, Tensor]) -> int | None:
@@ -89,5 +93,5 @@ def _preprocessing(model: nn.Module, image_size: tuple[int, int] | None) -> Prep
     config: Mapping[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
     height, width = image_size or config["input_size"][1:]
     resize = math.floor(min(height, width) / config["crop_pct"]) if height == width else None
-    interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
+    interpolation: Interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
     return Preprocessing((height, width), resize, interpolation, tuple(config["mean"]), tuple(config["std"]))

@@ -10,7 +10,7 @@ from vitlens.errors import UnknownNameError
 from vitlens.models.build import Architecture
 from vitlens.models.hub import pretrained_download
 from vitlens.models.weights import load_strictly
-from vitlens.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitlens.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocessing
 
 ADDRESS = "https://download.pytorch.org"
 
@@ -27,7 +27,7 @@ def build_torchvision(
     name = architecture.name
     if name not in torchvision_names():
         raise UnknownNameError("torchvision model", name, torchvision_names(), hint="vitlens models 'torchvision:*'")
-    weights = torchvision.models.get_model_weights(name).DEFAULT  # type: ignore[attr-defined]
+    weights = torchvision.models.get_model_weights(name).DEFAULT
     options: dict[str, Any] = {}
     if architecture.classes is not None:
         options["num_classes"] = architecture.classes
@@ -48,6 +48,6 @@ def _preprocessing(weights: Any, image_size: tuple[int, int] | None) -> Preproce
     crop = transforms.crop_size[0]
     size = image_size or (crop, crop)
     resize = transforms.resize_size[0] if size == (crop, crop) else None
-    interpolation = "bicubic" if transforms.interpolation.value == "bicubic" else "bilinear"
+    interpolation: Interpolation = "bicubic" if transforms.interpolation.value == "bicubic" else "bilinear"
     mean, std = tuple(transforms.mean or IMAGENET_MEAN), tuple(transforms.std or IMAGENET_STD)
     return Preprocessing(size, resize, interpolation, mean, std)

@@ -116,8 +116,10 @@ class VisionTransformer(nn.Module):
         self.reg_token = _token(config.registers, dim) if config.registers else None
         self.pos_embed = _token(layout.tokens - config.registers, dim) if config.positions else None
         self.pos_drop = nn.Dropout(config.dropout)
-        rates = torch.linspace(0, config.drop_path, config.depth).tolist()
-        self.blocks = nn.ModuleList([TransformerBlock(config, drop_path=rate) for rate in rates])
+        steps = max(config.depth - 1, 1)
+        self.blocks = nn.ModuleList(
+            [TransformerBlock(config, drop_path=config.drop_path * index / steps) for index in range(config.depth)]
+        )
         # as in timm: CLS is read from normalised tokens, the mean of the patches is taken first and then normalised
         self.norm = _norm(config) if config.pooling == "cls" else nn.Identity()
         self.fc_norm = _norm(config) if config.pooling == "mean" else nn.Identity()

@@ -44,7 +44,9 @@ def read_weights(path: Path) -> Weights:
             "save it again with torch.save(model.state_dict(), FILE) or as safetensors"
         ) from error
     except (RuntimeError, EOFError, OSError, KeyError, ValueError, AttributeError) as error:
-        raise ModelError(f"expected a state dict in {path}, found a file that torch cannot read; {_line(error)}") from error
+        raise ModelError(
+            f"expected a state dict in {path}, found a file that torch cannot read; {_line(error)}"
+        ) from error
     return _unwrap(found, {})
 
 

@@ -1,30 +1,25 @@
-"""The door to every model: a name in, a Specimen out; and a specimen out to a file."""
+"""The door to every model: a name in, a Specimen out."""
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
-import torchvision
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from vitlens.errors import InputError, ModelError, UnknownNameError
-from vitlens.files import write_atomically
-from vitlens.labels import imagenet_classes
-from vitlens.models.anatomy import read_anatomy
+from vitlens.files import sha256
+from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
 from vitlens.models.build import Architecture, Overrides, build_preset
 from vitlens.models.naming import parse_model
+from vitlens.models.saved import WEIGHTS_FILE, load_saved, save
 from vitlens.models.specimen import Provenance, Specimen
 from vitlens.models.weights import Weights, load_strictly, read_weights
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.preprocessing import Preprocessing
-from vitlens.version import __version__
 
-WEIGHTS_FILE = "model.safetensors"
+__all__ = ["WEIGHTS_FILE", "load", "save", "untrained"]
+
 _BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 Triple = tuple[float, float, float]
@@ -50,19 +45,27 @@ def load(
     classes: names of the logits. Raises UnknownNameError and ModelError.
     """
     parsed = parse_model(name)
-    file = Path(weights or parsed.weights) if weights or parsed.weights else None
+    given = weights or parsed.weights
+    file = Path(given) if given else None
     if file is not None and random_weights:
         raise InputError(f"expected either weights or --random-weights for {parsed.name}, found both")
     own = None if file else _own_weights(parsed.name)
     if own is not None:
-        specimen = _load_own(own, alias=parsed.alias, name=parsed.name, image_size=image_size)
+        specimen = load_saved(own, alias=parsed.alias, name=parsed.name, image_size=image_size)
     else:
         specimen = _load_foreign(
-            parsed.name, alias=parsed.alias, file=file, arch=arch, random=random_weights, image_size=image_size, seed=seed
+            parsed.name,
+            alias=parsed.alias,
+            file=file,
+            arch=arch,
+            random=random_weights,
+            image_size=image_size,
+            seed=seed,
         )
-    changes = {key: value for key, value in (("mean", mean), ("std", std)) if value is not None}
-    if changes or classes is not None:
-        specimen = _with(specimen, replace(specimen.preprocessing, **changes), classes or specimen.classes)
+    if mean or std or classes:
+        own_input = specimen.preprocessing
+        told = replace(own_input, mean=mean or own_input.mean, std=std or own_input.std)
+        specimen = _with(specimen, told, classes or specimen.classes)
     return specimen.to(device).eval().requires_grad_(False)
 
 
@@ -83,60 +86,9 @@ def untrained(
         model, preprocessing = build_preset(architecture)
     # the size is written down, so that the file says it even if a preset's should change
     architecture = replace(architecture, image_size=preprocessing.size)
-    return assemble(model, architecture, preprocessing, classes, alias or name, Provenance(name, "training", None, versions()))
-
-
-def assemble(
-    model: nn.Module,
-    architecture: Architecture,
-    preprocessing: Preprocessing,
-    classes: tuple[str, ...],
-    alias: str,
-    provenance: Provenance,
-) -> Specimen:
-    """A specimen around a model whose anatomy is read from its modules."""
-    return Specimen(
-        model,
-        alias=alias,
-        anatomy=read_anatomy(model, image_size=preprocessing.size),
-        preprocessing=preprocessing,
-        classes=classes,
-        provenance=provenance,
-        architecture=asdict(architecture),
+    return assemble(
+        model, architecture, preprocessing, classes, alias or name, Provenance(name, "training", None, versions())
     )
-
-
-def save(specimen: Specimen, path: Path, *, half: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
-    """The specimen as one safetensors file that load reads by itself; written to a temporary name, then renamed.
-
-    half: store 16-bit floats; state: other weights than its own (an average, the best so far).
-    """
-    about = {
-        "architecture": specimen.architecture,
-        "classes": list(specimen.classes),
-        "preprocessing": asdict(specimen.preprocessing),
-        "vitlens": __version__,
-    }
-    tensors = {key: value.detach().cpu().contiguous() for key, value in (state or specimen.model.state_dict()).items()}
-    if half:
-        tensors = {key: value.half() if value.is_floating_point() else value for key, value in tensors.items()}
-    with write_atomically(path) as temporary:
-        save_file(tensors, str(temporary), metadata={"vitlens": json.dumps(about, sort_keys=True)})
-
-
-def versions() -> dict[str, str]:
-    """The versions that decide what a model computes."""
-    import timm
-
-    return {"vitlens": __version__, "torch": torch.__version__, "torchvision": torchvision.__version__, "timm": timm.__version__}
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """A random state of its own for initialisation; the caller's comes back on exit."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def _own_weights(name: str) -> Path | None:
@@ -146,33 +98,25 @@ def _own_weights(name: str) -> Path | None:
     path = Path(name)
     if path.is_dir():
         if not (path / WEIGHTS_FILE).is_file():
-            raise ModelError(f"expected a run folder with {WEIGHTS_FILE}, found none in {name}; a folder that vitlens train wrote has it")
+            raise ModelError(
+                f"expected a run folder with {WEIGHTS_FILE}, found none in {name}; "
+                "a folder that vitlens train wrote has it"
+            )
         return path / WEIGHTS_FILE
     if path.suffix == ".safetensors" and path.is_file() and "vitlens" in read_weights(path).metadata:
         return path
     return None
 
 
-def _load_own(file: Path, *, alias: str, name: str, image_size: tuple[int, int] | None) -> Specimen:
-    found = read_weights(file)
-    about = _about(found, file)
-    architecture = Architecture.from_json(about["architecture"])
-    classes = tuple(about["classes"])
-    stored = {**about["preprocessing"]}
-    preprocessing = Preprocessing(
-        tuple(stored["size"]), stored["resize"], stored["interpolation"], tuple(stored["mean"]), tuple(stored["std"])
-    )
-    model = _build(architecture)
-    load_strictly(model, _as_float(found.state), where=str(file.parent.name or file))
-    if image_size is not None and image_size != preprocessing.size:
-        preprocessing = replace(preprocessing, size=image_size, resize=None)
-    source = "bundled" if name in BUNDLED else file.name
-    provenance = Provenance(name, source, _sha256(file), versions(), found.notes)
-    return assemble(model, architecture, preprocessing, classes, alias, provenance)
-
-
 def _load_foreign(
-    name: str, *, alias: str, file: Path | None, arch: str | None, random: bool, image_size: tuple[int, int] | None, seed: int
+    name: str,
+    *,
+    alias: str,
+    file: Path | None,
+    arch: str | None,
+    random: bool,
+    image_size: tuple[int, int] | None,
+    seed: int,
 ) -> Specimen:
     if Path(name).suffix in _SUFFIXES:
         if arch is None:
@@ -182,14 +126,18 @@ def _load_foreign(
     if kind not in ("", "timm", "torchvision") or (not kind and name not in PRESETS):
         _refuse_unknown(name)
     if not kind and file is None and not random:
-        raise ModelError(f"expected a trained model, found the preset {name!r}; train one first: vitlens train {name} --data digits")
+        raise ModelError(
+            f"expected a trained model, found the preset {name!r}; train one first: vitlens train {name} --data digits"
+        )
     found = read_weights(file) if file else None
     with seeded(seed):
         model, architecture, preprocessing = _construct(kind, short, found, image_size, pretrained=not random)
     source = file.name if file else "random" if random else "hub"
-    provenance = Provenance(name, source, _sha256(file) if file else None, versions(), found.notes if found else ())
-    outputs = _count_classes(model, preprocessing.size)
-    return assemble(model, replace(architecture, classes=outputs), preprocessing, default_classes(outputs), alias, provenance)
+    provenance = Provenance(name, source, sha256(file) if file else None, versions(), found.notes if found else ())
+    outputs = count_classes(model, preprocessing.size)
+    return assemble(
+        model, replace(architecture, classes=outputs), preprocessing, default_classes(outputs), alias, provenance
+    )
 
 
 def _construct(
@@ -215,38 +163,24 @@ def _construct(
     return model, architecture, preprocessing
 
 
-def _between(built: tuple[nn.Module, Preprocessing], architecture: Architecture) -> tuple[nn.Module, Architecture, Preprocessing]:
+def _between(
+    built: tuple[nn.Module, Preprocessing], architecture: Architecture
+) -> tuple[nn.Module, Architecture, Preprocessing]:
     return built[0], architecture, built[1]
 
 
-def _build(architecture: Architecture) -> nn.Module:
-    """The model of an architecture with random weights, soon overwritten; the caller's random state is kept."""
-    with seeded(0):
-        return _construct_again(architecture)
-
-
-def _construct_again(architecture: Architecture) -> nn.Module:
-    if architecture.kind == "timm":
-        from vitlens.models.timm_zoo import build_timm
-
-        return build_timm(architecture)[0]
-    if architecture.kind == "torchvision":
-        from vitlens.models.torchvision_zoo import build_torchvision
-
-        return build_torchvision(architecture)[0]
-    return build_preset(architecture)[0]
-
-
-def _refuse_unknown(name: str) -> None:
+def _refuse_unknown(name: str) -> NoReturn:
     if "/" in name or name.startswith((".", "~")):
         raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
     raise UnknownNameError("model", name, (*PRESETS, *BUNDLED, "timm:NAME", "torchvision:NAME"), hint="vitlens models")
 
 
 def _with(specimen: Specimen, preprocessing: Preprocessing, classes: tuple[str, ...]) -> Specimen:
-    count = _count_classes(specimen.model, specimen.input_size)
+    count = count_classes(specimen.model, specimen.input_size)
     if len(classes) != count:
-        raise InputError(f"expected {count} class names for {specimen.alias}, found {len(classes)}; check --classes FILE")
+        raise InputError(
+            f"expected {count} class names for {specimen.alias}, found {len(classes)}; check --classes FILE"
+        )
     return assemble(
         specimen.model,
         Architecture.from_json(specimen.architecture),
@@ -255,38 +189,3 @@ def _with(specimen: Specimen, preprocessing: Preprocessing, classes: tuple[str, 
         specimen.alias,
         specimen.provenance,
     )
-
-
-def default_classes(count: int) -> tuple[str, ...]:
-    """ImageNet's names for 1000 logits, numbers for any other count."""
-    return imagenet_classes() if count == 1000 else tuple(str(index) for index in range(count))
-
-
-def _count_classes(model: nn.Module, size: tuple[int, int]) -> int:
-    """Width of the logits, measured: no two libraries keep it in the same place."""
-    was = model.training
-    model.eval()
-    with torch.inference_mode():
-        logits = model(torch.zeros(1, 3, *size))
-    model.train(was)
-    return int(logits.shape[-1])
-
-
-def _as_float(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
-
-
-def _about(found: Weights, file: Path) -> dict[str, dict[str, object] | list[str]]:
-    try:
-        about = json.loads(found.metadata["vitlens"])
-        return {key: about[key] for key in ("architecture", "classes", "preprocessing")}
-    except (KeyError, ValueError, TypeError) as error:
-        raise ModelError(f"expected weights written by vitlens in {file}, found no description; give --arch NAME") from error
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -4,8 +4,8 @@ No state of a random generator is in it: orders, augmentation and dropout derive
 """
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,16 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Replace the folder's checkpoint, all or nothing. Raises StorageError; the previous one then survives."""
     path = folder / FOLDER / _FILE
     tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
+    with told_as_storage(path), write_atomically(path) as temporary:
+        save_file(tensors, str(temporary), metadata={"vitlens": json.dumps(checkpoint.facts)})
+
+
+@contextmanager
+def told_as_storage(path: Path) -> Iterator[None]:
+    """safetensors wraps the system's errors in a type of its own: say them as StorageError, in one line."""
     try:
-        with write_atomically(path) as temporary:
-            save_file(tensors, str(temporary), metadata={"vitlens": json.dumps(checkpoint.facts)})
-    except SafetensorError as error:  # its writer wraps the system's errors in its own type
+        yield
+    except SafetensorError as error:
         raise StorageError(f"expected room on the disk for {path}, found: {error}; free some, then resume") from error
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitlens.data.split import Chosen, InMemory, Source
+from vitlens.data.split import Chosen, InMemory, Renewable, Source
 from vitlens.shapes import Pixels
 
 _MOST_WORKERS = 8  # decoding gains little beyond
@@ -39,7 +39,7 @@ def epoch_batches(count: int, batch_size: int, *, seed: int, epoch: int) -> tupl
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(derive(seed, epoch)))
     size = min(batch_size, count)
-    return order[: count - count % size].split(size)
+    return tuple(order[start : start + size] for start in range(0, count - size + 1, size))
 
 
 def share(batch: Tensor, process: int, processes: int) -> Tensor:
@@ -47,17 +47,17 @@ def share(batch: Tensor, process: int, processes: int) -> Tensor:
     return batch[process::processes]
 
 
-def in_memory(source: Source) -> bool:
-    """Whether reading costs no more than copying."""
-    return isinstance(source, InMemory) or (isinstance(source, Chosen) and in_memory(source.source))
+def at_hand(source: Source) -> bool:
+    """Whether its pixels lie in memory or are drawn, so that no worker has to decode files ahead of time."""
+    return isinstance(source, InMemory | Renewable) or (isinstance(source, Chosen) and at_hand(source.source))
 
 
 def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterator[Portion]:
-    """The batches' pixels in order: read here when in memory, else ahead of time by worker processes.
+    """The batches' pixels in order: read here when they are at hand, else ahead of time by worker processes.
 
     pin: page-locked memory, from which a CUDA device copies while it computes.
     """
-    if in_memory(source):
+    if at_hand(source):
         for indices in batches:
             yield Portion(source.read(indices), indices)
         return

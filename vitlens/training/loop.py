@@ -8,23 +8,22 @@ batch normalisation, whose statistics are per process (a CNN then sees smaller b
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ContextManager, NoReturn
+from typing import NoReturn
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.data.split import Source, Split
-from vitlens.devices import autocast, evaluating
-from vitlens.errors import DataError, InputError, NonFiniteError
+from vitlens.data.split import Split
+from vitlens.devices import autocast
+from vitlens.errors import NonFiniteError
 from vitlens.models import zoo
 from vitlens.models.specimen import Specimen, trainable
-from vitlens.training.augment import augment
 from vitlens.training.average import Average, copy_into
 from vitlens.training.checkpoint import (
     Checkpoint,
@@ -32,25 +31,27 @@ from vitlens.training.checkpoint import (
     read_checkpoint,
     require_same,
     restore,
+    told_as_storage,
     write_checkpoint,
 )
 from vitlens.training.clock import Clock
-from vitlens.training.feed import Portion, derive, epoch_batches, portions, share
+from vitlens.training.feed import derive, epoch_batches, portions, share
 from vitlens.training.metrics import (
     EpochMetrics,
     Progress,
+    Standing,
     TrainingResult,
     append_metrics,
     rewrite_metrics,
 )
 from vitlens.training.optimiser import adamw
-from vitlens.training.processes import agree_on_buffers, join, place, total, wrap
+from vitlens.training.processes import join, total, wrap
 from vitlens.training.recipe import Recipe
-from vitlens.training.schedule import learning_rate
+from vitlens.training.task import Task, require_fitting
+from vitlens.training.validation import look
 
 BEST_FILE = "best.safetensors"
 _PROGRESS_INTERVAL = 0.1  # seconds
-_TEST_BATCH = 256
 
 
 def fit(
@@ -75,14 +76,10 @@ def fit(
     do not fit together, NonFiniteError when the loss does (files and specimen keep the last good weights),
     StorageError when the disk is full (the previous checkpoint survives).
     """
-    _check(specimen, train, test)
-    accelerator = join(torch.device(device))
-    if recipe.batch_size < accelerator.num_processes:
-        raise InputError(
-            f"expected --batch-size of at least {accelerator.num_processes}, one image a process, found {recipe.batch_size}"
-        )
-    device = place(accelerator, torch.device(device))
-    task = _Task(specimen, train, test, recipe, directory, seed, device, precision, checkpoint_every)
+    require_fitting(specimen, train, test)
+    batch_size = min(recipe.batch_size, len(train))
+    accelerator, device = join(torch.device(device), batch_size=batch_size)
+    task = Task(specimen, train, test, recipe, directory, seed, device, precision, checkpoint_every)
     specimen.to(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), trainable(specimen):
         training = _Training(task, accelerator, on_progress)
@@ -90,98 +87,10 @@ def fit(
         return training.run()
 
 
-@dataclass(frozen=True)
-class _Task:
-    """What was asked for, and what follows from it."""
-
-    specimen: Specimen
-    train: Split
-    test: Split
-    recipe: Recipe
-    directory: Path
-    seed: int
-    device: torch.device
-    precision: str
-    checkpoint_every: int | None
-
-    @property
-    def batch_size(self) -> int:
-        """Images in a global batch."""
-        return min(self.recipe.batch_size, len(self.train))
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Full batches in an epoch."""
-        return len(self.train) // self.batch_size
-
-    @property
-    def steps(self) -> int:
-        """Steps in all."""
-        return self.recipe.epochs * self.steps_per_epoch
-
-    def learning_rate(self, step: int) -> float:
-        """The rate of a step."""
-        recipe = self.recipe
-        return learning_rate(
-            step,
-            total=self.steps,
-            warmup=round(recipe.warmup * self.steps),
-            peak=recipe.learning_rate,
-            minimum=recipe.minimum * recipe.learning_rate,
-        )
-
-    def source(self, epoch: int) -> Source:
-        """Where an epoch's pixels come from: rendered anew where the data can."""
-        return self.train.source
-
-    def augmented(self, portion: Portion, epoch: int) -> Tensor:
-        """A portion's images on the device, augmented."""
-        pixels = portion.pixels.to(self.device, non_blocking=True)
-        padding, flip = self.recipe.crop_padding, self.recipe.flip
-        return augment(pixels, portion.indices, seed=self.seed, epoch=epoch, crop_padding=padding, flip=flip)
-
-    def labels(self, indices: Tensor) -> Tensor:
-        """Their labels on the device."""
-        assert self.train.labels is not None
-        return self.train.labels[indices].to(self.device)
-
-    def identity(self) -> dict[str, object]:
-        """What a checkpoint must share with the run that goes on from it."""
-        return {
-            "architecture": self.specimen.architecture,
-            "classes": list(self.specimen.classes),
-            "recipe": self.recipe.numbers(),
-            "data": {"name": self.train.name, "train": len(self.train), "test": len(self.test)},
-            "seed": self.seed,
-        }
-
-
-@dataclass(frozen=True)
-class _Standing:
-    """What is known besides tensors: the epochs done, and the best look at the test images."""
-
-    history: tuple[EpochMetrics, ...] = ()
-    best_accuracy: float = -1.0
-    best_epoch: int = -1
-
-    def after(self, metrics: EpochMetrics) -> "_Standing":
-        """The standing one epoch later."""
-        history, accuracy = (*self.history, metrics), metrics.test_accuracy
-        if accuracy is None or accuracy <= self.best_accuracy:
-            return replace(self, history=history)
-        return _Standing(history, accuracy, metrics.epoch)
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "_Standing":
-        """As a checkpoint keeps it."""
-        history = tuple(EpochMetrics(**metrics) for metrics in stored["history"])
-        return cls(history, stored["best_accuracy"], stored["best_epoch"])
-
-
 class _Training:
     """One run of the loop in one process."""
 
-    def __init__(self, task: _Task, accelerator: Accelerator, on_progress: Callable[[Progress], None] | None) -> None:
+    def __init__(self, task: Task, accelerator: Accelerator, on_progress: Callable[[Progress], None] | None) -> None:
         recipe, model = task.recipe, task.specimen.model
         self.task, self.accelerator, self.on_progress = task, accelerator, on_progress
         self.average = Average(model, decay=recipe.average) if recipe.average else None
@@ -191,7 +100,7 @@ class _Training:
         self.wrapped = wrap(accelerator, task.specimen)
         self.step = 0
         self.sums = torch.zeros(3, dtype=torch.float64)  # loss, correct and images of this epoch, in this process
-        self.standing = _Standing()
+        self.standing = Standing()
         self.clock = Clock()
         self.reported = 0.0
 
@@ -234,7 +143,7 @@ class _Training:
             self.average.updates = self.step
         if self.accelerator.is_main_process:  # the others' sums are in the first one's
             self.sums.copy_(checkpoint.tensors["sums"])
-        self.standing = _Standing.from_json(facts["standing"])
+        self.standing = Standing.from_json(facts["standing"])
         self.clock = Clock(seconds=facts["seconds"])
 
     def _epoch(self) -> None:
@@ -305,30 +214,22 @@ class _Training:
         self._write_checkpoint()
 
     def _look(self) -> tuple[float, float]:
-        """Mean loss (nats) and accuracy (fraction) on the test images, each process looking at its share."""
+        """Mean loss (nats) and accuracy (fraction) on the test images."""
         task = self.task
-        agree_on_buffers(self.accelerator, task.specimen)
-        mine = share(torch.arange(len(task.test)), self.accelerator.process_index, self.accelerator.num_processes)
-        sums = torch.zeros(2, dtype=torch.float64)
-        with evaluating(task.specimen), torch.inference_mode(), autocast(task.device, task.precision):
-            for batch in task.test.pick(mine).batches(_TEST_BATCH, device=task.device):
-                assert batch.labels is not None
-                logits = task.specimen(batch.images).float()
-                loss = F.cross_entropy(logits, batch.labels, reduction="sum")
-                correct = (logits.argmax(1) == batch.labels).sum()
-                sums += torch.stack((loss.double(), correct.double())).cpu()
-        loss, correct = (total(self.accelerator, sums, task.device) / len(task.test)).tolist()
+        loss, accuracy = look(task.specimen, task.test, self.accelerator, device=task.device, precision=task.precision)
         if not math.isfinite(loss):
             self._refuse(f"test loss {loss:g}")
-        return loss, correct
+        return loss, accuracy
 
-    def _kept_weights(self) -> ContextManager[None]:
+    def _kept_weights(self) -> AbstractContextManager[None]:
         """The weights that are tested and kept, in place of the trained ones for a while."""
         return nullcontext() if self.average is None else self.average.applied(self.task.specimen.model)
 
     def _save_weights(self, *, best: bool) -> None:
         for name in (zoo.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
-            zoo.save(self.task.specimen, self.task.directory / name)
+            path = self.task.directory / name
+            with told_as_storage(path):
+                zoo.save(self.task.specimen, path)
 
     def _write_checkpoint(self) -> None:
         sums = total(self.accelerator, self.sums, self.task.device)
@@ -375,21 +276,3 @@ class _Training:
                 seconds_left=self.clock.seconds_left((self.task.steps - self.step) * self.task.batch_size),
             )
         )
-
-
-def _check(specimen: Specimen, train: Split, test: Split) -> None:
-    """Refuse data that this model cannot be trained or tested on."""
-    for split in (train, test):
-        if not len(split) or split.labels is None:
-            found = "none" if not len(split) else "images without labels"
-            raise DataError(f"expected labelled {split.part} images in {split.name}, found {found}; see vitlens data")
-        if split.classes != specimen.classes:
-            raise InputError(
-                f"expected a model of {split.name}'s {len(split.classes)} classes, found {specimen.alias} with "
-                f"{len(specimen.classes)} (or other names)"
-            )
-        low, high = int(split.labels.min()), int(split.labels.max())
-        if low < 0 or high >= len(specimen.classes):
-            raise DataError(
-                f"expected labels from 0 to {len(specimen.classes) - 1} in {split.name}, found {low} to {high}"
-            )

@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from vitlens.errors import InputError
 from vitlens.files import storage_error, write_text
@@ -49,6 +50,28 @@ class EpochMetrics:
     test_accuracy: float | None
     seconds: float
     images_per_second: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known besides tensors: the epochs done, and the best look at the test images."""
+
+    history: tuple[EpochMetrics, ...] = ()
+    best_accuracy: float = -1.0
+    best_epoch: int = -1
+
+    def after(self, metrics: EpochMetrics) -> "Standing":
+        """The standing one epoch later."""
+        history, accuracy = (*self.history, metrics), metrics.test_accuracy
+        if accuracy is None or accuracy <= self.best_accuracy:
+            return replace(self, history=history)
+        return Standing(history, accuracy, metrics.epoch)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> "Standing":
+        """As a checkpoint keeps it."""
+        history = tuple(EpochMetrics(**metrics) for metrics in stored["history"])
+        return cls(history, stored["best_accuracy"], stored["best_epoch"])
 
 
 @dataclass(frozen=True)

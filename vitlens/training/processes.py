@@ -10,24 +10,21 @@ from torch import Tensor, nn
 from vitlens.errors import InputError
 
 
-def join(device: torch.device) -> Accelerator:
-    """This process's place among those that `accelerate launch` or torchrun started.
+def join(device: torch.device, *, batch_size: int) -> tuple[Accelerator, torch.device]:
+    """This process's place among those that `accelerate launch` or torchrun started, and its device.
 
-    Mixed precision and devices stay ours (accelerate fixes both once per process, a library must not). Several
-    processes need a device each, or the CPU: raises InputError otherwise.
+    Mixed precision stays ours (accelerate fixes it once per process, which a library must not). Raises InputError when
+    the processes were started for other devices, or a batch has less than an image for each.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    accelerator = Accelerator(
-        cpu=several and device.type == "cpu", mixed_precision="no", device_placement=several and device.type != "cpu"
-    )
-    if several and accelerator.device.type != device.type:
-        raise InputError(f"expected {accelerator.device.type} in every process, found --device {device}")
-    return accelerator
-
-
-def place(accelerator: Accelerator, device: torch.device) -> torch.device:
-    """The device of this process: the one asked for, or its own among several."""
-    return accelerator.device if accelerator.num_processes > 1 and device.type != "cpu" else device
+    on_cpu = device.type == "cpu"
+    accelerator = Accelerator(cpu=several and on_cpu, mixed_precision="no", device_placement=several and not on_cpu)
+    processes, placed = accelerator.num_processes, accelerator.device if several else device
+    if placed.type != device.type:
+        raise InputError(f"expected --device {placed.type}, as accelerate's processes have, found {device}")
+    if batch_size < processes:
+        raise InputError(f"expected --batch-size of at least {processes}, an image a process, found {batch_size}")
+    return accelerator, placed
 
 
 def wrap(accelerator: Accelerator, module: nn.Module) -> nn.Module:

@@ -1,0 +1,31 @@
+"""A command line whose runs are replaced: what reaches them is what was parsed."""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
+    """Replaces vitlens.runs.<word>.<word> by a function that keeps its arguments, or raises what it is given."""
+
+    def replace(word: str, *, error: BaseException | None = None, result: object = ()) -> Calls:
+        calls: Calls = []
+
+        def run(*args: Any, **options: Any) -> object:
+            calls.append((args, options))
+            if error is not None:
+                raise error
+            return result
+
+        module = ModuleType(f"vitlens.runs.{word}")
+        setattr(module, word, run)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return calls
+
+    return replace

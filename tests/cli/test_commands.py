@@ -1,0 +1,147 @@
+"""What is typed is what the run gets."""
+
+from pathlib import Path
+
+import pytest
+
+from vitlens.cli.main import EXAMPLES, run
+from vitlens.cli.words import one_option_an_image
+from vitlens.names import COMMANDS, FUSIONS
+from vitlens.runs.options import ModelOptions, RunOptions
+
+
+def test_defaults_of_the_command_line_are_those_of_the_options(stand_in):
+    calls = stand_in("rollout")
+    assert run(["rollout", "vit-digits"]) == 0
+    [(args, options)] = calls
+    assert args == ("vit-digits",)
+    assert options["options"] == RunOptions(command="vitlens rollout vit-digits")
+    assert options["model_options"] == ModelOptions()
+    assert (options["images"], options["data"]) == (None, None)
+    assert options["fusion"] == FUSIONS
+
+
+def test_every_shared_option_arrives(stand_in):
+    line = (
+        "rollout timm:x --weights w.safetensors --random-weights --arch a --image-size 32x64 --mean 0.1,0.2,0.3 "
+        "--std 0.5 --classes names.txt --data d --limit 3 --batch-size 4 --device cuda:1 --precision bf16 --seed 5 "
+        "--out o --overwrite --format svg,png --data-dir c --quiet --fusion max --discard 0.5 --alpha 0.25 "
+        "--start-layer 2 --readout mean"
+    )
+    calls = stand_in("rollout")
+    assert run(line.split()) == 0
+    [(_, options)] = calls
+    assert options.pop("options") == RunOptions(
+        device="cuda:1",
+        precision="bf16",
+        seed=5,
+        batch_size=4,
+        limit=3,
+        out=Path("o"),
+        overwrite=True,
+        quiet=True,
+        formats=("svg", "png"),
+        data_dir=Path("c"),
+        command=f"vitlens {line}",
+    )
+    assert options.pop("model_options") == ModelOptions(
+        weights=Path("w.safetensors"),
+        random_weights=True,
+        arch="a",
+        image_size=(32, 64),
+        mean=(0.1, 0.2, 0.3),
+        std=(0.5, 0.5, 0.5),
+        classes=Path("names.txt"),
+    )
+    assert options == {
+        "images": None,
+        "data": "d",
+        "fusion": ("max",),
+        "discard": 0.5,
+        "alpha": 0.25,
+        "start_layer": 2,
+        "readout": "mean",
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vit-digits --images a.jpg b.jpg c --seed 1",
+        "vit-digits --images a.jpg --images b.jpg --images c --seed 1",
+        "--seed 1 vit-digits --images a.jpg b.jpg --images c",
+    ],
+)
+def test_images_takes_every_word_up_to_the_next_option(line, stand_in):
+    calls = stand_in("predict")
+    assert run(["predict", *line.split()]) == 0
+    [(args, options)] = calls
+    assert args == ("vit-digits",)
+    assert options["images"] == ["a.jpg", "b.jpg", "c"]
+    assert options["options"].seed == 1
+
+
+def test_words_without_images_are_left_alone():
+    assert list(one_option_an_image(["m", "--limit", "3", "x"])) == ["m", "--limit", "3", "x"]
+    assert list(one_option_an_image(["--images=a", "m"])) == ["--images=a", "m"]
+
+
+def test_the_command_line_can_be_typed_again(stand_in):
+    calls = stand_in("predict")
+    run(["predict", "m", "--images", "a cat.jpg"])
+    assert calls[0][1]["options"].command == "vitlens predict m --images 'a cat.jpg'"
+
+
+def test_predict_prints_the_rows_it_gets(stand_in, capsys):
+    stand_in("predict", result=["a.jpg 7", "b.jpg 1"])
+    assert run(["predict", "m", "--images", "a.jpg"]) == 0
+    assert capsys.readouterr().out == "a.jpg 7\nb.jpg 1\n"
+
+
+def test_evaluate_takes_several_models(stand_in):
+    calls = stand_in("evaluate")
+    assert run(["evaluate", "vit-digits", "small=runs/a"]) == 0
+    [(args, options)] = calls
+    assert args == (["vit-digits", "small=runs/a"],)
+    assert options["data"] == "digits"
+
+
+def test_train_passes_on_what_was_given_alone(stand_in):
+    calls = stand_in("train")
+    assert (
+        run(
+            [
+                "train",
+                "vit-micro",
+                "--epochs",
+                "3",
+                "--average",
+                "0",
+                "--patch-size",
+                "8",
+                "--depth",
+                "2",
+                "--image-size",
+                "64",
+            ]
+        )
+        == 0
+    )
+    [(args, options)] = calls
+    assert args == ("vit-micro",)
+    assert options["recipe"] == {"epochs": 3, "average": 0.0}
+    assert options["shape"] == {"patch_size": [8, 8], "depth": 2}
+    assert options["image_size"] == (64, 64)
+    assert (options["data"], options["resume"]) == (None, None)
+
+
+@pytest.mark.parametrize("command", EXAMPLES, ids=COMMANDS)
+def test_the_example_of_each_command_parses(command, stand_in):
+    word = command.__name__
+    if word in ("models", "data"):
+        pytest.skip("has no run to stand in for; tests/runs tries it")
+    calls = stand_in(word)
+    for line in EXAMPLES[command].split(" && "):
+        if line.split()[1] == word:
+            assert run(line.split()[1:]) == 0
+    assert calls

@@ -1,0 +1,21 @@
+from pathlib import Path
+
+from vitlens.cli.completion import complete_data, complete_model, complete_preset
+from vitlens.names import BUNDLED, EMBEDDED_DATA, PRESETS, TORCHVISION_DATA
+
+
+def test_every_name_is_offered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {*PRESETS, *BUNDLED, "timm:", "torchvision:"} == set(complete_model(""))
+    assert {*EMBEDDED_DATA, *TORCHVISION_DATA} == set(complete_data(""))
+    assert complete_preset("resnet") == ["resnet20", "resnet18", "resnet50"]
+
+
+def test_what_lies_here_is_offered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/model.safetensors").touch()
+    Path("runs/unfinished").mkdir()
+    Path("scenes.npz").touch()
+    assert complete_model("runs") == ["runs/a"]
+    assert complete_data("sc") == ["scenes.npz"]

@@ -1,0 +1,40 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitlens.cli.lists import numbers, one_of, side_lengths
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.names import FUSIONS
+
+
+@given(st.lists(st.sampled_from(FUSIONS), min_size=1))
+def test_a_list_read_back_has_each_word_once_in_order(words):
+    assert one_of("--fusion", ", ".join(words), FUSIONS) == tuple(dict.fromkeys(words))
+
+
+def test_an_unknown_word_names_the_nearest():
+    with pytest.raises(UnknownNameError, match="no --fusion value 'mex'; did you mean 'max'"):
+        one_of("--fusion", "mean,mex", FUSIONS)
+
+
+@given(st.tuples(*[st.floats(0, 1)] * 3))
+def test_three_numbers(values):
+    assert numbers("--mean", ",".join(map(repr, values))) == values
+
+
+@pytest.mark.parametrize("text", ["", "a", "0.5,0.5", "0.5,0.5,1.5", "nan", "-0.1", "0,0,0,0"])
+def test_what_is_not_three_numbers_is_refused(text):
+    with pytest.raises(InputError, match="expected --std R,G,B"):
+        numbers("--std", text)
+
+
+@given(st.integers(1, 9999), st.integers(1, 9999))
+def test_sides(height, width):
+    assert side_lengths("--image-size", f"{height}x{width}") == (height, width)
+    assert side_lengths("--image-size", str(height)) == (height, height)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1x2x3", "-4", "4.5", "x", "32x"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(InputError, match="expected --image-size N or HEIGHTxWIDTH"):
+        side_lengths("--image-size", text)

@@ -1,0 +1,51 @@
+"""The command line answers at once: nothing heavy is imported until a command runs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from vitlens.names import COMMANDS
+
+HEAVY = ("torch", "numpy", "matplotlib", "timm", "torchvision", "PIL", "scipy", "sklearn", "accelerate", "jaxtyping")
+PROGRAM = """
+import sys
+{first}
+heavy = [name for name in {heavy} if name in sys.modules]
+assert not heavy, heavy
+"""
+
+
+def runs_without(first: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(first=first, heavy=HEAVY)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_vitlens_imports_nothing_heavy():
+    runs_without("import vitlens; vitlens.__version__; dir(vitlens)")
+
+
+@pytest.mark.parametrize("words", [[], *([word] for word in COMMANDS)], ids=lambda words: " ".join(words) or "vitlens")
+def test_help_imports_nothing_heavy(words):
+    runs_without(f"from vitlens.cli.main import run; assert run({[*words, '--help']}) == 0")
+
+
+def test_completion_imports_nothing_heavy():
+    runs_without("from vitlens.cli.completion import *; assert complete_model('vit') and complete_data('dig')")
+
+
+def test_a_wrong_call_imports_nothing_heavy():
+    runs_without("from vitlens.cli.main import run; assert run(['rollout', 'm', '--fusion', 'sum']) == 2")
+
+
+def test_python_dash_m_is_the_same():
+    shown = [
+        subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+        for command in (
+            [sys.executable, "-m", "vitlens"],
+            [sys.executable, "-c", "from vitlens.cli.main import main; main()"],
+        )
+    ]
+    assert shown[0] == shown[1] != ""

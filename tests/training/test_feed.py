@@ -1,0 +1,68 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.training.tiny import tiny_split
+from vitlens.data.split import Chosen, InMemory
+from vitlens.training.feed import at_hand, derive, epoch_batches, portions, share
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """Pixels that, for all the feed knows, must be decoded."""
+
+    inner: InMemory
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def read(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.inner.read(indices)
+
+
+def test_an_epoch_shows_every_image_at_most_once_in_full_batches() -> None:
+    batches = epoch_batches(23, 5, seed=0, epoch=0)
+    assert [len(batch) for batch in batches] == [5, 5, 5, 5]
+    assert len(torch.cat(batches).unique()) == 20
+
+
+def test_fewer_images_than_a_batch_are_one_batch() -> None:
+    (batch,) = epoch_batches(3, 8, seed=0, epoch=0)
+    assert batch.sort().values.tolist() == [0, 1, 2]
+
+
+def test_order_depends_on_seed_and_epoch_alone() -> None:
+    orders = {(seed, epoch): torch.cat(epoch_batches(50, 10, seed=seed, epoch=epoch)) for seed in (0, 1) for epoch in (0, 1)}
+    assert len({tuple(order.tolist()) for order in orders.values()}) == 4
+    torch.manual_seed(9)
+    assert torch.equal(torch.cat(epoch_batches(50, 10, seed=0, epoch=1)), orders[0, 1])
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+def test_shares_are_the_batch(processes: int) -> None:
+    batch = torch.randperm(10)
+    parts = [share(batch, process, processes) for process in range(processes)]
+    assert torch.cat(parts).sort().values.tolist() == list(range(10))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_workers_bring_the_same_pixels_in_the_same_order() -> None:
+    source = tiny_split("train", 30).source
+    assert isinstance(source, InMemory)
+    batches = epoch_batches(30, 7, seed=0, epoch=0)
+    assert at_hand(source)
+    assert at_hand(Chosen(source, torch.arange(30)))
+    assert not at_hand(OnDisk(source))
+    here, there = portions(source, batches, pin=False), portions(OnDisk(source), batches, pin=False)
+    for near, far, batch in zip(here, there, batches, strict=True):
+        assert torch.equal(near.indices, batch)
+        assert torch.equal(far.indices, batch)
+        assert torch.equal(near.pixels, far.pixels)
+
+
+def test_derived_seeds_do_not_collide() -> None:
+    seeds = {derive(seed, step, process) for seed in range(20) for step in range(200) for process in range(3)}
+    assert len(seeds) == 20 * 200 * 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive(1, 2) != derive(2, 1)

@@ -1,0 +1,147 @@
+"""One image file -> uint8 pixels, whatever it holds: rotation, transparency, depth and colour space are put right."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from vitlens.errors import DataError
+from vitlens.preprocessing import Interpolation, Preprocessing
+
+PIXEL_LIMIT = 64_000_000  # a file may hold, or be resized to, this many pixels; a small file can claim any number
+# Pillow reads others too, one of them (EPS) by running a program
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+
+_RESAMPLING: dict[Interpolation, Image.Resampling] = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+_DEEP_GREY = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+class UnreadableError(DataError):
+    """An image that cannot be used; the message is the reason, without the file's name."""
+
+
+class Decoded(NamedTuple):
+    """pixels (3, height, width) uint8; note: what was done to the image that its owner should know, or None."""
+
+    pixels: UInt8[Tensor, "3 height width"]
+    note: str | None
+
+
+def decode_file(path: Path, preprocessing: Preprocessing) -> Decoded:
+    """Pixels of one image file, resized and cropped as a model expects them.
+
+    Raises UnreadableError with the reason: missing, no image, truncated, too large.
+    """
+    with quiet_pillow(), open_image(path) as image:
+        return Decoded(fit(flatten(image), preprocessing), note_of(image))
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Inside, Pillow's warnings are not printed; a bomb's is an exception. Enter it outside of threads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+@contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """An image whose header was read and whose size is acceptable; every failure inside is an UnreadableError."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            _check_size(*image.size)
+            yield image
+    except UnreadableError:
+        raise
+    except FileNotFoundError as error:
+        raise UnreadableError("expected an image file, found nothing there") from error
+    except Image.UnidentifiedImageError as error:
+        raise UnreadableError(f"expected an image ({', '.join(FORMATS)}), found something else") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise UnreadableError(f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found more") from error
+    except Exception as error:  # a damaged file makes Pillow's decoders raise nearly anything
+        raise UnreadableError(_first_line(error)) from error
+
+
+def flatten(image: Image.Image) -> Image.Image:
+    """The first frame as RGB: turned as its EXIF says, transparency on white, grey and CMYK converted, 16 bit scaled."""
+    image.load()
+    try:
+        image = ImageOps.exif_transpose(image)
+    except Exception:  # a broken EXIF block says nothing about the pixels
+        image = image.copy()
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in _DEEP_GREY:
+        deep = np.asarray(image).astype(np.int64).clip(0, 65535)
+        return Image.fromarray(((deep + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise UnreadableError("expected integer pixels, found floating point, whose range is unknown; save it as PNG")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        # by way of the premultiplied mode's own conversion where it has one
+        clear = image.convert("RGBA")
+        white = Image.new("RGBA", clear.size, "white")
+        return Image.alpha_composite(white, clear).convert("RGB")
+    return image.convert("RGB")
+
+
+def fit(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 height width"]:
+    """An RGB image resized (short side, then centre crop; or the whole of it) to the size that a model expects."""
+    height, width = preprocessing.size
+    method = _RESAMPLING[preprocessing.interpolation]
+    if preprocessing.resize is None:
+        resized = image if image.size == (width, height) else image.resize((width, height), method)
+        return to_pixels(resized)
+    resized = image.resize(_cover(image.size, preprocessing.resize, (width, height)), method)
+    # rounded as torchvision's CenterCrop does, so that published accuracies can be met
+    left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
+    return to_pixels(resized.crop((left, top, left + width, top + height)))
+
+
+def to_pixels(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
+    """An RGB image as a tensor of its own."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def note_of(image: Image.Image) -> str | None:
+    """What to say of an open image: that it has more frames than the one that is used."""
+    if image.format != "MPO" and getattr(image, "is_animated", False):  # MPO: a camera's preview beside the photograph
+        return "more than one frame: the first is used"
+    return None
+
+
+def _cover(size: tuple[int, int], short_side: int, crop: tuple[int, int]) -> tuple[int, int]:
+    """(width, height) with this short side, in proportion, and never smaller than the crop."""
+    short, long = min(size), max(size)
+    scaled = int(short_side * long / short)  # cut off, as torchvision's Resize does
+    width, height = (short_side, scaled) if size[0] <= size[1] else (scaled, short_side)
+    if width < crop[0] or height < crop[1]:
+        scale = max(crop[0] / size[0], crop[1] / size[1])
+        width, height = max(crop[0], round(size[0] * scale)), max(crop[1], round(size[1] * scale))
+    if width * height > PIXEL_LIMIT:
+        raise UnreadableError(f"expected an image that is not a thin strip, found {size[0]}x{size[1]}")
+    return width, height
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > PIXEL_LIMIT:
+        raise UnreadableError(
+            f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found {width}x{height}; make it smaller first"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    """A decoder's complaint on one line."""
+    return (str(error) or type(error).__name__).splitlines()[0]

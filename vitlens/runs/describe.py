@@ -1,0 +1,58 @@
+"""What config.json says of a run: options, specimens, data; free of torch until a device is asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from vitlens.runs.options import RunOptions
+
+if TYPE_CHECKING:
+    from vitlens.data.split import Split
+    from vitlens.models.specimen import Specimen
+
+
+def described(
+    options: RunOptions,
+    *,
+    specimens: "Sequence[Specimen]" = (),
+    split: "Split | None" = None,
+    choices: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """The settings of a run for RunFolder.create(config=...): what was asked for, and what it came to.
+
+    choices: the options of this command alone.
+    """
+    asked = asdict(options)
+    content: dict[str, object] = {
+        "command_line": asked.pop("command"),
+        "seed": options.seed,
+        "precision": options.precision,
+        "device": str(specimens[0].device) if specimens else options.device,
+        "options": {**asked, **(choices or {})},
+        "models": [_specimen(specimen) for specimen in specimens],
+    }
+    return content if split is None else {**content, "data": _split(split)}
+
+
+def _specimen(specimen: "Specimen") -> dict[str, object]:
+    return {
+        "alias": specimen.alias,
+        **asdict(specimen.provenance),
+        "family": specimen.anatomy.family,
+        "architecture": specimen.architecture,
+        "parameters": specimen.parameter_count(),
+        "preprocessing": asdict(specimen.preprocessing),
+        "classes": len(specimen.classes),
+    }
+
+
+def _split(split: "Split") -> dict[str, object]:
+    return {
+        "name": split.name,
+        "title": split.title or split.name,
+        "part": split.part,
+        "images": len(split),
+        "size": list(split.size),
+        "classes": len(split.classes),
+        "skipped": [asdict(skipped) for skipped in split.skipped],
+    }

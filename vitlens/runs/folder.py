@@ -1,0 +1,204 @@
+"""RunFolder: one execution, one folder, which never looks finished before it is."""
+
+import errno
+import platform
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from numpy.typing import ArrayLike
+
+from vitlens.errors import OutputError, VitlensError
+from vitlens.files import CONFIG, RESULTS, RunRecord, read_run, storage_error, write_arrays, write_json
+from vitlens.uncertainty import Estimate
+from vitlens.version import __version__
+
+Status = Literal["running", "done", "failed", "interrupted"]
+
+# All that a run ever writes; --overwrite takes these away and touches nothing else.
+_OURS = (
+    "report.md",
+    "metrics.jsonl",
+    "*.safetensors",
+    "figures/*.png",
+    "figures/*.svg",
+    "figures/*.pdf",
+    "arrays/*.npz",
+    "checkpoint/*",
+)
+
+
+class RunFolder:
+    """The folder of a run while it runs: a context manager.
+
+    config.json is written first and results.json with the status running; leaving the block makes that done, failed
+    (an exception) or interrupted (Ctrl-C). A killed run stays at running.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        self.path = record.folder
+        self.config = record.config
+        self.command = record.command
+        metrics, tables = record.results["metrics"], record.results["tables"]
+        self._metrics: dict[str, dict[str, object]] = dict(metrics) if isinstance(metrics, Mapping) else {}
+        self._tables: dict[str, list[dict[str, object]]] = dict(tables) if isinstance(tables, Mapping) else {}
+        self._before = float(str(record.results["seconds"]))  # of earlier attempts, when it is resumed
+        self._start = time.monotonic()
+        self._seconds: float | None = None
+
+    @classmethod
+    def create(
+        cls,
+        command: str,
+        *,
+        name_parts: Sequence[str] = (),
+        title: str = "",
+        out: Path | None = None,
+        overwrite: bool = False,
+        config: Mapping[str, object] | None = None,
+        formats: Sequence[str] = ("png",),
+    ) -> "RunFolder":
+        """A new folder: out, or reports/<command>-<name parts>-<time> (for train runs/<name parts>-<time>).
+
+        Raises OutputError when out exists (unless overwrite, and then it must be a run or empty), is a file, or cannot
+        be written; StorageError when the disk is full.
+        """
+        path = _default_place(command, name_parts) if out is None else out
+        _make(path, overwrite=overwrite)
+        whole: dict[str, object] = {
+            "command": command,
+            "title": title or " ".join((command.capitalize(), *name_parts)),
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "formats": list(formats),
+            "versions": versions(),
+            **(config or {}),
+        }
+        write_json(path / CONFIG, whole)
+        folder = cls(RunRecord(path, whole, _results(command, "running", 0.0, {}, {})))
+        folder._write("running")
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """The folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is running."""
+        folder = cls(read_run(path))
+        folder._write("running")
+        return folder
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        status: Status = "done"
+        if kind is not None:
+            status = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        try:
+            self._write(status)
+        except (VitlensError, OSError):
+            if kind is None:  # else the first error is the one to tell; results.json still says running
+                raise
+
+    def metric(self, name: str, estimate: Estimate) -> None:
+        """Keep one number; its name is a path of words ("accuracy/vit-digits")."""
+        self._metrics[name] = {key: value for key, value in asdict(estimate).items() if value is not None}
+
+    def table(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Keep a table: rows of named values that JSON can hold."""
+        self._tables[name] = [dict(row) for row in rows]
+
+    def arrays(self, name: str, **arrays: ArrayLike) -> None:
+        """Write arrays/<name>.npz, from which figures are drawn again."""
+        write_arrays(self.path / "arrays" / f"{name}.npz", arrays)
+
+    def record(self) -> RunRecord:
+        """Write what is known so far, and give it as anyone would read it back."""
+        self._write("running")
+        return read_run(self.path)
+
+    def finish(self) -> RunRecord:
+        """Stop the clock; the record as it will stand once the block is left."""
+        self._seconds = self._elapsed()
+        return RunRecord(self.path, self.config, self._content("done"))
+
+    def _elapsed(self) -> float:
+        return self._before + time.monotonic() - self._start if self._seconds is None else self._seconds
+
+    def _content(self, status: Status) -> dict[str, object]:
+        return _results(self.command, status, round(self._elapsed(), 3), self._metrics, self._tables)
+
+    def _write(self, status: Status) -> None:
+        write_json(self.path / RESULTS, self._content(status))
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide the numbers: vitlens, python and the libraries, without importing them."""
+    found = {"vitlens": __version__, "python": platform.python_version()}
+    for library in ("torch", "torchvision", "timm", "numpy"):
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _results(
+    command: str, status: Status, seconds: float, metrics: Mapping[str, object], tables: Mapping[str, object]
+) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "command": command,
+        "status": status,
+        "seconds": seconds,
+        "metrics": dict(metrics),
+        "tables": dict(tables),
+    }
+
+
+def _default_place(command: str, name_parts: Sequence[str]) -> Path:
+    words = [re.sub(r"[^\w.=-]+", "-", Path(part).name).strip("-.") for part in name_parts]
+    root, words = (Path("runs"), words) if command == "train" else (Path("reports"), [command, *words])
+    name = "-".join([word for word in words if word] + [time.strftime("%Y%m%d-%H%M%S")])
+    place, count = root / name, 1
+    while place.exists():  # two runs within a second
+        count += 1
+        place = root / f"{name}-{count}"
+    return place
+
+
+def _make(path: Path, *, overwrite: bool) -> None:
+    try:
+        if path.exists() or path.is_symlink():
+            _clear(path, overwrite=overwrite)
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".vitlens-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise storage_error(path, error) from error
+        raise OutputError(
+            f"expected a folder that can be written at {path}, found: {error.strerror}; choose another --out"
+        ) from error
+
+
+def _clear(path: Path, *, overwrite: bool) -> None:
+    """Take an earlier run's files away, results.json first so that no moment shows a finished run."""
+    if not path.is_dir():
+        raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
+    if not overwrite:
+        raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
+    if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
+        raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
+    for pattern in (RESULTS, CONFIG, *_OURS):
+        if not (path / pattern).parent.is_symlink():
+            for file in path.glob(pattern):
+                if not file.is_dir():
+                    file.unlink()

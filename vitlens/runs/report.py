@@ -1,0 +1,86 @@
+"""`vitlens report`: figures and report.md from a run's folder alone, as every run makes them at its end."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from vitlens.errors import UnknownNameError
+from vitlens.files import RunRecord, read_run, write_atomically, write_text
+from vitlens.report import Section, markdown
+from vitlens.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REPORT = "report.md"
+_DOTS_PER_INCH = 200
+
+# The module of each command that leaves a report; imported when its folder is read.
+_COMMANDS: Final = {
+    "evaluate": "vitlens.runs.evaluate",
+    "predict": "vitlens.runs.predict",
+    "attention": "vitlens.runs.attention",
+    "rollout": "vitlens.runs.rollout",
+    "train": "vitlens.runs.train",
+    "study": "vitlens.runs.study",
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with its name (figures/<name>.png) and the caption: what to see, and what not to conclude."""
+
+    name: str
+    figure: "Figure"
+    caption: str
+
+
+Draw = Callable[[RunRecord], Iterator[Drawn]]
+Tell = Callable[[RunRecord], list[Section]]
+
+
+def publish(folder: RunFolder, draw: Draw, tell: Tell) -> Path:
+    """Draw the figures of a run that ends now and write its report.md, from what lies in its folder alone.
+
+    Returns the report's path. To be called last within the folder's block.
+    """
+    captions = _save(folder.record(), draw)
+    return _write(folder.finish(), tell, captions)
+
+
+def report(folder: Path) -> Path:
+    """Draw the figures of an earlier run and write its report.md again; returns the report's path.
+
+    Raises InputError when the folder is no run, UnknownNameError when its command leaves no report.
+    """
+    record = read_run(folder)
+    if record.command not in _COMMANDS:
+        raise UnknownNameError("report of the command", record.command, _COMMANDS)
+    module = import_module(_COMMANDS[record.command])
+    return _write(record, module.tell, _save(record, module.draw))
+
+
+def _save(record: RunRecord, draw: Draw) -> dict[str, str]:
+    """Save every figure, one at a time, as png and in the run's other formats; their captions by name."""
+    asked = record.config.get("formats")
+    formats = dict.fromkeys(["png", *(asked if isinstance(asked, list) else [])])
+    captions = {}
+    for drawn in draw(record):
+        for form in formats:
+            with write_atomically(record.folder / "figures" / f"{drawn.name}.{form}") as temporary:
+                drawn.figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
+        captions[drawn.name] = drawn.caption
+    return captions
+
+
+def _write(record: RunRecord, tell: Tell, captions: dict[str, str]) -> Path:
+    path = record.folder / REPORT
+    write_text(path, markdown(record, tell(record), captions))
+    return path
+
+
+def _undated(form: str) -> dict[str, None]:
+    """No date inside the file, so that the same run draws the same bytes."""
+    return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})

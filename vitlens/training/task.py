@@ -1,0 +1,104 @@
+"""Task: what is to be trained on what, and all that follows from it without a look at a tensor's values."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitlens.data.split import Source, Split
+from vitlens.errors import DataError, InputError
+from vitlens.models.specimen import Specimen
+from vitlens.training.augment import augment
+from vitlens.training.feed import Portion
+from vitlens.training.recipe import Recipe
+from vitlens.training.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Task:
+    """What was asked for, and what follows from it."""
+
+    specimen: Specimen
+    train: Split
+    test: Split
+    recipe: Recipe
+    directory: Path
+    seed: int
+    device: torch.device
+    precision: str
+    checkpoint_every: int | None
+
+    @property
+    def batch_size(self) -> int:
+        """Images in a global batch."""
+        return min(self.recipe.batch_size, len(self.train))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches in an epoch."""
+        return len(self.train) // self.batch_size
+
+    @property
+    def steps(self) -> int:
+        """Steps in all."""
+        return self.recipe.epochs * self.steps_per_epoch
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of a step."""
+        recipe = self.recipe
+        return learning_rate(
+            step,
+            total=self.steps,
+            warmup=round(recipe.warmup * self.steps),
+            peak=recipe.learning_rate,
+            minimum=recipe.minimum * recipe.learning_rate,
+        )
+
+    def source(self, epoch: int) -> Source:
+        """Where an epoch's pixels come from: drawn anew where the data can."""
+        return self.train.epoch(epoch).source
+
+    def augmented(self, portion: Portion, epoch: int) -> Tensor:
+        """A portion's images on the device, augmented."""
+        pixels = portion.pixels.to(self.device, non_blocking=True)
+        padding, flip = self.recipe.crop_padding, self.recipe.flip
+        return augment(pixels, portion.indices, seed=self.seed, epoch=epoch, crop_padding=padding, flip=flip)
+
+    def labels(self, indices: Tensor) -> Tensor:
+        """Their labels on the device."""
+        assert self.train.labels is not None
+        return self.train.labels[indices].to(self.device)
+
+    def identity(self) -> dict[str, object]:
+        """What a checkpoint must share with the run that goes on from it."""
+        return {
+            "architecture": self.specimen.architecture,
+            "classes": list(self.specimen.classes),
+            "recipe": self.recipe.numbers(),
+            "data": {
+                "name": self.train.name,
+                "size": list(self.train.size),
+                "train": len(self.train),
+                "test": len(self.test),
+            },
+            "seed": self.seed,
+        }
+
+
+def require_fitting(specimen: Specimen, train: Split, test: Split) -> None:
+    """Refuse data that this model cannot be trained or tested on."""
+    for split in (train, test):
+        if not len(split) or split.labels is None:
+            found = "none" if not len(split) else "images without labels"
+            raise DataError(f"expected labelled {split.part} images in {split.name}, found {found}; see vitlens data")
+        if split.classes != specimen.classes:
+            raise InputError(
+                f"expected a model of {split.name}'s {len(split.classes)} classes, found {specimen.alias} with "
+                f"{len(specimen.classes)} (or other names)"
+            )
+        low, high = int(split.labels.min()), int(split.labels.max())
+        if low < 0 or high >= len(specimen.classes):
+            raise DataError(
+                f"expected labels from 0 to {len(specimen.classes) - 1} in {split.name}, found {low} to {high}"
+            )
