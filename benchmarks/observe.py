@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from vitlens.analysis.rollout import RolloutOptions, rollout_matrix, rollout_row, rollout_tokens
+from vitlens.analysis.rollout import RolloutOptions, follow, rollout_matrix, rollout_row
 from vitlens.analysis.stats import MeanEntropy
 from vitlens.lens.observe import observe, survey
 from vitlens.models import zoo
@@ -49,7 +49,7 @@ def observation(batch: int, repeats: int) -> None:
     jobs: dict[str, Callable[[], object]] = {
         "CLS row of every layer": lambda: observe(specimen, images, cls),
         "entropy of every head": lambda: observe(specimen, images, MeanEntropy()),
-        "rollout, end to end": lambda: rollout_tokens(specimen, images, options=RolloutOptions()),
+        "rollout, end to end": lambda: follow(specimen, images, (RolloutOptions(),)),
     }
     for name, job in jobs.items():
         times, ours, base = ratio(job, plain, repeats)
@@ -84,7 +84,7 @@ def memory_job(job: str) -> None:
             observe(specimen, torch.rand(8, 3, 224, 224), reducer)
     else:  # rollout of a batch of 8 at 518 px: 1,370 tokens
         specimen = zoo.load("timm:vit_small_patch14_dinov2", random_weights=True)
-        rollout_tokens(specimen, torch.rand(8, 3, 518, 518), options=RolloutOptions(fusion=kind))  # type: ignore[arg-type]
+        follow(specimen, torch.rand(8, 3, 518, 518), (RolloutOptions(fusion=kind),))  # type: ignore[arg-type]
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 
 

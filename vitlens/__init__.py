@@ -1,5 +1,38 @@
-"""vitlens: train or load a vision transformer, and turn it inside out."""
+"""vitlens: train or load a vision transformer, and turn it inside out.
+
+The public functions are those that the commands call; each is imported when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from vitlens.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from vitlens.analysis.attention import attention as attention
+    from vitlens.analysis.rollout import rollout as rollout
+    from vitlens.models.specimen import Specimen as Specimen
+    from vitlens.models.zoo import load as load
+    from vitlens.training.loop import fit as train
+
+_HOMES = {
+    "Specimen": ("vitlens.models.specimen", "Specimen"),
+    "attention": ("vitlens.analysis.attention", "attention"),
+    "load": ("vitlens.models.zoo", "load"),
+    "rollout": ("vitlens.analysis.rollout", "rollout"),
+    "train": ("vitlens.training.loop", "fit"),
+}
+
+__all__ = ["Specimen", "__version__", "attention", "load", "rollout", "train"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitlens' has no attribute {name!r}; it has {', '.join(_HOMES)}")
+    module, word = _HOMES[name]
+    globals()[name] = found = getattr(import_module(module), word)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

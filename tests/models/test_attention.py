@@ -80,18 +80,21 @@ def test_fully_masked_row_is_zero_and_so_is_its_gradient(qkv: tuple[Tensor, Tens
 
 
 def test_dropout_falls_on_the_weights() -> None:
-    # with equal keys and the identity as values the output is the weights themselves: each 1/tokens, or dropped
+    # with equal keys and the identity as values, twice, the output is the weights twice: each 1/tokens, or dropped;
+    # dropout of the output instead would treat the two copies differently
     tokens, dropout = 64, 0.25
     equal = torch.zeros(1, 1, tokens, 8)
-    identity = torch.eye(tokens).view(1, 1, tokens, tokens)
+    twice = torch.eye(tokens).repeat(1, 2).view(1, 1, tokens, 2 * tokens)
     torch.manual_seed(0)
-    weights = scaled_dot_product_attention(equal, equal, identity, dropout=dropout)
+    weights, copy = scaled_dot_product_attention(equal, equal, twice, dropout=dropout).chunk(2, dim=-1)
+    assert torch.equal(weights, copy)
     dropped = weights == 0
     torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / tokens / (1 - dropout)))
     deviation = (dropout * (1 - dropout) / weights.numel()) ** 0.5
     assert abs(dropped.float().mean().item() - dropout) < 4 * deviation
     torch.manual_seed(0)
-    assert torch.equal(weights, scaled_dot_product_attention(equal, equal, identity, dropout=dropout))
+    again = scaled_dot_product_attention(equal, equal, twice, dropout=dropout)
+    assert torch.equal(again, torch.cat((weights, copy), dim=-1))
 
 
 @pytest.mark.parametrize("fused", [True, False])

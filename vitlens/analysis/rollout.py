@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.readout import pooling_row, readout_row
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
@@ -94,21 +95,6 @@ def rollout_matrix(layers: Iterable[Fused], *, alpha: float = DEFAULT_ALPHA) -> 
     return product
 
 
-def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tensor) -> Vector:
-    """Where the classifier reads, as a row over the tokens that sums to 1: CLS, both class tokens, or all patches."""
-    row = torch.zeros(batch, layout.tokens, dtype=like.dtype, device=like.device)
-    if readout == "mean":
-        row[:, len(layout.prefix) :] = 1 / layout.patches
-        return row
-    places = layout.positions("cls") + (layout.positions("distillation") if readout == "cls+distillation" else ())
-    if not places or (readout == "cls+distillation" and len(places) < 2):
-        raise UnsupportedError(
-            f"expected a {readout} token for this readout, found prefix {layout.prefix}; try --readout mean"
-        )
-    row[:, list(places)] = 1 / len(places)
-    return row
-
-
 def rollout(
     specimen: Specimen,
     images: Images,
@@ -124,31 +110,44 @@ def rollout(
     readout: what the classifier reads (the specimen's own by default). Raises UnsupportedError for a model whose
     layers are not all token-to-token (Swin, XCiT, CNNs).
     """
-    options = RolloutOptions(fusion, discard, alpha, start_layer)
-    row = rollout_tokens(specimen, images, options=options, readout=readout)
-    return specimen.layout.as_map(row)
+    way = RolloutOptions(fusion, discard, alpha, start_layer)
+    return specimen.layout.as_map(follow(specimen, images, (way,), readout=readout).rows[0])
 
 
-def rollout_tokens(
-    specimen: Specimen, images: Images, *, options: RolloutOptions, readout: Readout | None = None
-) -> Vector:
-    """The readout's row of the rollout over all tokens (batch, tokens), prefix included; it sums to 1."""
-    layout, depth = specimen.layout, _chain_length(specimen, images)
-    if options.start_layer >= depth:
-        raise InputError(f"expected --start-layer below {depth} layers, found {options.start_layer}")
-    kept: list[AttentionCall] = []
-    logits = observe(specimen, images, kept.append)  # queries and keys are kept: N x dim a layer, not heads x N²
-    pooling = [call for call in kept if call.site.kind == "class"]
-    patch = [call for call in kept if call.site.kind == "patch"]
+@dataclass(frozen=True)
+class Followed:
+    """logits (batch, classes), and one row over all tokens (batch, tokens), prefix included, for each way asked for."""
+
+    logits: Tensor
+    rows: tuple[Vector, ...]
+
+
+def follow(
+    specimen: Specimen, images: Images, ways: Sequence[RolloutOptions], *, readout: Readout | None = None
+) -> Followed:
+    """The readout's row of the rollout in several ways, from one forward pass; each row sums to 1.
+
+    Queries and keys of all layers are kept (tokens x dim each, not heads x tokens²). Errors as `rollout`.
+    """
+    depth = _chain_length(specimen, images)
+    late = max(way.start_layer for way in ways)
+    if late >= depth:
+        raise InputError(f"expected --start-layer below {depth} layers, found {late}")
+    calls: list[AttentionCall] = []
+    logits = observe(specimen, images, calls.append)
     chosen = readout or specimen.anatomy.readout or "mean"
-    if chosen == "pool":
-        row = _pool_row(pooling, layout, options)
+    return Followed(logits, tuple(_row(calls, specimen.layout, way, chosen) for way in ways))
+
+
+def _row(calls: Sequence[AttentionCall], layout: TokenLayout, way: RolloutOptions, readout: Readout) -> Vector:
+    if readout == "pool":
+        pooling = [fuse(call.weights().float(), way.fusion)[:, 0] for call in calls if call.site.kind == "class"]
+        row = pooling_row(pooling, layout, alpha=way.alpha)
     else:
-        row = readout_row(layout, chosen, batch=len(images), like=logits.float())
-    keep = layout.positions("cls")
-    for call in reversed(patch):
-        if call.site.layer >= options.start_layer:
-            row = _step_call(row, call, options, keep)
+        row = readout_row(layout, readout, batch=calls[0].images, like=calls[0].rows((0,)).float())
+    for call in reversed(calls):
+        if call.site.kind == "patch" and call.site.layer >= way.start_layer:
+            row = _step_call(row, call, way, layout.positions("cls"))
     return row
 
 
@@ -182,25 +181,3 @@ def _step_call(row: Vector, call: AttentionCall, options: RolloutOptions, keep: 
             fused = discard_lowest(fuse(single.weights().float(), options.fusion), options.discard, keep=keep)
             rows.append(step(own, fused, options.alpha))
     return torch.cat(rows)
-
-
-def _pool_row(pooling: Sequence[AttentionCall], layout: TokenLayout, options: RolloutOptions) -> Vector:
-    """The row of an attention pooling over the patches: a pooling query (SigLIP), or CLS in class attention (CaiT).
-
-    Class attention has keys (CLS, patches) and lets CLS keep alpha of itself in each layer, as rollout does.
-    """
-    if not pooling:
-        raise UnsupportedError("expected attention pooling for --readout pool, found none; try --readout cls or mean")
-    last, patches = pooling[-1], layout.patches
-    if last.site.keys == patches:
-        return fuse(last.weights().float(), options.fusion)[:, 0]
-    row = torch.zeros(last.images, 1 + patches, device=last.rows((0,)).device)
-    row[:, 0] = 1
-    for call in reversed(pooling):
-        fused = fuse(call.weights().float(), options.fusion)[:, 0]  # CLS's weights over (CLS, patches)
-        fused = fused / fused.sum(-1, keepdim=True)
-        own = row[:, :1]
-        looked = (1 - options.alpha) * fused * own
-        row = torch.cat((looked[:, :1] + options.alpha * own, row[:, 1:] + looked[:, 1:]), 1)
-    # what is left on CLS itself has no place in the image; the rest is handed to the patches
-    return row[:, 1:] / row[:, 1:].sum(-1, keepdim=True)

@@ -14,9 +14,9 @@ def data(
         typer.Argument(metavar="DATA", help="Say more of one.", autocompletion=complete_data, show_default=False),
     ] = None,
     *,
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="DIR", help="Where downloaded data is kept.")
-    ] = None,
+    data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="Where downloaded data is kept.")] = Path(
+        "data"
+    ),
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
 ) -> None:
     """What can be fed to a model; with a name, its parts, sizes and classes."""

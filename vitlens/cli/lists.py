@@ -1,22 +1,26 @@
 """Values that are more than one word: comma-separated lists, three channels, height by width."""
 
 import math
+from typing import TypeVar
 
 from vitlens.errors import InputError, UnknownNameError
 
+Word = TypeVar("Word", bound=str)
 
-def one_of(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+
+def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
     """The words of a comma-separated list, each once and each known.
 
     Raises InputError for an empty list, UnknownNameError for a word that is not in known.
     """
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    words = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
     if not words:
         raise InputError(f"expected {option} with at least one of {', '.join(known)}, found {text!r}")
+    found = {str(word): word for word in known}
     for word in words:
-        if word not in known:
+        if word not in found:
             raise UnknownNameError(f"{option} value", word, known)
-    return words
+    return tuple(found[word] for word in words)
 
 
 def numbers(option: str, text: str) -> tuple[float, float, float]:

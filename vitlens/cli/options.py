@@ -94,9 +94,9 @@ def run_options(
         ),
     ] = "png",
     data_dir: Annotated[
-        Path | None,
+        Path,
         typer.Option("--data-dir", metavar="DIR", help="Where downloaded data is kept.", rich_help_panel=_RUN_PANEL),
-    ] = None,
+    ] = Path("data"),
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Say nothing but errors and results.", rich_help_panel=_RUN_PANEL)
     ] = False,

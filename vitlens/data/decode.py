@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from vitlens.errors import DataError
@@ -31,20 +31,27 @@ class UnreadableError(DataError):
     """An image that cannot be used; the message is the reason, without the file's name."""
 
 
-class Decoded(NamedTuple):
-    """pixels (3, height, width) uint8; note: what was done to the image that its owner should know, or None."""
+class Header(NamedTuple):
+    """What is known of a readable file: its size as stored (height, width), and what its owner should be told."""
 
-    pixels: UInt8[Tensor, "3 height width"]
+    size: tuple[int, int]
     note: str | None
 
 
+class Decoded(NamedTuple):
+    """pixels (3, height, width) uint8, as a model expects them, and what the file's header said."""
+
+    pixels: UInt8[Tensor, "3 height width"]
+    header: Header
+
+
 def decode_file(path: Path, preprocessing: Preprocessing) -> Decoded:
-    """Pixels of one image file, resized and cropped as a model expects them.
+    """Pixels of one image file, resized and cropped as a model expects them; call it inside `quiet_pillow`.
 
     Raises UnreadableError with the reason: missing, no image, truncated, too large.
     """
-    with quiet_pillow(), open_image(path) as image:
-        return Decoded(fit(flatten(image), preprocessing), note_of(image))
+    with open_image(path) as image:
+        return Decoded(fit(flatten(image), preprocessing), header_of(image))
 
 
 @contextmanager
@@ -67,7 +74,7 @@ def open_image(path: Path) -> Iterator[Image.Image]:
         raise
     except FileNotFoundError as error:
         raise UnreadableError("expected an image file, found nothing there") from error
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise UnreadableError(f"expected an image ({', '.join(FORMATS)}), found something else") from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UnreadableError(f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found more") from error
@@ -76,7 +83,7 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """The first frame as RGB: turned as its EXIF says, transparency on white, grey and CMYK converted, 16 bit scaled."""
+    """The first frame as RGB: turned as its EXIF says, transparency laid on white, 16 bit scaled to 8."""
     image.load()
     try:
         image = ImageOps.exif_transpose(image)
@@ -90,7 +97,6 @@ def flatten(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise UnreadableError("expected integer pixels, found floating point, whose range is unknown; save it as PNG")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        # by way of the premultiplied mode's own conversion where it has one
         clear = image.convert("RGBA")
         white = Image.new("RGBA", clear.size, "white")
         return Image.alpha_composite(white, clear).convert("RGB")
@@ -115,11 +121,11 @@ def to_pixels(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def note_of(image: Image.Image) -> str | None:
-    """What to say of an open image: that it has more frames than the one that is used."""
-    if image.format != "MPO" and getattr(image, "is_animated", False):  # MPO: a camera's preview beside the photograph
-        return "more than one frame: the first is used"
-    return None
+def header_of(image: Image.Image) -> Header:
+    """An open image's header; where it has more than one frame, that is what its owner should be told."""
+    # a camera's MPO holds a preview beside the photograph
+    animated = image.format != "MPO" and getattr(image, "is_animated", False)
+    return Header((image.height, image.width), "more than one frame, of which the first is used" if animated else None)
 
 
 def _cover(size: tuple[int, int], short_side: int, crop: tuple[int, int]) -> tuple[int, int]:

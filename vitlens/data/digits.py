@@ -83,7 +83,7 @@ def digits(
     )
     split = Split(
         name="digits",
-        title="digits (embedded scenes)",
+        title="Digits in scenes",
         part=part,
         source=drawn,
         size=(canvas, canvas),

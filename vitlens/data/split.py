@@ -68,7 +68,7 @@ class Split:
     name: as the user gave it ("digits"); title: as a report says it ("CIFAR-10 (JPEG)"); part: "train" or "test";
     size: pixels (height, width); labels: (n,) class indices or None; masks: (n, height, width) True on the object,
     or None; groups: (n,) what the images share (source digit), for clustered intervals, or None; files: one name an
-    image, or None.
+    image, or None; skipped: files that could not be read; notes: what else a report must say of how it was loaded.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Split:
     files: tuple[str, ...] | None = None
     skipped: tuple[Skipped, ...] = ()
     title: str = ""
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.source)

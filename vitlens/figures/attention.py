@@ -1,20 +1,22 @@
 """Where a model looks: attention by layer and head, on the image, and over the layers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
+from vitlens.figures.board import BAR_ROOM, Board, Margins, bare, board
 from vitlens.figures.inputs import Array, as_array, as_image
-from vitlens.figures.overlay import Scale, colour_bar, draw_map, enlarged, is_constant, joint_scale
+from vitlens.figures.overlay import Scale, colour_bar, draw_map, enlarged, in_words, is_constant, joint_scale
 from vitlens.figures.overlays import overlay_rows
-from vitlens.figures.style import HALF, SMALL, TALL, WIDE, bare, heading, sheet, styled
+from vitlens.figures.style import SMALL, TALL, WIDE, styled
 
 GridScale = Literal["figure", "layer"]
+_PICTURE = 1.05  # inch at the left for the image
 
 
 @styled
@@ -28,64 +30,81 @@ def attention_grid(
     run down, or across where they are more than twice as many as heads. Raises InputError for other shapes or NaN.
     """
     values = 100 * as_array(maps, name="maps", axes=("layers", "heads", "rows", "columns"))
+    picture = None if image is None else as_image(image)
     layers, heads = values.shape[:2]
     across = layers > 2 * heads
-    figure, cells, first = _grid(values, across=across, image=image)
-    scales = [joint_scale(layer if scale == "layer" else values.reshape(-1, *values.shape[2:])) for layer in values]
+    groups = values if scale == "layer" else [values.reshape(-1, *values.shape[2:])] * layers
+    scales = [joint_scale(group) for group in groups]
+    drawn = _board(_title(values, reader, scale), values, picture, across=across, ranges=scale == "layer")
+    panels = np.array(drawn.panels, dtype=object)
+    cells = panels.reshape(heads, layers).T if across else panels.reshape(layers, heads)
     for (layer, head), axes in np.ndenumerate(cells):
         draw_map(axes, values[layer, head], scale=scales[layer])
         if is_constant(values[layer, head]):
             axes.text(0.5, 0.5, "=", transform=axes.transAxes, ha="center", va="center", color="white")
-    bare(cells.flat)
+    bare(drawn.panels)
     _name_layers_and_heads(cells, across=across)
-    if first is not None:
-        first.imshow(enlarged(as_image(image)))  # type: ignore[arg-type]
-        first.set_title("input")
-        bare([first])
-    equal = sum(is_constant(one) for one in values.reshape(layers * heads, -1))
-    colours = "one scale of colours for all"
+    if picture is not None:
+        beside = drawn.place(0.06, drawn.top, _PICTURE - 0.1, (_PICTURE - 0.1) * picture.shape[1] / picture.shape[2])
+        beside.imshow(enlarged(picture))
+        beside.set_title("input")
+        bare([beside])
     if scale == "layer":
-        colours = "each layer has its own scale"
-        _write_ranges(cells, scales, across=across)
+        _write_ranges(cells[:, -1], scales, across=across)
     else:
-        colour_bar(figure, list(figure.axes), scale=scales[0], label="attention (%)")
-    note = f"; {equal} maps are all equal (=)" if equal else ""
-    heading(figure, f"Attention of the {reader} to each patch, % of its row; {colours}{note}")
-    return figure
+        colour_bar(drawn.bar(), scale=scales[0], label="attention (%)")
+    return drawn.figure
 
 
-def _grid(values: Array, *, across: bool, image: ArrayLike | None) -> tuple[Figure, Array, Axes | None]:
-    """A figure, its axes (layers, heads), and one for the image if there is one."""
+def _title(values: Array, reader: str, scale: GridScale) -> str:
+    equal = sum(is_constant(one) for one in values.reshape(-1, *values.shape[2:]))
+    colours = "one scale for all" if scale == "figure" else "each layer with its own scale"
+    note = f"; {equal} of the maps all equal (=)" if equal else ""
+    return f"Attention of the {reader} to each patch, % of its row; {colours}{note}"
+
+
+def _board(title: str, values: Array, picture: Array | None, *, across: bool, ranges: bool) -> Board:
     layers, heads, rows, columns = values.shape
     down, wide = (heads, layers) if across else (layers, heads)
-    extra = 0 if image is None else 1
-    ratio = rows / columns
-    panel = min((WIDE - 1.3) / (wide + 1.5 * extra), (TALL - 0.8) / down / ratio, 1.2)
-    figure = sheet(max(HALF, panel * (wide + 1.5 * extra) + 1.3), panel * down * ratio + 0.35)
-    grid = figure.add_gridspec(down, wide + extra, width_ratios=[1.5] * extra + [1] * wide, wspace=0.02, hspace=0.02)
-    cells = np.empty((layers, heads), dtype=object)
-    for layer, head in np.ndindex(layers, heads):
-        y, x = (head, layer) if across else (layer, head)
-        cells[layer, head] = figure.add_subplot(grid[y, x + extra])
-    return figure, cells, figure.add_subplot(grid[: min(2, down), 0]) if extra else None
+    # an image tells the shape of a map even where patches are not square
+    ratio = rows / columns if picture is None else picture.shape[1] / picture.shape[2]
+    margins = Margins(
+        left=0.62 + (0 if picture is None else _PICTURE),
+        right=0.06 if ranges and across else BAR_ROOM,
+        top=0.22,
+        bottom=0.36 if ranges and across else 0.06,
+    )
+    gap = 0.05
+    panel = min(
+        (WIDE - margins.left - margins.right) / wide - gap,
+        ((TALL - 0.8 - margins.top - margins.bottom) / down - gap) / ratio,
+        0.8,
+    )
+    size = (panel, panel * ratio)
+    if picture is not None:  # a low grid is no lower than the picture beside it
+        missing = _PICTURE * ratio - down * (size[1] + gap)
+        margins = replace(margins, bottom=max(margins.bottom, missing))
+    return board(title=title, count=down * wide, across=wide, panel=size, gap=(gap, gap), margins=margins)
 
 
-def _name_layers_and_heads(cells: Array, *, across: bool) -> None:
-    for layer, axes in enumerate(cells[:, 0]):
-        name = f"{layer + 1}" if layer else "layer 1"
-        axes.set_title(name) if across else axes.set_ylabel(name, rotation=0, ha="right", va="center")
-    for head, axes in enumerate(cells[0]):
-        name = f"{head + 1}" if head else "head 1"
-        axes.set_ylabel(name, rotation=0, ha="right", va="center") if across else axes.set_title(name)
+def _name_layers_and_heads(cells: NDArray[np.object_], *, across: bool) -> None:
+    for word, line, above in (("layer", cells[:, 0], across), ("head", cells[0], not across)):
+        for index, axes in enumerate(line):
+            name = str(index + 1) if index else f"{word} 1"
+            if above:
+                axes.set_title(name)
+            else:
+                axes.set_ylabel(name, rotation=0, ha="right", va="center")
 
 
-def _write_ranges(cells: Array, scales: Sequence[Scale], *, across: bool) -> None:
-    for axes, scale in zip(cells[:, -1], scales, strict=True):
-        text = f"{scale.low:.2g} to\n{'≥ ' if scale.clipped else ''}{scale.high:.2g}"
+def _write_ranges(ends: NDArray[np.object_], scales: Sequence[Scale], *, across: bool) -> None:
+    for axes, scale in zip(ends, scales, strict=True):
+        low, high = in_words([scale.low, scale.high])
+        text = f"{low} to\n{'≥ ' if scale.clipped else ''}{high}"
         if across:
-            axes.set_xlabel(text, fontsize=SMALL)
+            axes.set_xlabel(text, fontsize=SMALL, labelpad=2)
         else:
-            axes.text(1.08, 0.5, text, transform=axes.transAxes, fontsize=SMALL, va="center")
+            axes.text(1.1, 0.5, text, transform=axes.transAxes, fontsize=SMALL, va="center")
 
 
 def attention_overlays(

@@ -43,7 +43,7 @@ def reliability_diagram(*, models: Sequence[Calibration]) -> Figure:
         _draw(panels[0, index], panels[1, index], model, SERIES[index % len(SERIES)])
     panels[0, 0].set_ylabel("accuracy (%)")
     panels[1, 0].set_ylabel("images (%)")
-    heading(figure, "Is the confidence to be trusted? Accuracy by confidence")
+    heading(figure, "Accuracy by confidence")
     return figure
 
 
@@ -62,10 +62,10 @@ def _draw(upper: Axes, lower: Axes, model: Calibration, colour: str) -> None:
     middle = (np.arange(len(count))[filled] + 0.5) * width
     upper.bar(middle, accuracy, width * 0.9, color=colour, alpha=0.55)
     upper.plot([0, 100], [0, 100], "--", color=GREY, linewidth=1)
-    upper.plot(confidence, accuracy, "o-", color=colour, markersize=3.5)
+    upper.plot(confidence, accuracy, "o", color=colour, markersize=4)
     upper.set_ylim(0, 100)
     upper.set_xlim(0, 100)
     upper.set_title(f"{shortened(model.name, 24)}: ECE {100 * model.error:.1f} points")
-    upper.text(97, 4, "below the dashes:\ntoo sure", ha="right", fontsize=SMALL, color=GREY)
+    upper.text(4, 96, "dashed: as right as sure\nbelow it: too sure", va="top", fontsize=SMALL, color=GREY)
     lower.bar(middle, 100 * count[filled] / count.sum(), width * 0.9, color=GREY)
     lower.set_xlabel(f"confidence (%), n = {count.sum():,.0f}")

@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
+from vitlens.figures.board import PHOTOGRAPHS, Margins, bare, board
 from vitlens.figures.inputs import as_array, as_images, require_length
 from vitlens.figures.overlay import enlarged
 from vitlens.figures.style import (
-    HALF,
     RIGHT,
     RIGHT_SYMBOL,
     SERIES,
@@ -18,7 +18,6 @@ from vitlens.figures.style import (
     WIDE,
     WRONG,
     WRONG_SYMBOL,
-    bare,
     heading,
     sheet,
     shortened,
@@ -43,24 +42,36 @@ def prediction_grid(
     for name, values in (("predictions", guess), ("probabilities", sure), ("truths", answer)):
         require_length(len(values), len(pictures), name=name, of="the images")
     across = min(6, len(pictures))
-    down = -(-len(pictures) // across)
-    panel = min(WIDE / across, 1.5)
-    ratio = pictures.shape[2] / pictures.shape[3]
-    figure = sheet(max(panel * across, HALF), (panel * ratio + 0.38) * down)
-    grid = figure.add_gridspec(down, across)
-    for index, picture in enumerate(pictures):
-        axes = figure.add_subplot(grid[index // across, index % across])
+    panel = min((WIDE - 0.16) / across - 0.12, (PHOTOGRAPHS / len(pictures)) ** 0.5, 1.5)
+    rights = [one == other for one, other in zip(guess, answer, strict=True)]
+    verdicts = [
+        _verdict(right, classes[one], float(p), classes[other])
+        for right, one, p, other in zip(rights, guess, sure, answer, strict=True)
+    ]
+    written = 0.12 + 0.14 * max(verdict.count("\n") + 1 for verdict in verdicts)
+    drawn = board(
+        title=f"Predictions and their probability: {sum(rights)} of these {len(pictures)} right",
+        count=len(pictures),
+        across=across,
+        panel=(panel, panel * pictures.shape[2] / pictures.shape[3]),
+        gap=(0.12, written),
+        margins=Margins(left=0.08, right=0.08, bottom=written),
+    )
+    for index, (axes, picture) in enumerate(zip(drawn.panels, pictures, strict=True)):
         axes.imshow(enlarged(picture))
         bare([axes])
-        right = guess[index] == answer[index]
-        colour, symbol = (RIGHT, RIGHT_SYMBOL) if right else (WRONG, WRONG_SYMBOL)
+        colour = RIGHT if rights[index] else WRONG
         axes.spines[:].set(visible=True, color=colour, linewidth=2)
-        said = f"{symbol} {shortened(classes[guess[index]], 13)} {100 * sure[index]:.0f} %"
-        below = "" if right else f"\nis {shortened(classes[answer[index]], 15)}"
-        axes.set_xlabel(said + below, color=colour, fontsize=SMALL)
-    many = sum(one == other for one, other in zip(guess, answer, strict=True))
-    heading(figure, f"Predictions and their probability: {many} of these {len(pictures)} right")
-    return figure
+        axes.set_xlabel(verdicts[index], color=colour, fontsize=SMALL, labelpad=3)
+    return drawn.figure
+
+
+def _verdict(right: bool, predicted: str, sure: float, truth: str) -> str:
+    """The prediction with its probability, and the truth where it is another, in lines as long as a panel is wide."""
+    probability = f"{100 * sure:.0f} %"
+    between = ", " if len(predicted) + len(probability) < 14 else "\n"
+    said = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(predicted, 16)}{between}{probability}"
+    return said if right else f"{said}\nis {shortened(truth, 16)}"
 
 
 @styled

@@ -11,7 +11,6 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
@@ -98,21 +97,28 @@ def enlarged(image: Array) -> Array:
 
 
 def draw_map(axes: Axes, values: Array, *, scale: Scale) -> None:
-    """Draw a map (rows, columns) as one square of colour a patch."""
-    axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm, interpolation="nearest")
+    """Fill axes with a map (rows, columns), one block of colour a patch."""
+    axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm, interpolation="nearest", aspect="auto")
 
 
-def colour_bar(figure: Figure, panels: Sequence[Axes], *, scale: Scale, label: str, colours: str = MAGNITUDE) -> None:
-    """The bar that panels share; its ends are the range, an arrow says that more lies above."""
-    bar = figure.colorbar(
-        ScalarMappable(scale.norm, colours),
-        ax=panels,
-        extend="max" if scale.clipped else "neither",
-        aspect=30,
-        fraction=0.05,
-        pad=0.015,
-    )
-    bar.set_label(label + (" · arrow: top 0.5 %" if scale.clipped else ""))
+def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE) -> None:
+    """Fill axes with the bar that panels share: its ends are the range, an arrow and "≥" say that more lies above."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    extend = "max" if scale.clipped else "neither"
+    bar = figure.colorbar(ScalarMappable(scale.norm, colours), cax=axes, extend=extend, extendfrac=0.04)
+    bar.set_label(label)
     bar.outline.set_visible(False)
     if scale.low == scale.high:
-        bar.set_ticks([scale.low], labels=[f"{scale.low:.3g}, all equal"])
+        bar.set_ticks([scale.low], labels=[f"{scale.low:.3g}\nall\nequal"])
+        return
+    ticks = np.linspace(scale.low, scale.high, 5)
+    labels = in_words(ticks.tolist())
+    bar.set_ticks(ticks.tolist(), labels=[*labels[:-1], ("≥ " if scale.clipped else "") + labels[-1]])
+
+
+def in_words(values: Sequence[float]) -> list[str]:
+    """Numbers with as many decimals as give the largest three digits, so that they can be compared at a glance."""
+    largest = max(abs(value) for value in values)
+    decimals = int(np.clip(2 - np.floor(np.log10(largest)), 0, 4)) if largest else 0
+    return [f"{value:.{decimals}f}" for value in values]

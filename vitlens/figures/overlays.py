@@ -8,26 +8,12 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
+from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, bare, board
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, is_constant, joint_scale, upsample
-from vitlens.figures.style import (
-    HALF,
-    RIGHT,
-    RIGHT_SYMBOL,
-    SMALL,
-    TALL,
-    WIDE,
-    WRONG,
-    WRONG_SYMBOL,
-    bare,
-    heading,
-    sheet,
-    shortened,
-    styled,
-)
+from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, SMALL, TALL, WIDE, WRONG, WRONG_SYMBOL, shortened, styled
 
 _WRAP = 7  # panels side by side before one image's are broken into lines
-_BAR = 0.75  # inch for the colour bar
 
 
 @styled
@@ -61,27 +47,28 @@ def overlay_rows(
     found = None if hits is None else _checked(hits, "hits", ("batch", "panels"), (batch, panels))
     shared = scale or joint_scale(values.reshape(-1, *values.shape[2:]))
 
-    figure, cells = _cells(batch, panels + 1, ratio=pictures.shape[2] / pictures.shape[3])
+    constant = [[is_constant(one) for one in row] for row in values]
+    captions = bool(names) or found is not None or any(map(any, constant))
+    drawn = _board(title, batch, panels + 1, ratio=pictures.shape[2] / pictures.shape[3], captions=captions)
+    cells = [drawn.panels[start : start + panels + 1] for start in range(0, len(drawn.panels), panels + 1)]
     for index, picture in enumerate(pictures):
-        first = cells[index][0]
-        first.imshow(enlarged(picture))
-        _caption(first, "input", names[index] if names else "", above=index == 0 or batch == 1)
+        above = index == 0
+        cells[index][0].imshow(enlarged(picture))
+        _caption(cells[index][0], "input" if above else "", names[index] if names else "")
         for panel, axes in enumerate(cells[index][1:]):
             axes.imshow(blend(picture, values[index, panel], scale=shared, smooth=smooth))
             below = ""
-            if is_constant(values[index, panel]):
+            if constant[index][panel]:
                 below = "all equal"
             elif found is not None:
                 below = _mark_peak(axes, values[index, panel], hit=bool(found[index, panel]))
-            _caption(axes, titles[panel], below, above=index == 0 or batch == 1)
+            _caption(axes, titles[panel] if above else "", below)
         if outlines is not None:
             for axes in cells[index]:
                 _outline(axes, outlines[index])
-    every = [axes for row in cells for axes in row]
-    bare(every)
-    colour_bar(figure, every, scale=shared, label=label)
-    heading(figure, title)
-    return figure
+    bare(drawn.panels)
+    colour_bar(drawn.bar(), scale=shared, label=label)
+    return drawn.figure
 
 
 def _checked(values: ArrayLike, name: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> Array:
@@ -91,22 +78,26 @@ def _checked(values: ArrayLike, name: str, axes: tuple[str, ...], shape: tuple[i
     return array
 
 
-def _cells(batch: int, panels: int, *, ratio: float) -> tuple[Figure, list[list[Axes]]]:
-    """A figure and its axes, one list an image; one image's many panels are broken into lines of equal length."""
+def _board(title: str, batch: int, panels: int, *, ratio: float, captions: bool) -> Board:
+    """One line an image; one image's many panels are broken into lines of about equal length."""
     lines = -(-panels // _WRAP) if batch == 1 else 1
     across, down = -(-panels // lines), lines * batch
-    width = min((WIDE - _BAR) / across, (TALL - 1) / down / ratio - 0.2, 1.7)
-    figure = sheet(max(width * across + _BAR, HALF), (width * ratio + 0.22) * down)
-    grid = figure.add_gridspec(down, across)
-    places = [divmod(index, across) for index in range(panels)]
-    return figure, [[figure.add_subplot(grid[image * lines + y, x]) for y, x in places] for image in range(batch)]
+    written = 0.22 if captions else 0.06
+    gap = (0.07, written + (0.16 if lines > 1 else 0.0))
+    width = min(
+        (WIDE - BAR_ROOM - 0.06) / across - gap[0],
+        ((TALL - 0.7) / down - gap[1]) / ratio,
+        (PHOTOGRAPHS / (batch * panels * ratio)) ** 0.5,
+        1.7,
+    )
+    margins = Margins(right=BAR_ROOM, top=0.22, bottom=written)
+    size = (width, width * ratio)
+    return board(title=title, count=batch * panels, across=across, panel=size, gap=gap, margins=margins)
 
 
-def _caption(axes: Axes, title: str, below: str, *, above: bool) -> None:
-    if above:
-        axes.set_title(title)
-    if below:
-        axes.set_xlabel(shortened(below), fontsize=SMALL, labelpad=2)
+def _caption(axes: Axes, above: str, below: str) -> None:
+    axes.set_title(above)
+    axes.set_xlabel(shortened(below), fontsize=SMALL, labelpad=2)
 
 
 def _mark_peak(axes: Axes, values: Array, *, hit: bool) -> str:
@@ -114,7 +105,8 @@ def _mark_peak(axes: Axes, values: Array, *, hit: bool) -> str:
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     y, x = np.unravel_index(upsample(values, (height, width)).argmax(), (height, width))
     colour, symbol, word = (RIGHT, RIGHT_SYMBOL, "hit") if hit else (WRONG, WRONG_SYMBOL, "miss")
-    axes.plot(x, y, "o" if hit else "X", color=colour, markeredgecolor="white", markersize=6, markeredgewidth=0.9)
+    marker = "o" if hit else "X"
+    axes.plot(x, y, marker, color=colour, markeredgecolor="white", markersize=6, markeredgewidth=0.9, clip_on=False)
     axes.xaxis.label.set_color(colour)
     return f"{symbol} {word}"
 

@@ -5,9 +5,10 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
+from vitlens.figures.board import BAR_ROOM, Margins, bare, board
 from vitlens.figures.inputs import Array, as_array
 from vitlens.figures.overlay import Scale, colour_bar
-from vitlens.figures.style import SIGNED, TALL, WIDE, bare, heading, sheet, styled
+from vitlens.figures.style import SIGNED, TALL, WIDE, styled
 
 _MOST = 8  # maps down or across that can still be read
 
@@ -20,20 +21,24 @@ def position_matrix(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
     with itself. Raises InputError unless similarity is square, as large as the grid says, and within [-1, 1].
     """
     values = _similarities(similarity, grid)
-    figure = sheet(4.6, 3.9)
-    axes = figure.add_subplot()
-    scale = _scale(values)
-    axes.imshow(values, cmap=SIGNED, norm=scale.norm, interpolation="nearest")
     rows, columns = grid
-    step = -(-rows // 7)
-    starts = np.arange(0, rows, step)
+    drawn = board(
+        title=f"Position embeddings: cosine similarity of {rows}×{columns} positions",
+        count=1,
+        across=1,
+        panel=(3.6, 3.6),
+        gap=(0, 0),
+        margins=Margins(left=0.55, right=BAR_ROOM + 0.1, bottom=0.5),
+    )
+    axes = drawn.panels[0]
+    axes.imshow(values, cmap=SIGNED, norm=_scale(values).norm, interpolation="nearest")
+    starts = np.arange(0, rows, -(-rows // _MOST))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(starts * columns + (columns - 1) / 2, labels=[str(row + 1) for row in starts])
-        axis.set_label_text(f"patch, by row of the grid ({columns} a row)")
+        axis.set_label_text(f"row of the grid ({columns} patches each)")
     axes.spines[:].set_visible(False)
-    colour_bar(figure, [axes], scale=scale, label="cosine similarity", colours=SIGNED)
-    heading(figure, f"Position embeddings: cosine similarity of {rows}×{columns} positions")
-    return figure
+    colour_bar(drawn.bar(), scale=_scale(values), label="cosine similarity", colours=SIGNED)
+    return drawn.figure
 
 
 @styled
@@ -48,22 +53,35 @@ def position_maps(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
     chosen = [_spread(length) for length in grid]
     down, across = len(chosen[0]), len(chosen[1])
     ratio = grid[0] / grid[1]
-    panel = min((WIDE - 1.2) / across, (TALL - 1) / down / ratio, 0.75)
-    figure = sheet(max(4.0, panel * across + 1.2), panel * ratio * down + 0.3)
-    cells = figure.subplots(down, across, squeeze=False, gridspec_kw={"wspace": 0.03, "hspace": 0.03})
-    for (y, x), axes in np.ndenumerate(cells):
+    margins = Margins(left=0.6, right=BAR_ROOM + 0.1, bottom=0.28)
+    panel = min(
+        (WIDE - margins.left - margins.right) / across - 0.06,
+        ((TALL - 1) / down - 0.06) / ratio,
+        0.62,
+    )
+    share = "" if (down, across) == grid else f"; {down}×{across} of {grid[0]}×{grid[1]} positions, evenly spaced"
+    drawn = board(
+        title=f"Similarity of each position with all positions, in its place (ring: itself){share}",
+        count=down * across,
+        across=across,
+        panel=(panel, panel * ratio),
+        gap=(0.06, 0.06),
+        margins=margins,
+    )
+    for index, axes in enumerate(drawn.panels):
+        y, x = divmod(index, across)
         row, column = chosen[0][y], chosen[1][x]
         axes.imshow(values[row, column], cmap=SIGNED, norm=scale.norm, interpolation="nearest")
-        axes.plot(column, row, "o", markersize=3, markerfacecolor="none", markeredgecolor="black", markeredgewidth=0.7)
+        axes.plot(
+            column, row, "o", markersize=3.5, markerfacecolor="none", markeredgecolor="black", markeredgewidth=0.8
+        )
         if y == down - 1:
-            axes.set_xlabel(f"{column + 1}" if x else f"column {column + 1}")
+            axes.set_xlabel(f"{column + 1}" if x else f"column {column + 1}", labelpad=2)
         if x == 0:
             axes.set_ylabel(f"{row + 1}" if y else f"row {row + 1}", rotation=0, ha="right", va="center")
-    bare(cells.flat)
-    colour_bar(figure, list(cells.flat), scale=scale, label="cosine similarity", colours=SIGNED)
-    share = "" if (down, across) == grid else f"; {down}×{across} of {grid[0]}×{grid[1]} positions, evenly spaced"
-    heading(figure, f"Each position's similarity with all positions, in its place (ring: itself){share}")
-    return figure
+    bare(drawn.panels)
+    colour_bar(drawn.bar(), scale=scale, label="cosine similarity", colours=SIGNED)
+    return drawn.figure
 
 
 def _similarities(similarity: ArrayLike, grid: tuple[int, int]) -> Array:

@@ -28,13 +28,13 @@ def rollout_overlays(
     result, marked; scale: in %. Errors as overlay_rows.
     """
     values = 100 * as_array(maps, name="maps", axes=("batch", "fusions", "rows", "columns"))
-    outlined = " · outline: the object's mask" if masks is not None else ""
-    pointing = " · mark: the map's highest point, on the mask or not" if hits is not None else ""
+    outlined = "; outline: the object" if masks is not None else ""
+    pointing = "; mark: the map's highest point" if hits is not None else ""
     return overlay_rows(
         images=images,
         maps=values,
         titles=titles,
-        title=f"{title}, share of each patch in the readout{outlined}{pointing}",
+        title=f"{title} by fusion of heads, share of each patch{outlined}{pointing}",
         label="rollout (%)",
         names=names,
         masks=masks,

@@ -5,13 +5,12 @@ page is WIDE, half of it is HALF.
 """
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from threading import RLock
 from typing import Final, ParamSpec
 
 import matplotlib.style
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDE: Final = 7.2  # inch
@@ -73,23 +72,21 @@ def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 
 def sheet(width: float, height: float) -> Figure:
-    """An empty figure of that size in inches, laid out so that nothing overlaps."""
+    """An empty figure for charts, of that size in inches, laid out so that nothing overlaps."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def heading(figure: Figure, text: str) -> None:
-    """The figure's title, broken into lines that fit its width; height grows so that panels keep their size."""
-    lines = textwrap.wrap(text, max(20, int(figure.get_figwidth() * 13)))
-    figure.set_figheight(figure.get_figheight() + 0.17 * len(lines) + 0.08)
-    figure.suptitle("\n".join(lines), fontsize=TITLE)
+def broken(title: str, width: float) -> tuple[str, float]:
+    """A title in lines that fit a figure's width in inches, and the height in inches that they need."""
+    lines = textwrap.wrap(title, max(20, int(width * 13)))
+    return "\n".join(lines), 0.1 + 0.17 * len(lines)
 
 
-def bare(panels: Iterable[Axes]) -> None:
-    """Take ticks and frames off panels that show a picture."""
-    for axes in panels:
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.spines[:].set_visible(False)
+def heading(figure: Figure, title: str) -> None:
+    """The title of a chart; the figure grows by its height, so that panels keep theirs."""
+    text, height = broken(title, figure.get_figwidth())
+    figure.set_figheight(figure.get_figheight() + height)
+    figure.suptitle(text, fontsize=TITLE)
 
 
 def shortened(name: str, length: int = 18) -> str:

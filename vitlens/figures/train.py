@@ -11,71 +11,73 @@ from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array
 from vitlens.figures.style import BLUE, GREY, SMALL, VERMILLION, WIDE, heading, sheet, styled
 
-_TRAIN, _TEST = ("o", "--", VERMILLION, "training"), ("s", "-", BLUE, "test")
+Row = Mapping[str, object]
+_TRAIN, _TEST = ("--o", VERMILLION, "training"), ("-s", BLUE, "test")
 
 
 @styled
-def training_curves(*, history: Sequence[Mapping[str, object]], title: str = "Training") -> Figure:
+def training_curves(*, history: Sequence[Row], title: str = "Training") -> Figure:
     """Loss, accuracy and learning rate by epoch, from the rows of metrics.jsonl in order.
 
     Each row has epoch and train_loss (nats), and where measured test_loss (nats), train_accuracy and test_accuracy
-    (fractions) and learning_rate; None or a missing key leaves a gap. The best test accuracy is marked. Raises
+    (fractions) and learning_rate; None or a missing key is left out. The best test accuracy is marked. Raises
     InputError for an empty history, a row without epoch or train_loss, or a number that is not finite.
     """
-    if not history:
-        raise InputError("expected at least one epoch in the history, found none")
+    if not history or any(row.get(key) is None for row in history for key in ("epoch", "train_loss")):
+        raise InputError(f"expected epoch and train_loss in every row of the history, found {list(history)[:1]}")
     figure = sheet(WIDE, 2.3)
     loss, accuracy, rate = figure.subplots(1, 3)
-    _draw(loss, history, "train_loss", _TRAIN)
-    _draw(loss, history, "test_loss", _TEST)
-    loss.set_title("Loss (nats)")
-    _draw(accuracy, history, "train_accuracy", _TRAIN, factor=100)
-    best = _draw(accuracy, history, "test_accuracy", _TEST, factor=100)
-    accuracy.set_title("Accuracy (%)")
-    if best is not None:
-        _mark_best(accuracy, *best)
-    _draw(rate, history, "learning_rate", ("", "-", GREY, "learning rate"))
-    rate.set_title("Learning rate")
+    epochs = _column(history, "epoch")
+    measured = 100 * _column(history, "test_accuracy")
+    _draw(loss, epochs, _column(history, "train_loss"), *_TRAIN)
+    _draw(loss, epochs, _column(history, "test_loss"), *_TEST)
+    _draw(accuracy, epochs, 100 * _column(history, "train_accuracy"), *_TRAIN)
+    _draw(accuracy, epochs, measured, _TEST[0], _TEST[1], _best(epochs, measured))
+    _draw(rate, epochs, _column(history, "learning_rate"), "-", GREY, "learning rate")
     rate.set_ylim(bottom=0)
     rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     rate.yaxis.get_offset_text().set_fontsize(SMALL)
-    for axes in (loss, accuracy, rate):
-        axes.set_xlabel("epoch")
-        axes.grid(axis="y")
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        if not axes.lines:
-            axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=GREY)
-        elif axes is not rate:
+    for axes, name in ((loss, "Loss (nats)"), (accuracy, "Accuracy (%)"), (rate, "Learning rate")):
+        _finish(axes, name, epochs)
+    for axes in (loss, accuracy):
+        if axes.lines:
             axes.legend()
     heading(figure, title)
     return figure
 
 
-def _draw(
-    axes: Axes,
-    history: Sequence[Mapping[str, object]],
-    key: str,
-    look: tuple[str, str, str, str],
-    *,
-    factor: float = 1.0,
-) -> tuple[Array, Array] | None:
-    """Draw one column where it was measured; returns its epochs and values."""
-    if key == "train_loss" and any(row.get(name) is None for row in history for name in ("epoch", key)):
-        raise InputError(f"expected epoch and train_loss in every row of the history, found {sorted(history[0])}")
-    rows = [row for row in history if row.get(key) is not None]
-    if not rows:
-        return None
-    epochs = as_array([row["epoch"] for row in rows], name="epoch", axes=("epochs",))  # type: ignore[arg-type]
-    values = factor * as_array([row[key] for row in rows], name=key, axes=("epochs",))  # type: ignore[arg-type]
-    marker, line, colour, label = look
-    marker = marker if len(rows) <= 30 else ""
-    axes.plot(
-        epochs, values, line, marker=marker or ("o" if len(rows) == 1 else ""), markersize=3, color=colour, label=label
-    )
-    return epochs, values
+def _column(history: Sequence[Row], key: str) -> Array:
+    """One number a row, NaN where it was not measured."""
+    column = np.full(len(history), np.nan)
+    found = [(index, row[key]) for index, row in enumerate(history) if row.get(key) is not None]
+    if found:
+        values = [value for _, value in found]
+        column[[index for index, _ in found]] = as_array(values, name=key, axes=("epochs",))  # type: ignore[arg-type]
+    return column
 
 
-def _mark_best(axes: Axes, epochs: Array, values: Array) -> None:
-    index = int(np.argmax(values))
-    axes.axhline(values[index], color=BLUE, linewidth=0.6, linestyle=":")
-    axes.set_title(f"Accuracy (%), best {values[index]:.1f} at epoch {epochs[index]:.0f}")
+def _draw(axes: Axes, epochs: Array, values: Array, look: str, colour: str, label: str) -> None:
+    """Draw a column over its epochs, joined across gaps; nothing where nothing was measured."""
+    found = ~np.isnan(values)
+    if found.any():
+        size = 3 if found.sum() <= 30 else 0
+        axes.plot(epochs[found], values[found], look, color=colour, label=label, markersize=size)
+
+
+def _best(epochs: Array, values: Array) -> str:
+    """The test curve's name in the legend, with its highest value."""
+    if np.isnan(values).all():
+        return _TEST[2]
+    index = int(np.nanargmax(values))
+    return f"{_TEST[2]}, best {values[index]:.1f} (epoch {epochs[index]:.0f})"
+
+
+def _finish(axes: Axes, title: str, epochs: Array) -> None:
+    axes.set_title(title)
+    axes.set_xlabel("epoch")
+    axes.set_xlim(epochs.min() - 0.5, epochs.max() + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(axis="y")
+    if not axes.lines:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=GREY)

@@ -74,7 +74,7 @@ def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[
 def _about(found: Weights, file: Path) -> tuple[Architecture, tuple[str, ...], Preprocessing]:
     try:
         about: dict[str, Any] = json.loads(found.metadata["vitlens"])
-        stored = {
+        stored: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in about["preprocessing"].items()
         }
         return Architecture.from_json(about["architecture"]), tuple(about["classes"]), Preprocessing(**stored)

@@ -134,18 +134,16 @@ class VisionTransformer(nn.Module):
 
     def tokens(self, images: Images) -> Tokens:
         """The residual stream before the first block: prefix and patches, positions added."""
-        grid = self.patch_embed.grid(images)
+        grid, batch = self.patch_embed.grid(images), len(images)
         patches = self.patch_embed(images)  # (batch, patches, dim)
-        placed = self._with_prefix(
-            patches, self.cls_token, self.dist_token
-        )  # (batch, cls + distillation + patches, dim)
-        prefix = placed.shape[1] - patches.shape[1]
+        prefix = [token.expand(batch, -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        placed = torch.cat([*prefix, patches], dim=1)  # (batch, prefix without registers + patches, dim)
         if self.pos_embed is not None:
-            placed = placed + interpolate_positions(self.pos_embed, prefix=prefix, grid=self.layout.grid, to=grid)
+            positions = interpolate_positions(self.pos_embed, prefix=len(prefix), grid=self.layout.grid, to=grid)
+            placed = placed + positions
         if self.reg_token is not None:
-            placed = torch.cat(
-                (placed[:, :prefix], self.reg_token.expand(len(images), -1, -1), placed[:, prefix:]), dim=1
-            )  # (batch, tokens, dim)
+            before, after = placed[:, : len(prefix)], placed[:, len(prefix) :]
+            placed = torch.cat((before, self.reg_token.expand(batch, -1, -1), after), dim=1)  # (batch, tokens, dim)
         result: Tensor = self.pos_drop(placed)
         return result
 
@@ -178,11 +176,6 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Images) -> Logits:
         """Logits (batch, classes)."""
         return self.forward_head(self.forward_features(images))
-
-    @staticmethod
-    def _with_prefix(patches: Tokens, *prefix: Tensor | None) -> Tensor:
-        batch = len(patches)
-        return torch.cat([token.expand(batch, -1, -1) for token in prefix if token is not None] + [patches], dim=1)
 
 
 def _norm(config: ViTConfig) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What every run is told, whoever calls it; free of torch, so that the command line can say it before torch is there."""
+"""What every run is told, whoever calls it; free of torch, so that the command line can name it at once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ class RunOptions:
 
     device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit); limit: at most so many
     images (None: all); out: the folder to write (None: a new one named by time); formats: of the figures; data_dir:
-    where downloaded data is kept (None: the usual cache); command: the line that was typed, for config.json.
+    where downloaded data is kept; command: the line that was typed, for config.json.
     """
 
     device: str = "auto"
@@ -24,7 +24,7 @@ class RunOptions:
     overwrite: bool = False
     quiet: bool = False
     formats: tuple[str, ...] = ("png",)
-    data_dir: Path | None = None
+    data_dir: Path = Path("data")
     command: str = ""
 
 

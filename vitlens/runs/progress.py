@@ -52,7 +52,8 @@ def progress(
     try:
         yield advance
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()
 
 
 def rate_and_left(done: int, total: int, seconds: float, unit: str) -> str:

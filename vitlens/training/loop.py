@@ -73,7 +73,7 @@ def fit(
     directory: gets metrics.jsonl, model.safetensors (those weights), best.safetensors and checkpoint/, each written
     whole; resume: go on from its checkpoint, or begin when there is none yet; checkpoint_every: steps between
     checkpoints within an epoch (None: one at each epoch's end). Raises InputError when data, model, or the checkpoint
-    do not fit together, NonFiniteError when the loss does (files and specimen keep the last good weights),
+    do not fit together, NonFiniteError when the loss becomes NaN or infinite (the files keep the last good weights),
     StorageError when the disk is full (the previous checkpoint survives).
     """
     require_fitting(specimen, train, test)
@@ -214,12 +214,8 @@ class _Training:
         self._write_checkpoint()
 
     def _look(self) -> tuple[float, float]:
-        """Mean loss (nats) and accuracy (fraction) on the test images."""
         task = self.task
-        loss, accuracy = look(task.specimen, task.test, self.accelerator, device=task.device, precision=task.precision)
-        if not math.isfinite(loss):
-            self._refuse(f"test loss {loss:g}")
-        return loss, accuracy
+        return look(task.specimen, task.test, self.accelerator, device=task.device, precision=task.precision)
 
     def _kept_weights(self) -> AbstractContextManager[None]:
         """The weights that are tested and kept, in place of the trained ones for a while."""

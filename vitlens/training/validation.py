@@ -4,28 +4,28 @@ import torch
 from accelerate import Accelerator
 from torch.nn import functional as F
 
+from vitlens.analysis.evaluate import answers
 from vitlens.data.split import Split
-from vitlens.devices import autocast, evaluating
 from vitlens.models.specimen import Specimen
 from vitlens.training.feed import share
 from vitlens.training.processes import agree_on_buffers, total
-
-_BATCH = 256
 
 
 def look(
     specimen: Specimen, split: Split, accelerator: Accelerator, *, device: torch.device, precision: str
 ) -> tuple[float, float]:
-    """Mean loss (nats) and accuracy (fraction) on a labelled split; each process looks at its share of the images."""
+    """Mean loss (nats) and accuracy (fraction) on a labelled split; each process looks at its share of the images.
+
+    Raises NonFiniteError for a logit that is NaN or infinite.
+    """
     agree_on_buffers(accelerator, specimen)
     mine = share(torch.arange(len(split)), accelerator.process_index, accelerator.num_processes)
     sums = torch.zeros(2, dtype=torch.float64)
-    with evaluating(specimen), torch.inference_mode(), autocast(device, precision):
-        for batch in split.pick(mine).batches(_BATCH, device=device):
-            assert batch.labels is not None
-            logits = specimen(batch.images).float()
-            loss = F.cross_entropy(logits, batch.labels, reduction="sum")
-            correct = (logits.argmax(1) == batch.labels).sum()
-            sums += torch.stack((loss.double(), correct.double())).cpu()
-    loss_sum, right = total(accelerator, sums, device).tolist()
-    return loss_sum / len(split), right / len(split)
+    if len(mine):  # fewer images than processes leave some without
+        part = split.pick(mine)
+        assert part.labels is not None
+        logits, labels = answers(specimen, part, precision=precision), part.labels.cpu().long()
+        sums[0] = F.cross_entropy(logits, labels, reduction="sum")
+        sums[1] = (logits.argmax(1) == labels).sum()
+    loss, right = (total(accelerator, sums, device) / len(split)).tolist()
+    return loss, right

@@ -1,0 +1,76 @@
+"""The words that the command line offers are those that are there: names, registries, choices, the public API."""
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import vitlens
+from vitlens import names
+from vitlens.cli.main import EXAMPLES
+from vitlens.models.vit_config import VIT_PRESETS
+from vitlens.training.recipe import RECIPES
+
+
+def test_every_preset_can_be_built():
+    from vitlens.models.zoo import untrained
+
+    for name in names.PRESETS:
+        if not name.endswith("-224"):
+            assert untrained(name, classes=("a", "b")).parameter_count() > 0
+    assert {name for name in names.PRESETS if name.startswith("vit")} == set(VIT_PRESETS)
+
+
+def test_every_preset_has_a_recipe():
+    assert {name for name in RECIPES if "/" not in name} == set(names.PRESETS)
+    assert {name.partition("/")[0] for name in RECIPES} == set(names.PRESETS)
+
+
+def test_every_command_has_its_file_at_each_layer():
+    folder = Path(vitlens.__file__).parent
+    assert {command.__name__ for command in EXAMPLES} == set(names.COMMANDS)
+    for word in names.COMMANDS:
+        assert (folder / "cli" / f"{word}.py").is_file()
+        assert (folder / "runs" / f"{word}.py").is_file()
+
+
+def test_the_public_names_are_what_the_type_checker_is_told():
+    tree = ast.parse(Path(vitlens.__file__).read_text())
+    told = {
+        alias.asname: (node.module, alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert told == vitlens._HOMES
+    assert set(vitlens.__all__) == {*told, "__version__"}
+
+
+@pytest.mark.parametrize("name", vitlens.__all__)
+def test_every_public_name_is_there_and_documented(name):
+    found = getattr(vitlens, name)
+    assert name == "__version__" or found.__doc__
+
+
+def test_an_unknown_public_name_says_the_known_ones():
+    with pytest.raises(AttributeError, match="has no attribute 'roll'; it has .*rollout"):
+        vitlens.roll  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("literal", "known"),
+    [
+        (names.PresetName, names.PRESETS),
+        (names.BundledName, names.BUNDLED),
+        (names.Fusion, names.FUSIONS),
+        (names.CommandName, names.COMMANDS),
+        (names.FigureFormat, names.FORMATS),
+        (names.Precision, names.PRECISIONS),
+    ],
+)
+def test_no_name_stands_twice(literal, known):
+    assert get_args(literal) == known
+    assert len(set(known)) == len(known)

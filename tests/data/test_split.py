@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from vitlens.data.split import InMemory, Split
+from vitlens.errors import DataError
+
+
+@pytest.fixture
+def split() -> Split:
+    pixels = torch.arange(12, dtype=torch.uint8).view(12, 1, 1, 1).expand(12, 3, 2, 5).contiguous()
+    labels = torch.tensor([0] * 8 + [1] * 3 + [2])
+    return Split(
+        name="toy",
+        part="test",
+        source=InMemory(pixels),
+        size=(2, 5),
+        classes=("a", "b", "c"),
+        labels=labels,
+        masks=pixels[:, 0] > 5,
+        groups=torch.arange(12) // 2,
+        files=tuple(f"{index}.png" for index in range(12)),
+    )
+
+
+def test_batches_give_every_image_once_in_order(split):
+    batches = list(split.batches(5))
+    assert [len(batch.images) for batch in batches] == [5, 5, 2]
+    assert torch.cat([batch.indices for batch in batches]).tolist() == list(range(12))
+    values = torch.cat([batch.images for batch in batches])[:, 0, 0, 0]
+    assert torch.equal((values * 255).round().long(), torch.arange(12))
+
+
+def test_picking_keeps_everything_of_an_image_together(split):
+    chosen = split.pick(torch.tensor([11, 0])).pick(torch.tensor([1, 0]))
+    assert chosen.source.read(torch.arange(2))[:, 0, 0, 0].tolist() == [0, 11]
+    assert chosen.labels.tolist() == [0, 2]
+    assert chosen.files == ("0.png", "11.png")
+    assert chosen.groups.tolist() == [0, 5]
+    assert chosen.masks[:, 0, 0].tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, [1, 1, 1]), (5, [2, 2, 1]), (9, [5, 3, 1]), (1, [1])])
+def test_a_limit_is_as_balanced_as_the_data_allow(split, count, expected):
+    found = split.limit(count).labels.bincount()
+    assert found.sum() == count
+    assert sorted(found[found > 0].tolist(), reverse=True) == expected
+
+
+def test_a_limit_is_seeded(split):
+    picks = {split.limit(4, seed=seed).files for seed in range(8)}
+    assert len(picks) > 1
+    assert split.limit(4, seed=1).files == split.limit(4, seed=1).files
+
+
+def test_no_limit_is_the_split_itself(split):
+    assert split.limit(None) is split
+    assert split.limit(99) is split
+
+
+def test_a_limit_below_one_is_refused(split):
+    with pytest.raises(DataError, match="at least 1, found 0"):
+        split.limit(0)

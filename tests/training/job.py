@@ -1,0 +1,65 @@
+"""One training in a process of its own: python -m tests.training.job FOLDER [--resume] [--kill-at N | --kill-writing N].
+
+Ends itself with SIGKILL where asked: at a step, or half-way through writing its N-th checkpoint.
+"""
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.training.tiny import tiny_recipe, tiny_specimen, tiny_split
+from vitlens.training import checkpoint, loop
+from vitlens.training.metrics import Progress
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--kill-at", type=int)
+    parser.add_argument("--kill-writing", type=int)
+    parser.add_argument("--steady", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    loop._PROGRESS_INTERVAL = 0.0
+    if options.kill_writing:
+        kill_while_writing(options.kill_writing)
+
+    def heard(progress: Progress) -> None:
+        if progress.step == options.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    # what is drawn per process would differ between one and two of them
+    rates = {"drop_path": 0.0, "dropout": 0.0} if options.steady else {}
+    loop.fit(
+        tiny_specimen(**rates),
+        tiny_split("train", 40),
+        tiny_split("test", 12),
+        recipe=tiny_recipe(epochs=4 if options.steady else 3, average=0.9),
+        directory=options.folder,
+        resume=options.resume,
+        checkpoint_every=3,
+        on_progress=heard,
+    )
+
+
+def kill_while_writing(number: int) -> None:
+    """Die in the middle of the number-th checkpoint."""
+    write, calls = checkpoint.save_file, []
+
+    def half(tensors: Any, path: str, **settings: Any) -> None:
+        calls.append(path)
+        write(tensors, path, **settings)
+        if len(calls) == number:
+            os.truncate(path, Path(path).stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoint.save_file = half
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Trainings in processes of their own: killed ones, and several that work together."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.tiny import tiny_recipe, tiny_specimen, tiny_split
+from vitlens.errors import InputError
+from vitlens.models.zoo import WEIGHTS_FILE
+from vitlens.training.loop import fit
+from vitlens.training.metrics import read_metrics
+from vitlens.training.processes import join
+
+ROOT = Path(__file__).parents[2]
+JOB = ("-m", "tests.training.job")
+
+
+def run(*arguments: str | Path) -> int:
+    """The exit status of a Python process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, timeout=300, check=False).returncode
+
+
+def same(first: Path, second: Path) -> bool:
+    one, other = load_file(first / WEIGHTS_FILE), load_file(second / WEIGHTS_FILE)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("kill", [("--kill-at", "8"), ("--kill-writing", "4")])
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, str]) -> None:
+    train, test = tiny_split("train", 40), tiny_split("test", 12)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        fit(tiny_specimen(), train, test, recipe=tiny_recipe(), directory=tmp_path / "whole")
+        assert run(*JOB, tmp_path / "killed", *kill) == -signal.SIGKILL
+        assert not list((tmp_path / "killed").glob("results.json"))
+        fit(tiny_specimen(seed=7), train, test, recipe=tiny_recipe(), directory=tmp_path / "killed", resume=True)
+    finally:
+        torch.set_num_threads(threads)
+    assert same(tmp_path / "killed", tmp_path / "whole")
+    assert len(read_metrics(tmp_path / "killed")) == 3
+    assert not list((tmp_path / "killed" / "checkpoint").glob(".*"))
+
+
+def test_two_processes_lose_what_one_does(tmp_path: Path) -> None:
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *JOB)
+    assert run(*launch, tmp_path / "two", "--steady") == 0
+    assert run(*JOB, tmp_path / "one", "--steady") == 0
+    two, one = read_metrics(tmp_path / "two"), read_metrics(tmp_path / "one")
+    assert [metrics.step for metrics in two] == [5, 10, 15, 20]
+    for first, second in zip(two, one, strict=True):
+        assert first.train_loss == pytest.approx(second.train_loss, rel=1e-6)
+        assert first.train_accuracy == second.train_accuracy
+        assert first.test_loss == pytest.approx(second.test_loss, rel=1e-6)
+    left, right = load_file(tmp_path / "two" / WEIGHTS_FILE), load_file(tmp_path / "one" / WEIGHTS_FILE)
+    assert all(torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5) for name in left)
+
+
+def test_alone_the_device_is_the_one_asked_for() -> None:
+    accelerator, device = join(torch.device("cpu"), batch_size=1)
+    assert accelerator.num_processes == 1
+    assert device == torch.device("cpu")
+    with pytest.raises(InputError, match="--batch-size of at least 1"):
+        join(torch.device("cpu"), batch_size=0)

@@ -1,0 +1,62 @@
+import dataclasses
+import json
+
+import pytest
+
+from vitlens.errors import InputError
+from vitlens.names import PRESETS
+from vitlens.training.recipe import FINE_TUNING, RECIPES, Recipe, override, recipe_for
+
+
+def test_every_preset_has_a_recipe_and_one_for_digits() -> None:
+    assert {name for name in RECIPES if "/" not in name} == set(PRESETS)
+    small = {name for name in PRESETS if not name.endswith("-224")}
+    assert {name.partition("/")[0] for name in RECIPES if name.endswith("/digits")} == small
+
+
+@pytest.mark.parametrize("preset", [name for name in RECIPES if name.endswith("/digits")])
+def test_digits_are_never_flipped(preset: str) -> None:
+    assert not RECIPES[preset].flip
+
+
+def test_the_pair_comes_before_the_preset_and_the_preset_before_fine_tuning() -> None:
+    assert recipe_for("vit-mini", "digits") is RECIPES["vit-mini/digits"]
+    assert recipe_for("vit-mini", "cifar10") is RECIPES["vit-mini"]
+    assert recipe_for("timm:vit_tiny_patch16_224", "digits") is FINE_TUNING
+
+
+def test_an_override_forgets_what_was_measured_and_the_same_value_does_not() -> None:
+    recipe = Recipe(measured="90 %")
+    assert override(recipe, {"epochs": 3}).measured == ""
+    assert override(recipe, {"epochs": 3}).epochs == 3
+    assert override(recipe, {"epochs": recipe.epochs}) == recipe
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"evaluate_every": 0},
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"weight_decay": -1.0},
+        {"warmup": 1.5},
+        {"label_smoothing": 1.0},
+        {"average": 1.0},
+        {"betas": (0.9, 1.0)},
+        {"crop_padding": -1},
+        {"clip": -0.5},
+        {"lr": 1.0},
+        {"measured": "100 %"},
+    ],
+)
+def test_refuses_what_cannot_be_run(changes: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="^expected .*, found "):
+        override(Recipe(), changes)
+
+
+def test_numbers_are_json_and_leave_the_words_out() -> None:
+    numbers = Recipe(source="a", measured="b").numbers()
+    assert json.loads(json.dumps(numbers)) == numbers
+    assert set(numbers) == {field.name for field in dataclasses.fields(Recipe)} - {"source", "measured"}

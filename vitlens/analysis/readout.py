@@ -1,0 +1,46 @@
+"""The readout: which tokens the classifier reads, as a row over the tokens."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.errors import UnsupportedError
+from vitlens.layout import TokenLayout
+from vitlens.names import Readout
+
+Row = Float[Tensor, "batch tokens"]
+
+
+def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tensor) -> Row:
+    """Where the classifier reads, as a row over the tokens that sums to 1: CLS, both class tokens, or all patches."""
+    row = torch.zeros(batch, layout.tokens, dtype=like.dtype, device=like.device)
+    if readout == "mean":
+        row[:, len(layout.prefix) :] = 1 / layout.patches
+        return row
+    places = layout.positions("cls") + (layout.positions("distillation") if readout == "cls+distillation" else ())
+    if not places or (readout == "cls+distillation" and len(places) < 2):
+        raise UnsupportedError(
+            f"expected a {readout} token for this readout, found prefix {layout.prefix}; try --readout mean"
+        )
+    row[:, list(places)] = 1 / len(places)
+    return row
+
+
+def pooling_row(layers: Sequence[Float[Tensor, "batch keys"]], layout: TokenLayout, *, alpha: float) -> Row:
+    """What an attention pooling reads of the patches; layers: its queries' weights with the heads fused, in order.
+
+    A pooling query (SigLIP) has the patches as keys: its last row is the answer. Class attention (CaiT) has keys
+    (CLS, patches) and lets CLS keep alpha of itself in each layer, as rollout does; what is left on CLS at the end has
+    no place in the image and is shared out over the patches.
+    """
+    if not layers:
+        raise UnsupportedError("expected attention pooling for --readout pool, found none; try --readout cls or mean")
+    if layers[-1].shape[-1] == layout.patches:
+        return layers[-1]
+    own, row = torch.ones_like(layers[-1][:, :1]), torch.zeros_like(layers[-1][:, 1:])
+    for weights in reversed(layers):
+        looked = (1 - alpha) * own * weights / weights.sum(-1, keepdim=True)
+        row, own = row + looked[:, 1:], alpha * own + looked[:, :1]
+    return row / row.sum(-1, keepdim=True)

@@ -1,0 +1,100 @@
+"""An .npz of images and labels; nothing in it is ever unpickled."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitlens.data.holdout import describe_hold_out, hold_out
+from vitlens.data.split import InMemory, Split
+from vitlens.errors import DataError
+from vitlens.names import Part
+
+Array = NDArray[np.generic]
+
+
+def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -> Split:
+    """One part of an .npz: `images` (n, height, width) or (n, height, width, 3) uint8, `labels` (n,) integers.
+
+    `classes` (strings, in order of label) is optional. A seeded fifth of each class is held out for test; `whole`
+    gives all of them. Raises DataError for a file, key, shape or type that is not so.
+    """
+    found = _read(path)
+    images, labels = _images(found, path), _labels(found, path)
+    if len(images) != len(labels):
+        raise DataError(f"expected as many labels as images in {path}, found {len(labels)} and {len(images)}")
+    targets = torch.from_numpy(labels.astype(np.int64))
+    chosen = torch.arange(len(targets)) if whole else hold_out(targets, part, seed=seed)
+    return Split(
+        name=str(path),
+        title=path.stem,
+        part=part,
+        source=InMemory(as_pixels(images[chosen.numpy()])),
+        size=(images.shape[1], images.shape[2]),
+        classes=_classes(found, targets, path),
+        labels=targets[chosen],
+        notes=(describe_hold_out(seed),) if len(chosen) < len(targets) else (),
+    )
+
+
+def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
+    """Grey (n, height, width) or colour (n, height, width, 3) as pixels (n, 3, height, width)."""
+    if images.ndim == 3:
+        return torch.from_numpy(images)[:, None].repeat(1, 3, 1, 1)
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
+
+def _read(path: Path) -> dict[str, Array]:
+    """The arrays of the keys we know."""
+    if not path.is_file():
+        raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"expected an .npz with 'images' and 'labels' in {path}, found a single array")
+            return {key: archive[key] for key in ("images", "labels", "classes") if key in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        # numpy's refusal of a pickle ends with how to allow it, which is no advice to pass on
+        why = "a pickle, which could run code" if "pickle" in str(error).lower() else str(error).splitlines()[0]
+        raise DataError(f"expected plain arrays in {path}, found {why}; save it with numpy.savez") from error
+
+
+def _images(found: dict[str, Array], path: Path) -> NDArray[np.uint8]:
+    images = _key(found, "images", path)
+    plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+    if not plain or 0 in images.shape:
+        raise DataError(
+            f"expected images of shape (n, height, width) or (n, height, width, 3) in {path}, found {images.shape}"
+        )
+    if images.dtype != np.uint8:
+        raise DataError(f"expected images of type uint8 (0 to 255) in {path}, found {images.dtype}")
+    return images.astype(np.uint8, copy=False)
+
+
+def _labels(found: dict[str, Array], path: Path) -> Array:
+    labels = _key(found, "labels", path)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(
+            f"expected labels of shape (n,) and an integer type in {path}, found {labels.shape} {labels.dtype}"
+        )
+    if int(labels.min(initial=0)) < 0:
+        raise DataError(f"expected labels from 0 in {path}, found {labels.min()}")
+    return labels
+
+
+def _classes(found: dict[str, Array], labels: torch.Tensor, path: Path) -> tuple[str, ...]:
+    count = int(labels.max()) + 1
+    if "classes" not in found:
+        return tuple(str(index) for index in range(count))
+    names = tuple(str(name) for name in found["classes"].ravel())
+    if len(names) < count:
+        raise DataError(f"expected at least {count} names in 'classes' of {path}, found {len(names)}")
+    return names
+
+
+def _key(found: dict[str, Array], key: str, path: Path) -> Array:
+    if key not in found:
+        raise DataError(f"expected the keys 'images' and 'labels' in {path}, found no {key!r}")
+    return found[key]

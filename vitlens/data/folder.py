@@ -1,0 +1,191 @@
+"""Folders of images: one folder a class, with or without parts, or loose images without labels."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from vitlens.data.decode import SUFFIXES, Header
+from vitlens.data.holdout import describe_hold_out, hold_out
+from vitlens.data.reading import MEMORY_LIMIT, Progress, load_files, probe
+from vitlens.data.split import Split
+from vitlens.errors import DataError
+from vitlens.labels import are_imagenet, imagenet_classes, imagenet_indices
+from vitlens.names import Part
+from vitlens.preprocessing import Preprocessing
+
+TRAIN_FOLDERS = ("train", "training")
+TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that is there
+UNSTATED = Preprocessing(size=(224, 224), resize=256)  # for images of many sizes when no model says what it takes
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files, sorted, before any is opened; labels and classes are empty for loose images."""
+
+    paths: tuple[Path, ...]
+    labels: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def load_folder(
+    root: Path,
+    *,
+    part: Part,
+    preprocessing: Preprocessing | None = None,
+    seed: int = 0,
+    whole: bool = False,
+    memory: int = MEMORY_LIMIT,
+    progress: Progress | None = None,
+) -> Split:
+    """One part of a folder; see list_folder for how parts, classes and labels are found.
+
+    preprocessing: None keeps the size that all images share, else 224x224. Raises DataError for a folder without
+    images or without readable ones.
+    """
+    listing = list_folder(root, part=part, seed=seed, whole=whole)
+    split = load_listing(listing, part=part, preprocessing=preprocessing, memory=memory, progress=progress)
+    title = root.resolve().name
+    return replace(split, name=str(root), title=title, files=_relative(split.files or (), root))
+
+
+def load_listing(
+    listing: Listing,
+    *,
+    part: Part,
+    preprocessing: Preprocessing | None = None,
+    memory: int = MEMORY_LIMIT,
+    progress: Progress | None = None,
+) -> Split:
+    """The images of a listing, in its order, without those that cannot be read."""
+    preprocessing = preprocessing or _stored_size(listing.paths)
+    loaded = load_files(listing.paths, preprocessing, memory=memory, progress=progress)
+    return Split(
+        name="images",
+        title="images",
+        part=part,
+        source=loaded.source,
+        size=preprocessing.size,
+        classes=listing.classes,
+        labels=torch.tensor([listing.labels[index] for index in loaded.kept]) if listing.labels else None,
+        files=tuple(str(listing.paths[index]) for index in loaded.kept),
+        skipped=loaded.skipped,
+        notes=listing.notes + loaded.notes,
+    )
+
+
+def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -> Listing:
+    """The image files of a part.
+
+    With train/ and test/ (or val/) inside, each is its part. With train/ alone, or class folders at the top, a seeded
+    fifth of each class is held out for test; `whole` gives all of them instead (for a model that never saw any).
+    Images at the top, or in images/ beside masks/, are loose: no labels, no parts. Class folders that are all wnids of
+    ImageNet get its indices and names.
+    """
+    if not root.is_dir():
+        raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
+    train, test = _inside(root, TRAIN_FOLDERS), _inside(root, TEST_FOLDERS)
+    if train and test:
+        return _list_classes(train if part == "train" else test, (train, test))
+    if test:
+        if part == "train":
+            raise DataError(f"expected train/ in {root}, found {test.name}/ alone; it is for evaluation")
+        return _list_classes(test, (test,))
+    if (root / "images").is_dir() and (root / "masks").is_dir():
+        return _list_loose(root / "images")
+    top = train or root
+    listing = _list_classes(top, (top,)) if _class_folders(top) else _list_loose(root)
+    if not listing.labels or whole:
+        return listing
+    chosen = hold_out(torch.tensor(listing.labels), part, seed=seed).tolist()
+    held_out = () if len(chosen) == len(listing.paths) else (describe_hold_out(seed),)
+    return replace(
+        listing,
+        paths=tuple(listing.paths[index] for index in chosen),
+        labels=tuple(listing.labels[index] for index in chosen),
+        notes=listing.notes + held_out,
+    )
+
+
+def list_images(paths: Sequence[Path]) -> Listing:
+    """Loose images: files as given, and all images below the folders given. Raises DataError where there is none."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            below = list(_images_below(path))
+            if not below:
+                raise DataError(_no_images(path))
+            found += below
+        elif path.exists():
+            found.append(path)
+        else:
+            raise DataError(f"expected an image or a folder of images, found nothing at {str(path)!r}")
+    return Listing(tuple(found))
+
+
+def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
+    """The images of the class folders in `folder`; the classes are those of all parts together, by name."""
+    names = sorted({child.name for part in parts for child in _class_folders(part)})
+    paths = [(name, path) for name in names for path in _images_below(folder / name)]
+    if not paths:
+        raise DataError(_no_images(folder))
+    indices, classes = {name: index for index, name in enumerate(names)}, tuple(names)
+    if are_imagenet(names):
+        indices, classes = dict(imagenet_indices()), imagenet_classes()
+    loose = sum(1 for child in folder.iterdir() if _is_image(child))
+    notes = (f"{loose} images beside the class folders of {folder.name}/ were left out",) if loose else ()
+    return Listing(tuple(path for _, path in paths), tuple(indices[name] for name, _ in paths), classes, notes)
+
+
+def _list_loose(root: Path) -> Listing:
+    paths = sorted(child for child in root.iterdir() if _is_image(child))
+    if not paths:
+        raise DataError(_no_images(root))
+    return Listing(tuple(paths))
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    """Folders that hold an image at any depth."""
+    return [
+        child
+        for child in sorted(folder.iterdir())
+        if child.is_dir() and not _hidden(child.name) and next(_images_below(child), None) is not None
+    ]
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    """Images at any depth, sorted, without hidden files and folders."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not _hidden(name))
+        for name in sorted(files):
+            path = Path(place, name)
+            if _is_image(path):
+                yield path
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not _hidden(path.name) and not path.is_dir()
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith((".", "__"))
+
+
+def _inside(root: Path, names: Sequence[str]) -> Path | None:
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def _stored_size(paths: Sequence[Path]) -> Preprocessing:
+    sizes = {found.size for found in probe(paths) if isinstance(found, Header)}
+    return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
+
+
+def _relative(files: Sequence[str], root: Path) -> tuple[str, ...]:
+    return tuple(str(Path(file).relative_to(root)) for file in files)
+
+
+def _no_images(folder: Path) -> str:
+    return f"expected images ({', '.join(sorted(SUFFIXES))}) in {folder}, found none"

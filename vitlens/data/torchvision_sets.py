@@ -1,0 +1,172 @@
+"""torchvision's sets by name: downloaded once to a folder, then the same Split as everything else."""
+
+import contextlib
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlens.data.arrays import as_pixels
+from vitlens.data.decode import fit, flatten
+from vitlens.data.folder import UNSTATED
+from vitlens.data.holdout import describe_hold_out, hold_out
+from vitlens.data.reading import MEMORY_LIMIT
+from vitlens.data.split import InMemory, Source, Split
+from vitlens.errors import DataError
+from vitlens.names import Part
+from vitlens.preprocessing import Preprocessing
+from vitlens.shapes import Pixels
+
+PATIENCE = 10.0  # seconds to wait for a server that does not answer
+
+Dataset = Any  # torchvision has no types
+Options = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class TorchvisionSet:
+    """One of torchvision's classes and how to ask it for a part.
+
+    part: its options for train or test (None: it has no parts, and a fifth is held out); size: pixels of all its
+    images, None where they differ.
+    """
+
+    title: str
+    cls: str
+    classes: int
+    size: tuple[int, int] | None
+    part: Callable[[Part], Options] | None
+
+
+def _by_flag(part: Part) -> Options:
+    return {"train": part == "train"}
+
+
+def _by_split(part: Part) -> Options:
+    return {"split": part}
+
+
+def _by_trainval(part: Part) -> Options:
+    return {"split": "trainval" if part == "train" else "test"}
+
+
+SETS: Mapping[str, TorchvisionSet] = MappingProxyType(
+    {
+        "cifar10": TorchvisionSet("CIFAR-10", "CIFAR10", 10, (32, 32), _by_flag),
+        "cifar100": TorchvisionSet("CIFAR-100", "CIFAR100", 100, (32, 32), _by_flag),
+        "fashion-mnist": TorchvisionSet("Fashion-MNIST", "FashionMNIST", 10, (28, 28), _by_flag),
+        "mnist": TorchvisionSet("MNIST", "MNIST", 10, (28, 28), _by_flag),
+        "svhn": TorchvisionSet("SVHN", "SVHN", 10, (32, 32), _by_split),
+        "eurosat": TorchvisionSet("EuroSAT", "EuroSAT", 10, (64, 64), None),
+        "flowers102": TorchvisionSet("Flowers-102", "Flowers102", 102, None, _by_split),
+        "food101": TorchvisionSet("Food-101", "Food101", 101, None, _by_split),
+        "pets": TorchvisionSet("Oxford-IIIT Pets", "OxfordIIITPet", 37, None, _by_trainval),
+        "stl10": TorchvisionSet("STL-10", "STL10", 10, (96, 96), _by_split),
+    }
+)
+
+
+def load_torchvision(
+    name: str, *, part: Part, data_dir: Path, preprocessing: Preprocessing | None = None, seed: int = 0
+) -> Split:
+    """One part of a torchvision set, downloaded to data_dir where it is not there yet.
+
+    Sets whose images share one small size keep it; the others are resized as `preprocessing` says (None: 224x224).
+    Raises DataError, one line within seconds, when it is not there and cannot be downloaded.
+    """
+    wanted = SETS[name]
+    dataset = _open(wanted, wanted.part(part) if wanted.part else {}, data_dir)
+    labels = _labels(dataset)
+    chosen = torch.arange(len(labels)) if wanted.part else hold_out(labels, part, seed=seed)
+    source, size = _source(dataset, chosen, wanted, preprocessing or UNSTATED)
+    return Split(
+        name=name,
+        title=wanted.title,
+        part=part,
+        source=source,
+        size=size,
+        classes=tuple(getattr(dataset, "classes", None) or (str(index) for index in range(wanted.classes))),
+        labels=labels[chosen],
+        notes=() if wanted.part else (describe_hold_out(seed),),
+    )
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Images of a torchvision set that are read from disk and resized when asked for."""
+
+    dataset: Dataset
+    chosen: Tensor
+    preprocessing: Preprocessing
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def read(self, indices: Tensor) -> Pixels:
+        """Pixels of these images."""
+        images = (self.dataset[index][0] for index in self.chosen[indices].tolist())
+        pixels = [fit(flatten(image), self.preprocessing) for image in images]
+        return torch.stack(pixels) if pixels else torch.empty(0, 3, *self.preprocessing.size, dtype=torch.uint8)
+
+
+def _open(wanted: TorchvisionSet, options: Options, data_dir: Path) -> Dataset:
+    """The torchvision object: from data_dir, else downloaded into it."""
+    import torchvision.datasets as sets
+
+    make = getattr(sets, wanted.cls)
+    with contextlib.suppress(RuntimeError, OSError):  # torchvision's way to say that the files are not there
+        return make(str(data_dir), download=False, **options)
+    try:
+        with _impatient(), contextlib.redirect_stdout(sys.stderr):  # what it prints is no result
+            data_dir.mkdir(parents=True, exist_ok=True)
+            return make(str(data_dir), download=True, **options)
+    except (OSError, RuntimeError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"expected {wanted.title} in {data_dir} or a network to download it, found neither ({why}); put the files "
+            f"of torchvision.datasets.{wanted.cls} there by hand, or choose --data digits or a folder"
+        ) from error
+
+
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    """Inside, a connection that says nothing for some seconds is an error: torchvision itself waits for ever."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(PATIENCE)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _labels(dataset: Dataset) -> Tensor:
+    for attribute in ("targets", "labels", "_labels"):  # one or another, by set
+        if hasattr(dataset, attribute):
+            return torch.as_tensor(np.asarray(getattr(dataset, attribute)), dtype=torch.long)
+    raise DataError(
+        f"expected labels in torchvision's {type(dataset).__name__}, found none; torchvision may be too new"
+    )
+
+
+def _source(
+    dataset: Dataset, chosen: Tensor, wanted: TorchvisionSet, preprocessing: Preprocessing
+) -> tuple[Source, tuple[int, int]]:
+    """Pixels in memory where they fit, else a source that decodes; and their size."""
+    if hasattr(dataset, "data"):
+        arrays = np.asarray(dataset.data)
+        pixels = torch.from_numpy(arrays) if arrays.ndim == 4 and arrays.shape[1] == 3 else as_pixels(arrays)
+        return InMemory(pixels[chosen]), (int(pixels.shape[2]), int(pixels.shape[3]))
+    if wanted.size is not None:
+        preprocessing = Preprocessing(size=wanted.size)
+    decoding = Decoding(dataset, chosen, preprocessing)
+    height, width = preprocessing.size
+    if len(chosen) * 3 * height * width > MEMORY_LIMIT:
+        return decoding, preprocessing.size
+    return InMemory(decoding.read(torch.arange(len(chosen)))), preprocessing.size

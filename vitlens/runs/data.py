@@ -1,0 +1,42 @@
+"""What `vitlens data` says: the sets that have a name, and what one of them holds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitlens.data.catalogue import describe_data, load_data
+from vitlens.data.split import Split
+from vitlens.errors import DataError
+
+
+def data_table(name: str | None = None, *, data_dir: Path = Path("data")) -> Iterator[str]:
+    """Lines: all named sets, or the parts of one set, folder or .npz. Raises UnknownNameError and DataError."""
+    if name is not None:
+        yield from _parts(name, data_dir)
+        return
+    for info in describe_data():
+        size = f"{info.size[0]}x{info.size[1]} px" if info.size else "sizes differ"
+        where = f"{info.origin}, downloaded once" if info.needs_download else f"{info.origin}, embedded"
+        yield f"{info.name:<16} {info.classes:>4} classes  {size:<13} {where}"
+    yield "FOLDER           class folders, with train/ and test/ or val/ inside or divided by seed; or loose images"
+    yield "FILE.npz         images (n, height, width[, 3]) uint8 and labels"
+
+
+def _parts(name: str, data_dir: Path) -> Iterator[str]:
+    whole = load_data(name, part="test", data_dir=data_dir, whole=True)
+    try:
+        parts = {"train": load_data(name, part="train", data_dir=data_dir)}
+        parts["test"] = load_data(name, part="test", data_dir=data_dir)
+    except DataError:  # a folder that cannot be divided, or has no training part
+        parts = {"all": whole}
+    classes = whole.classes
+    shown = ", ".join(classes[:10]) + (" ..." if len(classes) > 10 else "")
+    yield f"{whole.title or whole.name}: {f'{len(classes)} classes ({shown})' if classes else 'no labels'}"
+    for part, split in parts.items():
+        yield f"{part}: {len(split):,} images of {split.size[0]}x{split.size[1]} px{_extras(split)}"
+    for skipped in dict.fromkeys(skipped for split in parts.values() for skipped in split.skipped):
+        yield f"skipped {skipped.file}: {skipped.reason}"
+
+
+def _extras(split: Split) -> str:
+    extras = [word for word, there in (("labels", split.labels), ("masks", split.masks)) if there is not None]
+    return f", with {' and '.join(extras)}" if extras else ""

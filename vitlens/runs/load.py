@@ -1,0 +1,83 @@
+"""What every run begins with: specimens and images, from what was typed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitlens.data.catalogue import load_data, load_images
+from vitlens.data.digits import CLASSES as DIGITS
+from vitlens.data.split import Split
+from vitlens.devices import resolve_device
+from vitlens.errors import InputError
+from vitlens.models.naming import parse_models
+from vitlens.models.specimen import Specimen
+from vitlens.models.zoo import load
+from vitlens.names import Part
+from vitlens.runs.options import ModelOptions, RunOptions
+
+
+def load_specimens(models: Sequence[str], *, model_options: ModelOptions, options: RunOptions) -> tuple[Specimen, ...]:
+    """The specimens named, on the device asked for, each under an alias of its own.
+
+    Raises InputError when --weights is given for several models, and whatever zoo.load raises.
+    """
+    if model_options.weights is not None and len(models) > 1:
+        raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
+    device = resolve_device(options.device)
+    classes = None if model_options.classes is None else _read_classes(model_options.classes)
+    return tuple(
+        load(
+            f"{named.alias}={named.name}" + (f"@{named.weights}" if named.weights else ""),
+            weights=model_options.weights,
+            random_weights=model_options.random_weights,
+            arch=model_options.arch,
+            image_size=model_options.image_size,
+            mean=model_options.mean,
+            std=model_options.std,
+            classes=classes,
+            device=device,
+            seed=options.seed,
+        )
+        for named in parse_models(models)
+    )
+
+
+def load_split(
+    specimen: Specimen,
+    *,
+    options: RunOptions,
+    data: str | None = None,
+    images: Sequence[str] | None = None,
+    part: Part = "test",
+    limit: int | None = None,
+) -> Split:
+    """The images asked for, as this specimen takes them: --images, --data, or for a model of digits those.
+
+    limit: at most so many where --limit says nothing. Raises InputError when both are given, or neither for a model
+    of something else.
+    """
+    if images and data:
+        raise InputError("expected --images or --data, found both; leave one out")
+    if images:
+        split = load_images([Path(image) for image in images], preprocessing=specimen.preprocessing)
+    else:
+        if data is None and specimen.classes != DIGITS:
+            raise InputError(f"expected images for {specimen.alias}, found none; give --images PATH... or --data DATA")
+        # nothing of a folder without a test part was held out from a model that vitlens did not train
+        foreign = specimen.architecture["kind"] != "preset"
+        split = load_data(
+            data or "digits",
+            part=part,
+            preprocessing=specimen.preprocessing,
+            data_dir=options.data_dir,
+            seed=options.seed,
+            whole=foreign,
+        )
+    return split.limit(options.limit or limit, seed=options.seed)
+
+
+def _read_classes(file: Path) -> tuple[str, ...]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"expected a text file with one class a line at {file}, found: {error}") from error
+    return tuple(line.strip() for line in lines if line.strip())
