@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.rollout import RolloutOptions, rollout_tokens
+from vitlens.analysis.rollout import rollout
 from vitlens.errors import VitlensError
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import KIND_WORDS
@@ -24,7 +24,7 @@ from vitlens.models.specimen import Specimen
 
 FAMILIES = {
     "ViT": "vit_tiny_patch16_224",
-    "ViT, average pooling": "vit_small_patch16_36x1_224",
+    "ViT, average pooling": "vit_wee_patch16_reg1_gap_256",
     "DeiT, distilled": "deit_tiny_distilled_patch16_224",
     "DeiT-3": "deit3_small_patch16_224",
     "DINOv2, registers": "vit_small_patch14_reg4_dinov2",
@@ -106,10 +106,10 @@ def reason(error: VitlensError) -> str:
 
 def rolls_out(specimen: Specimen, image: torch.Tensor) -> str:
     try:
-        row = rollout_tokens(specimen, image, options=RolloutOptions())
+        maps = rollout(specimen, image)
     except VitlensError:
         return "no"
-    return "yes" if torch.isfinite(row).all() else "not finite"
+    return "yes" if torch.isfinite(maps).all() else "not finite"
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

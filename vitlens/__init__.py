@@ -10,6 +10,7 @@ from vitlens.version import __version__
 
 if TYPE_CHECKING:
     from vitlens.analysis.attention import attention as attention
+    from vitlens.analysis.evaluate import evaluate as evaluate
     from vitlens.analysis.rollout import rollout as rollout
     from vitlens.models.specimen import Specimen as Specimen
     from vitlens.models.zoo import load as load
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "Specimen": ("vitlens.models.specimen", "Specimen"),
     "attention": ("vitlens.analysis.attention", "attention"),
+    "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
     "load": ("vitlens.models.zoo", "load"),
     "rollout": ("vitlens.analysis.rollout", "rollout"),
     "train": ("vitlens.training.loop", "fit"),
 }
 
-__all__ = ["Specimen", "__version__", "attention", "load", "rollout", "train"]
+__all__ = ["Specimen", "__version__", "attention", "evaluate", "load", "rollout", "train"]
 
 
 def __getattr__(name: str) -> object:

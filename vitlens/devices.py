@@ -1,12 +1,12 @@
 """Which device and which precision: what the user asked for, against what is there."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import ContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from vitlens.errors import InputError
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.names import PRECISIONS
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -30,8 +30,10 @@ def resolve_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def autocast(device: torch.device, precision: str) -> ContextManager[object]:
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Mixed precision for a device: bf16, fp32, or auto (bf16 on a CUDA device that has it, else fp32)."""
+    if precision not in PRECISIONS:
+        raise UnknownNameError("precision", precision, PRECISIONS)
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     if precision == "fp32":

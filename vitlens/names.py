@@ -24,6 +24,7 @@ CommandName = Literal["study", "predict", "train", "evaluate", "attention", "rol
 
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
 BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
+READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)

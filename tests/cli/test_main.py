@@ -1,7 +1,6 @@
 """The boundary: every error one line on stderr, the right exit code, a traceback only when asked for."""
 
 import errno
-import os
 import signal
 import subprocess
 import sys
@@ -114,12 +113,14 @@ sys.argv = ["vitlens", "rollout", "vit-digits"]
 from vitlens.cli.main import main
 main()
 """
-    child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    while not started.exists():
-        assert child.poll() is None
-        time.sleep(0.02)
-    os.kill(child.pid, signal.SIGINT)
-    _, shown = child.communicate(timeout=20)
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as child:
+        try:
+            while not started.exists() and child.poll() is None:
+                time.sleep(0.02)
+            child.send_signal(signal.SIGINT)
+            _, shown = child.communicate(timeout=20)
+        finally:
+            child.kill()
     assert (child.returncode, shown) == (130, "error: interrupted\n")
 
 

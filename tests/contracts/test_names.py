@@ -56,7 +56,7 @@ def test_every_public_name_is_there_and_documented(name):
 
 
 def test_an_unknown_public_name_says_the_known_ones():
-    with pytest.raises(AttributeError, match="has no attribute 'roll'; it has .*rollout"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'roll'; it has .*rollout"):
         vitlens.roll  # noqa: B018
 
 

@@ -120,8 +120,22 @@ def test_pixels_inside_the_mask_are_one_colour():
         assert (ink.amax(1) - ink.amin(1) <= 0.06 + 2 / 255).all()
 
 
+def test_no_stroke_touches_the_ink(monkeypatch):
+    """Strokes that covered the whole canvas would still leave the digit, and a margin around it, as it is."""
+    pictures = []
+    for cover in (torch.zeros, torch.ones):
+        monkeypatch.setattr(
+            "vitlens.data.scenes._stroke", lambda draws, canvas, make=cover: make(len(draws), canvas, canvas)
+        )
+        pictures.append(scenes_of(20, canvas=128).draw(torch.arange(20)))
+    near = torch.nn.functional.max_pool2d(pictures[0].masks[:, None].float(), 3, 1, 1) > 0
+    changed = (pictures[0].pixels != pictures[1].pixels).any(1, keepdim=True)
+    assert not (changed & near).any()
+    assert changed.any()
+
+
 def test_the_digit_is_the_source_digit():
-    """A nearest-mean classifier on the masks, cropped to the ink, tells most digits: labels and drawings belong together."""
+    """A nearest-mean classifier on the masks, cropped to the ink, tells most digits: labels and drawings agree."""
     crops = []
     for split in (digits("train", scenes=1), digits("test")):
         drawn = split.masks if split.masks is not None else split.source.draw(torch.arange(len(split))).masks

@@ -133,7 +133,7 @@ def test_without_preprocessing_a_common_size_is_kept(tmp_path):
 def test_a_folder_without_images_is_refused(tmp_path, inside):
     for name in inside:
         (tmp_path / name).mkdir()
-    with pytest.raises(DataError, match="expected images .* found none"):
+    with pytest.raises(DataError, match=r"expected images .* found none"):
         load_folder(tmp_path, part="test")
 
 

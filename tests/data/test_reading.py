@@ -48,18 +48,21 @@ def test_a_file_that_is_damaged_later_is_an_error_that_names_it(files):
         later.source.read(torch.tensor([0]))
 
 
+class Items(torch.utils.data.Dataset):
+    def __init__(self, source):
+        self.source = source
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, index):
+        return self.source.read(torch.tensor([index]))[0]
+
+
 def test_it_reads_in_the_workers_of_a_data_loader(files):
     later = load_files(files[:3], SMALL, memory=0).source
-
-    class Items(torch.utils.data.Dataset):
-        def __len__(self):
-            return len(later)
-
-        def __getitem__(self, index):
-            return later.read(torch.tensor([index]))[0]
-
-    batches = list(torch.utils.data.DataLoader(Items(), batch_size=3, num_workers=1, multiprocessing_context="spawn"))
-    assert torch.equal(batches[0], later.read(torch.arange(3)))
+    (batch,) = torch.utils.data.DataLoader(Items(later), batch_size=3, num_workers=1)
+    assert torch.equal(batch, later.read(torch.arange(3)))
 
 
 def test_animations_are_counted(tmp_path):

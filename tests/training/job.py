@@ -1,4 +1,4 @@
-"""One training in a process of its own: python -m tests.training.job FOLDER [--resume] [--kill-at N | --kill-writing N].
+"""One training in a process of its own: python -m tests.training.job FOLDER [--kill-at N | --kill-writing N].
 
 Ends itself with SIGKILL where asked: at a step, or half-way through writing its N-th checkpoint.
 """
@@ -19,7 +19,6 @@ from vitlens.training.metrics import Progress
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--kill-writing", type=int)
     parser.add_argument("--steady", action="store_true")
@@ -33,15 +32,14 @@ def main() -> None:
         if progress.step == options.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    # what is drawn per process would differ between one and two of them
+    # what is drawn per process would differ between one and two of them; an epoch of one step tells each step's loss
     rates = {"drop_path": 0.0, "dropout": 0.0} if options.steady else {}
     loop.fit(
         tiny_specimen(**rates),
-        tiny_split("train", 40),
+        tiny_split("train", 8 if options.steady else 40),
         tiny_split("test", 12),
-        recipe=tiny_recipe(epochs=4 if options.steady else 3, average=0.9),
+        recipe=tiny_recipe(epochs=20, evaluate_every=5) if options.steady else tiny_recipe(),
         directory=options.folder,
-        resume=options.resume,
         checkpoint_every=3,
         on_progress=heard,
     )

@@ -33,7 +33,9 @@ def test_fewer_images_than_a_batch_are_one_batch() -> None:
 
 
 def test_order_depends_on_seed_and_epoch_alone() -> None:
-    orders = {(seed, epoch): torch.cat(epoch_batches(50, 10, seed=seed, epoch=epoch)) for seed in (0, 1) for epoch in (0, 1)}
+    orders = {
+        (seed, epoch): torch.cat(epoch_batches(50, 10, seed=seed, epoch=epoch)) for seed in (0, 1) for epoch in (0, 1)
+    }
     assert len({tuple(order.tolist()) for order in orders.values()}) == 4
     torch.manual_seed(9)
     assert torch.equal(torch.cat(epoch_batches(50, 10, seed=0, epoch=1)), orders[0, 1])

@@ -22,7 +22,7 @@ TRAIN, TEST = tiny_split("train", 40), tiny_split("test", 12)
 STEPS = 3 * 5  # three epochs of five batches of eight
 
 
-class Interrupted(Exception):
+class InterruptedTrainingError(Exception):
     """Stands for a Ctrl-C, or for anything else."""
 
 
@@ -40,7 +40,7 @@ def trained(folder: Path, specimen: Specimen | None = None, **changes: Any) -> t
 def interrupting(at: int) -> Any:
     def stop(progress: Progress) -> None:
         if progress.step == at:
-            raise Interrupted
+            raise InterruptedTrainingError
 
     return stop
 
@@ -104,7 +104,7 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("at", "every"), [(2, None), (5, None), (7, None), (2, 3), (9, 3), (STEPS, 3)])
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, at: int, every: int | None) -> None:
     whole, _ = trained(tmp_path / "whole")
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedTrainingError):
         trained(tmp_path / "cut", on_progress=interrupting(at), checkpoint_every=every)
     resumed, result = trained(tmp_path / "cut", tiny_specimen(seed=7), resume=True, checkpoint_every=every)
     assert same(state(resumed), state(whole))
@@ -149,11 +149,13 @@ def test_a_loss_that_explodes_keeps_the_last_good_weights(tmp_path: Path) -> Non
     def poison(progress: Progress) -> None:
         try:
             broken(progress)
-        except Interrupted:
+        except InterruptedTrainingError:
             with torch.no_grad():
                 specimen.model.get_parameter("head.weight").fill_(float("nan"))
 
-    with pytest.raises(NonFiniteError, match=r"found loss nan.* in epoch 3, step 13; .* weights of epoch 2; try --lear"):
+    with pytest.raises(
+        NonFiniteError, match=r"found loss nan.* in epoch 3, step 13; .* the last good weights; try --lear"
+    ):
         trained(tmp_path, specimen, on_progress=poison)
     assert len(read_metrics(tmp_path)) == 2
     for file in (zoo.WEIGHTS_FILE, BEST_FILE, "checkpoint/state.safetensors"):

@@ -50,16 +50,17 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, 
     assert not list((tmp_path / "killed" / "checkpoint").glob(".*"))
 
 
+@pytest.mark.slow  # torchrun and two processes: 25 s on two busy cores
 def test_two_processes_lose_what_one_does(tmp_path: Path) -> None:
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *JOB)
     assert run(*launch, tmp_path / "two", "--steady") == 0
     assert run(*JOB, tmp_path / "one", "--steady") == 0
     two, one = read_metrics(tmp_path / "two"), read_metrics(tmp_path / "one")
-    assert [metrics.step for metrics in two] == [5, 10, 15, 20]
+    assert [metrics.step for metrics in two] == list(range(1, 21))
     for first, second in zip(two, one, strict=True):
         assert first.train_loss == pytest.approx(second.train_loss, rel=1e-6)
         assert first.train_accuracy == second.train_accuracy
-        assert first.test_loss == pytest.approx(second.test_loss, rel=1e-6)
+        assert first.test_accuracy == second.test_accuracy
     left, right = load_file(tmp_path / "two" / WEIGHTS_FILE), load_file(tmp_path / "one" / WEIGHTS_FILE)
     assert all(torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5) for name in left)
 

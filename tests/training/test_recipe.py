@@ -52,7 +52,7 @@ def test_an_override_forgets_what_was_measured_and_the_same_value_does_not() -> 
     ],
 )
 def test_refuses_what_cannot_be_run(changes: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="^expected .*, found "):
+    with pytest.raises(InputError, match=r"^expected .*, found "):
         override(Recipe(), changes)
 
 

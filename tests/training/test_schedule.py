@@ -21,7 +21,7 @@ def test_warms_up_in_equal_steps_to_the_peak() -> None:
 def test_falls_to_the_minimum_at_the_last_step_and_never_rises() -> None:
     falling = rates()[WARMUP:]
     assert falling[-1] == pytest.approx(MINIMUM)
-    assert all(late <= early for early, late in zip(falling, falling[1:]))
+    assert falling == sorted(falling, reverse=True)
 
 
 def test_is_half_way_in_the_middle_of_the_cosine() -> None:

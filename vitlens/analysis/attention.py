@@ -9,13 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.errors import UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import capture, observe
 from vitlens.lens.site import Site
 from vitlens.lens.windows import received
 from vitlens.models.specimen import Specimen
-from vitlens.names import Readout
 from vitlens.shapes import Images
 
 RowChoice = Literal["all", "cls"]
@@ -55,7 +53,7 @@ def attention_maps(specimen: Specimen, images: Images) -> tuple[LayerMaps, ...]:
     layers: list[LayerMaps] = []
 
     def keep(call: AttentionCall) -> None:
-        read = _read(call, specimen.anatomy.layout, specimen.anatomy.readout)
+        read = _read(call, specimen)
         if read is not None:
             layers.append(read)
 
@@ -68,8 +66,8 @@ def attention_maps(specimen: Specimen, images: Images) -> tuple[LayerMaps, ...]:
     return tuple(layers)
 
 
-def _read(call: AttentionCall, layout: TokenLayout | None, readout: Readout | None) -> LayerMaps | None:
-    site = call.site
+def _read(call: AttentionCall, specimen: Specimen) -> LayerMaps | None:
+    site, layout, readout = call.site, specimen.anatomy.layout, specimen.anatomy.readout
     if site.windows is not None:
         maps = received(call.weights(), site.windows)
         return LayerMaps(site, maps, maps.new_zeros(maps.shape[:2]), "mean over the patches of a window")
@@ -78,14 +76,19 @@ def _read(call: AttentionCall, layout: TokenLayout | None, readout: Readout | No
     if site.kind != "patch":
         return None
     if layout is None or site.keys != layout.tokens:
-        side = int(site.keys**0.5)
-        if side * side != site.keys:
-            return None
-        return _of_row(site, call.weights().mean(2), (side, side), "mean over all patches")
+        grid = _grid(site.keys, specimen.input_size)
+        return None if grid is None else _of_row(site, call.weights().mean(2), grid, "mean over all patches")
     if readout in ("cls", "cls+distillation"):
         return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
     rows = range(len(layout.prefix), layout.tokens)
     return _of_row(site, call.rows(rows).mean(2), layout.grid, "mean over all patches")
+
+
+def _grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
+    """The (rows, columns) of square patches that cover an image of this size, or None where there are none such."""
+    rows = round((patches * size[0] / size[1]) ** 0.5)
+    columns = patches // max(rows, 1)
+    return (rows, columns) if rows * columns == patches and rows * size[1] == columns * size[0] else None
 
 
 def _of_row(site: Site, row: Float[Tensor, "batch heads key"], grid: tuple[int, int], reading: str) -> LayerMaps:
@@ -110,7 +113,8 @@ def _positions(specimen: Specimen) -> Float[Tensor, "patches dim"] | None:
         return None
     tokens = found.detach().flatten(0, -2)
     patches = specimen.layout.patches
-    return tokens[-patches:] if len(tokens) >= patches else None
+    # learned on this grid, with all, some or none of the prefix before the patches
+    return tokens[-patches:] if patches <= len(tokens) <= specimen.layout.tokens else None
 
 
 def head_mean(layers: Sequence[LayerMaps]) -> tuple[Float[Tensor, "batch rows columns"], ...]:

@@ -18,7 +18,7 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import KIND_WORDS
 from vitlens.models.specimen import Specimen
-from vitlens.names import DEFAULT_ALPHA, FUSIONS, Fusion, Readout
+from vitlens.names import DEFAULT_ALPHA, FUSIONS, READOUTS, Fusion, Readout
 from vitlens.shapes import Fused, Images, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
@@ -136,12 +136,15 @@ def follow(
     calls: list[AttentionCall] = []
     logits = observe(specimen, images, calls.append)
     chosen = readout or specimen.anatomy.readout or "mean"
+    if chosen not in READOUTS:
+        raise UnknownNameError("readout", chosen, READOUTS)
     return Followed(logits, tuple(_row(calls, specimen.layout, way, chosen) for way in ways))
 
 
 def _row(calls: Sequence[AttentionCall], layout: TokenLayout, way: RolloutOptions, readout: Readout) -> Vector:
     if readout == "pool":
-        pooling = [fuse(call.weights().float(), way.fusion)[:, 0] for call in calls if call.site.kind == "class"]
+        late = [call for call in calls if call.site.kind == "class" and call.site.layer >= way.start_layer]
+        pooling = [_pooling_weights(call, layout, way) for call in late]
         row = pooling_row(pooling, layout, alpha=way.alpha)
     else:
         row = readout_row(layout, readout, batch=calls[0].images, like=calls[0].rows((0,)).float())
@@ -149,6 +152,12 @@ def _row(calls: Sequence[AttentionCall], layout: TokenLayout, way: RolloutOption
         if call.site.kind == "patch" and call.site.layer >= way.start_layer:
             row = _step_call(row, call, way, layout.positions("cls"))
     return row
+
+
+def _pooling_weights(call: AttentionCall, layout: TokenLayout, way: RolloutOptions) -> Float[Tensor, "batch keys"]:
+    """The weights of a pooling query, heads fused; class attention has a CLS before this layout's tokens."""
+    keep = (0,) if call.site.keys > layout.tokens else layout.positions("cls")
+    return discard_lowest(fuse(call.weights().float(), way.fusion), way.discard, keep=keep)[:, 0]
 
 
 def _chain_length(specimen: Specimen, images: Images) -> int:
@@ -163,7 +172,7 @@ def _chain_length(specimen: Specimen, images: Images) -> int:
                 f"{specimen.alias}: "
                 f"{KIND_WORDS[site.kind]}; rollout is not defined there, see vitlens attention"
             )
-    return len(sites)
+    return 1 + max(site.layer for site in sites)
 
 
 def _step_call(row: Vector, call: AttentionCall, options: RolloutOptions, keep: Sequence[int]) -> Vector:

@@ -88,7 +88,8 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, UsageError):
         where = error.ctx.command_path if error.ctx else "vitlens"
-        return f"{error.format_message().rstrip('.')}; see {where} --help", 2
+        message = error.format_message().rstrip(".")
+        return f"{message}{'' if message.endswith('?') else ';'} see {where} --help", 2
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" while writing {error.filename}" if error.filename else ""
         return f"the disk is full{where}; free some space or choose another place with --out", StorageError.exit_code

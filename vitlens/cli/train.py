@@ -93,4 +93,5 @@ def train(
         image_size=size,
         options=options,
     )
-    typer.echo(written)
+    if written is not None:  # of several processes the first alone has something to say
+        typer.echo(written)

@@ -1,6 +1,7 @@
 """An .npz of images and labels; nothing in it is ever unpickled."""
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +51,15 @@ def _read(path: Path) -> dict[str, Array]:
     """The arrays of the keys we know."""
     if not path.is_file():
         raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"expected an .npz as numpy.savez writes it, found something else in {path}")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"expected an .npz with 'images' and 'labels' in {path}, found a single array")
             return {key: archive[key] for key in ("images", "labels", "classes") if key in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         # numpy's refusal of a pickle ends with how to allow it, which is no advice to pass on
-        why = "a pickle, which could run code" if "pickle" in str(error).lower() else str(error).splitlines()[0]
-        raise DataError(f"expected plain arrays in {path}, found {why}; save it with numpy.savez") from error
+        why = "a pickle, which could run code" if "allow_pickle" in str(error) else str(error)
+        raise DataError(f"expected plain arrays in {path}, found {why}; save them with numpy.savez") from error
 
 
 def _images(found: dict[str, Array], path: Path) -> NDArray[np.uint8]:

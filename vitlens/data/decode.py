@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from vitlens.errors import DataError
@@ -56,10 +56,9 @@ def decode_file(path: Path, preprocessing: Preprocessing) -> Decoded:
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Inside, Pillow's warnings are not printed; a bomb's is an exception. Enter it outside of threads."""
+    """Inside, Pillow's warnings are not printed: what matters is a reason or a note. Enter it outside threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield
 
 
@@ -85,10 +84,9 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 def flatten(image: Image.Image) -> Image.Image:
     """The first frame as RGB: turned as its EXIF says, transparency laid on white, 16 bit scaled to 8."""
     image.load()
-    try:
-        image = ImageOps.exif_transpose(image)
-    except Exception:  # a broken EXIF block says nothing about the pixels
-        image = image.copy()
+    with suppress(Exception):  # a broken EXIF block says nothing about the pixels
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in _DEEP_GREY:

@@ -32,7 +32,7 @@ class SceneStyle:
     """
 
     canvas: int = REFERENCE
-    digit: tuple[float, float] = (0.55, 0.8)
+    digit: tuple[float, float] = (0.65, 0.9)
     contrast: float = 0.45
 
 
@@ -57,7 +57,7 @@ def _draw(glyphs: Tensor, keys: Tensor, style: SceneStyle) -> Scenes:
     clear = 1 - (ink_share * 8).clamp(0, 1)  # no stroke touches the ink: the class stays certain
     tone = uniform(keys, 2 + 3 * (3 + STROKES), stream=2)
     ground_tone, ink_tone = _tones(tone[:, 0], tone[:, 1], style.contrast)
-    hues = tone[:, 2:].reshape(len(keys), -1, 3)
+    hues = tone[:, 2:].reshape(-1, 3 + STROKES, 3)
 
     canvas = _ground(keys, ground_tone, hues, style.canvas)
     shape = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
@@ -98,13 +98,14 @@ def _place(glyphs: Tensor, draws: Tensor, style: SceneStyle) -> tuple[Plane, Ten
     return ink_share, half / 4
 
 
-def _tones(which: Tensor, where: Tensor, contrast: float) -> tuple[Tensor, Tensor]:
-    """Luminance of ground and ink: at least `contrast` apart, either one the darker."""
-    swing = (which * 2) % 1  # the first bit of `which` decides who is dark, the rest how much contrast there is
-    gap = contrast + (0.8 - contrast) * swing
-    dark = 0.08 + (0.84 - gap) * where
-    ink_is_dark = which < 0.5
-    return torch.where(ink_is_dark, dark + gap, dark), torch.where(ink_is_dark, dark, dark + gap)
+def _tones(ground: Tensor, ink: Tensor, contrast: float) -> tuple[Tensor, Tensor]:
+    """Luminance of ground and ink from two draws in [0, 1]: the ink is the lighter, by `contrast` or more.
+
+    Which is the lighter never changes: with either, vit-mini was still at chance after 10,240 images, when it had
+    reached 65 % of them this way.
+    """
+    dark = 0.06 + 0.29 * ground
+    return dark, dark + contrast + (0.92 - contrast - dark) * ink
 
 
 def _colour(hue: Colours, luminance: Tensor) -> Colours:

@@ -12,6 +12,7 @@ from vitlens.names import Part
 from vitlens.shapes import Images, Pixels
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where pixels come from: all in memory, or read from disk when asked."""
 

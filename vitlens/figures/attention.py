@@ -21,13 +21,19 @@ _PICTURE = 1.05  # inch at the left for the image
 
 @styled
 def attention_grid(
-    *, maps: ArrayLike, image: ArrayLike | None = None, scale: GridScale = "figure", reader: str = "CLS token"
+    *,
+    maps: ArrayLike,
+    image: ArrayLike | None = None,
+    scale: GridScale = "figure",
+    reader: str = "CLS token",
+    first_layer: int = 0,
 ) -> Figure:
     """One map for every layer and head: maps (layers, heads, rows, columns), fractions of what the reader attends to.
 
     image: (3, height, width) in [0, 1], shown beside them; scale: one range of colours for the figure, or one a
-    layer, written at its end; reader: whose row of the weights it is. Layers and heads are labelled from 1. Layers
-    run down, or across where they are more than twice as many as heads. Raises InputError for other shapes or NaN.
+    layer, written at its end; reader: whose row of the weights it is; first_layer: where the first of these stands in
+    the model, counted from 0. Layers and heads are labelled from 1. Layers run down, or across where they are more
+    than twice as many as heads. A map whose values are all equal bears "=". Raises InputError for other shapes or NaN.
     """
     values = 100 * as_array(maps, name="maps", axes=("layers", "heads", "rows", "columns"))
     picture = None if image is None else as_image(image)
@@ -43,7 +49,7 @@ def attention_grid(
         if is_constant(values[layer, head]):
             axes.text(0.5, 0.5, "=", transform=axes.transAxes, ha="center", va="center", color="white")
     bare(drawn.panels)
-    _name_layers_and_heads(cells, across=across)
+    _name_layers_and_heads(cells, first_layer, across=across)
     if picture is not None:
         beside = drawn.place(0.06, drawn.top, _PICTURE - 0.1, (_PICTURE - 0.1) * picture.shape[1] / picture.shape[2])
         beside.imshow(enlarged(picture))
@@ -87,10 +93,10 @@ def _board(title: str, values: Array, picture: Array | None, *, across: bool, ra
     return board(title=title, count=down * wide, across=wide, panel=size, gap=(gap, gap), margins=margins)
 
 
-def _name_layers_and_heads(cells: NDArray[np.object_], *, across: bool) -> None:
-    for word, line, above in (("layer", cells[:, 0], across), ("head", cells[0], not across)):
-        for index, axes in enumerate(line):
-            name = str(index + 1) if index else f"{word} 1"
+def _name_layers_and_heads(cells: NDArray[np.object_], first_layer: int, *, across: bool) -> None:
+    for word, line, above, first in (("layer", cells[:, 0], across, first_layer), ("head", cells[0], not across, 0)):
+        for index, axes in enumerate(line, start=first + 1):
+            name = str(index) if index > first + 1 else f"{word} {index}"
             if above:
                 axes.set_title(name)
             else:

@@ -118,7 +118,7 @@ def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE
 
 
 def in_words(values: Sequence[float]) -> list[str]:
-    """Numbers with as many decimals as give the largest three digits, so that they can be compared at a glance."""
+    """Numbers with one number of decimals, the fewest that give the largest of them two or three digits."""
     largest = max(abs(value) for value in values)
-    decimals = int(np.clip(2 - np.floor(np.log10(largest)), 0, 4)) if largest else 0
+    decimals = int(np.clip((2 if largest >= 1 else 1) - np.floor(np.log10(largest)), 0, 4)) if largest else 0
     return [f"{value:.{decimals}f}" for value in values]

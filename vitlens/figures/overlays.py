@@ -1,5 +1,6 @@
 """Rows of overlays: an image, then maps of it, every panel in one scale of colours."""
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +12,10 @@ from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, bare, board
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, is_constant, joint_scale, upsample
-from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, SMALL, TALL, WIDE, WRONG, WRONG_SYMBOL, shortened, styled
+from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, SMALL, TALL, WIDE, WRONG, WRONG_SYMBOL, styled
 
+_LETTER = 0.065  # inch that a letter of a caption takes
+_NARROW = 10  # characters of a caption that fit under any panel
 _WRAP = 7  # panels side by side before one image's are broken into lines
 
 
@@ -48,7 +51,8 @@ def overlay_rows(
     shared = scale or joint_scale(values.reshape(-1, *values.shape[2:]))
 
     constant = [[is_constant(one) for one in row] for row in values]
-    captions = bool(names) or found is not None or any(map(any, constant))
+    captions = int(bool(names) or found is not None or any(map(any, constant)))
+    captions = max([captions, *(len(_lines(name, _NARROW)) for name in names or ())])
     drawn = _board(title, batch, panels + 1, ratio=pictures.shape[2] / pictures.shape[3], captions=captions)
     cells = [drawn.panels[start : start + panels + 1] for start in range(0, len(drawn.panels), panels + 1)]
     for index, picture in enumerate(pictures):
@@ -78,11 +82,11 @@ def _checked(values: ArrayLike, name: str, axes: tuple[str, ...], shape: tuple[i
     return array
 
 
-def _board(title: str, batch: int, panels: int, *, ratio: float, captions: bool) -> Board:
+def _board(title: str, batch: int, panels: int, *, ratio: float, captions: int) -> Board:
     """One line an image; one image's many panels are broken into lines of about equal length."""
     lines = -(-panels // _WRAP) if batch == 1 else 1
     across, down = -(-panels // lines), lines * batch
-    written = 0.22 if captions else 0.06
+    written = 0.08 + 0.14 * captions
     gap = (0.07, written + (0.16 if lines > 1 else 0.0))
     width = min(
         (WIDE - BAR_ROOM - 0.06) / across - gap[0],
@@ -97,7 +101,13 @@ def _board(title: str, batch: int, panels: int, *, ratio: float, captions: bool)
 
 def _caption(axes: Axes, above: str, below: str) -> None:
     axes.set_title(above)
-    axes.set_xlabel(shortened(below), fontsize=SMALL, labelpad=2)
+    wide = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
+    axes.set_xlabel("\n".join(_lines(below, max(_NARROW, int(wide / _LETTER)))), fontsize=SMALL, labelpad=2)
+
+
+def _lines(caption: str, characters: int) -> list[str]:
+    """A caption in at most three lines; a number stays with its % sign."""
+    return textwrap.wrap(caption.replace(" %", "\u00a0%"), characters, max_lines=3, placeholder="…")
 
 
 def _mark_peak(axes: Axes, values: Array, *, hit: bool) -> str:

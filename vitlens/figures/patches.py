@@ -34,7 +34,7 @@ def patch_grid(*, image: ArrayLike, patch_size: int | tuple[int, int]) -> Figure
         count=2,
         across=2,
         panel=(panel, panel * height / width),
-        gap=(0.15, 0),
+        gap=(0.15, 0.0),
         margins=Margins(top=0.22),
     )
     whole, cut = drawn.panels

@@ -27,8 +27,8 @@ def position_matrix(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
         count=1,
         across=1,
         panel=(3.6, 3.6),
-        gap=(0, 0),
-        margins=Margins(left=0.55, right=BAR_ROOM + 0.1, bottom=0.5),
+        gap=(0.0, 0.0),
+        margins=Margins(left=0.55, right=BAR_ROOM, bottom=0.5),
     )
     axes = drawn.panels[0]
     axes.imshow(values, cmap=SIGNED, norm=_scale(values).norm, interpolation="nearest")
@@ -53,7 +53,7 @@ def position_maps(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
     chosen = [_spread(length) for length in grid]
     down, across = len(chosen[0]), len(chosen[1])
     ratio = grid[0] / grid[1]
-    margins = Margins(left=0.6, right=BAR_ROOM + 0.1, bottom=0.28)
+    margins = Margins(left=0.6, right=BAR_ROOM, bottom=0.28)
     panel = min(
         (WIDE - margins.left - margins.right) / across - 0.06,
         ((TALL - 1) / down - 0.06) / ratio,

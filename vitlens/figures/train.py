@@ -76,7 +76,7 @@ def _finish(axes: Axes, title: str, epochs: Array) -> None:
     axes.set_title(title)
     axes.set_xlabel("epoch")
     axes.set_xlim(epochs.min() - 0.5, epochs.max() + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.grid(axis="y")
     if not axes.lines:
         axes.set_yticks([])

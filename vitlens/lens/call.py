@@ -53,6 +53,8 @@ class AttentionCall:
 
     def weights(self) -> Weights:
         """All weights (batch, heads, query, key); rows sum to 1."""
+        if self.made is not None:
+            return self.made  # itself, not a slice: gradients are asked for with respect to this tensor
         return self.rows(slice(None))
 
     def rows(self, rows: Sequence[int] | slice) -> Weights:
@@ -78,8 +80,8 @@ class AttentionCall:
         )
 
 
-def per_head(tensor: Tensor) -> Float[Tensor, "batch heads query any"]:
-    """Any library's (.., heads, query, x) as four axes: leading ones are joined."""
+def per_head(tensor: Tensor, heads: int = 1) -> Float[Tensor, "batch heads query any"]:
+    """Any library's (.., heads, query, x) as four axes: more are joined; of three, (batch x heads) is parted."""
     if tensor.dim() == 3:
-        return tensor.unsqueeze(1)
+        return tensor.unflatten(0, (-1, heads)) if len(tensor) % heads == 0 else tensor.unsqueeze(1)
     return tensor if tensor.dim() == 4 else tensor.flatten(0, tensor.dim() - 4)

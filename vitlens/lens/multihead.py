@@ -54,6 +54,8 @@ def multi_head_attention(
     heads = [part.unflatten(-1, (num_heads, dim // num_heads)).permute(1, 2, 0, 3) for part in projected]
     if attn_mask is not None and attn_mask.dtype.is_floating_point is False:
         attn_mask = ~attn_mask  # nn.MultiheadAttention: True = leave out
+    if attn_mask is not None and attn_mask.dim() == 3:  # (batch x heads, query, key)
+        attn_mask = attn_mask.unflatten(0, (batch, num_heads))
     output = attend(*heads, attn_mask, dropout_p if training else 0.0)
     joined = output.permute(2, 0, 1, 3).reshape(tokens, batch, dim)
     return F.linear(joined, out_proj_weight, out_proj_bias), None

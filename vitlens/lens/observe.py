@@ -1,7 +1,6 @@
 """Observe: run a specimen once and hand each layer's attention to a reducer, after a self-check on the first image."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -26,13 +25,14 @@ def observe(specimen: Specimen, images: Images, reducer: Reducer, *, explicit: b
 
     Memory does not grow with the layers; the logits are those of the unobserved model, bit by bit (to 1e-5 for
     nn.MultiheadAttention, which takes another kernel when unobserved). explicit: attention from its matrix products, so
-    that autograd sees the weights. The first time a specimen is observed, the lens checks itself on one image (see `survey`).
+    that autograd sees the weights. The first time a specimen is observed, the lens checks itself on one image (see
+    `survey`).
     Raises UnsupportedError where there is no attention, LensError where the lens would show less than the model has.
     """
     survey(specimen, images)
     with (
         evaluating(specimen),
-        nullcontext() if explicit else torch.no_grad(),
+        torch.enable_grad() if explicit else torch.no_grad(),
         tapped(specimen.model, reducer, explicit=explicit) as tap,
     ):
         logits: Tensor = specimen(images)
@@ -71,7 +71,8 @@ def _check_call(call: AttentionCall) -> None:
     weights, where = call.weights(), f"layer {call.site.layer} ({call.site.module})"
     if not torch.isfinite(weights).all():
         raise NonFiniteError(f"expected finite attention weights, found NaN or infinity in {where}")
-    if (weights.sum(-1) - 1).abs().max() > TOLERANCE:
+    sums = weights.sum(-1)
+    if ((sums - 1).abs() > TOLERANCE).logical_and(sums != 0).any():  # 0: a row that is masked everywhere
         raise LensError(f"expected attention rows that sum to 1, found others in {where}")
     if call.scored is None or call.output is None:
         return

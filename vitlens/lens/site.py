@@ -47,15 +47,16 @@ class Site:
     windows: Windows | None = None
 
 
-def decide_kind(*, calls: int, queries: int, keys: int, tokens: int) -> Kind:
+def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: bool) -> Kind:
     """What looks at what, from shapes alone.
 
-    calls: windows an image (1 without windows); tokens: of an image that enter the attention module.
+    calls: windows an image (1 without windows); tokens: of an image that enter the attention module; channels: whether
+    there are as many queries as channels a head.
     """
     if calls > 1:
         return "window"
     if queries == 1 and keys > 1:
         return "class"
-    if queries != tokens and keys != tokens:
-        return "channel"
-    return "patch" if queries == keys else "pooled"
+    if queries == keys == tokens:
+        return "patch"
+    return "channel" if queries == keys and channels else "pooled"

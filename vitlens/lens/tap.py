@@ -17,7 +17,7 @@ from vitlens.errors import LensError, UnsupportedError
 from vitlens.lens.call import AttentionCall, Scored, per_head
 from vitlens.lens.multihead import multi_head_attention
 from vitlens.lens.site import Site, Windows, decide_kind
-from vitlens.models.anatomy import has_heads
+from vitlens.models.anatomy import has_heads, heads_of
 
 Reducer = Callable[[AttentionCall], None]
 _SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)
@@ -51,9 +51,11 @@ class Tap(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             return multi_head_attention(self._fused, *args, **kwargs)
         result = func(*args, **kwargs)
-        if func in _SOFTMAX and self._is_attention(result, args, kwargs):
-            self._deliver(made=per_head(result))
-        return result
+        if func not in _SOFTMAX or not self._is_attention(result, args, kwargs):
+            return result
+        made = per_head(_differentiable(result) if self.explicit else result, self._heads())
+        self._deliver(made=made)
+        return made.reshape(result.shape)  # not result itself: what the reducer got must lead to the logits
 
     def _fused(
         self,
@@ -66,15 +68,19 @@ class Tap(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        scored = _score(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+        heads = self._heads()
+        if query.dim() == 5 and query.shape[1] == heads != query.shape[2]:  # Hiera: (batch, heads, windows, query, ..)
+            query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+            return self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
+        scored = _score(query, key, value, attn_mask, is_causal, scale, enable_gqa, heads)
         if not self.explicit:
             options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
             output = F.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
             )
-            self._deliver(scored=scored, output=per_head(output))
+            self._deliver(scored=scored, output=per_head(output, heads))
             return output
-        weights = scored.weights(slice(None))
+        weights = _differentiable(scored.weights(slice(None)))
         explicit = F.dropout(weights, dropout_p) @ scored.value
         self._deliver(scored=scored, made=weights, output=explicit)
         return explicit.reshape(*query.shape[:-1], value.shape[-1])
@@ -86,9 +92,10 @@ class Tap(TorchFunctionMode):
         weights = made.shape if made is not None else (*scored.query.shape[:3], scored.key.shape[2])  # type: ignore[union-attr]
         batch, heads, queries, keys = weights
         calls = max(batch // self._images, 1)
-        windows = self._windows(calls, queries)
+        windows = self._windows(queries)
         tokens = queries if windows else _tokens(entered, queries)
-        kind = decide_kind(calls=calls, queries=queries, keys=keys, tokens=tokens)
+        channels = queries * heads in entered[1:]
+        kind = decide_kind(calls=calls, queries=queries, keys=keys, tokens=tokens, channels=channels)
         part = self._seen.count(name)
         layer = len(dict.fromkeys(self._seen) | {name: None}) - 1
         site = Site(layer, name, part, kind, heads, queries, keys, windows)
@@ -102,10 +109,13 @@ class Tap(TorchFunctionMode):
             return False
         return any(has_heads(module) for _, module, _ in self._stack)
 
-    def _windows(self, calls: int, queries: int) -> Windows | None:
-        """The windows of the block that is calling, for Swin's kind."""
-        if calls == 1:
-            return None
+    def _heads(self) -> int:
+        """How many heads the calling module says it has."""
+        counts = (heads_of(module) for _, module, _ in reversed(self._stack))
+        return next((count for count in counts if count), 1)
+
+    def _windows(self, queries: int) -> Windows | None:
+        """The windows of the block that is calling, for Swin's kind (one, where it covers the whole map)."""
         for depth, (_, module, shape) in enumerate(reversed(self._stack)):
             window, shift = getattr(module, "window_size", None), getattr(module, "shift_size", None)
             if window is None or shift is None or len(shape) != 4:
@@ -180,6 +190,7 @@ def _score(
     causal: bool,
     scale: float | None,
     grouped: bool,
+    heads: int,
 ) -> Scored:
     if causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
@@ -187,9 +198,14 @@ def _score(
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    if mask is not None and mask.dim() > 4:
-        mask = mask.flatten(0, mask.dim() - 4)
-    return Scored(per_head(query), per_head(key), per_head(value), mask, factor)
+    if mask is not None and (query.dim() != 4 or mask.dim() > 4):  # its axes are the query's: joined in the same way
+        mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
+    return Scored(per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor)
+
+
+def _differentiable(weights: Tensor) -> Tensor:
+    """Weights that autograd follows, also where neither images nor parameters ask for gradients."""
+    return weights if weights.requires_grad or not torch.is_grad_enabled() else weights.requires_grad_()
 
 
 def _tokens(entered: tuple[int, ...], queries: int) -> int:

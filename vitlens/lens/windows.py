@@ -28,7 +28,8 @@ def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
 def unwindow(
     weights: Float[Tensor, "calls heads inside inside"], windows: Windows
 ) -> Float[Tensor, "batch heads patches patches"]:
-    """The weights between all patches of the map, zero where two patches share no window; rows sum to 1 as before.
+    """The weights between all patches of the map, zero where two patches share no window; rows sum to 1 as before,
+    less the mass that lies on padding.
 
     Windows of an image stand one after another in `calls`. The result has patches², so ask it for few images.
     """
@@ -45,7 +46,10 @@ def unwindow(
 def received(
     weights: Float[Tensor, "calls heads inside inside"], windows: Windows
 ) -> Float[Tensor, "batch heads rows columns"]:
-    """How much each patch is looked at, mean over the patches that can see it, in image coordinates."""
+    """How much each patch is looked at, mean over the patches of its window, in image coordinates.
+
+    The window's, masked or not: so even attention gives an even map, also where a shifted window is cut in parts.
+    """
     index = window_index(windows).to(weights.device)
     count, patches = len(index), windows.resolution[0] * windows.resolution[1]
     looks = (index >= 0).to(weights.dtype)  # padding does not look

@@ -1,7 +1,7 @@
 """What a model is made of, read from its modules: family, blocks, token layout, readout."""
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -43,7 +43,12 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
     patch_size = _patch_size(model)
     if prefix is None or patch_size is None:
         return None
-    return TokenLayout((image_size[0] // patch_size[0], image_size[1] // patch_size[1]), patch_size, prefix)
+    grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
+    embed: Any = getattr(model, "patch_embed", None)
+    if hasattr(embed, "backbone"):  # timm's hybrids: the patches are cut from the map of a CNN
+        grid = embed.grid_size
+        patch_size = (image_size[0] // grid[0], image_size[1] // grid[1])
+    return TokenLayout(grid, patch_size, prefix)
 
 
 def read_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
@@ -85,7 +90,13 @@ def _joins_late(model: nn.Module) -> bool:
 
 def has_heads(module: nn.Module) -> bool:
     """Whether a module says that it holds attention heads."""
-    return any(isinstance(getattr(module, name, None), int) for name in ("num_heads", "heads"))
+    return heads_of(module) is not None
+
+
+def heads_of(module: nn.Module) -> int | None:
+    """How many attention heads a module says it holds, or None where it says nothing of heads."""
+    found = (getattr(module, name, None) for name in ("num_heads", "heads"))
+    return next((count for count in found if isinstance(count, int)), None)
 
 
 def _patch_size(model: nn.Module) -> tuple[int, int] | None:

@@ -30,17 +30,20 @@ def parse_model(text: str) -> ModelName:
 
 
 def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
-    """Several names, their aliases made unique by a number; an alias given twice is an InputError."""
+    """Several names, each alias unique: those given stay as they are, derived ones get a number where they must.
+
+    Raises InputError for an alias given twice.
+    """
     parsed = [parse_model(text) for text in texts]
     given = [text.partition("=")[0] for text in texts if _ALIAS.match(text)]
     twice = {alias for alias in given if given.count(alias) > 1}
     if twice:
         raise InputError(f"expected every alias once, found {sorted(twice)[0]!r} twice; write first=NAME second=NAME")
-    taken: set[str] = set()
+    taken = set(given)
     unique = []
-    for model in parsed:
+    for text, model in zip(texts, parsed):
         alias, number = model.alias, 2
-        while alias in taken:
+        while alias in taken and not _ALIAS.match(text):
             alias, number = f"{model.alias}-{number}", number + 1
         taken.add(alias)
         unique.append(replace(model, alias=alias))

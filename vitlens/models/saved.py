@@ -58,14 +58,15 @@ def load_saved(file: Path, *, alias: str, name: str, image_size: tuple[int, int]
 
 
 def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int]) -> nn.Module:
+    sized = replace(architecture, image_size=size)
     if architecture.kind == "timm":
         from vitlens.models.timm_zoo import build_timm
 
-        return build_timm(replace(architecture, image_size=size), state=state)[0]
+        return build_timm(sized, state=state)[0]
     if architecture.kind == "torchvision":
         from vitlens.models.torchvision_zoo import build_torchvision
 
-        return build_torchvision(architecture, state=state)[0]
+        return build_torchvision(sized, state=state)[0]
     model, _ = build_preset(architecture)  # a ViT of ours takes other sizes as they come
     load_strictly(model, state, where=architecture.name)
     return model

@@ -31,6 +31,10 @@ def build_timm(
     name = architecture.name
     if not timm.is_model(name.partition(".")[0]):
         raise UnknownNameError("timm model", name, timm.list_models(), hint=f"vitlens models '{name.split('_')[0]}*'")
+    if "." in name and name not in timm.list_pretrained(f"{name.partition('.')[0]}.*"):
+        raise UnknownNameError(
+            "timm model", name, timm.list_pretrained(), hint=f"vitlens models '{name.split('_')[0]}*'"
+        )
     options: dict[str, Any] = {}
     if architecture.classes is not None:
         options["num_classes"] = architecture.classes

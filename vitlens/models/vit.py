@@ -114,7 +114,9 @@ class VisionTransformer(nn.Module):
         self.cls_token = _token(1, dim) if config.pooling == "cls" else None
         self.dist_token = _token(1, dim) if config.distillation else None
         self.reg_token = _token(config.registers, dim) if config.registers else None
-        self.pos_embed = _token(layout.tokens - config.registers, dim) if config.positions else None
+        self.pos_embed = (
+            _token(layout.tokens - config.registers, dim, config.position_spread) if config.positions else None
+        )
         self.pos_drop = nn.Dropout(config.dropout)
         steps = max(config.depth - 1, 1)
         self.blocks = nn.ModuleList(
@@ -182,8 +184,8 @@ def _norm(config: ViTConfig) -> nn.Module:
     return nn.LayerNorm(config.dim, eps=NORM_EPSILON) if config.norm else nn.Identity()
 
 
-def _token(count: int, dim: int) -> nn.Parameter:
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, dim), std=0.02))
+def _token(count: int, dim: int, spread: float = 0.02) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, count, dim), std=spread, a=-2 * spread, b=2 * spread))
 
 
 def _initialise(module: nn.Module) -> None:

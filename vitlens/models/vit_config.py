@@ -19,8 +19,9 @@ class ViTConfig:
     the MLP over dim. pooling: what the classifier reads, "cls" (a CLS token) or "mean" (no CLS token; the mean of the
     patches, then the final norm). registers: learned tokens without a meaning (Darcet 2024); distillation: a second
     token and head for a teacher (Touvron 2021). dropout: on tokens, projections and MLP; attention_dropout: on the
-    weights; drop_path: of the last block, growing linearly from 0 in the first. attention, mlp, residual, norm,
-    positions: False takes that part away.
+    weights; drop_path: of the last block, growing linearly from 0 in the first. position_spread: standard deviation of
+    the initial positions; a short training needs it near that of the patches, beside which 0.02 is not seen for many
+    steps. attention, mlp, residual, norm, positions: False takes that part away.
     """
 
     image_size: tuple[int, int] = (32, 32)
@@ -34,6 +35,7 @@ class ViTConfig:
     registers: int = 0
     distillation: bool = False
     positions: bool = True
+    position_spread: float = 0.02
     qkv_bias: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -90,6 +92,8 @@ def _check_parts(config: ViTConfig) -> None:
     for name in ("dropout", "attention_dropout", "drop_path"):
         if not 0 <= getattr(config, name) < 1:
             raise InputError(f"expected {name} in [0, 1), found {getattr(config, name)}")
+    if config.position_spread <= 0:
+        raise InputError(f"expected position_spread above 0, found {config.position_spread}")
     if config.pooling not in ("cls", "mean"):
         raise InputError(f"expected pooling 'cls' or 'mean', found {config.pooling!r}")
     if config.distillation and config.pooling != "cls":
@@ -102,9 +106,9 @@ def _check_parts(config: ViTConfig) -> None:
 
 VIT_PRESETS: Final[Mapping[str, ViTConfig]] = MappingProxyType(
     {
-        "vit-micro": ViTConfig(dim=128, depth=6, heads=4),
-        "vit-mini": ViTConfig(dim=128, depth=4, heads=4),
-        "vit-tiny": ViTConfig(dim=192, depth=6, heads=3),
+        "vit-micro": ViTConfig(dim=128, depth=6, heads=4, position_spread=1.0),
+        "vit-mini": ViTConfig(dim=128, depth=4, heads=4, position_spread=1.0),
+        "vit-tiny": ViTConfig(dim=192, depth=6, heads=3, position_spread=1.0),
         "vit-tiny-224": ViTConfig((224, 224), (16, 16), dim=192, depth=12, heads=3, classes=1000),
         "vit-small-224": ViTConfig((224, 224), (16, 16), dim=384, depth=12, heads=6, classes=1000),
         "vit-base-224": ViTConfig((224, 224), (16, 16), dim=768, depth=12, heads=12, classes=1000),

@@ -1,5 +1,6 @@
 """The door to every model: a name in, a Specimen out."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -50,6 +51,11 @@ def load(
     if file is not None and random_weights:
         raise InputError(f"expected either weights or --random-weights for {parsed.name}, found both")
     own = None if file else _own_weights(parsed.name)
+    if (own is not None and random_weights) or (file is not None and parsed.name in BUNDLED):
+        raise InputError(
+            f"expected a preset, timm:NAME or torchvision:NAME with --weights or --random-weights, "
+            f"found {parsed.name!r}, which has its own"
+        )
     if own is not None:
         specimen = load_saved(own, alias=parsed.alias, name=parsed.name, image_size=image_size)
     else:
@@ -119,6 +125,8 @@ def _load_foreign(
     seed: int,
 ) -> Specimen:
     if Path(name).suffix in _SUFFIXES:
+        if not Path(name).is_file():
+            raise ModelError(f"expected a weights file, found nothing at {name}; see vitlens models")
         if arch is None:
             raise ModelError(f"expected the architecture of {name}, found none; give --arch NAME (see vitlens models)")
         file, name = Path(name), arch
@@ -130,14 +138,28 @@ def _load_foreign(
             f"expected a trained model, found the preset {name!r}; train one first: vitlens train {name} --data digits"
         )
     found = read_weights(file) if file else None
-    with seeded(seed):
-        model, architecture, preprocessing = _construct(kind, short, found, image_size, pretrained=not random)
+    try:
+        with seeded(seed):
+            model, architecture, preprocessing = _construct(kind, short, found, image_size, pretrained=not random)
+        outputs = count_classes(model, preprocessing.size)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        size = "its own size" if image_size is None else f"{image_size[0]}x{image_size[1]} px"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"expected {name} at {size} to run, found: {reason}; check --image-size") from error
     source = file.name if file else "random" if random else "hub"
-    provenance = Provenance(name, source, sha256(file) if file else None, versions(), found.notes if found else ())
-    outputs = count_classes(model, preprocessing.size)
+    notes = (*found.notes, *_resized(model, found)) if found else ()
+    provenance = Provenance(name, source, sha256(file) if file else None, versions(), notes)
     return assemble(
         model, replace(architecture, classes=outputs), preprocessing, default_classes(outputs), alias, provenance
     )
+
+
+def _resized(model: nn.Module, found: Weights) -> Iterator[str]:
+    """What a library resized in silence to make the weights fit (positions, for another image size)."""
+    for key, value in model.state_dict().items():
+        given = found.state.get(key)
+        if given is not None and given.shape != value.shape:
+            yield f"resized {key!r} from {tuple(given.shape)} to {tuple(value.shape)}"
 
 
 def _construct(

@@ -1,6 +1,7 @@
 """What `vitlens data` says: the sets that have a name, and what one of them holds."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from vitlens.data.catalogue import describe_data, load_data
@@ -23,11 +24,11 @@ def data_table(name: str | None = None, *, data_dir: Path = Path("data")) -> Ite
 
 def _parts(name: str, data_dir: Path) -> Iterator[str]:
     whole = load_data(name, part="test", data_dir=data_dir, whole=True)
-    try:
-        parts = {"train": load_data(name, part="train", data_dir=data_dir)}
-        parts["test"] = load_data(name, part="test", data_dir=data_dir)
-    except DataError:  # a folder that cannot be divided, or has no training part
-        parts = {"all": whole}
+    parts = {"all": whole}
+    with suppress(DataError):  # a folder that cannot be divided, or has no training part
+        if whole.labels is not None:
+            training = load_data(name, part="train", data_dir=data_dir)
+            parts = {"train": training, "test": load_data(name, part="test", data_dir=data_dir)}
     classes = whole.classes
     shown = ", ".join(classes[:10]) + (" ..." if len(classes) > 10 else "")
     yield f"{whole.title or whole.name}: {f'{len(classes)} classes ({shown})' if classes else 'no labels'}"

@@ -22,10 +22,11 @@ from vitlens.analysis.evaluate import (
 )
 from vitlens.analysis.evaluate import evaluate as evaluate_specimen
 from vitlens.data.split import Split
+from vitlens.models.specimen import Specimen
 from vitlens.runs.describe import described
 from vitlens.runs.evaluate_report import draw, tell
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.loading import load_specimens, load_splits
+from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
@@ -50,8 +51,8 @@ def evaluate(
     McNemar's exact test for each pair. Raises InputError (or one of its kind) before anything is written.
     """
     options = options or RunOptions()
-    specimens = load_specimens(models, model_options or ModelOptions(), options)
-    splits = load_splits(data, specimens, options)
+    specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
+    splits = _load_splits(specimens, data, options)
     for specimen, split in zip(specimens, splits):
         require_labels(split)
         match_classes(specimen.classes, split.classes)
@@ -78,6 +79,19 @@ def evaluate(
         for evaluation, images in zip(evaluations, splits):
             _keep_arrays(folder, evaluation, images, seed=options.seed)
         return publish(folder, draw, tell)
+
+
+def _load_splits(specimens: Sequence[Specimen], data: str, options: RunOptions) -> list[Split]:
+    """The same images in the same order for each specimen, as it takes them; read once for those that agree."""
+    found: dict[tuple[object, ...], Split] = {}
+    splits = []
+    for specimen in specimens:
+        wanted = specimen.preprocessing
+        key = (wanted.size, wanted.resize, wanted.interpolation)
+        if key not in found:
+            found[key] = load_split(specimen, data=data, options=options)
+        splits.append(found[key])
+    return splits
 
 
 def keep_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed: int) -> None:

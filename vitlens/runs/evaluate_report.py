@@ -15,6 +15,7 @@ from vitlens.runs.report import Drawn
 from vitlens.uncertainty import Estimate
 
 _ROWS = 30  # of a table in the report; results.json has them all
+_ENOUGH = 5  # images of the largest class from which accuracy by class says anything
 
 _GRIDS = {
     "random": (
@@ -35,14 +36,16 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
     aliases = _aliases(record)
     for alias in aliases:
         yield from _grids(record, alias, _ending(alias, aliases))
-    yield _bars(record, aliases)
+    if _enough(record):
+        yield _bars(record, aliases)
     yield _reliability(record, aliases)
     for alias in aliases:
         yield Drawn(
             f"confusion{_ending(alias, aliases)}",
             confusion_matrix(**_confusion(record.arrays(f"predictions-{alias}")), model=alias),
             f"What {alias} takes each class for: rows are the truth, columns the prediction, colour the share of the "
-            "row. Off the diagonal are errors; a class with few images has a coarse row.",
+            "row; of the classes, those that are the truth or the prediction of some image. Off the diagonal are "
+            "errors; a class with few images has a coarse row.",
         )
 
 
@@ -59,11 +62,7 @@ def tell(record: RunRecord) -> list[Section]:
     sections = [
         Section("Summary", tuple(_summary(record, aliases, found)), (Table("Numbers", _numbers(aliases, found)),)),
         Section("Predictions", figures=tuple(grids)),
-        Section(
-            "Classes and confusions",
-            tables=(_classes(record), _confused(record)),
-            figures=("per_class", *(f"confusion{ending}" for ending in endings)),
-        ),
+        _by_class(record, [f"confusion{ending}" for ending in endings]),
         Section("Calibration", figures=("calibration",)),
     ]
     if len(aliases) > 1:
@@ -71,6 +70,18 @@ def tell(record: RunRecord) -> list[Section]:
             1, Section("Who is right where", (_HOW_PAIRED,), (Table("Images by who is right", _pairs(record)),))
         )
     return [*sections, Section("Limits", tuple(_limits(record)))]
+
+
+def _by_class(record: RunRecord, confusions: list[str]) -> Section:
+    title = "Classes and confusions"
+    if _enough(record):
+        return Section(title, (), (_classes(record), _confused(record)), ("per_class", *confusions))
+    few = f"Accuracy by class is left out: no class has {_ENOUGH} images. It is in results.json, with its intervals."
+    return Section(title, (few,), (_confused(record),), tuple(confusions))
+
+
+def _enough(record: RunRecord) -> bool:
+    return max(int(str(row["n"])) for row in record.table("per_class")) >= _ENOUGH
 
 
 _HOW_PAIRED = (
@@ -142,7 +153,11 @@ def _summary(record: RunRecord, aliases: list[str], found: Mapping[str, Estimate
     for alias in aliases:
         right = in_words(_of("accuracy", alias, aliases, found))
         error = number(100 * _of("calibration_error", alias, aliases, found).value, 1)
-        yield f"**{alias}** is right on {right} of {where}; its confidence is off by {error} points on average."
+        lean = "surer of itself than right" if _sureness(record, alias) > 0 else "less sure of itself than right"
+        yield (
+            f"**{alias}** is right on {right} of {where}; its confidence is off by {error} points on average (on the "
+            f"whole {lean})."
+        )
     if len(aliases) > 1:
         for row in record.table("pairs"):
             gap = in_words(found[f"accuracy_difference/{row['first']}/{row['second']}"])
@@ -152,11 +167,21 @@ def _summary(record: RunRecord, aliases: list[str], found: Mapping[str, Estimate
     yield "Brackets hold 95 % intervals and the number of images."
 
 
+def _sureness(record: RunRecord, alias: str) -> float:
+    """Mean confidence minus accuracy, in images: the calibration bins with their signs."""
+    rows = [row for row in record.table("calibration") if row["model"] == alias]
+    values = np.array([[row[key] for key in ("confidence", "accuracy", "count")] for row in rows], float)
+    return float(((values[:, 0] - values[:, 1]) * values[:, 2]).sum())
+
+
 def _numbers(aliases: list[str], found: Mapping[str, Estimate]) -> list[dict[str, Cell]]:
     words = ("accuracy", "top5_accuracy", "cross_entropy", "calibration_error")
     kept = [word for word in words if any(name.split("/")[0] == word for name in found)]
     return [
-        {"model": alias, **{word: in_words(_of(word, alias, aliases, found), with_n=False) for word in kept}}
+        {
+            "model": alias,
+            **{word.replace("_", " "): in_words(_of(word, alias, aliases, found), with_n=False) for word in kept},
+        }
         for alias in aliases
     ]
 

@@ -15,7 +15,7 @@ from vitlens.models.specimen import Specimen
 from vitlens.report import Section, Table
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.loading import load_pictures, load_specimens
+from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.progress import progress
 from vitlens.runs.report import Drawn, publish
@@ -53,8 +53,8 @@ def predict(
 ) -> list[Prediction]:
     """The five likeliest classes of every image, in order; with options.out a report folder is written too."""
     options = options or RunOptions()
-    (specimen,) = load_specimens([model], model_options or ModelOptions(), options)
-    split = load_pictures(images, data, specimen, options)
+    (specimen,) = load_specimens([model], model_options=model_options or ModelOptions(), options=options)
+    split = load_split(specimen, data=data, images=images, options=options)
     if options.out is None:
         return _predictions(specimen, split, _answer(specimen, split, options))
     with RunFolder.create(

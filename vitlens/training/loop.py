@@ -6,36 +6,22 @@ Several processes take shares of the same global batches; their averaged gradien
 batch normalisation, whose statistics are per process (a CNN then sees smaller batches), and dropout, drawn per process.
 """
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
-from torch.nn import functional as F
 
 from vitlens.data.split import Split
-from vitlens.devices import autocast
-from vitlens.errors import NonFiniteError
 from vitlens.models import zoo
 from vitlens.models.specimen import Specimen, trainable
-from vitlens.training.average import Average, copy_into
-from vitlens.training.checkpoint import (
-    Checkpoint,
-    collect,
-    read_checkpoint,
-    require_same,
-    restore,
-    told_as_storage,
-    write_checkpoint,
-)
+from vitlens.training.average import copy_into
+from vitlens.training.checkpoint import Checkpoint, read_checkpoint, require_same, told_as_storage, write_checkpoint
 from vitlens.training.clock import Clock
-from vitlens.training.feed import derive, epoch_batches, portions, share
+from vitlens.training.feed import Portion, epoch_batches, portions, share
 from vitlens.training.metrics import (
     EpochMetrics,
     Progress,
@@ -44,10 +30,10 @@ from vitlens.training.metrics import (
     append_metrics,
     rewrite_metrics,
 )
-from vitlens.training.optimiser import adamw
-from vitlens.training.processes import join, total, wrap
+from vitlens.training.processes import join, total
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task, require_fitting
+from vitlens.training.update import Updates
 from vitlens.training.validation import look
 
 BEST_FILE = "best.safetensors"
@@ -91,15 +77,9 @@ class _Training:
     """One run of the loop in one process."""
 
     def __init__(self, task: Task, accelerator: Accelerator, on_progress: Callable[[Progress], None] | None) -> None:
-        recipe, model = task.recipe, task.specimen.model
         self.task, self.accelerator, self.on_progress = task, accelerator, on_progress
-        self.average = Average(model, decay=recipe.average) if recipe.average else None
-        self.optimizer = adamw(
-            model, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=recipe.betas
-        )
-        self.wrapped = wrap(accelerator, task.specimen)
-        self.step = 0
-        self.sums = torch.zeros(3, dtype=torch.float64)  # loss, correct and images of this epoch, in this process
+        self.updates = Updates(task, accelerator)
+        self.sums = torch.zeros(3, dtype=torch.float64)  # loss, right ones and images of this epoch, in this process
         self.standing = Standing()
         self.clock = Clock()
         self.reported = 0.0
@@ -117,10 +97,10 @@ class _Training:
 
     def run(self) -> TrainingResult:
         """All epochs that are left."""
-        while self.step < self.task.steps:
+        while self.updates.step < self.task.steps:
             self._epoch()
-        if self.average is not None:
-            copy_into(self.task.specimen.model, self.average.tensors)
+        if self.updates.average is not None:
+            copy_into(self.task.specimen.model, self.updates.average.tensors)
         standing, directory = self.standing, self.task.directory
         accuracy = standing.history[-1].test_accuracy
         assert accuracy is not None  # the last epoch always looks
@@ -137,10 +117,7 @@ class _Training:
     def _take_up(self, checkpoint: Checkpoint) -> None:
         facts = checkpoint.facts
         require_same(facts["identity"], self.task.identity(), folder=self.task.directory)
-        restore(checkpoint, self.task.specimen.model, self.optimizer, self.average)
-        self.step = facts["step"]
-        if self.average is not None:
-            self.average.updates = self.step
+        self.updates.take_up(checkpoint)
         if self.accelerator.is_main_process:  # the others' sums are in the first one's
             self.sums.copy_(checkpoint.tensors["sums"])
         self.standing = Standing.from_json(facts["standing"])
@@ -148,46 +125,31 @@ class _Training:
 
     def _epoch(self) -> None:
         task, recipe, place = self.task, self.task.recipe, self.accelerator.process_index
-        epoch, within = divmod(self.step, task.steps_per_epoch)
+        epoch, within = divmod(self.updates.step, task.steps_per_epoch)
         self.clock.begin_epoch()
         batches = epoch_batches(len(task.train), recipe.batch_size, seed=task.seed, epoch=epoch)[within:]
         mine = [share(batch, place, self.accelerator.num_processes) for batch in batches]
         source = task.source(epoch)
         for portion, batch in zip(portions(source, mine, pin=task.device.type == "cuda"), batches):
-            self._step(task.augmented(portion, epoch), task.labels(portion.indices), whole=len(batch))
-            self._report(epoch)
-            between = self.step % task.steps_per_epoch  # at the end the epoch writes its own
-            if task.checkpoint_every and between and self.step % task.checkpoint_every == 0:
+            self._step(portion, epoch, whole=len(batch))
+            step = self.updates.step
+            # the last step of an epoch writes its checkpoint after the look at the test images
+            if task.checkpoint_every and step % task.checkpoint_every == 0 and step % task.steps_per_epoch:
                 self._write_checkpoint()
         self._end_epoch(epoch)
 
-    def _step(self, images: Tensor, labels: Tensor, *, whole: int) -> None:
-        """One update from this process's share of a batch of `whole` images."""
-        task, recipe, processes = self.task, self.task.recipe, self.accelerator.num_processes
-        torch.manual_seed(derive(task.seed, self.step, self.accelerator.process_index))  # dropout's
-        for group in self.optimizer.param_groups:
-            group["lr"] = task.learning_rate(self.step)
-        with autocast(task.device, task.precision):
-            logits = self.wrapped(images).float()
-        summed = F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="sum")
-        # gradients are averaged over processes: scaled so, uneven shares weigh by their images
-        self.accelerator.backward(summed * processes / whole)
-        norm = torch.nn.utils.clip_grad_norm_(task.specimen.parameters(), recipe.clip or math.inf)
-        correct = (logits.detach().argmax(1) == labels).sum()
-        loss, right, length = torch.stack((summed.detach(), correct, norm.detach())).tolist()  # one wait for the device
-        if not math.isfinite(loss + length):
-            self._refuse(f"loss {loss / max(len(labels), 1):g}, gradient norm {length:g}")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.average is not None:
-            self.average.update(task.specimen.model)
+    def _step(self, portion: Portion, epoch: int, *, whole: int) -> None:
+        """Learn from a portion of a batch of `whole` images, and count."""
+        labels = self.task.labels(portion.indices)
+        loss, right = self.updates.apply(self.task.augmented(portion, epoch), labels, whole=whole)
         self.sums += torch.tensor((loss, right, len(labels)), dtype=torch.float64)
-        self.step += 1
         self.clock.count(whole)
+        self._report(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
         """Look at the test images when it is time, and write everything down."""
         task = self.task
+        self.updates.require_finite()
         loss, correct, images = total(self.accelerator, self.sums, task.device).tolist()
         self.clock.pause()
         due = epoch + 1 == task.recipe.epochs or (epoch + 1) % task.recipe.evaluate_every == 0
@@ -195,9 +157,9 @@ class _Training:
             test_loss, test_accuracy = self._look() if due else (None, None)
             metrics = EpochMetrics(
                 epoch=epoch,
-                step=self.step,
-                images=self.step * task.batch_size,
-                learning_rate=task.learning_rate(self.step - 1),
+                step=self.updates.step,
+                images=self.updates.step * task.batch_size,
+                learning_rate=task.learning_rate(self.updates.step - 1),
                 train_loss=loss / images,
                 train_accuracy=correct / images,
                 test_loss=test_loss,
@@ -219,7 +181,7 @@ class _Training:
 
     def _kept_weights(self) -> AbstractContextManager[None]:
         """The weights that are tested and kept, in place of the trained ones for a while."""
-        return nullcontext() if self.average is None else self.average.applied(self.task.specimen.model)
+        return nullcontext() if self.updates.average is None else self.updates.average.applied(self.task.specimen.model)
 
     def _save_weights(self, *, best: bool) -> None:
         for name in (zoo.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
@@ -231,24 +193,14 @@ class _Training:
         sums = total(self.accelerator, self.sums, self.task.device)
         if not self.accelerator.is_main_process:
             return
-        tensors = collect(self.task.specimen.model, self.optimizer, self.average)
-        if not all(value.isfinite().all() for value in tensors.values()):
-            self._refuse("a weight that is not finite")
+        self.updates.require_finite()
         facts = {
             "identity": self.task.identity(),
-            "step": self.step,
+            "step": self.updates.step,
             "seconds": self.clock.seconds(),
             "standing": asdict(self.standing),
         }
-        write_checkpoint(self.task.directory, Checkpoint({**tensors, "sums": sums.cpu()}, facts))
-
-    def _refuse(self, found: str) -> NoReturn:
-        epoch = self.step // self.task.steps_per_epoch
-        raise NonFiniteError(
-            f"expected a finite loss, found {found} in epoch {epoch + 1}, step {self.step + 1}; {self.task.directory} "
-            f"keeps the weights of epoch {len(self.standing.history)}; try --learning-rate "
-            f"{self.task.recipe.learning_rate / 3:.1g} or --precision fp32"
-        )
+        write_checkpoint(self.task.directory, Checkpoint({**self.updates.tensors(), "sums": sums.cpu()}, facts))
 
     def _report(self, epoch: int, *, now: bool = False) -> None:
         """Tell whoever listens, not more often than an eye can follow."""
@@ -263,12 +215,12 @@ class _Training:
             Progress(
                 epoch=epoch,
                 epochs=self.task.recipe.epochs,
-                step=self.step,
+                step=self.updates.step,
                 steps=self.task.steps,
                 loss=loss / images,
                 accuracy=correct / images,
                 test_accuracy=looks[-1] if looks else None,
                 images_per_second=self.clock.rate(),
-                seconds_left=self.clock.seconds_left((self.task.steps - self.step) * self.task.batch_size),
+                seconds_left=self.clock.seconds_left((self.task.steps - self.updates.step) * self.task.batch_size),
             )
         )

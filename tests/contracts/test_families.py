@@ -1,0 +1,138 @@
+"""What the lens promises for every family: unchanged logits, all layers, rows that sum to 1, images on their own."""
+
+import pytest
+import torch
+
+from tests.lens.tiny import CHAINED, FAMILIES, images
+from vitlens.analysis.attention import attention_maps
+from vitlens.analysis.rollout import rollout
+from vitlens.errors import UnsupportedError
+from vitlens.lens.observe import capture
+from vitlens.models import zoo
+from vitlens.models.anatomy import attention_modules
+from vitlens.models.specimen import Specimen
+
+EXPECTED = {  # prefix, readout: from the papers, not from the code
+    "ours": (("cls",), "cls"),
+    "ours-unfused": (("cls",), "cls"),
+    "vit": (("cls",), "cls"),
+    "vit-mean": (("register",), "mean"),
+    "deit-distilled": (("cls", "distillation"), "cls+distillation"),
+    "deit3": (("cls",), "cls"),
+    "beit": (("cls",), "mean"),
+    "eva02": (("cls",), "mean"),
+    "dinov2-registers": (("cls",) + ("register",) * 4, "cls"),
+    "dinov3": (("cls",) + ("register",) * 4, "mean"),
+    "siglip": ((), "pool"),
+    "perception-encoder": (("cls",), "pool"),
+    "cait": ((), "pool"),
+    "torchvision-vit": (("cls",), "cls"),
+}
+WHOLE = {  # the full-size names of issue 2, their own sizes
+    "deit": "timm:deit_tiny_patch16_224",
+    "deit-distilled": "timm:deit_tiny_distilled_patch16_224",
+    "deit3": "timm:deit3_small_patch16_224",
+    "beit": "timm:beit_base_patch16_224",
+    "eva02": "timm:eva02_tiny_patch14_224",
+    "dinov2-registers": "timm:vit_small_patch14_reg4_dinov2",
+    "dinov3": "timm:vit_small_patch16_dinov3",
+    "siglip": "timm:vit_base_patch16_siglip_224",
+    "cait": "timm:cait_xxs24_224",
+    "swin": "timm:swin_tiny_patch4_window7_224",
+    "swinv2": "timm:swinv2_tiny_window8_256",
+    "torchvision-vit": "torchvision:vit_b_16",
+    "torchvision-swin": "torchvision:swin_t",
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> tuple[str, Specimen]:
+    return request.param, FAMILIES[request.param]()
+
+
+def check_logits(name: str, specimen: Specimen, batch: torch.Tensor) -> None:
+    with torch.no_grad():
+        plain = specimen(batch)
+    observed = capture(specimen, batch)
+    if name == "torchvision-vit":  # unobserved inference takes nn.MultiheadAttention's other kernel
+        torch.testing.assert_close(observed.logits, plain, atol=1e-5, rtol=1e-5)
+    else:
+        assert torch.equal(observed.logits, plain)
+    modules = list(attention_modules(specimen.model))
+    assert [site.module for site in observed.sites] == modules
+    assert [site.layer for site in observed.sites] == list(range(len(modules)))
+    for weights in observed.layers:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-5, rtol=0)
+        assert (weights >= 0).all()
+
+
+def test_logits_are_unchanged_and_every_layer_is_seen(family):
+    name, specimen = family
+    check_logits(name, specimen, images(specimen.input_size))
+
+
+def test_anatomy(family):
+    name, specimen = family
+    anatomy = specimen.anatomy
+    assert all(specimen.model.get_submodule(block) for block in anatomy.blocks)
+    assert len(anatomy.blocks) == (4 if name in ("cait", "swin", "swinv2", "torchvision-swin") else 2)
+    if name not in EXPECTED:
+        assert (anatomy.family, anatomy.layout, anatomy.readout) == ("windowed", None, "mean")
+        return
+    assert anatomy.family == "vit"
+    assert (anatomy.layout.prefix, anatomy.readout) == EXPECTED[name]
+    assert anatomy.layout.grid == ((4, 3) if name.startswith("ours") else (4, 4))
+
+
+def test_an_image_does_not_depend_on_its_batch_mates(family):
+    name, specimen = family
+    batch = images(specimen.input_size, batch=3)
+    tolerance = 1e-5 if name == "swinv2" else 1e-6  # cosine scores times up to 100: more float noise
+    together = capture(specimen, batch)
+    maps = attention_maps(specimen, batch)
+    rolled = rollout(specimen, batch) if specimen.anatomy.family == "vit" else None
+    for index in range(3):
+        alone = capture(specimen, batch[index : index + 1])
+        torch.testing.assert_close(alone.logits[0], together.logits[index], atol=1e-5, rtol=1e-5)
+        for one, all_ in zip(alone.layers, together.layers):
+            own = all_.unflatten(0, (3, -1))[index]  # windows of an image stand together
+            torch.testing.assert_close(one, own, atol=tolerance, rtol=0)
+        for one, layer in zip(attention_maps(specimen, batch[index : index + 1]), maps):
+            torch.testing.assert_close(one.maps[0], layer.maps[index], atol=tolerance, rtol=0)
+        if rolled is not None:
+            torch.testing.assert_close(
+                rollout(specimen, batch[index : index + 1])[0], rolled[index], atol=tolerance, rtol=0
+            )
+
+
+def test_explicit_attention_gives_the_same_logits_and_gradients_of_every_layer(family):
+    name, specimen = family
+    batch = images(specimen.input_size)
+    plain, explicit = capture(specimen, batch), capture(specimen, batch, explicit=True)
+    torch.testing.assert_close(explicit.logits.detach(), plain.logits, atol=1e-5, rtol=1e-5)
+    gradients = torch.autograd.grad(explicit.logits[:, 1].sum(), explicit.layers)
+    assert len(gradients) == len(plain.layers)
+    for weights, gradient, same in zip(explicit.layers, gradients, plain.layers):
+        torch.testing.assert_close(weights.detach(), same, atol=1e-5, rtol=1e-5)
+        assert gradient.shape == weights.shape
+        assert gradient.abs().sum() > 0, name
+
+
+def test_rollout_is_refused_exactly_where_it_is_not_defined(family):
+    name, specimen = family
+    batch = images(specimen.input_size)
+    if name in CHAINED:
+        maps = rollout(specimen, batch)
+        assert maps.shape == (2, *specimen.layout.grid)
+        assert (maps >= 0).all()
+        assert (maps.sum((1, 2)) <= 1 + 1e-5).all()
+    else:
+        with pytest.raises(UnsupportedError, match="no one sequence of tokens"):
+            rollout(specimen, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_whole_model_under_observation(name):
+    specimen = zoo.load(WHOLE[name], random_weights=True)
+    check_logits(name, specimen, images(specimen.input_size, batch=1))

@@ -1,0 +1,75 @@
+"""How tests read a figure: as pixels, and as the boxes of its texts."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+
+def drawn(figure: Figure) -> FigureCanvasAgg:
+    """The figure's canvas, drawn once and again only after a change."""
+    if not isinstance(figure.canvas, FigureCanvasAgg):
+        FigureCanvasAgg(figure)
+        figure.stale = True
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    if figure.stale or not hasattr(canvas, "renderer"):
+        canvas.draw()
+        figure.stale = False
+    return canvas
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    """The figure drawn, (height, width, 3) in [0, 1]."""
+    return np.asarray(drawn(figure).buffer_rgba())[..., :3] / 255
+
+
+def panel(figure: Figure, axes: Axes) -> np.ndarray:
+    """The pixels of one panel, without its border."""
+    seen = pixels(figure)
+    box = axes.get_window_extent()
+    rows = slice(len(seen) - int(box.y1) + 2, len(seen) - int(box.y0) - 2)
+    return seen[rows, int(box.x0) + 2 : int(box.x1) - 2]
+
+
+def colour_at(figure: Figure, axes: Axes, x: float, y: float) -> np.ndarray:
+    """The colour of the drawn figure at a place given as a share of a panel, from its left and top."""
+    seen = pixels(figure)
+    box = axes.get_window_extent()
+    row = len(seen) - box.y1 + y * box.height
+    return seen[int(row), int(box.x0 + x * box.width)]
+
+
+def texts(figure: Figure) -> list[str]:
+    """All that is written in the figure and can be seen."""
+    return [text.get_text() for text in _visible(figure)]
+
+
+def cut_off(figure: Figure) -> list[str]:
+    """The texts that do not lie wholly inside the figure."""
+    renderer = drawn(figure).get_renderer()
+    width, height = figure.bbox.width, figure.bbox.height
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in _visible(figure)]
+    return [
+        word for word, box in boxes if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
+    ]
+
+
+def _visible(figure: Figure) -> list[Text]:
+    drawn(figure)
+    unseen = {id(text) for axes in figure.axes for text in _unseen_ticks(axes)}
+    found = figure.findobj(lambda artist: isinstance(artist, Text) and bool(artist.get_text().strip()))
+    return [text for text in found if text.get_visible() and id(text) not in unseen]
+
+
+def _unseen_ticks(axes: Axes) -> list[Text]:
+    """Labels of ticks beyond the ends of an axis or of an axis switched off, which matplotlib keeps but does not draw."""
+    found = []
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        room = 1e-9 * (high - low)
+        for tick in (*axis.majorTicks, *axis.minorTicks):
+            if not axes.axison or not low - room <= tick.get_loc() <= high + room:
+                found += [tick.label1, tick.label2]
+    return found

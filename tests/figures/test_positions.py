@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+from matplotlib import colormaps
+
+from tests.figures.reading import colour_at, cut_off, texts
+from vitlens.errors import InputError
+from vitlens.figures.positions import position_maps, position_matrix
+from vitlens.figures.style import SIGNED
+
+
+def cosine(random: np.random.Generator, patches: int) -> np.ndarray:
+    vectors = random.normal(size=(patches, 8))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors @ vectors.T
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (8, 8), (14, 14)])
+def test_nothing_is_cut_off(grid, random):
+    values = cosine(random, grid[0] * grid[1])
+    for figure in (position_matrix(similarity=values, grid=grid), position_maps(similarity=values, grid=grid)):
+        assert not cut_off(figure)
+        assert figure.get_figwidth() <= 7.21
+        assert "cosine similarity" in texts(figure)
+
+
+@pytest.mark.parametrize(("grid", "maps"), [((1, 1), 1), ((3, 5), 15), ((8, 8), 64), ((14, 14), 49), ((4, 17), 24)])
+def test_maps_are_sampled_and_say_so(grid, maps, random):
+    figure = position_maps(similarity=cosine(random, grid[0] * grid[1]), grid=grid)
+    assert len(figure.axes) == maps + 1
+    said = " ".join(texts(figure)).replace("\n", " ")
+    assert (f"of {grid[0]}×{grid[1]} positions" in said) == (maps < grid[0] * grid[1])
+
+
+def test_zero_is_the_middle_of_the_colours():
+    values = np.eye(4)
+    values[0, 1] = values[1, 0] = 0.5
+    figure = position_matrix(similarity=values, grid=(2, 2))
+    middle, top = (np.array(colormaps[SIGNED](x)[:3]) for x in (0.5, 1.0))
+    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.9, 0.1), middle, atol=0.02)
+    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.375, 0.1), top, atol=0.02)
+    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.1, 0.1), top, atol=0.02)
+    assert "≥ 0.50" in texts(figure)
+
+
+def test_a_map_stands_where_its_position_stands():
+    values = np.eye(6)
+    values[0, 5] = values[5, 0] = 0.5  # top left with bottom right
+    figure = position_maps(similarity=values, grid=(2, 3))
+    top = np.array(colormaps[SIGNED](1.0)[:3])
+    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.9, 0.9), top, atol=0.02)
+    np.testing.assert_allclose(colour_at(figure, figure.axes[5], 0.1, 0.1), top, atol=0.02)
+    assert {"row 1", "column 1", "2", "3"} <= set(texts(figure))
+
+
+@pytest.mark.parametrize("draw", [position_matrix, position_maps])
+def test_refused(draw):
+    with pytest.raises(InputError, match=r"shape \(6, 6\)"):
+        draw(similarity=np.eye(4), grid=(2, 3))
+    with pytest.raises(InputError, match="divide by the norms"):
+        draw(similarity=5 * np.eye(4), grid=(2, 2))
+    with pytest.raises(InputError, match="finite"):
+        draw(similarity=np.full((4, 4), np.nan), grid=(2, 2))

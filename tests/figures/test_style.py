@@ -1,0 +1,70 @@
+import threading
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from tests.figures.reading import cut_off, pixels
+from vitlens.figures.style import SERIES, heading, sheet, shortened, styled
+
+
+@styled
+def drawn(*, title: str = "x") -> Figure:
+    figure = sheet(3.0, 2.0)
+    figure.add_subplot().plot([0, 1], [0, 1])
+    heading(figure, title)
+    return figure
+
+
+def test_user_settings_neither_change_nor_matter():
+    plain = pixels(drawn())
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "xtick.labelsize": 40, "lines.linewidth": 9}):
+        before = dict(matplotlib.rcParams)
+        other = drawn()
+        assert dict(matplotlib.rcParams) == before
+    np.testing.assert_array_equal(pixels(other), plain)
+
+
+def test_settings_come_back_after_an_error():
+    @styled
+    def broken() -> Figure:
+        raise KeyError
+
+    before = dict(matplotlib.rcParams)
+    with pytest.raises(KeyError):
+        broken()
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_threads_draw_the_same_and_leave_no_style_behind():
+    before = dict(matplotlib.rcParams)
+    figures: list[Figure] = []
+    threads = [threading.Thread(target=lambda: figures.append(drawn())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert dict(matplotlib.rcParams) == before
+    first, *others = map(pixels, figures)
+    assert len(others) == 3
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+def test_long_titles_are_broken_and_make_room():
+    long = drawn(title="many words " * 12)
+    assert not cut_off(long)
+    assert long.get_figheight() > drawn().get_figheight()
+
+
+def test_series_colours_differ_also_in_grey():
+    from matplotlib.colors import to_rgb
+
+    grey = sorted(float(np.dot(to_rgb(colour), [0.2126, 0.7152, 0.0722])) for colour in SERIES[:2])
+    assert grey[1] - grey[0] > 0.05
+
+
+def test_shortened_says_the_cut():
+    assert shortened("abc", 3) == "abc"
+    assert shortened("abcd", 3) == "ab…"

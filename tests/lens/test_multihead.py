@@ -1,0 +1,66 @@
+"""nn.MultiheadAttention under observation equals itself, with its own masks and its own weights."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitlens.errors import UnsupportedError
+from vitlens.lens.call import AttentionCall
+from vitlens.lens.tap import tapped
+
+
+class Encoder(nn.Module):
+    def __init__(self, *, need_weights: bool = False, batch_first: bool = True, bias: bool = True) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(16, 4, bias=bias, batch_first=batch_first)
+        self.need_weights = need_weights
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+        result: Tensor = self.attn(query, key, key, need_weights=self.need_weights, attn_mask=mask)[0]
+        return result
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+MASKS = {
+    "none": None,
+    "boolean": random(5, 5, seed=3) > 0.5,
+    "additive": random(5, 5, seed=3),
+    "per head": random(2 * 4, 5, 5, seed=3) > 0.8,
+}
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
+def test_output_and_weights_are_the_modules_own(mask, bias, cross):
+    torch.manual_seed(0)
+    model = Encoder(bias=bias).eval()
+    query = random(2, 5, 16)
+    key = random(2, 5, 16, seed=1) if cross else query
+    plain = model(query, key, MASKS[mask])
+    own = model.attn(query, key, key, attn_mask=MASKS[mask], average_attn_weights=False)[1]
+    calls: list[AttentionCall] = []
+    with tapped(model, calls.append):
+        observed = model(query, key, MASKS[mask])
+    torch.testing.assert_close(observed, plain, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(calls[0].weights(), own, atol=1e-6, rtol=1e-5)
+    assert (calls[0].site.module, calls[0].site.heads) == ("attn", 4)
+
+
+def test_tokens_first():
+    model = Encoder(batch_first=False).eval()
+    query = random(5, 2, 16)
+    plain = model(query, query)
+    calls: list[AttentionCall] = []
+    with tapped(model, calls.append):
+        torch.testing.assert_close(model(query, query), plain, atol=1e-6, rtol=1e-5)
+    assert calls[0].weights().shape == (2, 4, 5, 5)
+
+
+def test_another_use_is_refused_aloud():
+    model = Encoder(need_weights=True).eval()
+    with pytest.raises(UnsupportedError, match="need_weights=False"), tapped(model, lambda call: None):
+        model(random(2, 5, 16), random(2, 5, 16))

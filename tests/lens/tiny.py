@@ -1,0 +1,127 @@
+"""Tiny models of every family that the lens claims, with random weights and 32-pixel images."""
+
+from collections.abc import Callable
+from functools import partial
+
+import timm
+import torch
+from torch import Tensor, nn
+from torchvision.models.swin_transformer import SwinTransformer
+from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
+
+from vitlens.models.assembly import assemble
+from vitlens.models.build import Architecture
+from vitlens.models.specimen import Provenance, Specimen
+from vitlens.models.vit import VisionTransformer, ViTConfig
+from vitlens.preprocessing import Preprocessing
+
+CLASSES = ("a", "b", "c", "d", "e")
+
+
+def specimen_of(model: nn.Module, *, alias: str = "tiny", size: tuple[int, int] = (32, 32)) -> Specimen:
+    """A specimen around a model, as the zoo would make it: evaluation mode, frozen."""
+    specimen = assemble(
+        model, Architecture("timm", alias), Preprocessing(size), CLASSES, alias, Provenance(alias, "random")
+    )
+    return specimen.eval().requires_grad_(False)
+
+
+def images(size: tuple[int, int] = (32, 32), *, batch: int = 2, seed: int = 0) -> Tensor:
+    return torch.rand(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: object) -> Specimen:
+    """Our ViT on a grid that is not square (4 x 3 with the default size)."""
+    shape: dict[str, object] = {"patch_size": (8, 16), "dim": 16, "depth": 2, "heads": 2, "classes": 5}
+    model = shaken(lambda: VisionTransformer(ViTConfig(image_size=size, **{**shape, **changes})))
+    for module in model.modules():
+        if hasattr(module, "fused"):
+            module.fused = fused
+    return specimen_of(model, alias="ours", size=size)
+
+
+def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1) -> nn.Module:
+    """A model with random weights everywhere: no zero bias, no LayerScale of 1e-6 that would hide a mistake."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(scale * torch.randn_like(parameter))
+    return model.eval()
+
+
+_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+_SWIN = {
+    "img_size": 32,
+    "patch_size": 2,
+    "window_size": 4,
+    "embed_dim": 16,
+    "depths": (2, 2),
+    "num_heads": (2, 4),
+    "num_classes": 5,
+}
+
+
+def timm_specimen(name: str, *, alias: str = "tiny", **options: object) -> Specimen:
+    """A timm model of this name, its own recipe kept, made tiny."""
+    shape = {**(_SWIN if name.startswith("swin") else _VIT), **options}
+    size = shape["img_size"]
+    return specimen_of(
+        shaken(lambda: timm.create_model(name, **shape)),
+        alias=alias,
+        size=size if isinstance(size, tuple) else (32, 32),
+    )
+
+
+def torchvision_vit() -> Specimen:
+    build = partial(
+        TorchvisionViT,
+        image_size=32,
+        patch_size=8,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=32,
+        mlp_dim=64,
+        num_classes=5,
+    )
+    return specimen_of(shaken(build), alias="torchvision-vit")
+
+
+def torchvision_swin(size: tuple[int, int] = (32, 32)) -> Specimen:
+    build = partial(
+        SwinTransformer,
+        patch_size=[2, 2],
+        embed_dim=16,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=[4, 4],
+        num_classes=5,
+    )
+    return specimen_of(shaken(build), alias="torchvision-swin", size=size)
+
+
+TIMM = {
+    "vit": "vit_tiny_patch16_224",
+    "vit-mean": "vit_wee_patch16_reg1_gap_256",
+    "deit-distilled": "deit_tiny_distilled_patch16_224",
+    "deit3": "deit3_small_patch16_224",
+    "beit": "beit_base_patch16_224",
+    "eva02": "eva02_tiny_patch14_224",
+    "dinov2-registers": "vit_small_patch14_reg4_dinov2",
+    "dinov3": "vit_small_patch16_dinov3",
+    "siglip": "vit_base_patch16_siglip_224",
+    "perception-encoder": "vit_pe_core_tiny_patch16_384",
+    "cait": "cait_xxs24_224",
+    "swin": "swin_tiny_patch4_window7_224",
+    "swinv2": "swinv2_tiny_window8_256",
+}
+
+FAMILIES: dict[str, Callable[[], Specimen]] = {
+    "ours": ours,
+    "ours-unfused": partial(ours, fused=False),
+    **{alias: partial(timm_specimen, name, alias=alias) for alias, name in TIMM.items()},
+    "torchvision-vit": torchvision_vit,
+    "torchvision-swin": torchvision_swin,
+}
+CHAINED = tuple(name for name in FAMILIES if "swin" not in name)  # one sequence of tokens: rollout is defined

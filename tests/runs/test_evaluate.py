@@ -1,0 +1,111 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitlens.errors import InputError, NonFiniteError, OutputError
+from vitlens.files import read_run
+from vitlens.models.zoo import save, untrained
+from vitlens.report import metrics
+from vitlens.runs.evaluate import evaluate
+from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.report import report
+
+DIGITS = tuple("0123456789")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two untrained models of digits, as files that vitlens reads."""
+    folder = tmp_path_factory.mktemp("models")
+    overrides = {"vit": {"dim": 16, "depth": 2, "heads": 2}, "cnn": None}
+    for alias, preset in (("vit", "vit-micro"), ("cnn", "resnet20")):
+        save(untrained(preset, classes=DIGITS, overrides=overrides[alias]), folder / f"{alias}.safetensors")
+    return {alias: f"{alias}={folder / alias}.safetensors" for alias in overrides}
+
+
+def options(out: Path, **more: object) -> RunOptions:
+    return RunOptions(device="cpu", out=out, quiet=True, limit=40, command="vitlens evaluate vit", **more)  # type: ignore[arg-type]
+
+
+def test_one_model_leaves_a_complete_folder(models: dict[str, str], tmp_path: Path) -> None:
+    path = evaluate([models["vit"]], data="digits", options=options(tmp_path / "run"))
+    assert path == tmp_path / "run" / "report.md"
+    record = read_run(tmp_path / "run")
+    assert record.status == "done"
+    found = metrics(record)
+    assert found.keys() == {"accuracy", "cross_entropy", "calibration_error"}
+    arrays = record.arrays("predictions-vit")
+    right = (arrays["prediction"] == arrays["label"]).mean()
+    assert found["accuracy"].value == right
+    assert found["accuracy"].low < right < found["accuracy"].high
+    assert found["accuracy"].n == 40
+    assert sum(row["n"] for row in record.table("per_class")) == 40
+    assert sum(row["count"] for row in record.table("confusion")) == 40
+    assert sum(row["count"] for row in record.table("calibration")) == 40
+    assert np.allclose(arrays["likely_probabilities"][:, 0], arrays["probability"])
+    assert record.config["command_line"] == "vitlens evaluate vit"
+    assert record.config["models"][0]["sha256"]
+    text = path.read_text()
+    assert f"{100 * right:.1f} %" in text
+    for figure in (tmp_path / "run" / "figures").iterdir():
+        assert f"(figures/{figure.name})" in text
+    assert text.index("## Summary") < text.index("## Limits") < text.index("## Repeat it")
+
+
+def test_two_models_are_paired_and_the_report_can_be_written_again(models: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    path = evaluate([models["vit"], models["cnn"]], data="digits", options=options(out, batch_size=7))
+    record = read_run(out)
+    found = metrics(record)
+    assert {"accuracy/vit", "accuracy/cnn", "accuracy_difference/vit/cnn"} <= found.keys()
+    (pair,) = record.table("pairs")
+    assert pair["both_right"] + pair["only_first_right"] + pair["only_second_right"] + pair["both_wrong"] == 40
+    gap = 100 * (pair["only_first_right"] - pair["only_second_right"]) / 40
+    assert found["accuracy_difference/vit/cnn"].value == pytest.approx(gap)
+    assert pair["p"] == pair["p_holm"]
+    kept = {file: file.read_bytes() for file in (path, *(out / "figures").iterdir())}
+    assert len(kept) >= 7
+    for file in kept:
+        file.unlink()
+    report(out)
+    assert {file: file.read_bytes() for file in kept} == kept
+
+
+def test_the_same_command_gives_the_same_results(models: dict[str, str], tmp_path: Path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        evaluate([models["vit"]], data="digits", options=options(tmp_path / name))
+        record = read_run(tmp_path / name)
+        runs.append((record.results["metrics"], record.results["tables"]))
+    assert runs[0] == runs[1]
+    assert (tmp_path / "a/arrays/predictions-vit.npz").read_bytes() == (
+        tmp_path / "b/arrays/predictions-vit.npz"
+    ).read_bytes()
+
+
+def test_wrong_input_is_refused_before_anything_is_written(models: dict[str, str], tmp_path: Path) -> None:
+    classes = tmp_path / "classes.txt"
+    classes.write_text("\n".join("abcdefghij"))
+    with pytest.raises(InputError, match=r"only in the data: '0'.*only in the model: 'a'"):
+        evaluate([models["vit"]], options=options(tmp_path / "run"), model_options=ModelOptions(classes=classes))
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    with pytest.raises(OutputError):
+        evaluate([models["vit"]], options=options(tmp_path / "run"))
+
+
+def test_a_model_that_gives_nan_fails_and_says_so(models: dict[str, str], tmp_path: Path) -> None:
+    broken = untrained("resnet20", classes=DIGITS)
+    state = {
+        name: torch.full_like(value, torch.nan) if "fc" in name else value
+        for name, value in broken.model.state_dict().items()
+    }
+    save(broken, tmp_path / "broken.safetensors", state=state)
+    assert load_file(tmp_path / "broken.safetensors")["fc.weight"].isnan().all()
+    with pytest.raises(NonFiniteError, match=r"broken on .* of digits"):
+        evaluate([str(tmp_path / "broken.safetensors")], options=options(tmp_path / "run"))
+    assert read_run(tmp_path / "run").status == "failed"
+    assert not (tmp_path / "run" / "report.md").exists()

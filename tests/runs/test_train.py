@@ -1,0 +1,161 @@
+"""The folder of a training: whole, loadable, resumable with equal weights, and honest when it was stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitlens
+from vitlens.errors import InputError, OutputError, UnknownNameError
+from vitlens.runs import train as module
+from vitlens.runs.options import RunOptions
+from vitlens.runs.report import report
+from vitlens.runs.train import train
+from vitlens.runs.training_progress import in_one_line
+from vitlens.training.metrics import Progress
+
+TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8]}
+OPTIONS = RunOptions(device="cpu", limit=40, batch_size=10, quiet=True)
+
+
+def tiny(out: Path, **changes: object) -> Path | None:
+    return train("vit-micro", recipe={"epochs": 3}, shape=TINY, options=replace(OPTIONS, out=out), **changes)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert tiny(folder) == folder / "report.md"
+    return folder
+
+
+def results(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_the_folder_is_whole(trained):
+    files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
+    assert files >= {
+        "config.json",
+        "results.json",
+        "report.md",
+        "metrics.jsonl",
+        "model.safetensors",
+        "figures/training.png",
+        "figures/per_class.png",
+        "figures/confusion.png",
+    }
+    assert results(trained)["status"] == "done"
+    assert len((trained / "metrics.jsonl").read_text().splitlines()) == 3
+    assert "](figures/training.png)" in (trained / "report.md").read_text()
+
+
+def test_the_folder_is_a_model_with_the_accuracy_that_it_says(trained):
+    from vitlens.data.catalogue import load_data
+
+    specimen = vitlens.load(str(trained))
+    split = load_data("digits", part="test").limit(40)
+    images = split.source.read(torch.arange(len(split))).float() / 255
+    correct = (specimen(images).argmax(1) == split.labels).float().mean().item()
+    assert results(trained)["metrics"]["accuracy"]["value"] == pytest.approx(correct)
+    assert specimen.parameter_count() < 10_000
+
+
+def test_the_report_is_written_again_from_the_folder_alone(trained):
+    before = (trained / "report.md").read_text()
+    (trained / "report.md").unlink()
+    assert report(trained) == trained / "report.md"
+    assert (trained / "report.md").read_text() == before
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = module.fit
+
+    def interrupted(*args: object, on_progress: Callable[[Progress], None], **options: object) -> object:
+        def tell(progress: Progress) -> None:
+            if progress.step >= step:
+                raise KeyboardInterrupt
+            on_progress(progress)
+
+        return fit(*args, on_progress=tell, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "fit", interrupted)
+
+
+def test_a_stopped_run_says_so_and_resumes_to_the_same_weights(trained, tmp_path, monkeypatch):
+    folder = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        stop_at(5, patch)
+        with pytest.raises(KeyboardInterrupt):
+            tiny(folder)
+    assert results(folder)["status"] == "interrupted"
+    assert not (folder / "report.md").exists()
+    # what decides the result comes from the folder, not from what is typed now
+    train(None, resume=folder, options=RunOptions(device="cpu", quiet=True, seed=7))
+    assert results(folder)["status"] == "done"
+    assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+
+
+def test_resuming_as_something_else_is_refused(trained, tmp_path):
+    with pytest.raises(InputError, match=r"with its model, vit-micro, found vit-tiny; leave it out"):
+        train("vit-tiny", resume=trained, options=OPTIONS)
+    with pytest.raises(InputError, match="found both"):
+        train(None, resume=trained, options=replace(OPTIONS, out=tmp_path))
+    with pytest.raises(InputError, match="expected the folder of a run"):
+        train(None, resume=tmp_path, options=OPTIONS)
+    with pytest.raises(InputError, match="expected a preset to train, found none"):
+        train(None, options=OPTIONS)
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path):
+    options = replace(OPTIONS, out=tmp_path / "out")
+    with pytest.raises(UnknownNameError, match="did you mean 'vit-micro'"):
+        train("vit-mico", options=options)
+    with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
+        train("vit-micro", data="digts", options=options)
+    with pytest.raises(InputError, match="dim divisible by heads"):
+        train("vit-micro", shape={"heads": 3}, options=options)
+    with pytest.raises(InputError, match="--epochs at least 1"):
+        train("vit-micro", recipe={"epochs": 0}, options=options)
+    assert not options.out.exists()
+
+
+def test_a_folder_that_is_there_is_not_touched(trained):
+    before = (trained / "results.json").read_bytes()
+    with pytest.raises(OutputError, match="--overwrite"):
+        tiny(trained)
+    assert (trained / "results.json").read_bytes() == before
+
+
+def test_progress_in_one_line():
+    line = in_one_line(Progress(2, 20, 5, 10, 0.5124, 0.841, 0.902, 1240.4, 102.2))
+    assert line == "epoch 3/20, loss 0.512, accuracy 84.1 %, test 90.2 %, 1,240 images/s, 1:42 left"
+    assert "test" not in in_one_line(Progress(0, 1, 1, 1, 0.5, 0.5, None, 1.0, 0.0))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT, which Windows has not")
+def test_ctrl_c_leaves_with_130_one_line_and_an_interrupted_folder(tmp_path):
+    folder = tmp_path / "stopped"
+    words = ["train", "vit-micro", "--device", "cpu", "--epochs", "9999", "--limit", "40", "--out", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vitlens", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
+        try:
+            while not (folder / "metrics.jsonl").exists() and child.poll() is None:
+                time.sleep(0.05)
+            child.send_signal(signal.SIGINT)
+            _, shown = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert child.returncode == 130, shown
+    assert shown.splitlines()[-1].startswith("error: interrupted")
+    assert "Traceback" not in shown
+    assert results(folder)["status"] == "interrupted"

@@ -1,0 +1,74 @@
+"""Shares of a batch, whatever their sizes, give the gradient of the whole batch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from tests.training.tiny import tiny_recipe, tiny_specimen, tiny_split
+from vitlens.errors import NonFiniteError
+from vitlens.training.feed import share
+from vitlens.training.task import Task
+from vitlens.training.update import Updates
+
+SPLIT = tiny_split("train", 7)
+
+
+def task() -> Task:
+    specimen = tiny_specimen(drop_path=0.0, dropout=0.0)
+    specimen.train().requires_grad_(True)
+    recipe = tiny_recipe(batch_size=7)
+    return Task(specimen, SPLIT, SPLIT, recipe, Path("run"), 0, torch.device("cpu"), "fp32", None)
+
+
+class OneOfSeveral(Accelerator):
+    """What accelerate tells a process of its place, and the gradients that it would hand over to be averaged."""
+
+    num_processes = 1
+    process_index = 0
+
+    def __init__(self, specimen: torch.nn.Module) -> None:
+        self.specimen = specimen
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        named = self.specimen.named_parameters()
+        self.gradients = {name: value.grad.clone() for name, value in named if value.grad is not None}
+
+
+def learned(processes: int, process: int) -> tuple[dict[str, torch.Tensor], float, float]:
+    """One process's gradients, loss and right ones."""
+    one = task()
+    accelerator = OneOfSeveral(one.specimen)
+    updates = Updates(one, accelerator)
+    accelerator.num_processes, accelerator.process_index = processes, process
+    mine = share(torch.arange(7), process, processes)
+    loss, right = updates.apply(SPLIT.source.read(mine).float() / 255, one.labels(mine), whole=7)
+    return accelerator.gradients, loss, right
+
+
+@pytest.mark.parametrize("processes", [2, 3, 7])
+def test_averaged_shares_are_the_whole(processes: int) -> None:
+    whole, loss, right = learned(1, 0)
+    parts = [learned(processes, process) for process in range(processes)]
+    for name, expected in whole.items():
+        mean = torch.stack([part[0][name] for part in parts]).mean(0)
+        assert torch.allclose(mean, expected, rtol=1e-4, atol=1e-6), name
+    assert sum(part[1] for part in parts) == pytest.approx(loss, rel=1e-5)
+    assert sum(part[2] for part in parts) == right
+
+
+def test_a_number_that_is_not_finite_is_refused_before_the_weights_change() -> None:
+    one = task()
+    updates = Updates(one, OneOfSeveral(one.specimen))
+    before = {name: value.clone() for name, value in one.specimen.model.state_dict().items()}
+    images = SPLIT.source.read(torch.arange(7)).float()
+    with pytest.raises(NonFiniteError, match="epoch 1, step 1; run keeps the last good weights"):
+        updates.apply(images * float("nan"), one.labels(torch.arange(7)), whole=7)
+    assert all(torch.equal(value, before[name]) for name, value in one.specimen.model.state_dict().items())
+    with torch.no_grad():
+        one.specimen.model.get_parameter("head.bias").fill_(float("inf"))
+    with pytest.raises(NonFiniteError, match=r"NaN or infinity in model/head\.bias"):
+        updates.require_finite()
