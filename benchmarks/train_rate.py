@@ -1,4 +1,4 @@
-"""Images a second of `vitlens train` against a plain loop: the same model, images, batch and precision, on this machine.
+"""Images a second of `vitlens train` against a plain loop: same model, images, batch and precision, on this machine.
 
     python benchmarks/train_rate.py FOLDER [--model vit-tiny] [--images 2560] [--rounds 3]
 

@@ -64,7 +64,7 @@ def _visible(figure: Figure) -> list[Text]:
 
 
 def _unseen_ticks(axes: Axes) -> list[Text]:
-    """Labels of ticks beyond the ends of an axis or of an axis switched off, which matplotlib keeps but does not draw."""
+    """Labels that matplotlib keeps but does not draw: beyond the ends of an axis, or of one switched off."""
     found = []
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())

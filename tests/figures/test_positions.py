@@ -14,7 +14,7 @@ def cosine(random: np.random.Generator, patches: int) -> np.ndarray:
     return vectors @ vectors.T
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (8, 8), (14, 14)])
+@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (14, 14)])
 def test_nothing_is_cut_off(grid, random):
     values = cosine(random, grid[0] * grid[1])
     for figure in (position_matrix(similarity=values, grid=grid), position_maps(similarity=values, grid=grid)):
@@ -23,7 +23,7 @@ def test_nothing_is_cut_off(grid, random):
         assert "cosine similarity" in texts(figure)
 
 
-@pytest.mark.parametrize(("grid", "maps"), [((1, 1), 1), ((3, 5), 15), ((8, 8), 64), ((14, 14), 49), ((4, 17), 24)])
+@pytest.mark.parametrize(("grid", "maps"), [((1, 1), 1), ((3, 5), 15), ((2, 8), 16), ((2, 9), 10), ((14, 14), 49)])
 def test_maps_are_sampled_and_say_so(grid, maps, random):
     figure = position_maps(similarity=cosine(random, grid[0] * grid[1]), grid=grid)
     assert len(figure.axes) == maps + 1

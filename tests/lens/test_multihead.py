@@ -62,5 +62,5 @@ def test_tokens_first():
 
 def test_another_use_is_refused_aloud():
     model = Encoder(need_weights=True).eval()
-    with pytest.raises(UnsupportedError, match="need_weights=False"), tapped(model, lambda call: None):
+    with pytest.raises(UnsupportedError, match="need_weights=False"), tapped(model, lambda _call: None):
         model(random(2, 5, 16), random(2, 5, 16))

@@ -111,13 +111,13 @@ def test_a_layer_that_shows_no_weights_is_an_error():
     specimen = ours()
     specimen.model.blocks[1].attn = Linear()
     with pytest.raises(LensError, match=r"none from 1 \(first 'blocks.1.attn'\)"):
-        observe(specimen, images((32, 48)), lambda call: None)
+        observe(specimen, images((32, 48)), lambda _call: None)
 
 
 def test_a_model_without_attention_is_refused():
     for specimen in (ours(attention=False), cnn()):
         with pytest.raises(UnsupportedError, match="found none in its forward pass"):
-            observe(specimen, images(specimen.input_size), lambda call: None)
+            observe(specimen, images(specimen.input_size), lambda _call: None)
 
 
 def cnn():

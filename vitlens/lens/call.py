@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 
 from vitlens.lens.site import Site
@@ -80,7 +80,7 @@ class AttentionCall:
         )
 
 
-def per_head(tensor: Tensor, heads: int = 1) -> Float[Tensor, "batch heads query any"]:
+def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads query any"]:
     """Any library's (.., heads, query, x) as four axes: more are joined; of three, (batch x heads) is parted."""
     if tensor.dim() == 3:
         return tensor.unflatten(0, (-1, heads)) if len(tensor) % heads == 0 else tensor.unsqueeze(1)

@@ -52,7 +52,8 @@ def survey(specimen: Specimen, images: Images) -> tuple[Site, ...]:
 
 
 def _check(specimen: Specimen, image: Images) -> tuple[Site, ...]:
-    with evaluating(specimen), torch.no_grad():
+    exact = torch.autocast(image.device.type, enabled=False)  # the tolerances are those of fp32
+    with evaluating(specimen), torch.no_grad(), exact:
         plain = specimen(image)
         with tapped(specimen.model, _check_call) as tap:
             observed = specimen(image)

@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError
-from vitlens.files import sha256, write_atomically
+from vitlens.files import sha256, write_bytes
 from vitlens.models.assembly import assemble, seeded, versions
 from vitlens.models.build import Architecture, build_preset
 from vitlens.models.specimen import Provenance, Specimen
@@ -36,8 +36,7 @@ def save(specimen: Specimen, path: Path, *, half: bool = False, state: Mapping[s
     tensors = {key: value.detach().cpu().contiguous() for key, value in (state or specimen.model.state_dict()).items()}
     if half:
         tensors = {key: value.half() if value.is_floating_point() else value for key, value in tensors.items()}
-    with write_atomically(path) as temporary:
-        save_file(tensors, str(temporary), metadata={"vitlens": json.dumps(about, sort_keys=True)})
+    write_bytes(path, as_bytes(tensors, metadata={"vitlens": json.dumps(about, sort_keys=True)}))
 
 
 def load_saved(file: Path, *, alias: str, name: str, image_size: tuple[int, int] | None) -> Specimen:

@@ -18,7 +18,7 @@ from vitlens.figures.positions import position_maps, position_matrix
 from vitlens.files import RunRecord
 from vitlens.models.specimen import Specimen
 from vitlens.report import Section, Table
-from vitlens.runs.describe import described
+from vitlens.runs.describe import data_words, described
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -158,12 +158,13 @@ def tell(record: RunRecord) -> list[Section]:
     heads = sum(int(str(row["heads"])) for row in rows)
     count = len(record.table("images"))
     lines = [f"{len(rows)} layers with {heads} heads in all were watched on {count} image{'s' if count > 1 else ''}."]
+    lines += data_words(record)
     mass = [float(str(row["prefix_mass"])) for row in rows]
     if max(mass) > 0:
         most = mass.index(max(mass))
         lines.append(
             f"Of the readout's attention, {100 * sum(mass) / len(mass):.0f} % lies on the prefix tokens (CLS and the "
-            f"like) on average over layers, most in layer {most + 1} ({100 * mass[most]:.0f} %); the maps show the rest."
+            f"like) on average over layers, most in layer {most + 1} ({100 * mass[most]:.0f} %); maps show the rest."
         )
     listed: list[dict[str, Any]] = [
         {

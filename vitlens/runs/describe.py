@@ -1,9 +1,10 @@
-"""What config.json says of a run: options, specimens, data; free of torch until a device is asked for."""
+"""What config.json says of a run: options, specimens, data; and what a report says of the data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from vitlens.files import RunRecord
 from vitlens.runs.options import RunOptions
 
 if TYPE_CHECKING:
@@ -55,4 +56,21 @@ def _split(split: "Split") -> dict[str, object]:
         "size": list(split.size),
         "classes": len(split.classes),
         "skipped": [asdict(skipped) for skipped in split.skipped],
+        "notes": list(split.notes),
     }
+
+
+def data_words(record: RunRecord) -> Iterator[str]:
+    """What a report must say of its images: how many of what, which were left out, and what was done to them."""
+    data = record.config["data"]
+    if not isinstance(data, Mapping):
+        return
+    count = int(data["images"])
+    yield f"{count:,} image{'s' if count != 1 else ''} of {data['title']}."
+    yield from data.get("notes", ())
+    skipped = data["skipped"]
+    if skipped:
+        files = "; ".join(f"{row['file']}: {row['reason']}" for row in skipped[:10])
+        more = f"; and {len(skipped) - 10} more in config.json" if len(skipped) > 10 else ""
+        were = "images" if len(skipped) > 1 else "image"
+        yield f"{len(skipped)} {were} could not be read and left out ({files}{more})."

@@ -11,6 +11,7 @@ from vitlens.figures.confusion import confusion_matrix
 from vitlens.figures.evaluate import per_class_bars, prediction_grid
 from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, in_words, metrics, number
+from vitlens.runs.describe import data_words
 from vitlens.runs.report import Drawn
 from vitlens.uncertainty import Estimate
 
@@ -222,12 +223,7 @@ def _limits(record: RunRecord) -> Iterator[str]:
         "another training run, and nothing about images of another kind."
     )
     yield "The calibration error has no interval: binning makes it too large for few images, and resampling more so."
-    data = record.config["data"]
-    skipped = data["skipped"] if isinstance(data, Mapping) else []
-    if skipped:
-        files = "; ".join(f"{row['file']}: {row['reason']}" for row in skipped[:10])
-        more = f"; and {len(skipped) - 10} more in config.json" if len(skipped) > 10 else ""
-        yield f"{len(skipped)} images could not be read and are left out ({files}{more})."
+    yield from data_words(record)
 
 
 def _aliases(record: RunRecord) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.localisation import mask_areas, pointing_hits
 from vitlens.analysis.rollout import RolloutOptions, follow
 from vitlens.data.split import Split
@@ -18,13 +18,13 @@ from vitlens.files import RunRecord
 from vitlens.models.specimen import Specimen
 from vitlens.names import DEFAULT_ALPHA, Fusion, Readout
 from vitlens.report import Section, Table, in_words, metrics
-from vitlens.runs.describe import described
+from vitlens.runs.describe import data_words, described
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.progress import progress
 from vitlens.runs.report import Drawn, publish
-from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
+from vitlens.uncertainty import Estimate, bootstrap_mean
 
 SHOWN = 6  # images in the figure
 KEPT = 2000  # images whose maps are kept as arrays
@@ -93,7 +93,7 @@ def _keep(
         groups = None if split.groups is None else split.groups.numpy()
         hits = torch.stack([pointing_hits(maps[:, index], split.masks) for index in range(len(fusion))], 1)
         for index, name in enumerate(fusion):
-            folder.metric(f"localisation/pointing/rollout-{name}", _share(hits[:, index], groups))
+            folder.metric(f"localisation/pointing/rollout-{name}", accuracy(hits[:, index], groups=split.groups))
         areas = mask_areas(split.masks).numpy()
         folder.metric("localisation/pointing/mask-area", bootstrap_mean(areas, groups=groups))
     for index, name in enumerate(fusion):
@@ -112,13 +112,6 @@ def _keep(
     if split.masks is not None and hits is not None:
         arrays |= {"masks": split.masks[shown].numpy(), "hits": hits[:KEPT].numpy()}
     folder.arrays("rollout", **arrays)
-
-
-def _share(hits: Tensor, groups: Any) -> Estimate:
-    """A fraction with Wilson's interval, or one bootstrapped over sources where images share them."""
-    if groups is None or len(np.unique(groups)) == len(hits):
-        return wilson(int(hits.sum()), len(hits))
-    return bootstrap_mean(hits.float().numpy(), groups=groups)
 
 
 def _name(classes: Sequence[str], index: int) -> str:
@@ -167,10 +160,8 @@ def tell(record: RunRecord) -> list[Section]:
     """What the numbers say: where the maps point, how much of the row lies on patches, the predictions."""
     found = metrics(record)
     n = len(record.table("images"))
-    data: Any = record.config["data"]
     fusions = _choices(record)["fusion"]
-    lines = [f"{data['images']:,} images of {data['title']}."]
-    lines += [f"{len(data['skipped'])} files could not be read and were left out."] if data["skipped"] else []
+    lines = list(data_words(record))
     area = found.get("localisation/pointing/mask-area")
     sections = [Section("What was found", (" ".join(lines), *_pointing_words(found, fusions, area)), (), ("rollout",))]
     if area is not None:

@@ -198,8 +198,8 @@ def tell(record: RunRecord) -> list[Section]:
     if trained:
         first = trained[0]
         where += (
-            f" The trained models are there too: `vitlens rollout {record.folder / first.folder}` takes one by its folder"
-            f" (weights in {WEIGHTS_FILE})."
+            f" The trained models are there too: `vitlens rollout {record.folder / first.folder}` takes one by its "
+            f"folder (weights in {WEIGHTS_FILE})."
         )
     return [*sections, Section("Where things are", (where,)), Section("Limits", tuple(limits))]
 

@@ -1,0 +1,163 @@
+"""After an observation the model is as it was: after success, after an exception anywhere, and when nested."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+
+from tests.lens.tiny import images, ours, timm_specimen, torchvision_swin, torchvision_vit
+from vitlens.analysis.attention import attention, attention_maps
+from vitlens.analysis.rollout import rollout
+from vitlens.lens.call import AttentionCall
+from vitlens.lens.observe import capture, observe, survey
+from vitlens.lens.tap import tapped
+from vitlens.models.specimen import Specimen
+
+MODELS: dict[str, Callable[[], Specimen]] = {
+    "ours": ours,
+    "timm": lambda: timm_specimen("deit_tiny_distilled_patch16_224"),
+    "swin": torchvision_swin,
+    "multihead": torchvision_vit,
+}
+
+
+class Broken(Exception):
+    """Raised in the middle of a forward pass."""
+
+
+def state_of(specimen: Specimen) -> list[object]:
+    """Everything that an observation might forget to put back."""
+    hooks = [
+        (name, len(module._forward_hooks), len(module._forward_pre_hooks), len(module._backward_hooks), module.training)
+        for name, module in specimen.named_modules()
+    ]
+    parameters = [(name, value.requires_grad, value.grad is None) for name, value in specimen.named_parameters()]
+    values = [value.sum().item() for value in specimen.state_dict().values() if value.is_floating_point()]
+    return [hooks, parameters, values, torch.is_grad_enabled(), len(_get_current_function_mode_stack())]
+
+
+@pytest.fixture(params=MODELS)
+def specimen(request: pytest.FixtureRequest) -> Specimen:
+    """A model in a state worth keeping: one block in training mode, some parameters with gradients asked for."""
+    made = MODELS[request.param]()
+    for number, (_, module) in enumerate(made.named_modules()):
+        if number % 3 == 0 and not any(True for _ in module.children()):
+            module.train()
+    for number, parameter in enumerate(made.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    return made
+
+
+USES: dict[str, Callable[[Specimen, Tensor], object]] = {
+    "observe": lambda specimen, batch: observe(specimen, batch, lambda call: call.weights()),
+    "explicit": lambda specimen, batch: observe(specimen, batch, lambda call: call.weights(), explicit=True),
+    "capture": capture,
+    "attention": attention,
+    "attention_maps": attention_maps,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_after_success(specimen, use):
+    before = state_of(specimen)
+    batch = images(specimen.input_size)
+    USES[use](specimen, batch)
+    assert state_of(specimen) == before
+    assert torch.equal(batch, images(specimen.input_size))
+
+
+def test_after_rollout():
+    specimen = ours()
+    before = state_of(specimen)
+    rollout(specimen, images(specimen.input_size))
+    assert state_of(specimen) == before
+
+
+def test_gradients_of_weights_leave_none_on_parameters(specimen):
+    captured = capture(specimen, images(specimen.input_size), explicit=True)
+    before = state_of(specimen)
+    torch.autograd.grad(captured.logits.sum(), captured.layers)
+    assert state_of(specimen) == before
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("surveyed", [False, True])
+def test_after_an_exception_in_the_reducer(specimen, explicit, surveyed):
+    batch, before = images(specimen.input_size), state_of(specimen)
+    if surveyed:
+        survey(specimen, batch)
+
+    def reducer(call: AttentionCall) -> None:
+        if call.site.layer == 1:
+            raise Broken
+
+    with pytest.raises(Broken):
+        observe(specimen, batch, reducer, explicit=explicit)
+    assert state_of(specimen) == before
+
+
+@pytest.mark.parametrize("surveyed", [False, True])
+def test_after_an_exception_in_the_model(specimen, surveyed):
+    batch = images(specimen.input_size)
+    if surveyed:
+        survey(specimen, batch)
+    last = [module for module in specimen.model.modules() if isinstance(module, nn.Linear)][-1]
+
+    def breaks(_module: nn.Module, _inputs: object) -> None:
+        raise Broken
+
+    handle = last.register_forward_pre_hook(breaks)
+    before = state_of(specimen)
+    with pytest.raises(Broken):
+        observe(specimen, batch, lambda _call: None)
+    assert state_of(specimen) == before
+    handle.remove()
+    captured = capture(specimen, batch)  # and it works again
+    assert captured.layers[0].shape[0] % len(batch) == 0
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_nested_observations_both_see_everything(specimen, explicit):
+    batch = images(specimen.input_size)
+    survey(specimen, batch)
+    before = state_of(specimen)
+    alone = capture(specimen, batch)
+    outer: list[tuple[str, Tensor]] = []
+    with tapped(specimen.model, lambda call: outer.append((call.site.module, call.weights()))):
+        inner = capture(specimen, batch, explicit=explicit)
+        torch.testing.assert_close(inner.logits.detach(), alone.logits, atol=1e-5, rtol=1e-5)
+    assert [name for name, _ in outer] == [site.module for site in inner.sites] == [site.module for site in alone.sites]
+    for (_, seen), also, expected in zip(outer, inner.layers, alone.layers):
+        torch.testing.assert_close(seen, expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(also.detach(), expected, atol=1e-6, rtol=1e-5)
+    assert state_of(specimen) == before
+
+
+def test_the_inner_of_two_observations_undoes_its_own_alone():
+    specimen, batch = ours(), images((32, 48))
+    seen: list[str] = []
+    with tapped(specimen.model, lambda call: seen.append(call.site.module)):
+        with pytest.raises(Broken), tapped(specimen.model, lambda _call: None):
+            raise Broken
+        specimen(batch)
+    assert seen == ["blocks.0.attn", "blocks.1.attn"]
+
+
+def test_another_model_can_be_observed_from_within_a_reducer():
+    outside, inside = ours(), timm_specimen("vit_tiny_patch16_224")
+    layers: list[int] = []
+    observe(outside, images((32, 48)), lambda _call: layers.append(len(capture(inside, images()).layers)))
+    assert layers == [2, 2]
+
+
+def test_a_failed_survey_is_not_remembered():
+    specimen, batch = ours(), images((32, 48))
+    before = state_of(specimen)
+    handle = specimen.model.head.register_forward_pre_hook(lambda _module, _inputs: (_ for _ in ()).throw(Broken))
+    with pytest.raises(Broken):
+        survey(specimen, batch)
+    handle.remove()
+    assert len(survey(specimen, batch)) == 2
+    assert state_of(specimen) == before
