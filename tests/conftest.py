@@ -16,3 +16,40 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("needs real images and weights: set VITLENS_DATA to the folder that holds them")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an untrained ViT of digits: two blocks, two heads, a grid of 4x4."""
+    from vitlens.data.digits import CLASSES
+    from vitlens.models.zoo import save, untrained
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-vit"
+    shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
+    save(untrained("vit-mini", classes=CLASSES, seed=1, overrides=shape), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_cnn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an untrained ResNet-20 of digits."""
+    from vitlens.data.digits import CLASSES
+    from vitlens.models.zoo import save, untrained
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-cnn"
+    save(untrained("resnet20", classes=CLASSES, seed=1), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three scenes as PNG."""
+    from PIL import Image
+
+    from vitlens.data.digits import digits
+
+    folder = tmp_path_factory.mktemp("pictures")
+    for index, batch in enumerate(digits("test").limit(3).batches(1)):
+        array = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
+        Image.fromarray(array).save(folder / f"{index}.png")
+    return folder

@@ -23,7 +23,7 @@ MODELS: dict[str, Callable[[], Specimen]] = {
 }
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     """Raised in the middle of a forward pass."""
 
 
@@ -91,9 +91,9 @@ def test_after_an_exception_in_the_reducer(specimen, explicit, surveyed):
 
     def reducer(call: AttentionCall) -> None:
         if call.site.layer == 1:
-            raise Broken
+            raise BrokenError
 
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         observe(specimen, batch, reducer, explicit=explicit)
     assert state_of(specimen) == before
 
@@ -106,11 +106,11 @@ def test_after_an_exception_in_the_model(specimen, surveyed):
     last = [module for module in specimen.model.modules() if isinstance(module, nn.Linear)][-1]
 
     def breaks(_module: nn.Module, _inputs: object) -> None:
-        raise Broken
+        raise BrokenError
 
     handle = last.register_forward_pre_hook(breaks)
     before = state_of(specimen)
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         observe(specimen, batch, lambda _call: None)
     assert state_of(specimen) == before
     handle.remove()
@@ -139,8 +139,8 @@ def test_the_inner_of_two_observations_undoes_its_own_alone():
     specimen, batch = ours(), images((32, 48))
     seen: list[str] = []
     with tapped(specimen.model, lambda call: seen.append(call.site.module)):
-        with pytest.raises(Broken), tapped(specimen.model, lambda _call: None):
-            raise Broken
+        with pytest.raises(BrokenError), tapped(specimen.model, lambda _call: None):
+            raise BrokenError
         specimen(batch)
     assert seen == ["blocks.0.attn", "blocks.1.attn"]
 
@@ -155,8 +155,8 @@ def test_another_model_can_be_observed_from_within_a_reducer():
 def test_a_failed_survey_is_not_remembered():
     specimen, batch = ours(), images((32, 48))
     before = state_of(specimen)
-    handle = specimen.model.head.register_forward_pre_hook(lambda _module, _inputs: (_ for _ in ()).throw(Broken))
-    with pytest.raises(Broken):
+    handle = specimen.model.head.register_forward_pre_hook(lambda _module, _inputs: (_ for _ in ()).throw(BrokenError))
+    with pytest.raises(BrokenError):
         survey(specimen, batch)
     handle.remove()
     assert len(survey(specimen, batch)) == 2

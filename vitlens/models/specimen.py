@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -100,7 +101,7 @@ class Specimen(nn.Module):
             )
         return self.anatomy.layout
 
-    def prepare(self, images: Images) -> Images:
+    def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
         """Pixels in [0, 1] as the model wants them: its size, its normalisation."""
         if images.shape[-2:] != self.input_size:
             images = F.interpolate(images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False)

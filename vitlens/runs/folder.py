@@ -100,6 +100,8 @@ class RunFolder:
         status: Status = "done"
         if kind is not None:
             status = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        if isinstance(error, KeyboardInterrupt):  # the boundary prints what an interruption carries
+            error.args = (f"what was done lies in {self.path}",)
         try:
             self._write(status)
         except (VitlensError, OSError):

@@ -1,5 +1,6 @@
 """What every run begins with: specimens and images, from what was typed."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,6 +73,10 @@ def load_split(
             seed=options.seed,
             whole=foreign,
         )
+    if split.skipped and not options.quiet:
+        named = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
+        more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
+        print(f"left out {len(split.skipped)} that could not be read ({named}{more})", file=sys.stderr)  # noqa: T201
     return split.limit(options.limit or limit, seed=options.seed)
 
 

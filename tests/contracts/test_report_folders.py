@@ -1,0 +1,58 @@
+"""Every command on tiny models and a few images leaves a complete folder, and `report` makes the same one again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitlens.cli.main import run
+
+LINES = {
+    "evaluate": "evaluate {vit} {cnn} --data digits --limit 20",
+    "predict": "predict {vit} --images {pictures}",
+    "attention": "attention {vit} --images {pictures}",
+    "rollout": "rollout {vit} --data digits --limit 8",
+    "rollout of pictures": "rollout {vit} --images {pictures} --fusion mean --discard 0.5",
+    "train": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 --heads 2",
+    "study": "study {vit} {cnn} --data digits --limit 8",
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_command_leaves_a_whole_folder_that_can_be_made_again(name, tiny_vit, tiny_cnn, pictures, tmp_path, capsys):
+    out = tmp_path / "out"
+    line = LINES[name].format(vit=tiny_vit, cnn=tiny_cnn, pictures=pictures)
+    assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(out)]) == 0, capsys.readouterr().err
+    command = name.split()[0]
+    check_results(json.loads((out / "results.json").read_text()), command)
+    config = json.loads((out / "config.json").read_text())
+    assert config["command_line"].startswith(f"vitlens {command}")
+    assert config["seed"] == 0
+    assert config["versions"]["vitlens"]
+    check_report(out)
+    made = {path: path.read_bytes() for path in [out / "report.md", *(out / "figures").glob("*.png")]}
+    assert run(["report", str(out)]) == 0
+    assert {path: path.read_bytes() for path in made} == made
+    assert not list(out.rglob(".*")), "a temporary file stayed behind"
+
+
+def check_results(results: dict, command: str) -> None:
+    assert (results["schema"], results["command"], results["status"]) == (1, command, "done")
+    assert results["seconds"] > 0
+    assert results["metrics"].keys() or results["tables"].keys()
+    for name, metric in results["metrics"].items():
+        assert isinstance(metric["value"], float | int), name
+        assert metric["unit"] or metric["unit"] == "", name
+        if "low" in metric and "high" in metric:
+            assert metric["low"] <= metric["value"] <= metric["high"], name
+
+
+def check_report(out: Path) -> None:
+    text = (out / "report.md").read_text()
+    assert "## Limits" in text
+    assert "## Repeat it" in text
+    figures = sorted((out / "figures").glob("*.png"))
+    for figure in figures:
+        assert f"](figures/{figure.name})" in text
+        assert figure.stat().st_size > 2000
+    assert text.count("](figures/") == len(figures)

@@ -1,0 +1,40 @@
+"""The study: presets trained first, everything in one report, chapters whole by themselves."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from vitlens.errors import InputError
+from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.study import study
+
+OPTIONS = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True)
+
+
+def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
+    out = tmp_path / "out"
+    written = study(
+        [f"mine={tiny_vit}", "resnet20"], epochs=1, model_options=ModelOptions(), options=replace(OPTIONS, out=out)
+    )
+    results = json.loads((out / "results.json").read_text())
+    assert results["status"] == "done"
+    folders = [row["folder"] for row in results["tables"]["chapters"]]
+    assert folders == [f"chapters/{name}" for name in ("train-resnet20", "evaluate", "attention-mine", "rollout-mine")]
+    for folder in folders:
+        assert json.loads((out / folder / "results.json").read_text())["status"] == "done"
+    evaluated = json.loads((out / "chapters/evaluate/results.json").read_text())["metrics"]
+    for alias in ("mine", "resnet20"):
+        assert results["metrics"][f"accuracy/{alias}"] == evaluated[f"accuracy/{alias}"]
+    assert "localisation/mine/pointing/rollout-mean" in results["metrics"]
+    text = written.read_text()
+    assert "`resnet20` is right on" in text
+    assert "mean mask area" in text
+    for figure in (out / "figures").glob("*.png"):
+        assert f"](figures/{figure.name})" in text
+
+
+def test_without_a_vit_there_is_nothing_to_look_into(tiny_cnn, tmp_path):
+    with pytest.raises(InputError, match="vision transformer"):
+        study([str(tiny_cnn)], model_options=ModelOptions(), options=replace(OPTIONS, out=tmp_path / "out"))
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["status"] == "failed"

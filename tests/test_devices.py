@@ -1,0 +1,83 @@
+"""Devices and precisions: what is asked for against what is there; evaluation mode comes back."""
+
+import pytest
+import torch
+from torch import nn
+
+from vitlens.devices import autocast, evaluating, resolve_device
+from vitlens.errors import InputError, UnknownNameError
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, cuda: int = 0, mps: bool = False, bf16: bool = True) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [({}, "cpu"), ({"mps": True}, "mps"), ({"cuda": 1}, "cuda"), ({"cuda": 2, "mps": True}, "cuda")],
+)
+def test_auto_takes_the_best_there_is(monkeypatch, there, found):
+    pretend(monkeypatch, **there)
+    assert resolve_device() == torch.device(found)
+
+
+def test_named_devices(monkeypatch):
+    pretend(monkeypatch, cuda=2, mps=True)
+    for name in ("cpu", "cuda", "cuda:0", "cuda:1", "mps"):
+        assert resolve_device(name) == torch.device(name)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", "mps:0", "", "CUDA", "cuda:-1"])
+def test_no_device_of_that_name(monkeypatch, name):
+    pretend(monkeypatch, cuda=1, mps=True)
+    if name == "cuda:":
+        assert resolve_device(name) == torch.device("cuda")
+        return
+    with pytest.raises(InputError, match="auto, cpu, cuda, cuda:N or mps"):
+        resolve_device(name)
+
+
+@pytest.mark.parametrize(("name", "there"), [("cuda", {}), ("cuda:1", {"cuda": 1}), ("mps", {"cuda": 1})])
+def test_a_device_that_is_not_there(monkeypatch, name, there):
+    pretend(monkeypatch, **there)
+    with pytest.raises(InputError, match="try --device cpu"):
+        resolve_device(name)
+
+
+def product(precision: str) -> torch.dtype:
+    with autocast(torch.device("cpu"), precision):
+        return (torch.rand(2, 2) @ torch.rand(2, 2)).dtype
+
+
+def test_precision():
+    assert product("fp32") == torch.float32
+    assert product("auto") == torch.float32  # on a CPU
+    assert product("bf16") == torch.bfloat16
+
+
+def test_auto_on_cuda_follows_the_card(monkeypatch):
+    from contextlib import nullcontext
+
+    pretend(monkeypatch, cuda=1, bf16=False)
+    assert isinstance(autocast(torch.device("cuda"), "auto"), nullcontext)
+
+
+def test_an_unknown_precision_is_refused_and_not_taken_for_another():
+    with pytest.raises(UnknownNameError, match="no precision 'fp16'"):
+        autocast(torch.device("cpu"), "fp16")
+
+
+def test_evaluating_brings_every_mode_back():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2)))
+    model.train()
+    model[1][1].eval()
+    before = [module.training for module in model.modules()]
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == before
+    with pytest.raises(KeyError), evaluating(model):
+        raise KeyError
+    assert [module.training for module in model.modules()] == before
