@@ -1,5 +1,6 @@
 """Which device and which precision: what the user asked for, against what is there."""
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -18,9 +19,9 @@ def resolve_device(name: str = "auto") -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (index and not (kind == "cuda" and index.isdigit())):
+    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):
         raise InputError(f"expected --device auto, cpu, cuda, cuda:N or mps, found {name!r}")
+    kind, _, index = name.partition(":")
     if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
         raise InputError(
             f"expected a CUDA device for --device {name}, found {torch.cuda.device_count()}; try --device cpu"

@@ -21,7 +21,7 @@ def test_all_rows_and_the_cls_row():
 
 
 def test_a_model_without_cls_has_no_cls_row():
-    with pytest.raises(UnsupportedError, match="expected a CLS token in 'siglip'|expected a CLS token in siglip"):
+    with pytest.raises(UnsupportedError, match="expected a CLS token in siglip"):
         attention(timm_specimen("vit_base_patch16_siglip_224", alias="siglip"), images(), rows="cls")
     with pytest.raises(UnsupportedError, match="softmax attention"):
         attention(specimen_of(build_resnet("resnet20", classes=5, image_size=(32, 32))), images())

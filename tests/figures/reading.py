@@ -56,6 +56,16 @@ def cut_off(figure: Figure) -> list[str]:
     ]
 
 
+def overlapping(figure: Figure) -> bool:
+    """Whether any two panels, a colour bar among them, cover each other."""
+    boxes = [axes.get_position() for axes in figure.axes]
+    pairs = [(one, other) for index, one in enumerate(boxes) for other in boxes[:index]]
+    return any(
+        min(one.x1, other.x1) - max(one.x0, other.x0) > 1e-6 and min(one.y1, other.y1) - max(one.y0, other.y0) > 1e-6
+        for one, other in pairs
+    )
+
+
 def _visible(figure: Figure) -> list[Text]:
     drawn(figure)
     unseen = {id(text) for axes in figure.axes for text in _unseen_ticks(axes)}

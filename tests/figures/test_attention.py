@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.figures.reading import colour_at, cut_off, panel, texts
+from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
 from vitlens.errors import InputError
 from vitlens.figures.attention import attention_grid, attention_overlays, evolution
 
@@ -19,6 +19,7 @@ def test_grid_has_a_panel_for_every_head(shape, scale, random, image):
     assert not {"0", "layer 0", "head 0"} & set(found)
     assert str(shape[0] if shape[0] > 1 else 1) in " ".join(found)
     assert not cut_off(figure)
+    assert not overlapping(figure)
     assert figure.get_figwidth() <= 7.21
 
 
@@ -76,6 +77,7 @@ def test_grid_with_its_image(random, image):
     figure = attention_grid(maps=random.uniform(size=(2, 2, 4, 6)), image=torch.from_numpy(image).float())
     assert "input" in texts(figure)
     assert not cut_off(figure)
+    assert not overlapping(figure)
     box = figure.axes[0].get_window_extent()
     assert box.height / box.width == pytest.approx(32 / 48, rel=0.02)
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from tests.figures.reading import colour_at, cut_off, panel, pixels, texts
+from tests.figures.reading import colour_at, cut_off, overlapping, panel, pixels, texts
 from vitlens.errors import InputError
 from vitlens.figures.overlays import overlay_rows
 from vitlens.figures.style import RIGHT, WRONG
@@ -66,6 +66,7 @@ def test_images_that_are_not_square(shape, grid, random):
     box = figure.axes[1].get_window_extent()
     assert box.height / box.width == pytest.approx(shape[0] / shape[1], rel=0.02)
     assert not cut_off(figure)
+    assert not overlapping(figure)
     assert figure.get_figheight() < 10.5
 
 

@@ -25,6 +25,7 @@ def test_a_gap_between_patches_and_none_in_the_image():
     whole, cut = figure.axes
     assert colour_at(figure, whole, 0.5, 0.25).max() == 0
     assert colour_at(figure, cut, 0.5, 0.25).min() > 0.8
+    assert colour_at(figure, cut, 0.25, 0.5).min() > 0.8
     assert colour_at(figure, cut, 0.4, 0.4).max() == 0
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from matplotlib import colormaps
 
-from tests.figures.reading import colour_at, cut_off, texts
+from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
 from vitlens.figures.positions import position_maps, position_matrix
 from vitlens.figures.style import SIGNED
@@ -19,6 +19,7 @@ def test_nothing_is_cut_off(grid, random):
     values = cosine(random, grid[0] * grid[1])
     for figure in (position_matrix(similarity=values, grid=grid), position_maps(similarity=values, grid=grid)):
         assert not cut_off(figure)
+        assert not overlapping(figure)
         assert figure.get_figwidth() <= 7.21
         assert "cosine similarity" in texts(figure)
 
@@ -50,6 +51,14 @@ def test_a_map_stands_where_its_position_stands():
     np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.9, 0.9), top, atol=0.02)
     np.testing.assert_allclose(colour_at(figure, figure.axes[5], 0.1, 0.1), top, atol=0.02)
     assert {"row 1", "column 1", "2", "3"} <= set(texts(figure))
+
+
+def test_rows_and_columns_are_not_exchanged():
+    values = np.eye(9)
+    values[1, 5] = values[5, 1] = 0.5  # row 1, column 2 with row 2, column 3
+    figure = position_maps(similarity=values, grid=(3, 3))
+    top = np.array(colormaps[SIGNED](1.0)[:3])
+    np.testing.assert_allclose(colour_at(figure, figure.axes[1], 0.9, 0.5), top, atol=0.02)
 
 
 @pytest.mark.parametrize("draw", [position_matrix, position_maps])

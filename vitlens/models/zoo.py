@@ -50,14 +50,12 @@ def load(
     file = Path(given) if given else None
     if file is not None and random_weights:
         raise InputError(f"expected either weights or --random-weights for {parsed.name}, found both")
-    if file is not None and (parsed.name in BUNDLED or Path(parsed.name).is_dir()):
-        raise InputError(f"expected one place for the weights of {parsed.name}, found it and {file}; leave one out")
-    own = None if file else _own_weights(parsed.name)
-    if (own is not None and random_weights) or (file is not None and parsed.name in BUNDLED):
+    if (file or random_weights) and (parsed.name in BUNDLED or Path(parsed.name).is_dir()):
         raise InputError(
             f"expected a preset, timm:NAME or torchvision:NAME with --weights or --random-weights, "
             f"found {parsed.name!r}, which has its own"
         )
+    own = None if file else _own_weights(parsed.name)
     if own is not None:
         specimen = load_saved(own, alias=parsed.alias, name=parsed.name, image_size=image_size)
     else:

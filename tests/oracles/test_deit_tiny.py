@@ -1,0 +1,102 @@
+"""DeiT-tiny's real weights on real photographs: stored logits, attention, rollout, and timm's unfused path.
+
+The stored numbers were made apart from this project, with timm's unfused attention and plain loops.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.oracles.test_timm_attention import compare
+from vitlens.analysis.attention import attention, attention_maps
+from vitlens.analysis.rollout import rollout
+from vitlens.data.decode import decode_file
+from vitlens.lens.observe import capture
+from vitlens.models import zoo
+from vitlens.models.specimen import Specimen
+
+LOGITS = 1e-4  # measured largest difference in the closing note; float noise of 12 fp32 blocks
+
+
+@pytest.fixture(scope="module")
+def deit(real_data: Path) -> Specimen:
+    return zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
+
+
+@pytest.fixture(scope="module")
+def reference(real_data: Path) -> dict[str, np.ndarray]:
+    with np.load(real_data / "deit_tiny_reference.npz", allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def pictures(specimen: Specimen, paths: list[Path]) -> Tensor:
+    return torch.stack([decode_file(path, specimen.preprocessing).pixels for path in paths]).float() / 255
+
+
+def logits_of(specimen: Specimen, paths: list[Path]) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([specimen(pictures(specimen, paths[i : i + 20])) for i in range(0, len(paths), 20)])
+
+
+def photos(folder: Path, reference: dict[str, np.ndarray]) -> list[Path]:
+    return [folder / "photos" / str(name).removeprefix("photos/") for name in reference["files"]]
+
+
+def masks(folder: Path, reference: dict[str, np.ndarray]) -> list[Path]:
+    names = [str(name).removeprefix("coco_masks/").removeprefix("images/") for name in reference["map_files"]]
+    return [folder / "coco_masks" / "images" / name for name in names]
+
+
+def test_its_anatomy(deit):
+    assert deit.layout.grid == (14, 14)
+    assert (deit.layout.prefix, deit.anatomy.readout, len(deit.anatomy.blocks)) == (("cls",), "cls", 12)
+    assert deit.parameter_count() == 5_717_416
+    assert deit.provenance.notes == ()
+
+
+def test_stored_logits_of_some_photographs(deit, real_data, reference):
+    chosen = list(range(0, 300, 25))
+    found = logits_of(deit, [photos(real_data, reference)[index] for index in chosen])
+    torch.testing.assert_close(found, torch.from_numpy(reference["logits"][chosen]).float(), atol=LOGITS, rtol=0)
+
+
+@pytest.mark.slow
+def test_stored_logits_and_accuracy_of_all_photographs(deit, real_data, reference):
+    found = logits_of(deit, photos(real_data, reference))
+    expected = torch.from_numpy(reference["logits"]).float()
+    torch.testing.assert_close(found, expected, atol=LOGITS, rtol=0)
+    labels = torch.from_numpy(reference["labels"])
+    correct = (found.argmax(-1) == labels).float().mean().item()
+    assert correct == (expected.argmax(-1) == labels).float().mean().item()
+    assert round(100 * correct, 1) == 78.3
+
+
+def test_logits_are_unchanged_under_observation_bit_by_bit(deit, real_data, reference):
+    batch = pictures(deit, photos(real_data, reference)[:4])
+    with torch.no_grad():
+        plain = deit(batch)
+    for rows in (None, (0,)):
+        captured = capture(deit, batch, rows=rows)
+        assert torch.equal(captured.logits, plain)
+        assert len(captured.layers) == 12
+
+
+def test_attention_is_timms_own_unfused(deit, real_data, reference):
+    assert compare(deit, pictures(deit, photos(real_data, reference)[:2])) < 1e-5
+
+
+@pytest.mark.parametrize("part", ["some", pytest.param("all", marks=pytest.mark.slow)])
+def test_stored_rollout_and_last_layer(deit, real_data, reference, part):
+    paths = masks(real_data, reference)
+    chosen = list(range(0, len(paths), 8 if part == "some" else 1))
+    batch = pictures(deit, [paths[index] for index in chosen])
+    expected = torch.from_numpy(reference["maps"][chosen]).float()
+    torch.testing.assert_close(rollout(deit, batch).flatten(1), expected[:, 0], atol=1e-4, rtol=0)
+    last = attention_maps(deit, batch)[-1].maps.mean(1)
+    torch.testing.assert_close(last.flatten(1), expected[:, 1], atol=1e-4, rtol=0)
+    row = attention(deit, batch, rows="cls")[-1].mean(1)[:, 0, 1:]
+    torch.testing.assert_close(row, last.flatten(1), atol=1e-6, rtol=0)
+    assert expected[:, 0].std(-1).min() > 1e-4  # a map of even numbers would not pass

@@ -1,0 +1,107 @@
+"""Attention as the lens sees it beside timm's own unfused path: what enters its attn_drop."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from timm.layers import apply_rot_embed_cat
+from torch import Tensor, nn
+
+from tests.lens.tiny import TIMM, images, timm_specimen
+from vitlens.lens.observe import capture
+from vitlens.models.specimen import Specimen
+
+OWN_PATH = ("vit", "vit-mean", "deit-distilled", "deit3", "beit", "eva02", "dinov2-registers", "dinov3", "siglip")
+POOLED = {"siglip": ("attn_pool",)}  # its module has an attention of its own without an attn_drop
+
+
+def unfused_attention(specimen: Specimen, batch: Tensor) -> dict[str, Tensor]:
+    """timm's weights by module, through its own fused_attn=False: the input of attn_drop, before dropout."""
+    model: nn.Module = copy.deepcopy(specimen.model)
+    found: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+        if name.endswith("attn_drop"):
+            module.register_forward_pre_hook(keeping(found, name.rpartition(".")[0]))
+    with torch.no_grad():
+        model(specimen.prepare(batch))
+    return found
+
+
+def keeping(found: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        found[name] = inputs[0].detach()
+
+    return keep
+
+
+def compare(specimen: Specimen, batch: Tensor) -> float:
+    """The largest difference over all layers that timm shows; every layer of ours must be among them."""
+    captured, expected = capture(specimen, batch), unfused_attention(specimen, batch)
+    largest = 0.0
+    for site, weights in zip(captured.sites, captured.layers):
+        if site.module == "attn_pool":
+            continue
+        own = expected.pop(site.module)
+        assert own.shape == weights.shape
+        largest = max(largest, (own - weights).abs().max().item())
+    assert not expected
+    return largest
+
+
+@pytest.mark.parametrize("family", [*OWN_PATH, "cait", "swin", "swinv2"])
+def test_tiny_models(family):
+    assert compare(timm_specimen(TIMM[family]), images()) < 1e-5
+
+
+def test_the_oracle_can_tell():
+    """Another image's attention is further away than the tolerance: the comparison is not empty."""
+    specimen = timm_specimen(TIMM["vit"])
+    ours = capture(specimen, images()).layers[1]
+    theirs = unfused_attention(specimen, images(seed=1))["blocks.1.attn"]
+    assert (ours - theirs).abs().max() > 1e-4
+
+
+def test_siglips_pooling_by_hand():
+    specimen = timm_specimen(TIMM["siglip"])
+    pool = specimen.model.attn_pool
+    tokens: list[Tensor] = []
+    pool.register_forward_pre_hook(lambda _module, inputs: tokens.append(inputs[0]))
+    weights = capture(specimen, images()).layers[-1]
+    heads, width = pool.num_heads, pool.head_dim
+    query = pool.q(pool.latent)[0].view(heads, width)
+    key = pool.kv(tokens[-1])[..., : heads * width].view(2, -1, heads, width)
+    expected = torch.einsum("hd,bkhd->bhk", query, key).mul(width**-0.5).softmax(-1)
+    torch.testing.assert_close(weights[:, :, 0], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_rotary_positions_are_already_in_what_the_lens_sees():
+    """DINOv3 by hand: queries and keys of the patches turned by timm's own rotary embedding, the prefix left alone."""
+    specimen = timm_specimen(TIMM["dinov3"])
+    model, block = specimen.model, specimen.model.blocks[0]
+    entered: list[Tensor] = []
+    block.attn.register_forward_pre_hook(lambda _module, inputs: entered.append(inputs[0]))
+    weights = capture(specimen, images()).layers[0]
+    attention, prefix = block.attn, len(specimen.layout.prefix)
+    rope = model.rope.get_embed(shape=list(specimen.layout.grid))
+    qkv = attention.qkv(entered[-1]).view(2, -1, 3, attention.num_heads, 16).permute(2, 0, 3, 1, 4)
+
+    def turned(x: Tensor) -> Tensor:
+        half = getattr(attention, "rotate_half", False)
+        return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, half=half)], 2)
+
+    expected = (turned(qkv[0]) @ turned(qkv[1]).mT * attention.scale).softmax(-1)
+    torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "beit_base_patch16_224"])
+def test_whole_models(name):
+    from vitlens.models import zoo
+
+    specimen = zoo.load(f"timm:{name}", random_weights=True)
+    assert compare(specimen, images(specimen.input_size, batch=1)) < 1e-5
+    assert timm.is_model(name)
