@@ -1,9 +1,9 @@
 """Packs two run folders into the pair that comes with the package, in half precision.
 
-    vitlens train vit-micro --data digits --epochs 20 --seed 0 --out runs/vit-digits
-    vitlens train resnet20 --data digits --epochs 10 --seed 0 --out runs/cnn-digits
-    python benchmarks/bundle.py runs/vit-digits runs/cnn-digits
-    vitlens evaluate vit-digits cnn-digits
+vitlens train vit-micro --data digits --epochs 20 --seed 0 --out runs/vit-digits
+vitlens train resnet20 --data digits --epochs 10 --seed 0 --out runs/cnn-digits
+python benchmarks/bundle.py runs/vit-digits runs/cnn-digits
+vitlens evaluate vit-digits cnn-digits
 """
 
 import sys

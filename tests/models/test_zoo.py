@@ -146,7 +146,7 @@ def test_timm_positions_are_resized_as_timm_does_and_noted(tmp_path):
     assert specimen.provenance.notes == ("resized 'pos_embed' from (1, 197, 192) to (1, 25, 192)",)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "swin_t", "vit_b_32"])
+@pytest.mark.parametrize("name", ["resnet18", "swin_t", pytest.param("vit_b_32", marks=pytest.mark.slow)])
 def test_torchvision_with_random_weights(name):
     specimen = load(f"torchvision:{name}", random_weights=True, image_size=(32, 32))
     assert specimen(images()).shape == (2, 1000)
@@ -328,7 +328,11 @@ def test_truncated_safetensors(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("vit-micro", (30, 32)), ("torchvision:vit_b_32", (64, 96)), ("torchvision:vit_b_32", (65, 65))],
+    [
+        ("vit-micro", (30, 32)),
+        ("torchvision:vit_b_32", (65, 65)),
+        pytest.param("torchvision:vit_b_32", (64, 96), marks=pytest.mark.slow),
+    ],
 )
 def test_an_image_size_that_does_not_go(name, size):
     with pytest.raises(InputError) as caught:

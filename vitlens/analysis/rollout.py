@@ -176,17 +176,15 @@ def _chain_length(specimen: Specimen, images: Images) -> int:
 
 
 def _step_call(row: Vector, call: AttentionCall, options: RolloutOptions, keep: Sequence[int]) -> Vector:
-    """row · Â for one layer, one image at a time, so that the weights stay in the processor's cache."""
+    """row · Â for one layer, a few images at a time."""
     rows = []
-    for image in range(call.images):
-        own = row[image : image + 1]
-        single = call.pick(image)
+    for images, part in call.parts():
+        own, weights = row[images], part.weights().float()
         if options.fusion == "mean" and options.discard == 0:
             # a row of the mean is the mean of the heads' rows, and rows of softmax sum to 1 already
-            weights = single.weights().float()
-            mixed = (own.view(1, 1, 1, -1).expand(1, weights.shape[1], 1, -1) @ weights).mean(1)[:, 0]
+            mixed = (own[:, None, None] @ weights).mean(1)[:, 0]
             rows.append((1 - options.alpha) * mixed + options.alpha * own)
         else:
-            fused = discard_lowest(fuse(single.weights().float(), options.fusion), options.discard, keep=keep)
+            fused = discard_lowest(fuse(weights, options.fusion), options.discard, keep=keep)
             rows.append(step(own, fused, options.alpha))
     return torch.cat(rows)

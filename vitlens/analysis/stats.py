@@ -22,13 +22,13 @@ class MeanEntropy:
         self._images: dict[int, int] = {}
 
     def __call__(self, call: AttentionCall) -> None:
-        """Take in one layer of one batch, an image at a time, so that the weights stay in the processor's cache."""
-        for image in range(call.images):
-            rows = entropy(call.pick(image).weights().float())  # (windows, heads, query)
-            mean = rows.mean((0, 2)).double()
+        """Take in one layer of one batch, a few images at a time."""
+        for _, part in call.parts():
+            rows = entropy(part.weights().float())  # (images x windows, heads, query)
+            total = rows.mean((0, 2)).double() * part.images
             layer = call.site.layer
-            self._sums[layer] = self._sums[layer] + mean if layer in self._sums else mean
-            self._images[layer] = self._images.get(layer, 0) + 1
+            self._sums[layer] = self._sums[layer] + total if layer in self._sums else total
+            self._images[layer] = self._images.get(layer, 0) + part.images
 
     def result(self) -> tuple[Float[Tensor, " heads"], ...]:
         """The mean entropy of the heads of each layer, in nats."""

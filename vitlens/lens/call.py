@@ -1,6 +1,6 @@
 """AttentionCall: what one attention layer was given and made, with its weights computed only as far as asked."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from vitlens.lens.site import Site
 from vitlens.shapes import Weights
+
+_AT_ONCE = 1 << 19  # weights: 2 MiB in fp32, what a core keeps near
 
 
 @dataclass(frozen=True)
@@ -65,19 +67,33 @@ class AttentionCall:
         with torch._C.DisableTorchFunction():  # our softmax is none of the model's: another observation must not see it
             return self.scored.weights(rows)
 
+    def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
+        """The call a few images at a time (which, and theirs), so that the weights stay in the processor's cache."""
+        windows = self._windows_each()
+        each = windows * self.site.heads * self.site.queries * self.site.keys
+        step = max(1, _AT_ONCE // each)
+        for start in range(0, self.images, step):
+            stop = min(start + step, self.images)
+            yield slice(start, stop), self._part(slice(start * windows, stop * windows), stop - start)
+
     def pick(self, image: int) -> "AttentionCall":
         """The call of one image, its windows included."""
+        windows = self._windows_each()
+        return self._part(slice(image * windows, (image + 1) * windows), 1)
+
+    def _windows_each(self) -> int:
         batch = len(self.made) if self.made is not None else len(self.scored.query)  # type: ignore[union-attr]
-        windows = batch // self.images
-        part = slice(image * windows, (image + 1) * windows)
+        return batch // self.images
+
+    def _part(self, part: slice, images: int) -> "AttentionCall":
         scored, made, output = self.scored, self.made, self.output
         if scored is not None:
             bias = scored.bias
-            if bias is not None and bias.dim() == 4 and bias.shape[0] == batch:
+            if bias is not None and bias.dim() == 4 and bias.shape[0] == len(scored.query):
                 bias = bias[part]
             scored = Scored(scored.query[part], scored.key[part], scored.value[part], bias, scored.scale)
         return AttentionCall(
-            self.site, 1, scored, None if made is None else made[part], None if output is None else output[part]
+            self.site, images, scored, None if made is None else made[part], None if output is None else output[part]
         )
 
 

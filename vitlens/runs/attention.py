@@ -113,7 +113,9 @@ def _grids(image: Any, layers: Sequence[Any], rows: Sequence[dict[str, object]])
     starts = [i for i in range(len(layers)) if i == 0 or layers[i].shape[1:] != layers[i - 1].shape[1:]]
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(layers)])):
         reader = str(rows[start]["reading"]).removeprefix("the ")
-        figure = attention_grid(maps=np.stack([layer[0] for layer in layers[start:stop]]), image=image, reader=reader)
+        figure = attention_grid(
+            maps=np.stack([layer[0] for layer in layers[start:stop]]), image=image, reader=reader, first_layer=start
+        )
         name = "heads" if len(starts) == 1 else f"heads_{number + 1}"
         which = "Every" if len(starts) == 1 else f"Layers {start + 1} to {stop}: every"
         said = (

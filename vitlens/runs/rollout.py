@@ -143,8 +143,9 @@ def _caption(record: RunRecord) -> str:
     return (
         f"Rollout (Abnar & Zuidema 2020), alpha = {choices['alpha']}{dropped}{start}; readout: "
         f"{_READOUTS[choices['readout']]}. Beside each image: the prediction and its probability. Colours share one "
-        "scale, in % of the readout's row. Bright patches reach the readout most through attention and residual "
-        "connections; that does not show that the prediction rests on them: rollout knows neither values nor the class."
+        "scale, in % of the readout's row; a panel that looks flat has small values beside the others', not less "
+        "structure. Bright patches reach the readout most through attention and residual connections; that does not "
+        "show that the prediction rests on them: rollout knows neither values nor the class."
     )
 
 
