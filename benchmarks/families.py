@@ -83,7 +83,7 @@ def row(family: str, name: str) -> tuple[str, ...]:
     specimen = zoo.load(f"timm:{name}", random_weights=True)
     image = torch.rand(1, 3, *specimen.input_size, generator=torch.Generator().manual_seed(0))
     layout, modules = specimen.anatomy.layout, tuple(attention_modules(specimen.model))
-    prefix = "-" if layout is None else " + ".join(layout.prefix) or "none"
+    prefix = "-" if layout is None else words_of(layout.prefix)
     with torch.no_grad():
         plain = specimen(image)
     try:
@@ -98,6 +98,11 @@ def row(family: str, name: str) -> tuple[str, ...]:
     seen = f"{len({site.module for site in sites})} of {len(modules)}"
     readout = specimen.anatomy.readout or "-"
     return family, name, seen, words, prefix, readout, "yes" if equal else "no", rolls_out(specimen, image)
+
+
+def words_of(prefix: tuple[str, ...]) -> str:
+    counts = {kind: prefix.count(kind) for kind in prefix}
+    return " + ".join(kind if count == 1 else f"{count} {kind}s" for kind, count in counts.items()) or "none"
 
 
 def reason(error: VitlensError) -> str:
@@ -118,8 +123,8 @@ def table(rows: list[tuple[str, ...]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, tuple("---" for _ in COLUMNS), *rows)]
     return f"""# What the lens sees in timm's families
 
-Written by `python benchmarks/families.py` with {versions}: one image, random weights, the smallest model of each
-family (or close to it).
+Written by `python benchmarks/families.py` with {versions}: one image, random weights, the
+smallest model of each family (or close to it).
 
 *Layers seen*: attention modules whose weights the lens showed, of those the model has. *Kind*: what looks at what, and
 in how many attention calls of one forward pass:
@@ -128,7 +133,7 @@ in how many attention calls of one forward pass:
 
 *Logits bit-equal*: the logits under observation are those of the unobserved model, bit by bit. *Rollout*: defined where
 every layer is patch attention over one sequence of tokens, or class attention after it. *None*: no softmax attention.
-Of models that mix their heads after the softmax (CaiT's talking heads) the weights shown are those before.
+Of models that mix their heads (CaiT), the weights shown are those of the softmax, before they are mixed.
 
 {chr(10).join(lines)}
 """

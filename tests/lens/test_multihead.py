@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall
@@ -64,3 +65,50 @@ def test_another_use_is_refused_aloud():
     model = Encoder(need_weights=True).eval()
     with pytest.raises(UnsupportedError, match="need_weights=False"), tapped(model, lambda _call: None):
         model(random(2, 5, 16), random(2, 5, 16))
+
+
+class Direct(Encoder):
+    """Calls torch's function itself, whose boolean mask says who is left out (the module turns it into numbers)."""
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+        own = self.attn
+        result: Tensor = F.multi_head_attention_forward(
+            query,
+            key,
+            key,
+            16,
+            4,
+            own.in_proj_weight,
+            own.in_proj_bias,
+            None,
+            None,
+            False,
+            0.0,
+            own.out_proj.weight,
+            own.out_proj.bias,
+            training=False,
+            need_weights=False,
+            attn_mask=mask,
+        )[0]
+        return result
+
+
+def test_the_function_called_with_a_boolean_mask():
+    model = Direct().eval()
+    query, mask = random(5, 2, 16), random(5, 5, seed=3) > 0.5
+    plain = model(query, query, mask)
+    calls: list[AttentionCall] = []
+    root = Root(model, query, mask)
+    with tapped(root, calls.append):
+        torch.testing.assert_close(root(random(2, 3)), plain, atol=1e-6, rtol=1e-5)
+    assert (calls[0].weights()[..., mask] == 0).all()
+
+
+class Root(nn.Module):
+    def __init__(self, layer: nn.Module, query: Tensor, mask: Tensor) -> None:
+        super().__init__()
+        self.layer, self.query, self.mask = layer, query, mask
+
+    def forward(self, images: Tensor) -> Tensor:
+        result: Tensor = self.layer(self.query, self.query, self.mask)
+        return result

@@ -53,7 +53,7 @@ class Tap(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func not in _SOFTMAX or not self._is_attention(result, args, kwargs):
             return result
-        made = per_head(_differentiable(result) if self.explicit else result, self._heads())
+        made = per_head(_differentiable(result) if self.explicit else result)
         self._deliver(made=made)
         return made.reshape(result.shape)  # not result itself: what the reducer got must lead to the logits
 
