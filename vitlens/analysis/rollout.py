@@ -66,19 +66,25 @@ def discard_lowest(fused: Fused, fraction: float, *, keep: Sequence[int] = ()) -
     return dropped
 
 
-def step(row: Vector, fused: Fused, alpha: float) -> Vector:
-    """A row of the rollout one layer further down: row · Â."""
-    total = (1 - alpha) * fused.sum(-1) + alpha
-    row = row / total.clamp_min(torch.finfo(total.dtype).tiny)
-    mixed = torch.baddbmm(row.unsqueeze(1), row.unsqueeze(1), fused, beta=alpha, alpha=1 - alpha)
-    return mixed.squeeze(1)
+def step(row: Vector, fused: Fused, alpha: float, *, stochastic: bool = False) -> Vector:
+    """A row of the rollout one layer further down: row · Â; stochastic: the rows of fused sum to 1 already."""
+    if not stochastic:
+        total = (1 - alpha) * fused.sum(-1) + alpha
+        row = row / total.clamp_min(torch.finfo(total.dtype).tiny)
+    row = row.unsqueeze(1)
+    return torch.baddbmm(row, row, fused, beta=alpha, alpha=1 - alpha).squeeze(1)
 
 
-def rollout_row(layers: Sequence[Fused], start: Vector, *, alpha: float = DEFAULT_ALPHA) -> Vector:
-    """start · Â_L ... Â_1 for head-fused weights in forward order; start (batch, tokens) is the readout's row."""
+def rollout_row(
+    layers: Sequence[Fused], start: Vector, *, alpha: float = DEFAULT_ALPHA, stochastic: bool = False
+) -> Vector:
+    """start · Â_L ... Â_1 for head-fused weights in forward order; start (batch, tokens) is the readout's row.
+
+    stochastic: the rows of the weights sum to 1, as those of the heads' mean do, and need no scaling; half the work.
+    """
     row = start
     for fused in reversed(layers):
-        row = step(row, fused, alpha)
+        row = step(row, fused, alpha, stochastic=stochastic)
     return row
 
 

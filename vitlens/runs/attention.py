@@ -117,10 +117,9 @@ def _grids(image: Any, layers: Sequence[Any], rows: Sequence[dict[str, object]])
             maps=np.stack([layer[0] for layer in layers[start:stop]]), image=image, reader=reader, first_layer=start
         )
         name = "heads" if len(starts) == 1 else f"heads_{number + 1}"
-        which = "Every" if len(starts) == 1 else f"Layers {start + 1} to {stop}: every"
-        said = (
-            f"{which} head of every layer on the first image: {rows[start]['reading']}. Layers and heads count from 1. "
-        )
+        which = "Every" if len(starts) == 1 else f"Layers {start + 1} to {stop}, every"
+        whose = rows[start]["reading"]
+        said = f"{which} head on the first image; whose attention: {whose}. Layers and heads count from 1. "
         yield Drawn(name, figure, said + _NOT)
 
 
@@ -149,9 +148,16 @@ def _input(record: RunRecord, image: Any) -> Iterator[Drawn]:
         yield Drawn("positions", position_matrix(similarity=similarity, grid=grid), caption)
         maps = position_maps(similarity=similarity, grid=grid)
         yield Drawn("position_maps", maps, "The same, one map a patch, each standing where its patch stands.")
-    size = (int(layout["patch_size"][0]), int(layout["patch_size"][1]))
-    if tuple(image.shape[-2:]) == (grid[0] * size[0], grid[1] * size[1]):
+    if _are_whole(record):
+        size = (int(layout["patch_size"][0]), int(layout["patch_size"][1]))
         yield Drawn("patches", patch_grid(image=image, patch_size=size), "The first image as the model reads it.")
+
+
+def _are_whole(record: RunRecord) -> bool:
+    """Whether the images have the size that the model's patches cover, so that cutting them shows what it reads."""
+    layout: Any = record.config["layout"]
+    data: Any = record.config["data"]
+    return data["size"] == [side * patch for side, patch in zip(layout["grid"], layout["patch_size"])]
 
 
 def tell(record: RunRecord) -> list[Section]:
@@ -165,8 +171,8 @@ def tell(record: RunRecord) -> list[Section]:
     if max(mass) > 0:
         most = mass.index(max(mass))
         lines.append(
-            f"Of the readout's attention, {100 * sum(mass) / len(mass):.0f} % lies on the prefix tokens (CLS and the "
-            f"like) on average over layers, most in layer {most + 1} ({100 * mass[most]:.0f} %); maps show the rest."
+            f"Of the readout's attention, {100 * sum(mass) / len(mass):.1f} % lies on the prefix tokens (CLS and the "
+            f"like) on average over layers, most in layer {most + 1} ({100 * mass[most]:.1f} %); maps show the rest."
         )
     listed: list[dict[str, Any]] = [
         {
@@ -180,15 +186,18 @@ def tell(record: RunRecord) -> list[Section]:
         }
         for row in rows
     ]
-    figures = tuple(name for name in _figure_names(rows))
+    figures = tuple(name for name in _figure_names(record, rows))
     return [
         Section("What was seen", tuple(lines), (Table("Layers, counted from 1", listed),), figures),
         Section("Limits", ("Attention weights say where a head looks, not what it takes from there.",)),
     ]
 
 
-def _figure_names(rows: Sequence[dict[str, object]]) -> Iterator[str]:
+def _figure_names(record: RunRecord, rows: Sequence[dict[str, object]]) -> Iterator[str]:
     shapes = [(row["heads"], row["map"]) for row in rows]
     groups = 1 + sum(a != b for a, b in pairwise(shapes))
     yield from (["heads"] if groups == 1 else [f"heads_{number + 1}" for number in range(groups)])
     yield from ("last_layer", "evolution")
+    if record.config["layout"] is not None:
+        yield from ("positions", "position_maps") if record.has_arrays("positions") else ()
+        yield from ("patches",) if _are_whole(record) else ()

@@ -223,7 +223,8 @@ def _limits(record: RunRecord) -> Iterator[str]:
         "another training run, and nothing about images of another kind."
     )
     yield "The calibration error has no interval: binning makes it too large for few images, and resampling more so."
-    yield from data_words(record)
+    _, *said = data_words(record)  # the summary says how many images there are
+    yield from said
 
 
 def _aliases(record: RunRecord) -> list[str]:

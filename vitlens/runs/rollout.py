@@ -174,7 +174,7 @@ def tell(record: RunRecord) -> list[Section]:
         sections.append(Section("Localisation", (), (Table("Highest point of the map on the object", rows),)))
     listed = [
         {"image": row["image"], "prediction": row["prediction"], "probability": row["probability"]}
-        for row in record.table("images")[: 4 * SHOWN]
+        for row in record.table("images")[: 2 * SHOWN]
     ]
     more = f"The first {len(listed)} of {n:,}; all are in results.json." if n > len(listed) else ""
     sections.append(Section("Predictions", (more,) if more else (), (Table("Images", listed),)))  # type: ignore[arg-type]
@@ -188,11 +188,10 @@ def tell(record: RunRecord) -> list[Section]:
 def _pointing_words(found: Mapping[str, Estimate], fusions: Sequence[str], area: Estimate | None) -> Iterator[str]:
     if area is None:
         return
-    best = max(fusions, key=lambda name: found[f"localisation/pointing/rollout-{name}"].value)
-    hits = found[f"localisation/pointing/rollout-{best}"]
+    hits = found[f"localisation/pointing/rollout-{fusions[0]}"]  # the first asked for, not the one that did best
     apart = _apart(hits, area)
     yield (
-        f"The highest point of the rollout (heads fused by their {best}) lies on the object in {in_words(hits)} of the "
+        f"The highest point of the rollout ({fusions[0]} of heads) lies on the object in {in_words(hits)} of the "
         f"images; a point thrown at random would in {in_words(area, with_n=False)}. {apart}"
     )
 
