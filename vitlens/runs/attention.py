@@ -157,7 +157,7 @@ def _are_whole(record: RunRecord) -> bool:
     """Whether the images have the size that the model's patches cover, so that cutting them shows what it reads."""
     layout: Any = record.config["layout"]
     data: Any = record.config["data"]
-    return data["size"] == [side * patch for side, patch in zip(layout["grid"], layout["patch_size"])]
+    return list(data["size"]) == [side * patch for side, patch in zip(layout["grid"], layout["patch_size"])]
 
 
 def tell(record: RunRecord) -> list[Section]:
