@@ -46,3 +46,15 @@ def test_a_cnn_is_refused_in_one_line(tiny_cnn, pictures, tmp_path):
     with pytest.raises(UnsupportedError, match="softmax attention"):
         run(tiny_cnn, tmp_path / "out", images=[str(pictures)])
     assert not (tmp_path / "out").exists()
+
+
+def test_more_images_than_a_page_holds_are_left_out_and_said(tiny_vit, tmp_path):
+    attention(
+        str(tiny_vit),
+        data="digits",
+        model_options=ModelOptions(),
+        options=replace(OPTIONS, limit=30, out=tmp_path / "out"),
+    )
+    kept = np.load(tmp_path / "out" / "arrays" / "attention.npz")
+    assert len(kept["images"]) == 8
+    assert "Only the first 8 of 30 images" in (tmp_path / "out" / "report.md").read_text()

@@ -1,6 +1,7 @@
 """`vitlens attention`: where every head of every layer looks, on a few images."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import Drawn, publish
 
-SHOWN = 4  # images, unless --limit says otherwise
+SHOWN = 4  # images of --data, unless --limit says otherwise
+MOST = 8  # images, whatever was asked for: more rows than a page holds
 
 
 def attention(
@@ -38,6 +40,9 @@ def attention(
     """Draw the attention of a model on images, by layer and head, and write the report; returns the report's path."""
     (specimen,) = load_specimens((model,), model_options=model_options, options=options)
     split = load_split(specimen, options=options, data=data, images=images, limit=None if images else SHOWN)
+    if len(split) > MOST:
+        said = f"Only the first {MOST} of {len(split):,} images are looked at."
+        split = replace(split.pick(torch.arange(MOST)), notes=(*split.notes, said))
     layout = specimen.anatomy.layout
     config = described(options, specimens=(specimen,), split=split)
     config["readout"] = specimen.anatomy.readout
