@@ -1,6 +1,5 @@
 """Localisation: does a map point at the object, where its mask is known?"""
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,18 +26,3 @@ def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
 def mask_areas(masks: Masks) -> Float[Tensor, " batch"]:
     """The share of each image that its mask covers: what a point thrown at random hits in the pointing game."""
     return masks.flatten(1).float().mean(1)
-
-
-def centre_hits(masks: Masks) -> Bool[Tensor, " batch"]:
-    """Whether the centre of each image lies on its object: the baseline that a photographer's habit gives."""
-    rows, columns = masks.shape[-2:]
-    middle = masks[:, (rows - 1) // 2 : rows // 2 + 1, (columns - 1) // 2 : columns // 2 + 1]
-    return middle.flatten(1).all(1)
-
-
-def mass_inside(maps: Maps, masks: Masks) -> Float[Tensor, " batch"]:
-    """The share of each map's mass that lies on its mask, area by area: maps must not be negative."""
-    large = F.interpolate(maps.float().unsqueeze(1), size=masks.shape[-2:], mode="nearest-exact")[:, 0]
-    total = large.flatten(1).sum(1)
-    inside: Tensor = torch.where(masks, large, 0.0).flatten(1).sum(1) / total.clamp_min(torch.finfo(total.dtype).tiny)
-    return inside
