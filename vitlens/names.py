@@ -15,16 +15,18 @@ PresetName = Literal[
 ]
 BundledName = Literal["vit-digits", "cnn-digits"]
 Fusion = Literal["mean", "max", "min"]
+AttentionMethod = Literal["rollout", "relevance", "gradient-rollout", "attention", "flow"]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
 Device = Literal["auto", "cpu", "cuda", "mps"]  # and cuda:N
 Precision = Literal["auto", "fp32", "bf16"]
 Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
-CommandName = Literal["study", "predict", "train", "evaluate", "attention", "rollout", "report", "models", "data"]
+CommandName = Literal["study", "predict", "train", "evaluate", "attention", "rollout", "stats", "report", "models", "data"]
 
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
 BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
 READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
+ATTENTION_METHODS: Final[tuple[AttentionMethod, ...]] = get_args(AttentionMethod)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)

@@ -53,7 +53,7 @@ def attention_maps(specimen: Specimen, images: Images) -> tuple[LayerMaps, ...]:
     layers: list[LayerMaps] = []
 
     def keep(call: AttentionCall) -> None:
-        read = _read(call, specimen)
+        read = layer_map(call, specimen)
         if read is not None:
             layers.append(read)
 
@@ -66,7 +66,8 @@ def attention_maps(specimen: Specimen, images: Images) -> tuple[LayerMaps, ...]:
     return tuple(layers)
 
 
-def _read(call: AttentionCall, specimen: Specimen) -> LayerMaps | None:
+def layer_map(call: AttentionCall, specimen: Specimen) -> LayerMaps | None:
+    """What one layer's heads look at, or None for a layer whose queries or keys are no patches."""
     site, layout, readout = call.site, specimen.anatomy.layout, specimen.anatomy.readout
     if site.windows is not None:
         maps = received(call.weights(), site.windows)
@@ -76,7 +77,7 @@ def _read(call: AttentionCall, specimen: Specimen) -> LayerMaps | None:
     if site.kind != "patch":
         return None
     if layout is None or site.keys != layout.tokens:
-        grid = _grid(site.keys, specimen.input_size)
+        grid = grid_of_patches(site.keys, specimen.input_size)
         return None if grid is None else _of_row(site, call.weights().mean(2), grid, "mean over all patches")
     if readout in ("cls", "cls+distillation"):
         return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
@@ -84,7 +85,7 @@ def _read(call: AttentionCall, specimen: Specimen) -> LayerMaps | None:
     return _of_row(site, call.rows(rows).mean(2), layout.grid, "mean over all patches")
 
 
-def _grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
+def grid_of_patches(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
     """The (rows, columns) of square patches that cover an image of this size, or None where there are none such."""
     rows = round((patches * size[0] / size[1]) ** 0.5)
     columns = patches // max(rows, 1)

@@ -11,14 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.readout import pooling_row, readout_row
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.layout import TokenLayout
-from vitlens.lens.call import AttentionCall
-from vitlens.lens.observe import observe, survey
-from vitlens.lens.site import KIND_WORDS
+from vitlens.analysis.chain import Chain, chain_length, over_batches
+from vitlens.analysis.readout import pooling_row
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.specimen import Specimen
-from vitlens.names import DEFAULT_ALPHA, FUSIONS, READOUTS, Fusion, Readout
+from vitlens.names import DEFAULT_ALPHA, FUSIONS, Fusion, Readout
 from vitlens.shapes import Fused, Images, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
@@ -113,84 +111,44 @@ def rollout(
 ) -> Maps:
     """The rollout of each image over its patches (batch, rows, columns), prefix columns dropped, not scaled.
 
-    readout: what the classifier reads (the specimen's own by default). Raises UnsupportedError for a model whose
-    layers are not all token-to-token (Swin, XCiT, CNNs).
+    readout: what the classifier reads (the specimen's own by default). Of a windowed model (Swin) the map is that of
+    the first stage; where patches are merged, each of the four gets an equal share. Raises UnsupportedError for a model
+    whose layers are not all token-to-token or windows (XCiT, PVT, CNNs).
+
+    >>> import torch, vitlens
+    >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 8, 8])
     """
     way = RolloutOptions(fusion, discard, alpha, start_layer)
-    return specimen.layout.as_map(follow(specimen, images, (way,), readout=readout).rows[0])
+    require_start(way.start_layer, chain_length(specimen, images[:1]))
+    return over_batches(specimen, images, lambda chain: chain.as_map(rollout_of(chain, way)), readout=readout)
 
 
-@dataclass(frozen=True)
-class Followed:
-    """logits (batch, classes), and one row over all tokens (batch, tokens), prefix included, for each way asked for."""
-
-    logits: Tensor
-    rows: tuple[Vector, ...]
+def require_start(start_layer: int, depth: int) -> None:
+    """Raise InputError unless the model has this layer."""
+    if start_layer >= depth:
+        raise InputError(f"expected --start-layer below {depth} layers, found {start_layer}")
 
 
-def follow(
-    specimen: Specimen, images: Images, ways: Sequence[RolloutOptions], *, readout: Readout | None = None
-) -> Followed:
-    """The readout's row of the rollout in several ways, from one forward pass; each row sums to 1.
+def rollout_of(chain: Chain, way: RolloutOptions) -> Vector:
+    """The readout's row of the rollout of a chain, over all tokens; it sums to 1."""
+    layout = chain.specimen.anatomy.layout
+    keep = () if layout is None else layout.positions("cls")
 
-    Queries and keys of all layers are kept (tokens x dim each, not heads x tokens²). Errors as `rollout`.
-    """
-    depth = _chain_length(specimen, images)
-    late = max(way.start_layer for way in ways)
-    if late >= depth:
-        raise InputError(f"expected --start-layer below {depth} layers, found {late}")
-    calls: list[AttentionCall] = []
-    logits = observe(specimen, images, calls.append)
-    chosen = readout or specimen.anatomy.readout or "mean"
-    if chosen not in READOUTS:
-        raise UnknownNameError("readout", chosen, READOUTS)
-    return Followed(logits, tuple(_row(calls, specimen.layout, way, chosen) for way in ways))
-
-
-def _row(calls: Sequence[AttentionCall], layout: TokenLayout, way: RolloutOptions, readout: Readout) -> Vector:
-    if readout == "pool":
-        late = [call for call in calls if call.site.kind == "class" and call.site.layer >= way.start_layer]
-        pooling = [_pooling_weights(call, layout, way) for call in late]
-        row = pooling_row(pooling, layout, alpha=way.alpha)
-    else:
-        row = readout_row(layout, readout, batch=calls[0].images, like=calls[0].rows((0,)).float())
-    for call in reversed(calls):
-        if call.site.kind == "patch" and call.site.layer >= way.start_layer:
-            row = _step_call(row, call, way, layout.positions("cls"))
-    return row
-
-
-def _pooling_weights(call: AttentionCall, layout: TokenLayout, way: RolloutOptions) -> Float[Tensor, "batch keys"]:
-    """The weights of a pooling query, heads fused; class attention has a CLS before this layout's tokens."""
-    keep = (0,) if call.site.keys > layout.tokens else layout.positions("cls")
-    return discard_lowest(fuse(call.weights().float(), way.fusion), way.discard, keep=keep)[:, 0]
-
-
-def _chain_length(specimen: Specimen, images: Images) -> int:
-    """How many layers can be chained; refuses a model in which some cannot."""
-    layout = specimen.layout
-    sites = survey(specimen, images)
-    for site in sites:
-        fits = site.kind == "class" or (site.kind == "patch" and site.keys == layout.tokens)
-        if not fits:
-            raise UnsupportedError(
-                f"expected layers in which every token looks at every token, found {site.module!r} of "
-                f"{specimen.alias}: "
-                f"{KIND_WORDS[site.kind]}; rollout is not defined there, see vitlens attention"
-            )
-    return 1 + max(site.layer for site in sites)
-
-
-def _step_call(row: Vector, call: AttentionCall, options: RolloutOptions, keep: Sequence[int]) -> Vector:
-    """row · Â for one layer, a few images at a time."""
-    rows = []
-    for images, part in call.parts():
-        own, weights = row[images], part.weights().float()
-        if options.fusion == "mean" and options.discard == 0:
+    def one_step(row: Vector, weights: Weights, _gradient: Weights | None, whole: bool) -> Vector:
+        if way.fusion == "mean" and way.discard == 0 and whole:
             # a row of the mean is the mean of the heads' rows, and rows of softmax sum to 1 already
-            mixed = (own[:, None, None] @ weights).mean(1)[:, 0]
-            rows.append((1 - options.alpha) * mixed + options.alpha * own)
-        else:
-            fused = discard_lowest(fuse(weights, options.fusion), options.discard, keep=keep)
-            rows.append(step(own, fused, options.alpha))
-    return torch.cat(rows)
+            mixed = (row[:, None, None] @ weights).mean(1)[:, 0]
+            return (1 - way.alpha) * mixed + way.alpha * row
+        return step(row, discard_lowest(fuse(weights, way.fusion), way.discard, keep=keep), way.alpha)
+
+    def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
+        # class attention has a CLS before this layout's tokens
+        own = (0,) if layout is not None and call.site.keys > layout.tokens else keep
+        return discard_lowest(fuse(precise(call.weights()), way.fusion), way.discard, keep=own)[:, 0]
+
+    def pool(rows: Sequence[Float[Tensor, "batch keys"]]) -> Vector:
+        return pooling_row(rows, chain.specimen.layout, alpha=way.alpha)
+
+    row = chain.start(pooling=pooling, pool=pool, start_layer=way.start_layer)
+    return chain.follow(row, one_step, start_layer=way.start_layer)

@@ -1,35 +1,191 @@
-"""Numbers that say how a head looks: entropy, and what is streamed from it over many images."""
+"""Numbers that say how every head looks, streamed over any number of images.
+
+Definitions: distance (Dosovitskiy 2021, appendix D.8; Raghu 2021), Hoyer's sparsity (Hoyer 2004), sinks (keys that
+receive more than the median + 5 median absolute deviations). Every number is a mean over the queries of an image, then
+over images; nothing of N x N is kept.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.lens.call import AttentionCall
+from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.geometry import Geometry, geometry_of
+from vitlens.analysis.measure import Measured, measure
+from vitlens.analysis.moments import Moments
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.site import Site
+from vitlens.models.specimen import Specimen
+from vitlens.shapes import Images
+
+PerHead = Float[Tensor, "layers heads"]
 
 
-def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]:
-    """Entropy of each row of weights in nats: 0 for one key, ln(keys) for uniform attention."""
-    # torch.special.entr does the same several times slower; the clamp keeps 0 log 0 at 0
-    logarithms = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
-    return -(weights * logarithms).sum(-1)
+@dataclass(frozen=True)
+class Statistic:
+    """title: as a figure names it; unit: "px", "nats", "fraction", "keys" ...; says: what it is, in a sentence."""
+
+    title: str
+    unit: str
+    says: str
 
 
-class MeanEntropy:
-    """A reducer: the mean entropy of every head in nats, over queries and images; memory does not grow with either."""
+_ROWS: Final = {
+    "entropy": Statistic("entropy", "nats", "spread of a row over all keys, ln(keys) when uniform"),
+    "normalised_entropy": Statistic("entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention"),
+    "effective_keys": Statistic("effective number of keys", "keys", "exp of the entropy, a mean over rows"),
+    "hoyer": Statistic("sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key"),
+    "gini": Statistic("sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention"),
+}
+STATISTICS: Final[Mapping[str, Statistic]] = MappingProxyType(
+    {
+        "distance": Statistic("attention distance", "px", "mean distance between a patch and what it looks at"),
+        **_ROWS,
+        "self_mass": Statistic("mass on itself", "fraction", "attention of a patch on its own token"),
+        "neighbour_mass": Statistic("mass on neighbours", "fraction", "attention on the four adjoining patches"),
+        "cls_mass": Statistic("mass on CLS", "fraction", "attention of patches on the CLS token"),
+        "register_mass": Statistic("mass on registers", "fraction", "on registers and distillation token"),
+        "prefix_mass": Statistic("mass on the prefix", "fraction", "on all tokens that stand before the patches"),
+        "sinks": Statistic("sinks", "keys", "keys that receive more than median + 5 median absolute deviations"),
+        "sink_mass": Statistic("mass on sinks", "fraction", "attention of patches that lies on those keys"),
+        "energy": Statistic("mean square sum of a row", "", "sum of a patch row's squared weights on patches"),
+        **{
+            f"cls_{name}": Statistic(f"{row.title} of the CLS row", row.unit, f"{row.says}; the row of CLS")
+            for name, row in _ROWS.items()
+        },
+        "cls_self_mass": Statistic("mass of CLS on itself", "fraction", "attention of the CLS token on itself"),
+        "cls_register_mass": Statistic("mass of CLS on registers", "fraction", "attention of the CLS token on these"),
+    }
+)
+TOKEN_STATISTICS: Final[Mapping[str, Statistic]] = MappingProxyType(
+    {
+        "token_norm": Statistic("median token norm", "", "length of a token after the block, the median of an image"),
+        "greatest_norm": Statistic("greatest token norm", "", "the longest token of an image"),
+        "high_norm_patches": Statistic(
+            "high-norm patches", "tokens", "patches longer than median + 5 median absolute deviations"
+        ),
+        "high_norm_prefix": Statistic("high-norm prefix tokens", "tokens", "CLS or registers longer than that"),
+    }
+)
 
-    def __init__(self) -> None:
-        self._sums: dict[int, Tensor] = {}
-        self._images: dict[int, int] = {}
 
-    def __call__(self, call: AttentionCall) -> None:
-        """Take in one layer of one batch, a few images at a time."""
-        for _, part in call.parts():
-            rows = entropy(part.weights().float())  # (images x windows, heads, query)
-            total = rows.mean((0, 2)).double() * part.images
-            layer = call.site.layer
-            self._sums[layer] = self._sums[layer] + total if layer in self._sums else total
-            self._images[layer] = self._images.get(layer, 0) + part.images
+@dataclass(frozen=True)
+class Statistics:
+    """Means over images of every statistic of every head; table.entropy and so on are (layers, heads).
 
-    def result(self) -> tuple[Float[Tensor, " heads"], ...]:
-        """The mean entropy of the heads of each layer, in nats."""
-        return tuple(self._sums[layer] / self._images[layer] for layer in sorted(self._sums))
+    Names are those of STATISTICS, and of TOKEN_STATISTICS with one column. NaN where a layer has none (pooled keys
+    have no distance, a model without CLS no CLS row) or has fewer heads. images: how many; sites: the layers;
+    geometries: where their tokens lie; offset_mass: for each layer (heads, 2 rows - 1, 2 columns - 1), the mean
+    attention of patches by offset, key minus query, or None; renormalised: whether distances leave out the prefix.
+    """
+
+    images: int
+    sites: tuple[Site, ...]
+    geometries: tuple[Geometry | None, ...]
+    offset_mass: tuple[Tensor | None, ...]
+    moments: Moments
+    renormalised: bool = True
+
+    def __getattr__(self, name: str) -> PerHead:
+        if name not in STATISTICS and name not in TOKEN_STATISTICS:
+            known = ", ".join((*STATISTICS, *TOKEN_STATISTICS))
+            raise AttributeError(f"no statistic {name!r}; known: {known}")
+        return self._table(name, self.moments.mean)
+
+    def low(self, name: str) -> PerHead:
+        """The lower end of the mean's 95 % interval over images (Student's t); NaN for one image."""
+        return self._table(name, lambda key: self.moments.mean(key) - self.moments.half_width(key))
+
+    def high(self, name: str) -> PerHead:
+        """The upper end of the mean's 95 % interval over images."""
+        return self._table(name, lambda key: self.moments.mean(key) + self.moments.half_width(key))
+
+    def uniform_distance(self) -> Float[Tensor, " layers"]:
+        """What uniform attention over patches would give as distance in each layer, px; NaN where there is none."""
+        found = [torch.nan if place is None else place.uniform_distance() for place in self.geometries]
+        return torch.tensor(found, dtype=torch.float64)
+
+    def _table(self, name: str, read: Callable[[tuple[str, int]], Tensor]) -> PerHead:
+        return per_head(
+            {layer: read((name, layer)) for known, layer in self.moments.sums if known == name}, len(self.sites)
+        )
+
+
+def per_head(rows: Mapping[int, Tensor], layers: int) -> PerHead:
+    """One table of rows (heads,) by layer; NaN where a layer has no row or fewer heads."""
+    widest = max((len(row) for row in rows.values()), default=1)
+    table = torch.full((layers, widest), torch.nan, dtype=torch.float64)
+    for layer, row in rows.items():
+        table[layer, : len(row)] = row
+    return table
+
+
+class Stream:
+    """Takes in batch after batch, and gives the statistics of all of them; memory does not grow with the images."""
+
+    def __init__(self, specimen: Specimen, *, renormalise: bool = True) -> None:
+        self.specimen, self.renormalise = specimen, renormalise
+        self.moments = Moments()
+        self.offsets: dict[int, Tensor] = {}
+        self._sites: tuple[Site, ...] = ()
+
+    def add(self, images: Images) -> Measured:
+        """Measure a batch and take it in; what was measured, image by image."""
+        found = measure(self.specimen, images, renormalise=self.renormalise)
+        self.moments.add(found.values, found.images)
+        for layer, mass in found.offsets.items():
+            self.offsets[layer] = self.offsets[layer] + mass if layer in self.offsets else mass
+        self._sites = tuple(found.sites)
+        return found
+
+    def join(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Add up what several processes took in; total: the sum of a tensor over all of them."""
+        self.moments.join(total)
+        self.offsets = {layer: total(self.offsets[layer]) for layer in sorted(self.offsets)}
+
+    def result(self) -> Statistics:
+        """The statistics so far. Raises InputError before the first image."""
+        if not self.moments.count:
+            raise InputError("expected at least one image, found none")
+        if not self.moments.sums:
+            raise UnsupportedError(
+                f"expected layers whose attention has a place in the image, found channels alone in "
+                f"{self.specimen.alias}; see vitlens models"
+            )
+        return Statistics(
+            self.moments.count,
+            self._sites,
+            tuple(geometry_of(site, self.specimen) for site in self._sites),
+            tuple(
+                self.offsets[layer] / self.moments.count if layer in self.offsets else None
+                for layer in range(len(self._sites))
+            ),
+            self.moments,
+            self.renormalise,
+        )
+
+
+def statistics(
+    specimen: Specimen, images: Images, *, renormalise: bool = True, batch_size: int | None = None
+) -> Statistics:
+    """How every head looks, as means over the images: distance, entropy, sparsity, what lies on CLS, itself, sinks.
+
+    images: (n, 3, height, width) in [0, 1], taken batch_size at a time (None: chosen to fit); renormalise: distances
+    are of the attention on patches alone. Raises UnsupportedError for a model without attention, NonFiniteError naming
+    the layer whose weights are not finite.
+
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> table = vitlens.statistics(vit, torch.rand(4, 3, 32, 32))
+    >>> table.distance.shape == table.entropy.shape  # (layers, heads), px and nats
+    True
+    """
+    stream = Stream(specimen, renormalise=renormalise)
+    for batch in images.split(batch_size or fitting_batch_size(specimen)):
+        stream.add(batch.to(specimen.device))
+    return stream.result()

@@ -1,7 +1,7 @@
 """AttentionCall: what one attention layer was given and made, with its weights computed only as far as asked."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Shaped
@@ -44,7 +44,8 @@ class AttentionCall:
 
     images: how many images the call holds (its batch is images x windows); scored: queries, keys and values where the
     model used scaled dot-product attention; made: the weights where the model made them itself, or where gradients
-    were asked for; output: per head, before the output projection, where it was seen.
+    were asked for; output: per head, before the output projection, where it was seen; gradient: of some number with
+    respect to output, or to made where the model made the weights itself.
     """
 
     site: Site
@@ -52,6 +53,7 @@ class AttentionCall:
     scored: Scored | None = None
     made: Tensor | None = None
     output: Tensor | None = None
+    gradient: Tensor | None = None
 
     def weights(self) -> Weights:
         """All weights (batch, heads, query, key); rows sum to 1."""
@@ -67,6 +69,12 @@ class AttentionCall:
         with torch._C.DisableTorchFunction():  # our softmax is none of the model's: another observation must not see it
             return self.scored.weights(rows)
 
+    def weight_gradient(self) -> Weights | None:
+        """The gradient with respect to all weights (batch, heads, query, key), where the call has one."""
+        if self.gradient is None or self.scored is None:
+            return self.gradient
+        return self.gradient.to(self.scored.value) @ self.scored.value.transpose(-2, -1)  # output = weights @ value
+
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
         """The call a few images at a time (which, and theirs), so that the weights stay in the processor's cache."""
         windows = self._windows_each()
@@ -75,6 +83,24 @@ class AttentionCall:
         for start in range(0, self.images, step):
             stop = min(start + step, self.images)
             yield slice(start, stop), self._part(slice(start * windows, stop * windows), stop - start)
+
+    def precise(self) -> "AttentionCall":
+        """The call with queries, keys and values in fp32 at least."""
+        scored = self.scored
+        if scored is None or scored.query.dtype in (torch.float32, torch.float64):
+            return self
+        bias = scored.bias if scored.bias is None or scored.bias.dtype == torch.bool else precise(scored.bias)
+        exact = Scored(precise(scored.query), precise(scored.key), precise(scored.value), bias, scored.scale)
+        return replace(self, scored=exact)
+
+    def detach(self) -> "AttentionCall":
+        """The call with tensors that autograd does not follow."""
+        scored = self.scored
+        if scored is not None:
+            bias = None if scored.bias is None else scored.bias.detach()
+            scored = Scored(scored.query.detach(), scored.key.detach(), scored.value.detach(), bias, scored.scale)
+        made, output = (None if found is None else found.detach() for found in (self.made, self.output))
+        return replace(self, scored=scored, made=made, output=output)
 
     def pick(self, image: int) -> "AttentionCall":
         """The call of one image, its windows included."""
@@ -86,15 +112,19 @@ class AttentionCall:
         return batch // self.images
 
     def _part(self, part: slice, images: int) -> "AttentionCall":
-        scored, made, output = self.scored, self.made, self.output
+        scored = self.scored
         if scored is not None:
             bias = scored.bias
             if bias is not None and bias.dim() == 4 and bias.shape[0] == len(scored.query):
                 bias = bias[part]
             scored = Scored(scored.query[part], scored.key[part], scored.value[part], bias, scored.scale)
-        return AttentionCall(
-            self.site, images, scored, None if made is None else made[part], None if output is None else output[part]
-        )
+        own = (None if found is None else found[part] for found in (self.made, self.output, self.gradient))
+        return AttentionCall(self.site, images, scored, *own)
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """The numbers in fp32 at least: a model may run in bf16, what is made of its attention should not."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads query any"]:

@@ -20,22 +20,25 @@ TOLERANCE = 1e-4  # fp32: weights @ value against the output that the model's ow
 _surveys: WeakKeyDictionary[Specimen, tuple[Site, ...]] = WeakKeyDictionary()
 
 
-def observe(specimen: Specimen, images: Images, reducer: Reducer, *, explicit: bool = False) -> Logits:
+def observe(
+    specimen: Specimen, images: Images, reducer: Reducer, *, explicit: bool = False, graph: bool = False
+) -> Logits:
     """The logits of the images, each attention layer handed to the reducer as it happens and then forgotten.
 
     Memory does not grow with the layers; the logits are those of the unobserved model, bit by bit (to 1e-5 for
     nn.MultiheadAttention, which takes another kernel when unobserved). explicit: attention from its matrix products, so
-    that autograd sees the weights. The first time a specimen is observed, the lens checks itself on one image (see
-    `survey`).
+    that autograd sees the weights; graph: autograd follows the pass from the images on, attention fused as it is, so
+    that what the reducer is given leads to the logits. The first time a specimen is observed, the lens checks itself on
+    one image (see `survey`).
     Raises UnsupportedError where there is no attention, LensError where the lens would show less than the model has.
     """
     survey(specimen, images)
     with (
         evaluating(specimen),
-        torch.enable_grad() if explicit else torch.no_grad(),
+        torch.enable_grad() if explicit or graph else torch.no_grad(),
         tapped(specimen.model, reducer, explicit=explicit) as tap,
     ):
-        logits: Tensor = specimen(images)
+        logits: Tensor = specimen(images.detach().requires_grad_() if graph else images)
         tap.finish()
     return logits
 

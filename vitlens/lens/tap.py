@@ -78,8 +78,9 @@ class Tap(TorchFunctionMode):
             output = F.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
             )
-            self._deliver(scored=scored, output=per_head(output, heads))
-            return output
+            seen = per_head(output, heads)
+            self._deliver(scored=scored, output=seen)
+            return seen.reshape(output.shape)  # not output itself: what the reducer got must lead to the logits
         weights = _differentiable(scored.weights(slice(None)))
         explicit = F.dropout(weights, dropout_p) @ scored.value
         self._deliver(scored=scored, made=weights, output=explicit)
