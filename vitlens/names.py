@@ -21,7 +21,9 @@ Device = Literal["auto", "cpu", "cuda", "mps"]  # and cuda:N
 Precision = Literal["auto", "fp32", "bf16"]
 Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
-CommandName = Literal["study", "predict", "train", "evaluate", "attention", "rollout", "stats", "report", "models", "data"]
+CommandName = Literal[
+    "study", "predict", "train", "evaluate", "attention", "rollout", "stats", "report", "models", "data"
+]
 
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
 BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)

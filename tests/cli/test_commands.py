@@ -19,6 +19,7 @@ def test_defaults_of_the_command_line_are_those_of_the_options(stand_in):
     assert options["model_options"] == ModelOptions()
     assert (options["images"], options["data"]) == (None, None)
     assert options["fusion"] == FUSIONS
+    assert (options["method"], options["target"]) == (("rollout", "relevance"), "predicted")
 
 
 def test_every_shared_option_arrives(stand_in):
@@ -26,7 +27,7 @@ def test_every_shared_option_arrives(stand_in):
         "rollout timm:x --weights w.safetensors --random-weights --arch a --image-size 32x64 --mean 0.1,0.2,0.3 "
         "--std 0.5 --classes names.txt --data d --limit 3 --batch-size 4 --device cuda:1 --precision bf16 --seed 5 "
         "--out o --overwrite --format svg,png --data-dir c --quiet --fusion max --discard 0.5 --alpha 0.25 "
-        "--start-layer 2 --readout mean"
+        "--start-layer 2 --readout mean --method relevance,flow --target cat --layer 1"
     )
     calls = stand_in("rollout")
     assert run(line.split()) == 0
@@ -56,10 +57,13 @@ def test_every_shared_option_arrives(stand_in):
     assert options == {
         "images": None,
         "data": "d",
+        "method": ("relevance", "flow"),
+        "target": "cat",
         "fusion": ("max",),
         "discard": 0.5,
         "alpha": 0.25,
         "start_layer": 2,
+        "layer": 1,
         "readout": "mean",
     }
 
@@ -106,6 +110,15 @@ def test_evaluate_takes_several_models(stand_in):
     assert options["data"] == "digits"
 
 
+def test_stats_takes_one_model_or_two(stand_in, capsys):
+    calls = stand_in("stats", result=None)
+    assert run(["stats", "vit-digits", "fresh=vit-digits@random", "--no-renormalise"]) == 0
+    [(args, options)] = calls
+    assert args == (["vit-digits", "fresh=vit-digits@random"],)
+    assert options["renormalise"] is False
+    assert capsys.readouterr().out == ""  # a process that is not the first has nothing to say
+
+
 def test_train_passes_on_what_was_given_alone(stand_in):
     calls = stand_in("train")
     assert (
@@ -133,6 +146,24 @@ def test_train_passes_on_what_was_given_alone(stand_in):
     assert options["shape"] == {"patch_size": [8, 8], "depth": 2}
     assert options["image_size"] == (64, 64)
     assert (options["data"], options["resume"]) == (None, None)
+
+
+def test_train_keeps_weights_when_asked(stand_in):
+    calls = stand_in("train")
+    assert run(["train", "vit-micro", "--keep-every", "3"]) == 0
+    assert run(["train", "vit-micro"]) == 0
+    assert [options["keep_every"] for _, options in calls] == [3, None]
+
+
+def test_attention_passes_on_the_views(stand_in, capsys):
+    calls = stand_in("attention")
+    assert run(["attention", "m"]) == 0
+    assert run(["attention", "m", "--layer", "3", "--query", "7,8", "--key", "0,1", "--head", "2,5"]) == 0
+    views = [{word: options[word] for word in ("layer", "query", "key", "head")} for _, options in calls]
+    assert views == [dict.fromkeys(views[0]), {"layer": 3, "query": (7, 8), "key": (0, 1), "head": (2, 5)}]
+    assert run(["attention", "m", "--head", "2"]) == 2
+    assert "error: expected --head LAYER,HEAD with two whole numbers from 0, found '2'" in capsys.readouterr().err
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("command", EXAMPLES, ids=COMMANDS)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitlens.cli.lists import numbers, one_of, side_lengths
+from vitlens.cli.lists import numbers, one_of, side_lengths, two_counts
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import FUSIONS
 
@@ -38,3 +38,17 @@ def test_sides(height, width):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(InputError, match="expected --image-size N or HEIGHTxWIDTH"):
         side_lengths("--image-size", text)
+
+
+@given(st.integers(0, 9999), st.integers(0, 9999))
+def test_two_counts(first, second):
+    assert two_counts("--query", f"{first},{second}", "ROW,COL") == (first, second)
+    assert two_counts("--query", f" {first} , {second} ", "ROW,COL") == (first, second)
+
+
+@pytest.mark.parametrize("text", ["", "3", "3,", "3,4,5", "-1,3", "3;4", "a,b", "1.5,2", "3x4"])
+def test_what_are_no_two_counts_is_refused(text):
+    with pytest.raises(
+        InputError, match=r"expected --query ROW,COL with two whole numbers from 0, found .*; e.g. --qu"
+    ):
+        two_counts("--query", text, "ROW,COL")

@@ -66,6 +66,7 @@ def test_an_unknown_public_name_says_the_known_ones():
         (names.PresetName, names.PRESETS),
         (names.BundledName, names.BUNDLED),
         (names.Fusion, names.FUSIONS),
+        (names.AttentionMethod, names.ATTENTION_METHODS),
         (names.CommandName, names.COMMANDS),
         (names.FigureFormat, names.FORMATS),
         (names.Precision, names.PRECISIONS),

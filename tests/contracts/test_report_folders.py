@@ -11,8 +11,14 @@ LINES = {
     "evaluate": "evaluate {vit} {cnn} --data digits --limit 20",
     "predict": "predict {vit} --images {pictures}",
     "attention": "attention {vit} --images {pictures}",
+    "attention of a patch": "attention {vit} --images {pictures} --query 1,2 --key 0,3 --head 1,0 --layer 0",
     "rollout": "rollout {vit} --data digits --limit 8",
     "rollout of pictures": "rollout {vit} --images {pictures} --fusion mean --discard 0.5",
+    "every method": "rollout {vit} --data digits --limit 5 --target true --alpha 0.4 --layer 0 "
+    "--method rollout,relevance,gradient-rollout,attention,flow",
+    "stats": "stats {vit} --data digits --limit 6",
+    "stats of pictures": "stats {vit} --images {pictures} --no-renormalise",
+    "stats of two": "stats {vit} {vit}@random --data digits --limit 6",
     "train": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 --heads 2",
     "study": "study {vit} {cnn} --data digits --limit 8",
 }
@@ -23,7 +29,7 @@ def test_a_command_leaves_a_whole_folder_that_can_be_made_again(name, tiny_vit, 
     out = tmp_path / "out"
     line = LINES[name].format(vit=tiny_vit, cnn=tiny_cnn, pictures=pictures)
     assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(out)]) == 0, capsys.readouterr().err
-    command = name.split()[0]
+    command = line.split()[0]
     check_results(json.loads((out / "results.json").read_text()), command)
     config = json.loads((out / "config.json").read_text())
     assert config["command_line"].startswith(f"vitlens {command}")

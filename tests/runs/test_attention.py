@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from vitlens.errors import UnsupportedError
+from vitlens.analysis.attention import attention_maps
+from vitlens.analysis.views import key_maps, query_maps
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.zoo import load
 from vitlens.runs.attention import attention
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
 
@@ -58,3 +61,148 @@ def test_more_images_than_a_page_holds_are_left_out_and_said(tiny_vit, tmp_path)
     kept = np.load(tmp_path / "out" / "arrays" / "attention.npz")
     assert len(kept["images"]) == 8
     assert "Only the first 8 of 30 images" in (tmp_path / "out" / "report.md").read_text()
+
+
+def figures(out: Path) -> set[str]:
+    return {path.stem for path in (out / "figures").glob("*.png")}
+
+
+OVERVIEW = {"heads", "last_layer", "evolution", "positions", "position_maps", "patches"}
+
+
+def test_nothing_more_is_drawn_than_was_asked_for(tiny_vit, pictures, tmp_path):
+    results = run(tiny_vit, tmp_path / "out", images=[str(pictures)])
+    assert figures(tmp_path / "out") == OVERVIEW
+    assert set(results["tables"]) == {"layers", "images"}
+
+
+def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
+    out = tmp_path / "out"
+    results = run(tiny_vit, out, images=[str(pictures)], query=(1, 2), key=(0, 3), head=(1, 0))
+    assert figures(out) == OVERVIEW | {"query", "query_head", "key", "key_head"}
+    specimen = load(str(tiny_vit))
+    images = torch.from_numpy(np.load(out / "arrays" / "attention.npz")["images"]).float() / 255
+    views = query_maps(specimen, images, query=(1, 2))
+    for name, found in (("query", views), ("key", key_maps(specimen, images, key=(0, 3)))):
+        kept = np.load(out / "arrays" / f"{name}.npz")
+        for layer, view in enumerate(found):
+            np.testing.assert_allclose(kept[f"mean{layer}"], view.maps.mean(1), atol=1e-7)
+            np.testing.assert_allclose(kept[f"head{layer}"], view.maps[:, 0], atol=1e-7)
+    for row, view in zip(results["tables"]["query"], views, strict=True):
+        assert (row["row"], row["column"], row["grid"]) == (1, 2, "4x4")
+        assert row["prefix_mass"] == pytest.approx(view.prefix.mean().item())
+        assert row["head_prefix_mass"] == pytest.approx(view.prefix[:, 0].mean().item())
+    told = (out / "report.md").read_text()
+    assert "## Where the patch in row 2, column 3 looks" in told
+    assert "## Who looks at the patch in row 1, column 4" in told
+    assert "| head 1: on prefix (%) |" in told
+    assert told.count("One scale of colours for all panels") == 7
+
+
+def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_path):
+    results = run(
+        "torchvision:swin_t", tmp_path / "out", images=[str(pictures / "0.png")], query=(49, 7), head=(11, 20)
+    )
+    rows = results["tables"]["query"]
+    assert [(row["grid"], row["row"], row["column"]) for row in (rows[0], rows[2], rows[4], rows[-1])] == [
+        ("56x56", 49, 7),
+        ("28x28", 24, 3),
+        ("14x14", 12, 1),
+        ("7x7", 6, 0),
+    ]
+    assert all(row["padding"] < 1e-5 for row in rows)
+    told = (tmp_path / "out" / "report.md").read_text()
+    assert "on prefix (%)" not in told.partition("## Where")[2]
+    assert "on padding" not in told
+    # head 20 is there in the last stage alone
+    assert {name for name in np.load(tmp_path / "out" / "arrays" / "query.npz") if "head" in name} == {
+        "head10",
+        "head11",
+    }
+    assert "Layers without such a head are left out." in told
+
+
+def test_what_a_padded_window_takes_is_said(pictures, tmp_path):
+    out = tmp_path / "out"
+    model = ModelOptions(random_weights=True, image_size=(40, 40))  # 10x10 patches in windows of 7x7
+    options = replace(OPTIONS, out=out)
+    name = "torchvision:swin_t"
+    attention(name, images=[str(pictures / "0.png")], query=(9, 9), key=(9, 9), model_options=model, options=options)
+    rows = json.loads((out / "results.json").read_text())["tables"]["query"]
+    assert rows[0]["grid"] == "10x10"
+    assert 0.1 < rows[0]["padding"] < 1
+    assert "| on padding (%) |" in (out / "report.md").read_text()
+
+
+def test_another_layer_large(tiny_vit, pictures, tmp_path):
+    run(tiny_vit, tmp_path / "out", images=[str(pictures)], layer=0)
+    assert figures(tmp_path / "out") == OVERVIEW - {"last_layer"} | {"layer"}
+    assert "Layer 1: each head on each image" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_more_images_than_a_page_holds_take_several(tiny_vit, tmp_path):
+    options = replace(OPTIONS, limit=8, out=tmp_path / "out")
+    attention(str(tiny_vit), data="digits", model_options=ModelOptions(), options=options, query=(0, 0))
+    assert {"last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
+    told = (tmp_path / "out" / "report.md").read_text()
+    assert "One scale of colours for all panels of these 2 figures." in told
+    assert "(mean of heads, the first 6 of 8 images)" in told
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"layer": 2}, "expected --layer with a layer from 0 to 1, found 2"),
+        ({"layer": -1}, "expected --layer with a layer from 0 to 1, found -1"),
+        ({"query": (4, 0)}, r"expected --query ROW,COL inside the 4x4 grid \(0,0 to 3,3\), found 4,0"),
+        ({"key": (0, 9)}, r"expected --key ROW,COL inside the 4x4 grid \(0,0 to 3,3\), found 0,9"),
+        ({"query": (0, 0), "head": (2, 0)}, "expected --head LAYER,HEAD with a layer from 0 to 1, found 2"),
+        ({"query": (0, 0), "head": (1, 2)}, "with a head from 0 to 1 in layer 1, found 2"),
+        ({"head": (0, 0)}, "expected a run that kept its weights for --head, found none kept in .*--keep-every N"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_is_written(asked, message, tiny_vit, pictures, tmp_path):
+    with pytest.raises(InputError, match=message):
+        run(tiny_vit, tmp_path / "out", images=[str(pictures)], **asked)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cnn_has_no_views(tiny_cnn, pictures, tmp_path):
+    with pytest.raises(UnsupportedError, match="softmax attention"):
+        run(tiny_cnn, tmp_path / "out", images=[str(pictures)], query=(0, 0))
+
+
+@pytest.fixture(scope="module")
+def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven epochs, each kept: eight moments, two more than a figure holds."""
+    folder = tmp_path_factory.mktemp("runs") / "kept"
+    shape = {"dim": 8, "depth": 2, "heads": 2, "patch_size": [8, 8]}
+    options = replace(OPTIONS, limit=20, batch_size=10, out=folder)
+    train("vit-micro", recipe={"epochs": 7}, shape=shape, keep_every=1, options=options)
+    return folder
+
+
+def test_a_head_over_training(kept_run, pictures, tmp_path):
+    out = tmp_path / "out"
+    results = run(kept_run, out, images=[str(pictures)], head=(1, 0))
+    assert figures(out) == OVERVIEW | {"head_over_training"}
+    rows = results["tables"]["training"]
+    assert [row["epochs"] for row in rows] == [0, 1, 3, 4, 6, 7]
+    assert rows[0]["file"] == "epoch-0000.safetensors"
+    assert rows[-1]["file"] == "model.safetensors"
+    maps = np.load(out / "arrays" / "training.npz")["maps"]
+    overview = np.load(out / "arrays" / "attention.npz")
+    assert maps.shape == (3, 6, 4, 4)
+    np.testing.assert_allclose(maps[:, -1], overview["layer1"][:, 0], atol=1e-6)
+    first = load(str(kept_run / "kept" / "epoch-0000.safetensors"))
+    images = torch.from_numpy(overview["images"]).float() / 255
+    np.testing.assert_allclose(maps[:, 0], attention_maps(first, images)[1].maps[:, 0], atol=1e-6)
+    assert np.abs(maps[:, 0] - maps[:, -1]).max() > 1e-4
+    told = (out / "report.md").read_text()
+    assert "## Layer 2, head 1 over training" in told
+    assert "Of 8 moments, 6 are shown" in told
+
+
+def test_a_head_of_a_patch_in_a_run_that_kept_its_weights_is_drawn_both_ways(kept_run, pictures, tmp_path):
+    run(f"mine={kept_run}", tmp_path / "out", images=[str(pictures)], head=(0, 1), key=(0, 0))
+    assert figures(tmp_path / "out") == OVERVIEW | {"head_over_training", "key", "key_head"}

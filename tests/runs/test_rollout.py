@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from vitlens.analysis.localisation import mask_areas, pointing_hits
+from vitlens.analysis.methods import Way, trace
 from vitlens.analysis.rollout import rollout as rollout_maps
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.zoo import load
+from vitlens.models.zoo import load, save
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.rollout import rollout
 
@@ -56,11 +57,52 @@ def test_an_unreadable_image_is_counted_and_named(tiny_vit, pictures, tmp_path):
     assert "broken.jpg" in text
 
 
+def test_every_method_is_the_function_of_its_name(tiny_vit, tmp_path):
+    methods = ("rollout", "relevance", "gradient-rollout", "attention", "flow")
+    results = run(tiny_vit, tmp_path / "out", data="digits", fusion=("min",), method=methods, target="true")
+    split, specimen = digits("test").limit(12), load(str(tiny_vit))
+    ways = [Way(name, "min" if name == "rollout" else "mean") for name in methods]
+    found = [trace(specimen, batch.images, ways, targets=batch.labels) for batch in split.batches(12)]
+    kept = np.load(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
+    for index, maps in enumerate(found[0].maps):
+        torch.testing.assert_close(torch.from_numpy(kept[:, index]), maps.float(), atol=1e-6, rtol=1e-4)
+    assert [row["method"] for row in results["tables"]["methods"]] == ["rollout-min", *methods[1:]]
+    assert [row["target"] for row in results["tables"]["images"]] == [str(int(label)) for label in split.labels]
+
+
+@pytest.mark.parametrize("target", ["3", "predicted"])
+def test_a_named_class_is_asked_of_every_image(tiny_vit, pictures, tmp_path, target):
+    results = run(tiny_vit, tmp_path / "out", images=[str(pictures)], method=("relevance",), target=target)
+    asked = [row["target"] for row in results["tables"]["images"]]
+    predicted = [row["prediction"] for row in results["tables"]["images"]]
+    assert asked == (predicted if target == "predicted" else ["3"] * 3)
+
+
+def test_maps_that_are_zero_everywhere_are_said(tmp_path):
+    specimen = load("vit-digits")
+    specimen.model.head.weight.data.zero_()  # no weight of attention changes a logit
+    save(specimen, tmp_path / "blind" / "model.safetensors")
+    results = run(tmp_path / "blind", tmp_path / "out", data="digits", method=("rollout", "relevance"))
+    empty = {row["method"]: row["empty_maps"] for row in results["tables"]["methods"]}
+    assert (empty["rollout-mean"], empty["relevance"]) == (0, 12)
+    assert "12 of 12 maps of relevance are zero everywhere" in (tmp_path / "out" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"), [("10", "from 0 to 9, found 10"), ("cat", "no class 'cat'"), ("true", "labelled images")]
+)
+def test_targets_that_cannot_be(tiny_vit, pictures, tmp_path, target, message):
+    with pytest.raises(InputError, match=message):
+        run(tiny_vit, tmp_path / "out", images=[str(pictures)], target=target)
+    assert not (tmp_path / "out").exists()
+
+
 def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
     for error, model, changes in (
         (UnsupportedError, tiny_cnn, {}),
         (InputError, tiny_vit, {"discard": 1.0}),
         (InputError, tiny_vit, {"start_layer": 2}),
+        (InputError, tiny_vit, {"method": ("attention",), "layer": 2}),
         (InputError, tiny_vit, {"images": [str(pictures)], "data": "digits"}),
         (InputError, tmp_path / "nothing", {}),
     ):

@@ -16,6 +16,7 @@ import torch
 import vitlens
 from vitlens.errors import InputError, OutputError, UnknownNameError
 from vitlens.runs import train as module
+from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import RunOptions
 from vitlens.runs.report import report
 from vitlens.runs.train import train
@@ -102,6 +103,28 @@ def test_a_stopped_run_says_so_and_resumes_to_the_same_weights(trained, tmp_path
     train(None, resume=folder, options=RunOptions(device="cpu", quiet=True, seed=7))
     assert results(folder)["status"] == "done"
     assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+
+
+def test_kept_weights_are_asked_for_once_and_stay(trained, tmp_path, monkeypatch):
+    assert not (trained / "kept").exists()
+    assert "in `kept/`" not in (trained / "report.md").read_text()
+    folder = tmp_path / "kept"
+    with monkeypatch.context() as patch:
+        stop_at(5, patch)
+        with pytest.raises(KeyboardInterrupt):
+            tiny(folder, keep_every=2)
+    with pytest.raises(InputError, match="with its keep_every, 2, found 1; leave it out"):
+        train(None, resume=folder, keep_every=1, options=OPTIONS)
+    train(None, resume=folder, options=RunOptions(device="cpu", quiet=True))
+    names = ["epoch-0000.safetensors", "epoch-0002.safetensors"]
+    assert sorted(path.name for path in (folder / "kept").iterdir()) == names
+    assert "after every 2 epochs is in `kept/`" in (folder / "report.md").read_text()
+    assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    RunFolder.create("train", out=folder, overwrite=True)
+    assert not list((folder / "kept").iterdir())
+    with pytest.raises(InputError, match="--keep-every at least 1, found 0"):
+        tiny(tmp_path / "none", keep_every=0)
+    assert not (tmp_path / "none").exists()
 
 
 def test_resuming_as_something_else_is_refused(trained, tmp_path):

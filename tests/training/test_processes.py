@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from tests.training.tiny import tiny_recipe, tiny_specimen, tiny_split
 from vitlens.errors import InputError
 from vitlens.models.zoo import WEIGHTS_FILE
+from vitlens.processes import Processes
+from vitlens.training import loop
 from vitlens.training.loop import fit
 from vitlens.training.metrics import read_metrics
-from vitlens.training.processes import join
 
 ROOT = Path(__file__).parents[2]
 JOB = ("-m", "tests.training.job")
@@ -65,9 +66,14 @@ def test_two_processes_lose_what_one_does(tmp_path: Path) -> None:
     assert all(torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5) for name in left)
 
 
-def test_alone_the_device_is_the_one_asked_for() -> None:
-    accelerator, device = join(torch.device("cpu"), batch_size=1)
-    assert accelerator.num_processes == 1
-    assert device == torch.device("cpu")
-    with pytest.raises(InputError, match="--batch-size of at least 1"):
-        join(torch.device("cpu"), batch_size=0)
+def test_a_batch_has_an_image_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "accelerated", lambda device: (None, Processes(0, 3, device)))
+    with pytest.raises(InputError, match="--batch-size of at least 3, an image a process, found 2"):
+        fit(
+            tiny_specimen(),
+            tiny_split("train", 8),
+            tiny_split("test", 4),
+            recipe=tiny_recipe(batch_size=2),
+            directory=tmp_path,
+        )
+    assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.geometry import square_grid
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import capture, observe
@@ -77,19 +78,12 @@ def layer_map(call: AttentionCall, specimen: Specimen) -> LayerMaps | None:
     if site.kind != "patch":
         return None
     if layout is None or site.keys != layout.tokens:
-        grid = grid_of_patches(site.keys, specimen.input_size)
+        grid = square_grid(site.keys, specimen.input_size)
         return None if grid is None else _of_row(site, call.weights().mean(2), grid, "mean over all patches")
     if readout in ("cls", "cls+distillation"):
         return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
     rows = range(len(layout.prefix), layout.tokens)
     return _of_row(site, call.rows(rows).mean(2), layout.grid, "mean over all patches")
-
-
-def grid_of_patches(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
-    """The (rows, columns) of square patches that cover an image of this size, or None where there are none such."""
-    rows = round((patches * size[0] / size[1]) ** 0.5)
-    columns = patches // max(rows, 1)
-    return (rows, columns) if rows * columns == patches and rows * size[1] == columns * size[0] else None
 
 
 def _of_row(site: Site, row: Float[Tensor, "batch heads key"], grid: tuple[int, int], reading: str) -> LayerMaps:

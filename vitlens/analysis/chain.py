@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluate import fitting_batch_size
 from vitlens.analysis.gradients import with_gradients
 from vitlens.analysis.readout import readout_row
-from vitlens.errors import UnknownNameError, UnsupportedError
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import observe, survey
-from vitlens.lens.site import KIND_WORDS
+from vitlens.lens.site import KIND_WORDS, Site
 from vitlens.lens.windows import window_index
 from vitlens.models.specimen import Specimen
 from vitlens.names import READOUTS, Readout
@@ -50,7 +51,7 @@ class Chain:
         like = precise(first.rows((0,)))
         if layout is None:  # windows: the mean over the patches of the last stage
             last = self.calls[-1].site.windows
-            assert last is not None
+            assert last is not None  # chain_length has let nothing else through
             patches = last.resolution[0] * last.resolution[1]
             return like.new_full((first.images, patches), 1 / patches)
         if self.readout == "pool":
@@ -58,7 +59,7 @@ class Chain:
             return pool([pooling(call) for call in late])
         return readout_row(layout, self.readout, batch=first.images, like=like)
 
-    def follow(self, row: Vector, step: Step, *, start_layer: int = 0) -> Vector:
+    def follow(self, row: Vector, step: Step, *, start_layer: int = 0) -> Float[Tensor, "batch first_tokens"]:
         """A row over the last layer's tokens, followed down to start_layer; in windows, to their first stage."""
         finer: tuple[int, int] | None = None
         for call in reversed(self.calls):
@@ -98,6 +99,10 @@ def chained(
     chosen = readout or specimen.anatomy.readout or "mean"
     if chosen not in READOUTS:
         raise UnknownNameError("readout", chosen, READOUTS)
+    if specimen.anatomy.layout is None and chosen != "mean":
+        raise UnsupportedError(
+            f"expected the readout mean for {specimen.alias}, which reads the mean over its last patches, found {chosen}"
+        )
     if gradient:
         logits, calls = with_gradients(specimen, images, targets)
         return Chain(specimen, logits, calls, chosen)
@@ -115,28 +120,40 @@ def over_batches(
     readout: Readout | None = None,
 ) -> Maps:
     """One map an image, a batch that fits at a time."""
+    if targets is not None and len(targets) != len(images):
+        raise InputError(f"expected one target an image ({len(images)}), found {len(targets)}")
     size = fitting_batch_size(specimen)
     parts = []
     for start in range(0, len(images), size):
         own = None if targets is None else targets[start : start + size]
         batch = images[start : start + size].to(specimen.device)
-        parts.append(follow(chained(specimen, batch, targets=own, gradient=gradient, readout=readout)))
+        chain = chained(specimen, batch, targets=own, gradient=gradient, readout=readout)
+        with exactly(batch.device):
+            parts.append(follow(chain))
     return torch.cat(parts)
+
+
+def exactly(device: torch.device) -> torch.autocast:
+    """No mixed precision here, whatever the model ran in: rows would no longer sum to 1."""
+    return torch.autocast(device.type, enabled=False)
 
 
 def chain_length(specimen: Specimen, images: Images) -> int:
     """How many layers can be chained. Raises UnsupportedError for a model in which some cannot."""
     coarser: tuple[int, int] | None = None
-    layout = None if specimen.anatomy.family == "windowed" else specimen.layout  # which refuses other families
-    sites = survey(specimen, images)
+    layout = specimen.layout if specimen.anatomy.family == "cnn" else specimen.anatomy.layout  # the first refuses
+    sites = survey(specimen, images[:1].to(specimen.device))
+    misfits = [site for site in sites if not _fits(site, layout)]
+    if misfits:
+        # the layer that says most: tokens of another stage say less than pooled keys, channels or foreign windows
+        site = min(misfits, key=lambda site: site.kind in ("patch", "class"))
+        other = f", but of a stage with {site.keys} tokens of its own" if site.kind == "patch" else ""
+        raise UnsupportedError(
+            "expected layers over one sequence of tokens, or windows that can be put back into the image (Swin), found "
+            f"{site.module!r} of {specimen.alias}: {KIND_WORDS[site.kind]}{other}; rollout and its kin are not defined "
+            "there, see vitlens attention"
+        )
     for site in reversed(sites):
-        fits = site.windows is not None if layout is None else site.kind == "patch" and site.keys == layout.tokens
-        if not fits and not (layout is not None and site.kind == "class"):
-            raise UnsupportedError(
-                f"expected layers in which every token looks at every token, or at its window, found {site.module!r} "
-                f"of {specimen.alias}: {KIND_WORDS[site.kind]}; rollout and its kin are not defined there, see vitlens "
-                "attention"
-            )
         if site.windows is not None:
             if coarser not in (None, site.windows.resolution, _merged(site.windows.resolution)):
                 raise UnsupportedError(
@@ -147,12 +164,21 @@ def chain_length(specimen: Specimen, images: Images) -> int:
     return 1 + max(site.layer for site in sites)
 
 
+def _fits(site: Site, layout: TokenLayout | None) -> bool:
+    """Whether a row over the tokens can be followed through this layer."""
+    if layout is None:
+        return site.windows is not None
+    return site.kind == "class" or (site.kind == "patch" and site.keys == layout.tokens)
+
+
 def _merged(resolution: tuple[int, int]) -> tuple[int, int]:
     """The resolution after 2x2 patches have become one."""
     return -(-resolution[0] // 2), -(-resolution[1] // 2)
 
 
-def _unmerge(row: Vector, coarse: tuple[int, int], fine: tuple[int, int]) -> Vector:
+def _unmerge(
+    row: Float[Tensor, "batch merged"], coarse: tuple[int, int], fine: tuple[int, int]
+) -> Float[Tensor, "batch unmerged"]:
     """A row over merged patches as one over those they were made of: each shares its mass among them equally.
 
     Merging concatenates 2x2 patches and projects them, so that none of the four comes before the others.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitlens.analysis.chain import Chain, chain_length, over_batches
 from vitlens.analysis.readout import pooling_row
+from vitlens.analysis.rollout import RolloutOptions
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.specimen import Specimen
@@ -32,19 +33,24 @@ def flow(specimen: Specimen, images: Images, *, alpha: float = DEFAULT_ALPHA, re
     alpha: share of the identity. A tenth of a second an image at 65 tokens, seconds at 197. Raises UnsupportedError
     above 256 tokens, and for a model whose layers are not all token-to-token.
     """
+    RolloutOptions(alpha=alpha)  # says what cannot be
     require_few(specimen, images)
     return over_batches(specimen, images, lambda chain: chain.as_map(flow_of(chain, alpha=alpha)), readout=readout)
 
 
 def require_few(specimen: Specimen, images: Images) -> None:
     """Raise UnsupportedError where attention flow would take too long, or is not defined."""
-    tokens = specimen.layout.tokens
-    if tokens > MOST_TOKENS:
+    layout = specimen.anatomy.layout
+    if layout is not None and layout.tokens > MOST_TOKENS:
         raise UnsupportedError(
-            f"expected at most {MOST_TOKENS} tokens for attention flow, found {tokens} in {specimen.alias}: it takes a "
-            "maximum flow for each of them; try --method rollout"
+            f"expected at most {MOST_TOKENS} tokens for attention flow, found {layout.tokens} in {specimen.alias}: it "
+            "takes a maximum flow for each of them; try --method rollout"
         )
-    chain_length(specimen, images[:1])
+    chain_length(specimen, images)
+    if layout is None:
+        raise UnsupportedError(
+            f"expected one sequence of tokens for attention flow, found windows in {specimen.alias}; try --method rollout"
+        )
 
 
 def flow_of(chain: Chain, *, alpha: float = DEFAULT_ALPHA) -> Float[Tensor, "batch tokens"]:
@@ -52,10 +58,10 @@ def flow_of(chain: Chain, *, alpha: float = DEFAULT_ALPHA) -> Float[Tensor, "bat
     layout = chain.specimen.layout
 
     def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
-        return precise(call.weights()).mean(1)[:, 0]
+        return precise(call.precise().weights()).mean(1)[:, 0]
 
     start = chain.start(pooling=pooling, pool=lambda rows: pooling_row(rows, layout, alpha=alpha))
-    layers = [precise(call.weights()).mean(1) for call in chain.calls if call.site.kind == "patch"]
+    layers = [precise(call.precise().weights()).mean(1) for call in chain.calls if call.site.kind == "patch"]
     patches = range(len(layout.prefix), layout.tokens)
     found = [
         maximum_flows(start[image].cpu().numpy(), [mixed(layer[image], alpha) for layer in layers], patches)

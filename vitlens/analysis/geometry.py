@@ -1,10 +1,11 @@
 """Where the queries and keys of an attention layer lie in the image: grid, pixels between them, offsets.
 
 A layer of windows is seen window by window: within one, places differ as they do in the image, except across the seam
-of a shifted window, where the model's mask lets nothing pass.
+of a shifted window, where the model's mask lets nothing pass (but for timm's Swin on a padded map, whose mask misses
+the seam: distances are then those in the image, and offsets leave such pairs out).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -38,9 +39,9 @@ class Geometry:
         """Patches of the map, or of one window."""
         return self.grid[0] * self.grid[1]
 
-    def distances(self) -> Float[Tensor, "query key"]:
-        """Pixels between the centres of all pairs of patches (Euclidean)."""
-        return _distances(self.grid, self.pitch)
+    def distances(self) -> Float[Tensor, "calls query key"]:
+        """Pixels between the centres of all pairs of patches in the image (Euclidean), of any number for padding."""
+        return _distances(self)
 
     def places(self) -> Int[Tensor, "calls patches"]:
         """Which patch of the map stands at each place of each window; -1 for padding. One row without windows."""
@@ -67,6 +68,8 @@ def geometry_of(site: Site, specimen: Specimen) -> Geometry | None:
     layout = specimen.anatomy.layout
     if layout is not None and site.keys == layout.tokens:
         return _whole(layout)
+    if layout is not None and site.keys == layout.patches:  # its prefix comes in later
+        return _whole(replace(layout, prefix=()))
     grid = square_grid(site.keys, specimen.input_size)
     return None if grid is None else Geometry(grid, _pitch(grid, specimen.input_size))
 
@@ -93,10 +96,12 @@ def _pitch(grid: tuple[int, int], size: tuple[int, int]) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=32)
-def _distances(grid: tuple[int, int], pitch: tuple[float, float]) -> Tensor:
-    rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
-    centres = torch.stack((rows.flatten() * pitch[0], columns.flatten() * pitch[1]), -1).double()
-    apart = centres[:, None] - centres[None]
+def _distances(geometry: Geometry) -> Tensor:
+    windows, places = geometry.windows, geometry.places()
+    columns = geometry.grid[1] if windows is None else windows.resolution[1]
+    pitch = torch.tensor(geometry.pitch, dtype=torch.float64)
+    centres = torch.stack((places // columns, places % columns), -1) * pitch
+    apart = centres[:, :, None] - centres[:, None]
     return apart.square().sum(-1).sqrt()
 
 

@@ -5,7 +5,7 @@ Rows of patches and the row of CLS are told apart. No matrix of N x N outlives t
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from vitlens.analysis.moments import Key
 from vitlens.analysis.offsets import offset_sums
 from vitlens.analysis.sharpness import entropy, gini, hoyer
 from vitlens.analysis.sinks import median, stand_out
-from vitlens.errors import NonFiniteError
+from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import observe
 from vitlens.lens.residual import watching_blocks
@@ -31,12 +31,34 @@ PerImage = Float[Tensor, "images heads"]
 @dataclass
 class Measured:
     """A batch of images: values (images, heads) by statistic and layer; offsets: attention mass by offset, key minus
-    query, summed over the images (heads, 2 rows - 1, 2 columns - 1); sites: where attention was seen."""
+    query, summed over the images (heads, 2 rows - 1, 2 columns - 1); sites: the layers. A layer of several attention
+    calls (ConViT's content and position, groups of heads) has the heads of all of them, one after another."""
 
     images: int
     values: dict[Key, PerImage] = field(default_factory=dict)
     offsets: dict[int, Tensor] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
+
+    def place(self, site: Site) -> None:
+        """A new layer, or more heads of one. Raises UnsupportedError where they look at something else."""
+        if site.part == 0:
+            self.sites.append(site)
+            return
+        first = self.sites[site.layer]
+        if replace(first, part=site.part, heads=site.heads) != site:
+            raise UnsupportedError(
+                f"expected attention calls of one shape in layer {site.layer} ({site.module}), found {first.queries} "
+                f"queries and {first.keys} keys, then {site.queries} and {site.keys}; see vitlens models"
+            )
+        self.sites[site.layer] = replace(first, heads=first.heads + site.heads)
+
+    def take(self, layer: int, values: dict[str, Tensor], offsets: Tensor | None) -> None:
+        """The numbers of a layer, beside those of its other heads."""
+        for name, value in values.items():
+            known = self.values.get((name, layer))
+            self.values[name, layer] = value if known is None else torch.cat((known, value), 1)
+        if offsets is not None:
+            self.offsets[layer] = torch.cat((self.offsets[layer], offsets)) if layer in self.offsets else offsets
 
 
 def measure(specimen: Specimen, images: Images, *, renormalise: bool = True) -> Measured:
@@ -46,23 +68,24 @@ def measure(specimen: Specimen, images: Images, *, renormalise: bool = True) -> 
     prefix tokens counts as 0 px. Weights are computed in fp32 at least, whatever the model runs in. Raises
     NonFiniteError naming the layer, UnsupportedError for a model without attention.
     """
+    if not len(images):
+        raise InputError("expected at least one image, found none")
     found = Measured(len(images))
 
     def take(call: AttentionCall) -> None:
-        found.sites.append(call.site)
+        found.place(call.site)
         if call.site.kind == "channel":  # what looks at what, not where
             return
         with torch.autocast(images.device.type, enabled=False):
             values, offsets = _of_call(call, geometry_of(call.site, specimen), renormalise=renormalise)
         _require_finite(values, call.site)
-        found.values |= {(name, call.site.layer): value for name, value in values.items()}
-        if offsets is not None:
-            found.offsets[call.site.layer] = offsets
+        found.take(call.site.layer, values, offsets)
 
     def weigh(block: int, tokens: Tokens) -> None:
-        prefix = 0 if specimen.anatomy.layout is None else len(specimen.anatomy.layout.prefix)
-        if tokens.shape[1] > max(prefix, 1):
-            found.values.update({(name, block): value for name, value in _norms(tokens, prefix).items()})
+        layout = specimen.anatomy.layout
+        prefix = len(layout.prefix) if layout is not None and tokens.shape[1] == layout.tokens else 0
+        if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # not windows, nor CLS alone
+            found.take(block, _norms(tokens, prefix), None)
 
     with watching_blocks(specimen, weigh):
         observe(specimen, images, take)
@@ -114,10 +137,11 @@ class _Looking:
         real = geometry.places().to(weights.device) >= 0
         self.looking = real.to(weights.dtype)  # (calls, patches): padding does not look
         self.rows = self.looking.sum()
-        self.between = self.queries[..., geometry.prefix :]
+        self.patches = self.between = self.queries[..., geometry.prefix :]  # of patches; of those that are neighbours
         if geometry.windows is not None:
-            calls = self.between.unflatten(0, (images, -1)) * geometry.pairs().to(weights.device)[:, None]
-            self.between = calls.flatten(0, 1)
+            calls = self.patches.unflatten(0, (images, -1))
+            self.patches = (calls * self.looking[:, None, None]).flatten(0, 1)
+            self.between = (calls * geometry.pairs().to(weights.device)[:, None]).flatten(0, 1)
 
     def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
         """The mean over the patches that look."""
@@ -136,8 +160,8 @@ class _Looking:
 
     def places(self, *, renormalise: bool) -> dict[str, PerImage]:
         """How far it looks, and how much lies on its own place."""
-        mass = self.between.sum(-1)
-        away = (self.between * self.geometry.distances().to(self.weights)).sum(-1)
+        mass, pixels = self.patches.sum(-1), self.geometry.distances().to(self.weights)
+        away = (self.patches.unflatten(0, (self.images, -1)) * pixels[:, None]).sum(-1).flatten(0, 1)
         if renormalise:
             away = away / mass.clamp_min(torch.finfo(mass.dtype).tiny)
         return {"distance": self.mean(away), "self_mass": self.mean(self.between.diagonal(dim1=-2, dim2=-1))}
@@ -159,7 +183,7 @@ class _Looking:
         looked_at = self._received()
         sinks = stand_out(looked_at)
         found["sinks"] = sinks.sum(-1).to(looked_at.dtype)
-        found["sink_mass"] = (looked_at * sinks).sum(-1) / looked_at.sum(-1)
+        found["sink_mass"] = (looked_at * sinks * self._lookers()).sum(-1)
         if geometry.prefix:
             found["prefix_mass"] = looked_at[..., : geometry.prefix].sum(-1)
             found["cls_mass"] = looked_at[..., list(geometry.cls)].sum(-1)
@@ -175,6 +199,15 @@ class _Looking:
         if self.geometry.windows is None:
             return self.queries.mean(-2)
         return received(self.weights, self.geometry.windows).flatten(2)
+
+    def _lookers(self) -> Float[Tensor, " key"]:
+        """The share of all patches that can look at each key: all of them, or those of its window."""
+        windows, places = self.geometry.windows, self.geometry.places().to(self.weights.device)
+        if windows is None:
+            return self.looking.new_ones(self.weights.shape[-1])
+        share = self.looking.new_zeros(windows.resolution[0] * windows.resolution[1] + 1)  # the last is for padding
+        share[places] = (self.looking.sum(-1, keepdim=True) / self.rows).expand(places.shape)
+        return share[:-1]
 
 
 def _sides(grid: tuple[int, int]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from vitlens.analysis.attention import layer_map
-from vitlens.analysis.chain import Chain, chain_length, chained
+from vitlens.analysis.chain import Chain, chain_length, chained, exactly
 from vitlens.analysis.flow import flow_of, require_few
 from vitlens.analysis.relevance import gradient_rollout_of, relevance_of
 from vitlens.analysis.rollout import RolloutOptions, require_start, rollout_of
@@ -65,7 +65,8 @@ def _rollout(chain: Chain, way: Way) -> Maps:
 
 
 def _attention(chain: Chain, way: Way) -> Maps:
-    found = layer_map(chain.calls[-1 if way.layer is None else way.layer], chain.specimen)
+    layer = chain.calls[-1].site.layer if way.layer is None else way.layer
+    found = layer_map(next(call for call in reversed(chain.calls) if call.site.layer == layer), chain.specimen)
     if found is None:
         raise UnsupportedError(
             f"expected a layer in which patches look at patches, found pooled keys or channels in that of "
@@ -126,8 +127,12 @@ def trace(
     targets: Labels | None = None,
     readout: Readout | None = None,
 ) -> Traced:
-    """Maps of a batch in several ways, from one pass. targets: class indices (batch,), None: the predicted classes."""
+    """Maps of a batch in several ways, from one pass. targets: class indices (batch,), None: the predicted classes.
+
+    Raises UnsupportedError or InputError for a way that this specimen cannot go.
+    """
+    require_possible(specimen, images, ways)
     gradient = any(METHODS[way.method].gradient for way in ways)
     chain = chained(specimen, images, targets=targets, gradient=gradient, readout=readout)
-    with torch.no_grad():
+    with torch.no_grad(), exactly(specimen.device):
         return Traced(chain.logits, tuple(METHODS[way.method].follow(chain, way) for way in ways))

@@ -32,15 +32,21 @@ def pooling_row(layers: Sequence[Float[Tensor, "batch keys"]], layout: TokenLayo
     """What an attention pooling reads of the patches; layers: its queries' weights with the heads fused, in order.
 
     A pooling query (SigLIP) has all tokens as keys: its last row is the answer. Class attention (CaiT) has keys
-    (CLS, patches) and lets CLS keep alpha of itself in each layer, as rollout does; what is left on CLS at the end has
-    no place in the image and is shared out over the patches.
+    (CLS, patches) and lets CLS keep alpha of itself in each layer, the row then scaled to sum to 1, as rollout does;
+    what is left on CLS at the end has no place in the image and is shared out over the patches. Zeros stay zeros.
     """
     if not layers:
         raise UnsupportedError("expected attention pooling for --readout pool, found none; try --readout cls or mean")
     if layers[-1].shape[-1] == layout.tokens:
-        return layers[-1] / layers[-1].sum(-1, keepdim=True)
+        return _scaled(layers[-1])
     own, row = torch.ones_like(layers[-1][:, :1]), torch.zeros_like(layers[-1][:, 1:])
     for weights in reversed(layers):
-        looked = (1 - alpha) * own * weights / weights.sum(-1, keepdim=True)
-        row, own = row + looked[:, 1:], alpha * own + looked[:, :1]
+        mixed = (1 - alpha) * weights
+        mixed[:, :1] += alpha
+        looked = own * _scaled(mixed)
+        row, own = row + looked[:, 1:], looked[:, :1]
+    return _scaled(row)
+
+
+def _scaled(row: Float[Tensor, "batch any"]) -> Float[Tensor, "batch any"]:
     return row / row.sum(-1, keepdim=True).clamp_min(torch.finfo(row.dtype).tiny)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.chain import Chain, chain_length, over_batches
 from vitlens.analysis.readout import pooling_row
-from vitlens.analysis.rollout import require_start, step
+from vitlens.analysis.rollout import RolloutOptions, require_start, step
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.specimen import Specimen
@@ -81,6 +81,7 @@ def gradient_rollout(
 
     alpha: share of the identity; a row without any positive gradient passes everything on to its own token.
     """
+    RolloutOptions(alpha=alpha)  # says what cannot be
     _require_chain(specimen, images, start_layer)
     return over_batches(
         specimen,
@@ -103,12 +104,16 @@ def relevance_of(chain: Chain, *, start_layer: int = 0) -> Vector:
 
     start = chain.start(pooling=_pooling, pool=pool, start_layer=start_layer)
     row = chain.follow(start, one_step, start_layer=start_layer)
-    # a pooling query is none of the tokens, so that its row has no part of the identity
-    return row if chain.readout == "pool" else row - chain.follow(start, _pass_on, start_layer=start_layer)
+    if chain.readout == "pool":  # a pooling query is none of the tokens, so that its row has no part of the identity
+        return row
+    return row - chain.follow(start, one_step, start_layer=len(chain.calls))  # no step, the merging of patches alone
 
 
 def gradient_rollout_of(chain: Chain, *, alpha: float = DEFAULT_ALPHA, start_layer: int = 0) -> Vector:
-    """The readout's row of the gradient-weighted rollout of a chain, over all tokens; it sums to 1."""
+    """The readout's row of the gradient-weighted rollout of a chain, over all tokens.
+
+    It sums to 1, or is empty where nothing speaks for the target in a pooling query, which has no token of its own.
+    """
 
     def one_step(row: Vector, weights: Weights, gradient: Weights | None, whole: bool) -> Vector:  # noqa: ARG001
         return step(row, _asked_for(weights, gradient), alpha)
@@ -144,10 +149,6 @@ def _asked_for(weights: Weights, gradient: Weights | None) -> Fused:
 def _pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
     exact = call.precise()
     return _asked_for(precise(exact.weights()), exact.weight_gradient())[:, 0]
-
-
-def _pass_on(row: Vector, weights: Weights, gradient: Weights | None, whole: bool) -> Vector:  # noqa: ARG001
-    return row
 
 
 def _require_chain(specimen: Specimen, images: Images, start_layer: int) -> None:

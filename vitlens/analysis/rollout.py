@@ -126,8 +126,8 @@ def rollout(
 
 def require_start(start_layer: int, depth: int) -> None:
     """Raise InputError unless the model has this layer."""
-    if start_layer >= depth:
-        raise InputError(f"expected --start-layer below {depth} layers, found {start_layer}")
+    if not 0 <= start_layer < depth:
+        raise InputError(f"expected --start-layer of at least 0 and below {depth} layers, found {start_layer}")
 
 
 def rollout_of(chain: Chain, way: RolloutOptions) -> Vector:
@@ -145,7 +145,8 @@ def rollout_of(chain: Chain, way: RolloutOptions) -> Vector:
     def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
         # class attention has a CLS before this layout's tokens
         own = (0,) if layout is not None and call.site.keys > layout.tokens else keep
-        return discard_lowest(fuse(precise(call.weights()), way.fusion), way.discard, keep=own)[:, 0]
+        row = discard_lowest(fuse(precise(call.precise().weights()), way.fusion), way.discard, keep=own)[:, 0]
+        return row / row.sum(-1, keepdim=True)
 
     def pool(rows: Sequence[Float[Tensor, "batch keys"]]) -> Vector:
         return pooling_row(rows, chain.specimen.layout, alpha=way.alpha)

@@ -158,13 +158,15 @@ def decide(scores: Mapping[str, float]) -> tuple[str, float]:
 def _heads(table: Statistics, layer: int, mass: Tensor, place: Geometry) -> Iterator[Head]:
     """The heads of one layer; mass: (heads, down, across), their mean attention by offset."""
     counts, own = _counts(place), {name: row for (name, at), row in _means(table) if at == layer}
-    keys, uniform = table.sites[layer].keys, place.uniform_distance()
+    keys, uniform, chance = table.sites[layer].keys, place.uniform_distance(), _chance(place)
     shared = keys if place.windows is None else place.windows.resolution[0] * place.windows.resolution[1]
     for head, by_offset in enumerate(mass):
         numbers = {name: float(row[head]) for name, row in own.items() if head < len(row)}
         on_patches = by_offset / by_offset.sum().clamp_min(_TINY)
+        if not table.renormalised:  # a rule must not read the mass on the prefix as nearness
+            numbers["distance"] = float((on_patches * _lengths(place)).sum())
         explained = explained_by_offset(by_offset, numbers["energy"], counts)
-        yield Head(on_patches, counts / counts.sum(), explained, keys, shared, uniform, numbers)
+        yield Head(on_patches, chance, explained, keys, shared, uniform, numbers)
 
 
 def _means(table: Statistics) -> Iterator[tuple[tuple[str, int], Tensor]]:
@@ -188,11 +190,25 @@ def explained_by_offset(mass: Tensor, energy: float, counts: Tensor) -> float:
 
 def _ratios(mass: Tensor, place: Geometry) -> Tensor:
     """Mean weight by offset over that of uniform attention on the same patches."""
-    counts = _counts(place)
-    chance = counts / counts.sum()
+    chance = _chance(place)
     ratio = mass / mass.sum((1, 2), keepdim=True).clamp_min(_TINY) / chance
-    return ratio.masked_fill(counts == 0, torch.nan)
+    return ratio.masked_fill(chance == 0, torch.nan)
 
 
 def _counts(place: Geometry) -> Tensor:
     return offset_counts(place.grid, place.pairs().double())
+
+
+def _chance(place: Geometry) -> Tensor:
+    """The share of uniform attention on patches that lies on each offset; rows weigh alike, however few they see."""
+    pairs = place.pairs().double()
+    mass = offset_counts(place.grid, pairs / pairs.sum(-1, keepdim=True).clamp_min(1))
+    return mass / mass.sum()
+
+
+def _lengths(place: Geometry) -> Tensor:
+    """How long each offset is in the image, px."""
+    (rows, columns), (height, width) = place.grid, place.pitch
+    down = torch.arange(1 - rows, rows, dtype=torch.float64) * height
+    across = torch.arange(1 - columns, columns, dtype=torch.float64) * width
+    return torch.hypot(down[:, None], across)

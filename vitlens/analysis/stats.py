@@ -17,7 +17,7 @@ from torch import Tensor
 from vitlens.analysis.evaluate import fitting_batch_size
 from vitlens.analysis.geometry import Geometry, geometry_of
 from vitlens.analysis.measure import Measured, measure
-from vitlens.analysis.moments import Moments
+from vitlens.analysis.moments import Key, Moments
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.site import Site
 from vitlens.models.specimen import Specimen
@@ -81,7 +81,8 @@ class Statistics:
     Names are those of STATISTICS, and of TOKEN_STATISTICS with one column. NaN where a layer has none (pooled keys
     have no distance, a model without CLS no CLS row) or has fewer heads. images: how many; sites: the layers;
     geometries: where their tokens lie; offset_mass: for each layer (heads, 2 rows - 1, 2 columns - 1), the mean
-    attention of patches by offset, key minus query, or None; renormalised: whether distances leave out the prefix.
+    attention of patches by offset, key minus query, or None; renormalised: whether distances leave out the prefix;
+    overall: means over all heads, by (statistic, 0).
     """
 
     images: int
@@ -89,6 +90,7 @@ class Statistics:
     geometries: tuple[Geometry | None, ...]
     offset_mass: tuple[Tensor | None, ...]
     moments: Moments
+    overall: Moments
     renormalised: bool = True
 
     def __getattr__(self, name: str) -> PerHead:
@@ -125,12 +127,20 @@ def per_head(rows: Mapping[int, Tensor], layers: int) -> PerHead:
     return table
 
 
+def over_heads(values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """The mean over all heads of all layers, (images, 1) by (statistic, 0), of values (images, heads) by layer."""
+    rows: dict[str, list[Tensor]] = {}
+    for (name, _), value in values.items():
+        rows.setdefault(name, []).append(value)
+    return {(name, 0): torch.cat(found, 1).double().mean(1, keepdim=True) for name, found in rows.items()}
+
+
 class Stream:
     """Takes in batch after batch, and gives the statistics of all of them; memory does not grow with the images."""
 
     def __init__(self, specimen: Specimen, *, renormalise: bool = True) -> None:
         self.specimen, self.renormalise = specimen, renormalise
-        self.moments = Moments()
+        self.moments, self.overall = Moments(), Moments()
         self.offsets: dict[int, Tensor] = {}
         self._sites: tuple[Site, ...] = ()
 
@@ -138,6 +148,7 @@ class Stream:
         """Measure a batch and take it in; what was measured, image by image."""
         found = measure(self.specimen, images, renormalise=self.renormalise)
         self.moments.add(found.values, found.images)
+        self.overall.add(over_heads(found.values), found.images)
         for layer, mass in found.offsets.items():
             self.offsets[layer] = self.offsets[layer] + mass if layer in self.offsets else mass
         self._sites = tuple(found.sites)
@@ -146,13 +157,14 @@ class Stream:
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Add up what several processes took in; total: the sum of a tensor over all of them."""
         self.moments.join(total)
+        self.overall.join(total)
         self.offsets = {layer: total(self.offsets[layer]) for layer in sorted(self.offsets)}
 
     def result(self) -> Statistics:
         """The statistics so far. Raises InputError before the first image."""
         if not self.moments.count:
             raise InputError("expected at least one image, found none")
-        if not self.moments.sums:
+        if all(name in TOKEN_STATISTICS for name, _ in self.moments.sums):
             raise UnsupportedError(
                 f"expected layers whose attention has a place in the image, found channels alone in "
                 f"{self.specimen.alias}; see vitlens models"
@@ -166,6 +178,7 @@ class Stream:
                 for layer in range(len(self._sites))
             ),
             self.moments,
+            self.overall,
             self.renormalise,
         )
 

@@ -10,4 +10,6 @@ def evaluate(models: Models, *, data: Data = None, model_options: ModelOptions, 
     """Accuracy with its interval, per class, confusion, calibration and a grid of predictions."""
     from vitlens.runs.evaluate import evaluate as run
 
-    typer.echo(run(models, data=data or "digits", model_options=model_options, options=options))
+    written = run(models, data=data or "digits", model_options=model_options, options=options)
+    if written is not None:  # of several processes the first alone has something to say
+        typer.echo(written)

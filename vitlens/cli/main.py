@@ -16,6 +16,7 @@ from vitlens.cli.models import models
 from vitlens.cli.predict import predict
 from vitlens.cli.report import report
 from vitlens.cli.rollout import rollout
+from vitlens.cli.stats import stats
 from vitlens.cli.study import study
 from vitlens.cli.train import train
 from vitlens.cli.words import Command, Commands
@@ -29,6 +30,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     evaluate: "vitlens evaluate vit-digits cnn-digits",
     attention: "vitlens attention vit-digits",
     rollout: "vitlens rollout vit-digits --fusion mean,max,min",
+    stats: "vitlens stats vit-digits --limit 100",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",
     data: "vitlens data digits",

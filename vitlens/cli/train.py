@@ -52,6 +52,16 @@ def train(
         float | None,
         typer.Option("--average", metavar="X", help="Decay of averaged weights, 0: none.", rich_help_panel=_RECIPE),
     ] = None,
+    keep_every: Annotated[
+        int | None,
+        typer.Option(
+            "--keep-every",
+            metavar="N",
+            min=1,
+            help="Keep the weights of every N epochs; see vitlens attention --head.",
+            show_default=False,
+        ),
+    ] = None,
     image_size: Annotated[
         str | None, typer.Option("--image-size", metavar="N|HxW", help="Input size in pixels.", rich_help_panel=_SHAPE)
     ] = None,
@@ -91,6 +101,7 @@ def train(
         recipe={name: value for name, value in recipe.items() if value is not None},
         shape={name: value for name, value in shape.items() if value is not None},
         image_size=size,
+        keep_every=keep_every,
         options=options,
     )
     if written is not None:  # of several processes the first alone has something to say

@@ -14,6 +14,7 @@ from vitlens.figures.inputs import Array, as_array, as_image
 from vitlens.figures.overlay import Scale, colour_bar, draw_map, enlarged, in_words, is_constant, joint_scale
 from vitlens.figures.overlays import overlay_rows
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
+from vitlens.figures.views import panel_view
 
 GridScale = Literal["figure", "layer"]
 _PICTURE = 1.05  # inch at the left for the image
@@ -124,15 +125,14 @@ def attention_overlays(
 ) -> Figure:
     """One layer's heads on images: images (batch, 3, height, width), maps (batch, heads, rows, columns) as fractions.
 
-    layer is counted from 0 and labelled from 1. scale: in %, see overlay_rows, as are the errors.
+    layer is counted from 0 and labelled from 1. scale: in % (default: that of these maps); errors: as panel_view.
     """
-    values = 100 * as_array(maps, name="maps", axes=("batch", "heads", "rows", "columns"))
-    return overlay_rows(
+    values = as_array(maps, name="maps", axes=("batch", "heads", "rows", "columns"))
+    return panel_view(
         images=images,
-        maps=values,
+        maps=list(values.swapaxes(0, 1)),
         titles=[f"head {head + 1}" for head in range(values.shape[1])],
         title=f"Layer {layer + 1}: attention of the {reader} to each patch, by head",
-        label="attention (%)",
         names=names,
         scale=scale,
     )

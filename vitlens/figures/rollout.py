@@ -1,10 +1,12 @@
-"""Attention rollout on its images, one panel for each way of fusing heads."""
+"""Attention followed to the image: rollout by fusion of heads, and several methods side by side."""
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from vitlens.errors import InputError
 from vitlens.figures.inputs import as_array
 from vitlens.figures.overlay import Scale
 from vitlens.figures.overlays import overlay_rows
@@ -40,4 +42,36 @@ def rollout_overlays(
         masks=masks,
         hits=hits,
         scale=scale,
+    )
+
+
+def method_overlays(
+    *,
+    images: ArrayLike,
+    maps: ArrayLike,
+    titles: Sequence[str],
+    names: Sequence[str] | None = None,
+    masks: ArrayLike | None = None,
+    hits: ArrayLike | None = None,
+) -> Figure:
+    """Input and the maps of several methods, each as shares of its own sum: images (batch, 3, height, width) in [0, 1].
+
+    maps: (batch, methods, rows, columns), not negative, raw; one that is zero everywhere stays so and says so. titles:
+    the methods; the rest and the errors as rollout_overlays; raises InputError also for a negative value.
+    """
+    values = as_array(maps, name="maps", axes=("batch", "methods", "rows", "columns"))
+    if values.min() < -1e-6 * np.abs(values).max():
+        raise InputError(f"expected maps without negative values, found {values.min():.3g}")
+    sums = values.sum((2, 3), keepdims=True)
+    outlined = "; outline: the object" if masks is not None else ""
+    pointing = "; mark: the map's highest point" if hits is not None else ""
+    return overlay_rows(
+        images=images,
+        maps=100 * values / np.where(sums > 0, sums, 1.0),
+        titles=titles,
+        title=f"Attention followed to the image, by method, share of each map's sum{outlined}{pointing}",
+        label="share of the map (%)",
+        names=names,
+        masks=masks,
+        hits=hits,
     )

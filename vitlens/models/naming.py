@@ -7,12 +7,13 @@ from pathlib import Path
 
 from vitlens.errors import InputError
 
+RANDOM = "random"  # in place of a weights file: the architecture untrained
 _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 
 
 @dataclass(frozen=True)
 class ModelName:
-    """name: without alias and weights; alias: what reports call it; weights: the file after @, if any."""
+    """name: without alias and weights; alias: what reports call it; weights: the file after @, if any, or "random"."""
 
     name: str
     alias: str
@@ -26,7 +27,8 @@ def parse_model(text: str) -> ModelName:
     name, _, weights = rest.partition("@")
     if not name:
         raise InputError(f"expected MODEL as [alias=]NAME[@weights], found {text!r}; see vitlens models")
-    return ModelName(name, alias or _last_part(name), weights or None)
+    own = _last_part(name) + (f"-{RANDOM}" if weights == RANDOM else "")
+    return ModelName(name, alias or own, weights or None)
 
 
 def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:

@@ -56,6 +56,19 @@ def load_saved(file: Path, *, alias: str, name: str, image_size: tuple[int, int]
     return assemble(model, architecture, preprocessing, classes, alias, provenance)
 
 
+def load_untaught(file: Path, *, alias: str, name: str, seed: int) -> Specimen:
+    """The architecture in a file that `save` wrote, with seeded random weights in place of its own."""
+    architecture, classes, preprocessing = _about(read_weights(file), file)
+    if architecture.kind != "preset":
+        raise ModelError(
+            f"expected a preset's architecture in {file} for random weights, found {architecture.kind}; write "
+            f"{architecture.kind}:{architecture.name}@random"
+        )
+    with seeded(seed):
+        model, _ = build_preset(architecture)
+    return assemble(model, architecture, preprocessing, classes, alias, Provenance(name, "random", None, versions()))
+
+
 def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int]) -> nn.Module:
     sized = replace(architecture, image_size=size)
     if architecture.kind == "timm":

@@ -12,8 +12,8 @@ from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.files import sha256
 from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
 from vitlens.models.build import Architecture, Overrides, build_preset
-from vitlens.models.naming import parse_model
-from vitlens.models.saved import WEIGHTS_FILE, load_saved, save
+from vitlens.models.naming import RANDOM, parse_model
+from vitlens.models.saved import WEIGHTS_FILE, load_saved, load_untaught, save
 from vitlens.models.specimen import Provenance, Specimen
 from vitlens.models.weights import Weights, load_strictly, read_weights
 from vitlens.names import BUNDLED, PRESETS
@@ -42,13 +42,15 @@ def load(
     """The specimen for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
 
     NAME: vit-digits, cnn-digits, a run folder, a weights file (with arch), timm:NAME, torchvision:NAME, or a preset
-    with weights. image_size: (height, width) in pixels; mean, std: of the model's training, for pixels in [0, 1];
-    classes: names of the logits. Raises UnknownNameError and ModelError.
+    with weights; "random" in place of the weights: the same architecture, untrained. image_size: (height, width) in
+    pixels; mean, std: of the model's training, for pixels in [0, 1]; classes: names of the logits. Raises
+    UnknownNameError and ModelError.
     """
     parsed = parse_model(name)
-    given = weights or parsed.weights
+    untaught = parsed.weights == RANDOM
+    given = weights or (None if untaught else parsed.weights)
     file = Path(given) if given else None
-    if file is not None and random_weights:
+    if file is not None and (random_weights or untaught):
         raise InputError(f"expected either weights or --random-weights for {parsed.name}, found both")
     if (file or random_weights) and (parsed.name in BUNDLED or Path(parsed.name).is_dir()):
         raise InputError(
@@ -56,7 +58,9 @@ def load(
             f"found {parsed.name!r}, which has its own"
         )
     own = None if file else _own_weights(parsed.name)
-    if own is not None:
+    if own is not None and untaught:
+        specimen = load_untaught(own, alias=parsed.alias, name=parsed.name, seed=seed)
+    elif own is not None:
         specimen = load_saved(own, alias=parsed.alias, name=parsed.name, image_size=image_size)
     else:
         specimen = _load_foreign(
@@ -64,7 +68,7 @@ def load(
             alias=parsed.alias,
             file=file,
             arch=arch,
-            random=random_weights,
+            random=random_weights or untaught,
             image_size=image_size,
             seed=seed,
         )

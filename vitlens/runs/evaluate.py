@@ -1,7 +1,7 @@
 """`vitlens evaluate`: how often models are right on labelled images, and whether one is better than another."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -23,11 +23,13 @@ from vitlens.analysis.evaluate import (
 from vitlens.analysis.evaluate import evaluate as evaluate_specimen
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
+from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
 from vitlens.runs.evaluate_report import draw, tell
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_split
+from vitlens.runs.load import load_specimens, load_splits
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean, holm, mcnemar
@@ -44,18 +46,24 @@ def evaluate(
     data: str = "digits",
     model_options: ModelOptions | None = None,
     options: RunOptions | None = None,
-) -> Path:
+) -> Path | None:
     """Evaluate one model or several on the test part of labelled data; returns the path of report.md.
 
     Accuracy with its interval, per class, confusions, calibration, predictions on some images; with several models
-    McNemar's exact test for each pair. Raises InputError (or one of its kind) before anything is written.
+    McNemar's exact test for each pair. Of several processes each answers its share of the images; the first writes,
+    the others return None. Raises InputError (or one of its kind) before anything is written.
     """
-    options = options or RunOptions()
-    specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
-    splits = _load_splits(specimens, data, options)
+    processes, options = join_run(options or RunOptions())
+    with processes.first_ahead():
+        specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
+        splits = load_splits(specimens, options=options, data=data)
     for specimen, split in zip(specimens, splits):
         require_labels(split)
         match_classes(specimen.classes, split.classes)
+        share_of(split, processes)
+    if not processes.is_first:
+        _evaluations(specimens, splits, processes, options)
+        return None
     aliases, split = [specimen.alias for specimen in specimens], splits[0]
     with RunFolder.create(
         "evaluate",
@@ -66,14 +74,7 @@ def evaluate(
         config=described(options, specimens=specimens, split=split),
         formats=options.formats,
     ) as folder:
-        evaluations = []
-        for specimen, images in zip(specimens, splits):
-            with progress(f"evaluating {specimen.alias}", len(images), quiet=options.quiet) as advance:
-                evaluations.append(
-                    evaluate_specimen(
-                        specimen, images, batch_size=options.batch_size, precision=options.precision, advance=advance
-                    )
-                )
+        evaluations = _evaluations(specimens, splits, processes, options)
         keep_metrics(folder, evaluations, seed=options.seed)
         keep_tables(folder, evaluations, classes=len(split.classes), seed=options.seed)
         for evaluation, images in zip(evaluations, splits):
@@ -81,17 +82,20 @@ def evaluate(
         return publish(folder, draw, tell)
 
 
-def _load_splits(specimens: Sequence[Specimen], data: str, options: RunOptions) -> list[Split]:
-    """The same images in the same order for each specimen, as it takes them; read once for those that agree."""
-    found: dict[tuple[object, ...], Split] = {}
-    splits = []
-    for specimen in specimens:
-        wanted = specimen.preprocessing
-        key = (wanted.size, wanted.resize, wanted.interpolation)
-        if key not in found:
-            found[key] = load_split(specimen, data=data, options=options)
-        splits.append(found[key])
-    return splits
+def _evaluations(
+    specimens: Sequence[Specimen], splits: Sequence[Split], processes: Processes, options: RunOptions
+) -> list[Evaluation]:
+    """What each specimen answers on all images of its split, whichever process asked it."""
+    found = []
+    for specimen, split in zip(specimens, splits):
+        mine = share_of(split, processes)
+        with progress(f"evaluating {specimen.alias}", len(mine), quiet=options.quiet) as advance:
+            part = evaluate_specimen(
+                specimen, mine, batch_size=options.batch_size, precision=options.precision, advance=advance
+            )
+        labels = require_labels(split).cpu().long()
+        found.append(replace(part, logits=processes.gathered(part.logits), labels=labels, groups=split.groups))
+    return found
 
 
 def keep_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed: int) -> None:

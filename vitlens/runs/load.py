@@ -80,6 +80,26 @@ def load_split(
     return split.limit(options.limit or limit, seed=options.seed)
 
 
+def load_splits(
+    specimens: Sequence[Specimen],
+    *,
+    options: RunOptions,
+    data: str | None = None,
+    images: Sequence[str] | None = None,
+    limit: int | None = None,
+) -> list[Split]:
+    """The same images in the same order for each specimen, as it takes them; read once for those that agree."""
+    found: dict[tuple[object, ...], Split] = {}
+    splits = []
+    for specimen in specimens:
+        wanted = specimen.preprocessing
+        key = (wanted.size, wanted.resize, wanted.interpolation)
+        if key not in found:
+            found[key] = load_split(specimen, options=options, data=data, images=images, limit=limit)
+        splits.append(found[key])
+    return splits
+
+
 def _read_classes(file: Path) -> tuple[str, ...]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()

@@ -23,6 +23,7 @@ _COMMANDS: Final = {
     "predict": "vitlens.runs.predict",
     "attention": "vitlens.runs.attention",
     "rollout": "vitlens.runs.rollout",
+    "stats": "vitlens.runs.stats",
     "train": "vitlens.runs.train",
     "study": "vitlens.runs.study",
 }

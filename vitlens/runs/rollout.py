@@ -1,33 +1,35 @@
-"""`vitlens rollout`: rollout of every image, overlays, and whether the maps point at the object where it is known."""
+"""`vitlens rollout`: attention followed to the image of every picture, and whether the maps point at a known object."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitlens.analysis.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.localisation import mask_areas, pointing_hits
-from vitlens.analysis.rollout import RolloutOptions, follow
+from vitlens.analysis.methods import METHODS, Way, require_possible, trace
 from vitlens.data.split import Split
 from vitlens.devices import autocast
-from vitlens.figures.rollout import rollout_overlays
-from vitlens.files import RunRecord
 from vitlens.models.specimen import Specimen
-from vitlens.names import DEFAULT_ALPHA, Fusion, Readout
-from vitlens.report import Section, Table, in_words, metrics
-from vitlens.runs.describe import data_words, described
+from vitlens.names import DEFAULT_ALPHA, AttentionMethod, Fusion, Readout
+from vitlens.processes import Processes, share_of
+from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
-from vitlens.runs.report import Drawn, publish
-from vitlens.uncertainty import Estimate, bootstrap_mean
+from vitlens.runs.report import publish
+from vitlens.runs.rollout_report import SHOWN, draw, tell
+from vitlens.runs.targets import PREDICTED, chosen_targets
+from vitlens.uncertainty import bootstrap_mean
 
-SHOWN = 6  # images in the figure
+__all__ = ["draw", "rollout", "tell"]
+
 KEPT = 2000  # images whose maps are kept as arrays
+_BACKWARD = 3  # a backward pass holds about this many times what a forward pass does
 
 
 def rollout(
@@ -35,75 +37,113 @@ def rollout(
     *,
     images: Sequence[str] | None = None,
     data: str | None = None,
+    method: Sequence[AttentionMethod] = ("rollout", "relevance"),
+    target: str = PREDICTED,
     fusion: Sequence[Fusion] = ("mean", "max", "min"),
     discard: float = 0.0,
     alpha: float = DEFAULT_ALPHA,
     start_layer: int = 0,
+    layer: int | None = None,
     readout: Readout | None = None,
     model_options: ModelOptions,
     options: RunOptions,
-) -> Path:
-    """Roll the attention of a model out over images and write the report; returns the report's path."""
-    ways = [RolloutOptions(name, discard, alpha, start_layer) for name in fusion]
-    (specimen,) = load_specimens((model,), model_options=model_options, options=options)
-    layout, chosen = specimen.layout, readout or specimen.anatomy.readout
-    split = load_split(specimen, options=options, data=data, images=images)
+) -> Path | None:
+    """Follow the attention of a model over images in several ways and write the report; returns the report's path.
+
+    method: names of ATTENTION_METHODS; target: whose logit the gradients are of, "predicted", "true" or a class. Of
+    several processes each takes its share of the images; all but the first return None.
+    """
+    ways = [
+        Way(name, fused, discard, alpha, start_layer, layer)
+        for name in method
+        for fused in (fusion if name == "rollout" else ("mean",))
+    ]  # fmt: skip
+    processes, options = join_run(options)
+    with processes.first_ahead():
+        (specimen,) = load_specimens((model,), model_options=model_options, options=options)
+        split = load_split(specimen, options=options, data=data, images=images)
+    targets = chosen_targets(target, specimen, split)
+    (first,) = split.pick(torch.arange(1)).batches(1, device=specimen.device)
+    require_possible(specimen, first.images, ways)
+    share_of(split, processes)
+    chosen = readout or specimen.anatomy.readout
+    if not processes.is_first:
+        _follow(specimen, split, ways, targets, chosen, processes, options)
+        return None
     choices: Mapping[str, object] = {
-        "fusion": list(fusion), "discard": discard, "alpha": alpha, "start_layer": start_layer, "readout": chosen,
+        "method": list(method), "target": target, "fusion": list(fusion), "discard": discard, "alpha": alpha,
+        "start_layer": start_layer, "layer": layer, "readout": chosen, "ways": [way.name for way in ways],
     }  # fmt: skip
     config = described(options, specimens=(specimen,), split=split, choices=choices)
-    config["layout"] = {"grid": list(layout.grid), "prefix": list(layout.prefix)}
     folder = RunFolder.create(
         "rollout",
         name_parts=(specimen.alias, split.name),
-        title=f"Attention rollout of {specimen.alias} on {split.title or split.name}",
+        title=f"Attention of {specimen.alias} followed to the image, on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
         config=config,
         formats=options.formats,
     )
     with folder:
-        maps, logits = _follow(specimen, split, ways, chosen, options)
-        _keep(folder, specimen, split, fusion, maps, logits)
+        maps, logits = _follow(specimen, split, ways, targets, chosen, processes, options)
+        _keep(folder, specimen, split, ways, maps, logits, targets)
         return publish(folder, draw, tell)
 
 
 def _follow(
-    specimen: Specimen, split: Split, ways: Sequence[RolloutOptions], readout: Readout | None, options: RunOptions
+    specimen: Specimen,
+    split: Split,
+    ways: Sequence[Way],
+    targets: Tensor | None,
+    readout: Readout | None,
+    processes: Processes,
+    options: RunOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Maps (n, ways, rows, columns) and logits (n, classes) of every image, on the CPU."""
+    """Maps (n, ways, rows, columns) and logits (n, classes) of every image, whichever process looked, on the CPU."""
     maps, logits = [], []
+    split = share_of(split, processes)
+    targets = None if targets is None else targets[processes.index :: processes.count]
     size = options.batch_size or fitting_batch_size(specimen)
-    with progress("Rollout", len(split), quiet=options.quiet) as advance:
+    if options.batch_size is None and any(METHODS[way.method].gradient for way in ways):
+        size = max(1, size // _BACKWARD)
+    with progress("Following attention", len(split), quiet=options.quiet) as advance:
         for batch in split.batches(size, device=specimen.device):
+            own = None if targets is None else targets[batch.indices.cpu()]
             with autocast(specimen.device, options.precision):
-                followed = follow(specimen, batch.images, ways, readout=readout)
-            maps.append(torch.stack([specimen.layout.as_map(row) for row in followed.rows], 1).float().cpu())
-            logits.append(followed.logits.float().cpu())
+                traced = trace(specimen, batch.images, ways, targets=own, readout=readout)
+            maps.append(torch.stack(traced.maps, 1).float().cpu())
+            logits.append(traced.logits.float().cpu())
             advance(len(batch.images))
-    return torch.cat(maps), torch.cat(logits)
+    return processes.gathered(torch.cat(maps)), processes.gathered(torch.cat(logits))
 
 
 def _keep(
-    folder: RunFolder, specimen: Specimen, split: Split, fusion: Sequence[Fusion], maps: Tensor, logits: Tensor
+    folder: RunFolder,
+    specimen: Specimen,
+    split: Split,
+    ways: Sequence[Way],
+    maps: Tensor,
+    logits: Tensor,
+    targets: Tensor | None,
 ) -> None:
     """Metrics, the table of images, and the arrays that the figures are drawn from."""
-    hits = None
-    if split.masks is not None:
-        groups = None if split.groups is None else split.groups.numpy()
-        hits = torch.stack([pointing_hits(maps[:, index], split.masks) for index in range(len(fusion))], 1)
-        for index, name in enumerate(fusion):
-            folder.metric(f"localisation/pointing/rollout-{name}", accuracy(hits[:, index], groups=split.groups))
-        areas = mask_areas(split.masks).numpy()
-        folder.metric("localisation/pointing/mask-area", bootstrap_mean(areas, groups=groups))
-    for index, name in enumerate(fusion):
-        mass = maps[:, index].flatten(1).sum(1).numpy()
-        folder.metric(f"rollout/patch_mass/{name}", bootstrap_mean(mass))
+    hits = _localise(folder, split, ways, maps)
+    for index, way in enumerate(ways):
+        if way.method == "rollout":
+            mass = maps[:, index].flatten(1).sum(1).numpy()
+            folder.metric(f"rollout/patch_mass/{way.fusion}", bootstrap_mean(mass))
+    empty = (maps.flatten(2) == 0).all(-1).sum(0).tolist()
+    folder.table("methods", [{"method": way.name, "empty_maps": count} for way, count in zip(ways, empty)])
     confidence, predicted = logits.softmax(-1).max(-1)
-    names = [_name(specimen.classes, int(index)) for index in predicted[:KEPT]]
     files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
+    asked = predicted if targets is None else targets
     rows = [
-        {"image": files[index], "prediction": names[index], "probability": round(float(confidence[index]), 4)}
+        {
+            "image": files[index],
+            "prediction": _name(specimen.classes, int(predicted[index])),
+            "probability": round(float(confidence[index]), 4),
+            "target": _name(specimen.classes, int(asked[index])),
+        }
         for index in range(min(len(split), KEPT))
     ]
     folder.table("images", rows)
@@ -114,96 +154,18 @@ def _keep(
     folder.arrays("rollout", **arrays)
 
 
+def _localise(folder: RunFolder, split: Split, ways: Sequence[Way], maps: Tensor) -> Tensor | None:
+    """Whether each map's highest point lies on the object (n, ways), where masks are known; metrics beside."""
+    if split.masks is None:
+        return None
+    groups = None if split.groups is None else split.groups.numpy()
+    hits = torch.stack([pointing_hits(maps[:, index], split.masks) for index in range(len(ways))], 1)
+    for index, way in enumerate(ways):
+        folder.metric(f"localisation/pointing/{way.name}", accuracy(hits[:, index], groups=split.groups))
+    areas = mask_areas(split.masks).numpy()
+    folder.metric("localisation/pointing/mask-area", bootstrap_mean(areas, groups=groups))
+    return hits
+
+
 def _name(classes: Sequence[str], index: int) -> str:
     return classes[index] if index < len(classes) else str(index)
-
-
-def draw(record: RunRecord) -> Iterator[Drawn]:
-    """Overlays of the first images, one panel for each way of fusing heads."""
-    found = record.arrays("rollout")
-    images: Any = found["images"] / np.float32(255)
-    count, fusions = len(images), _choices(record)["fusion"]
-    rows = record.table("images")[:count]
-    figure = rollout_overlays(
-        images=images,
-        maps=found["maps"][:count],
-        titles=[f"{name} of heads" for name in fusions],
-        names=[f"{row['prediction']} ({100 * float(str(row['probability'])):.0f} %)" for row in rows],
-        masks=found.get("masks"),
-        hits=found["hits"][:count] if "hits" in found else None,
-    )
-    yield Drawn("rollout", figure, _caption(record))
-
-
-def _caption(record: RunRecord) -> str:
-    choices = _choices(record)
-    discard = float(choices["discard"])
-    dropped = f", the lowest {100 * discard:.0f} % of each row dropped" if discard else ""
-    start = f", from layer {int(choices['start_layer']) + 1}" if choices["start_layer"] else ""
-    return (
-        f"Rollout (Abnar & Zuidema 2020), alpha = {choices['alpha']}{dropped}{start}; readout: "
-        f"{_READOUTS[choices['readout']]}. Beside each image: the prediction and its probability. Colours share one "
-        "scale, in % of the readout's row; a panel that looks flat has small values beside the others', not less "
-        "structure. Bright patches reach the readout most through attention and residual connections; that does not "
-        "show that the prediction rests on them: rollout knows neither values nor the class."
-    )
-
-
-_READOUTS = {
-    "cls": "the CLS token",
-    "cls+distillation": "the mean of the CLS and distillation tokens",
-    "mean": "the mean over all patches",
-    "pool": "the attention pooling's query",
-}
-
-
-def tell(record: RunRecord) -> list[Section]:
-    """What the numbers say: where the maps point, how much of the row lies on patches, the predictions."""
-    found = metrics(record)
-    n = len(record.table("images"))
-    fusions = _choices(record)["fusion"]
-    lines = list(data_words(record))
-    area = found.get("localisation/pointing/mask-area")
-    sections = [Section("What was found", (" ".join(lines), *_pointing_words(found, fusions, area)), (), ("rollout",))]
-    if area is not None:
-        rows: list[dict[str, Any]] = [
-            {"map": f"rollout, {name} of heads", "pointing hits": found[f"localisation/pointing/rollout-{name}"]}
-            for name in fusions
-        ]
-        rows.append({"map": "mean mask area (a random point)", "pointing hits": area})
-        sections.append(Section("Localisation", (), (Table("Highest point of the map on the object", rows),)))
-    listed = [
-        {"image": row["image"], "prediction": row["prediction"], "probability": row["probability"]}
-        for row in record.table("images")[: 2 * SHOWN]
-    ]
-    more = f"The first {len(listed)} of {n:,}; all are in results.json." if n > len(listed) else ""
-    sections.append(Section("Predictions", (more,) if more else (), (Table("Images", listed),)))  # type: ignore[arg-type]
-    limits = [
-        "Rollout is defined by attention weights alone; it is the same for every class. To ask what speaks for one "
-        "class, use a method with gradients.",
-    ]
-    return [*sections, Section("Limits", tuple(limits))]
-
-
-def _pointing_words(found: Mapping[str, Estimate], fusions: Sequence[str], area: Estimate | None) -> Iterator[str]:
-    if area is None:
-        return
-    hits = found[f"localisation/pointing/rollout-{fusions[0]}"]  # the first asked for, not the one that did best
-    apart = _apart(hits, area)
-    yield (
-        f"The highest point of the rollout ({fusions[0]} of heads) lies on the object in {in_words(hits)} of the "
-        f"images; a point thrown at random would in {in_words(area, with_n=False)}. {apart}"
-    )
-
-
-def _apart(hits: Estimate, area: Estimate) -> str:
-    low, high = hits.low or 0.0, hits.high or 1.0
-    if low > (area.high or area.value):
-        return "The intervals are apart: the map points at the object more often than chance."
-    if high < (area.low or area.value):
-        return "The intervals are apart: the map points at the object less often than chance."
-    return "The intervals overlap: the map is not shown to point at the object better than chance."
-
-
-def _choices(record: RunRecord) -> Any:
-    return record.config["options"]

@@ -22,6 +22,7 @@ from vitlens.runs.load import load_specimens
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import Drawn, publish
 from vitlens.runs.rollout import rollout
+from vitlens.runs.stats import stats
 from vitlens.runs.train import train
 from vitlens.uncertainty import Estimate
 
@@ -29,7 +30,13 @@ DEFAULT_MODELS: Final = ("vit-micro", "resnet20")
 CHAPTERS = "chapters"
 FUSION = "mean"  # whose pointing game the summary tells
 
-_TITLES: Final = {"train": "Training", "evaluate": "Accuracy", "attention": "Attention", "rollout": "Rollout"}
+_TITLES: Final = {
+    "train": "Training",
+    "evaluate": "Accuracy",
+    "attention": "Attention",
+    "rollout": "Attention followed to the image",
+    "stats": "What every head does",
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ def study(
         for name in vits:
             chapters.run("attention", parse_models([name])[0].alias, [name])
             chapters.run("rollout", parse_models([name])[0].alias, [name])
+            chapters.run("stats", parse_models([name])[0].alias, [name])
         folder.table("chapters", [vars(chapter) for chapter in chapters.done])
         for name, estimate in _gathered(folder.path, chapters.done).items():
             folder.metric(name, estimate)
@@ -111,6 +119,8 @@ class _Chapters:
         shared: dict[str, Any] = {"data": self.data, "model_options": self.model_options, "options": options}
         if word == "evaluate":
             evaluate(names, **shared)
+        elif word == "stats":
+            stats(names, **shared)
         elif word == "attention":
             attention(names[0], **shared)
         else:
@@ -150,14 +160,23 @@ def _summary(record: RunRecord) -> Any:
     aliases = _aliases(record)
     accuracy = [_bar(alias, _accuracy(found, alias)) for alias in aliases]
     pointing = [
-        _bar(f"rollout, {chapter.alias}", found[f"localisation/{chapter.alias}/pointing/rollout-{FUSION}"])
+        _bar(f"{word}, {chapter.alias}", hits)
         for chapter in _chapters(record)
-        if f"localisation/{chapter.alias}/pointing/rollout-{FUSION}" in found and chapter.word == "rollout"
+        if chapter.word == "rollout"
+        for word, hits in _hits(found, chapter.alias)
     ]
     areas = [estimate for name, estimate in found.items() if name.endswith("pointing/mask-area")]
     return study_summary(
         accuracy=accuracy, pointing=pointing, mask_area=areas[0].value if areas else None, title="What was found"
     )
+
+
+def _hits(found: Mapping[str, Estimate], alias: str) -> Iterator[tuple[str, Estimate]]:
+    """How often the maps of one model point at the object, where that is known."""
+    for word, name in (("rollout", f"rollout-{FUSION}"), ("relevance", "relevance")):
+        hits = found.get(f"localisation/{alias}/pointing/{name}")
+        if hits is not None:
+            yield word, hits
 
 
 def _bar(name: str, estimate: Estimate) -> Bar:
@@ -173,13 +192,13 @@ def tell(record: RunRecord) -> list[Section]:
         f"`{alias}` is right on {in_words(_accuracy(found, alias))} of the test images." for alias in _aliases(record)
     ]
     for chapter in _chapters(record):
-        hits = found.get(f"localisation/{chapter.alias}/pointing/rollout-{FUSION}")
-        if chapter.word == "rollout" and hits is not None:
+        hits = list(_hits(found, chapter.alias)) if chapter.word == "rollout" else []
+        if hits:
             area = found[f"localisation/{chapter.alias}/pointing/mask-area"]
+            listed = ", of its ".join(f"{word} in {in_words(hit)}" for word, hit in hits)
             lines.append(
-                f"The highest point of `{chapter.alias}`'s rollout ({FUSION} of heads) is on the object in "
-                f"{in_words(hits)} of the images; the mean mask area, which a random point would hit, is "
-                f"{in_words(area, with_n=False)}."
+                f"The highest point of `{chapter.alias}`'s {listed} of the images is on the object; the mean mask "
+                f"area, which a random point would hit, is {in_words(area, with_n=False)}."
             )
     sections = [Section("Summary", tuple(lines), figures=("summary",))]
     limits: dict[str, None] = {}

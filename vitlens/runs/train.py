@@ -24,6 +24,7 @@ from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import RunOptions
 from vitlens.runs.report import Drawn, publish
 from vitlens.runs.training_progress import training_progress
+from vitlens.training.kept import FOLDER, require_interval
 from vitlens.training.loop import fit
 from vitlens.training.metrics import TrainingResult
 from vitlens.training.recipe import Recipe, override, recipe_for
@@ -36,7 +37,8 @@ _KEPT = ("seed", "limit", "batch_size", "precision", "data_dir")  # options that
 class Plan:
     """What decides the result besides the options: a run is resumed with the plan that it began with.
 
-    recipe, shape: what differs from the preset's; image_size: (height, width) in pixels, None for the preset's.
+    recipe, shape: what differs from the preset's; image_size: (height, width) in pixels, None for the preset's;
+    keep_every: epochs between copies of the weights that stay, None for none.
     """
 
     model: str
@@ -44,6 +46,7 @@ class Plan:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     shape: Overrides = field(default_factory=dict)
     image_size: tuple[int, int] | None = None
+    keep_every: int | None = None
 
 
 def train(
@@ -54,15 +57,19 @@ def train(
     recipe: Mapping[str, object] | None = None,
     shape: Overrides | None = None,
     image_size: tuple[int, int] | None = None,
+    keep_every: int | None = None,
     options: RunOptions,
 ) -> Path | None:
     """Train a preset and write its folder: weights, checkpoint, metrics.jsonl, figures and report.
 
-    recipe, shape: fields that differ from the preset's; resume: the folder of a run to go on with. Returns the report,
-    or None in all processes but the first of several. Raises InputError, NonFiniteError and StorageError.
+    recipe, shape: fields that differ from the preset's; resume: the folder of a run to go on with; keep_every: epochs
+    between copies of the weights that stay, in kept/. Returns the report, or None in all processes but the first of
+    several. Raises InputError, NonFiniteError and StorageError.
     """
-    given = {"model": model, "data": data, "recipe": recipe, "shape": shape, "image_size": image_size}
-    given = {name: value for name, value in given.items() if value}
+    require_interval(keep_every)
+    asked: dict[str, object] = {"model": model, "data": data, "recipe": recipe, "shape": shape}
+    asked |= {"image_size": image_size, "keep_every": keep_every}
+    given = {name: value for name, value in asked.items() if value}
     if resume is not None:
         plan, options = _as_begun(resume, given, options)
     elif model is None:
@@ -71,10 +78,10 @@ def train(
         plan = Plan(**given)  # type: ignore[arg-type]
     specimen, splits, how = _prepare(plan, options)
     if int(os.environ.get("RANK", "0")) > 0:  # of several processes the first alone writes
-        _fit(specimen, splits, how, resume or Path("runs"), options, resume=resume is not None)
+        _fit(plan, specimen, splits, how, resume or Path("runs"), options, resume=resume is not None)
         return None
     with _folder(plan, resume, specimen, splits[0], how, options) as folder:
-        result = _fit(specimen, splits, how, folder.path, options, resume=resume is not None)
+        result = _fit(plan, specimen, splits, how, folder.path, options, resume=resume is not None)
         answers = evaluate(specimen, splits[1], batch_size=options.batch_size)
         _keep(folder, result, answers, splits[1])
         return publish(folder, draw, tell)
@@ -91,7 +98,8 @@ def _as_begun(resume: Path, given: Mapping[str, object], options: RunOptions) ->
     if record.command != "train" or not isinstance(asked, dict):
         raise InputError(f"expected the folder of vitlens train to resume, found one of vitlens {record.command}")
     size = asked["image_size"]
-    plan = Plan(asked["model"], asked["data"], asked["recipe"], asked["shape"], tuple(size) if size else None)
+    size, every = tuple(size) if size else None, asked.get("keep_every")
+    plan = Plan(asked["model"], asked["data"], asked["recipe"], asked["shape"], size, every)
     for name, value in given.items():
         if value != getattr(plan, name):
             raise InputError(
@@ -141,6 +149,7 @@ def _folder(
 
 
 def _fit(
+    plan: Plan,
     specimen: Specimen,
     splits: tuple[Split, Split],
     how: Recipe,
@@ -159,6 +168,7 @@ def _fit(
             device=specimen.device,
             precision=options.precision,
             resume=resume,
+            keep_every=plan.keep_every,
             on_progress=tell_progress,
         )
 
@@ -233,11 +243,24 @@ def tell(record: RunRecord) -> list[Section]:
         "the choice of test images alone."
     )
     return [
-        Section("What came out", (reached,), figures=("training",)),
+        Section("What came out", (reached, *_kept_words(record)), figures=("training",)),
         Section("By class", figures=("per_class", "confusion")),
         Section("Recipe", tables=(Table("Settings of the training", rows),)),
         Section("Limits", (limits,)),
     ]
+
+
+def _kept_words(record: RunRecord) -> Iterator[str]:
+    asked, models = record.config["options"], record.config["models"]
+    assert isinstance(asked, dict)
+    assert isinstance(models, list)
+    every = asked.get("keep_every")
+    if every is None:
+        return
+    epochs = "epoch" if every == 1 else f"{every} epochs"
+    said = f"A copy of the weights from before training and after every {epochs} is in `{FOLDER}/`, in half precision"
+    used = "; `vitlens attention FOLDER --head 0,0` draws one head over training"
+    yield f"{said}{'' if models[0]['family'] == 'cnn' else used}."
 
 
 def _model(record: RunRecord) -> str:

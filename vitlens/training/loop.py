@@ -16,12 +16,15 @@ import torch
 from accelerate import Accelerator
 
 from vitlens.data.split import Split
+from vitlens.errors import InputError
 from vitlens.models import zoo
 from vitlens.models.specimen import Specimen, trainable
+from vitlens.processes import Processes, accelerated
 from vitlens.training.average import copy_into
 from vitlens.training.checkpoint import Checkpoint, read_checkpoint, require_same, told_as_storage, write_checkpoint
 from vitlens.training.clock import Clock
 from vitlens.training.feed import Portion, epoch_batches, portions, share
+from vitlens.training.kept import forget_after, keep_weights, require_interval
 from vitlens.training.metrics import (
     EpochMetrics,
     Progress,
@@ -30,7 +33,6 @@ from vitlens.training.metrics import (
     append_metrics,
     rewrite_metrics,
 )
-from vitlens.training.processes import join, total
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task, require_fitting
 from vitlens.training.update import Updates
@@ -52,25 +54,32 @@ def fit(
     precision: str = "auto",
     resume: bool = False,
     checkpoint_every: int | None = None,
+    keep_every: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainingResult:
     """Train a specimen, which ends with the last weights (averaged ones where the recipe averages).
 
     directory: gets metrics.jsonl, model.safetensors (those weights), best.safetensors and checkpoint/, each written
     whole; resume: go on from its checkpoint, or begin when there is none yet; checkpoint_every: steps between
-    checkpoints within an epoch (None: one at each epoch's end). Raises InputError when data, model, or the checkpoint
-    do not fit together, NonFiniteError when the loss becomes NaN or infinite (the files keep the last good weights),
-    StorageError when the disk is full (the previous checkpoint survives).
+    checkpoints within an epoch (None: one at each epoch's end); keep_every: epochs between copies of the weights that
+    stay, as kept/epoch-NNNN.safetensors in half precision, the first one before training (None: none). Raises
+    InputError when data, model, or the checkpoint do not fit together, NonFiniteError when the loss becomes NaN or
+    infinite (the files keep the last good weights), StorageError when the disk is full (the previous checkpoint
+    survives).
     """
+    require_interval(keep_every)
     require_fitting(specimen, train, test)
     batch_size = min(recipe.batch_size, len(train))
-    accelerator, device = join(torch.device(device), batch_size=batch_size)
-    task = Task(specimen, train, test, recipe, directory, seed, device, precision, checkpoint_every)
+    accelerator, processes = accelerated(torch.device(device))
+    device = processes.device
+    if batch_size < processes.count:
+        raise InputError(f"expected --batch-size of at least {processes.count}, an image a process, found {batch_size}")
+    task = Task(specimen, train, test, recipe, directory, seed, device, precision, checkpoint_every, keep_every)
     specimen.to(device)
     if specimen.anatomy.family == "cnn":  # the layout in which convolutions are fast; the values are the same
         specimen.model.to(memory_format=torch.channels_last)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), trainable(specimen):
-        training = _Training(task, accelerator, on_progress)
+        training = _Training(task, accelerator, processes, on_progress)
         training.begin(resume=resume)
         return training.run()
 
@@ -78,8 +87,14 @@ def fit(
 class _Training:
     """One run of the loop in one process."""
 
-    def __init__(self, task: Task, accelerator: Accelerator, on_progress: Callable[[Progress], None] | None) -> None:
-        self.task, self.accelerator, self.on_progress = task, accelerator, on_progress
+    def __init__(
+        self,
+        task: Task,
+        accelerator: Accelerator,
+        processes: Processes,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.task, self.accelerator, self.processes, self.on_progress = task, accelerator, processes, on_progress
         self.updates = Updates(task, accelerator)
         self.sums = torch.zeros(3, dtype=torch.float64)  # loss, right ones and images of this epoch, in this process
         self.standing = Standing()
@@ -92,8 +107,11 @@ class _Training:
         self.accelerator.wait_for_everyone()  # nobody writes before all have read
         if checkpoint is not None:
             self._take_up(checkpoint)
-        if self.accelerator.is_main_process:
+        if self.processes.is_first:
             rewrite_metrics(self.task.directory, self.standing.history)
+            forget_after(self.task.directory, -1 if checkpoint is None else len(self.standing.history))
+            if checkpoint is None:
+                self._keep_weights(epochs=0)
         if checkpoint is None:
             self._write_checkpoint()
 
@@ -120,17 +138,17 @@ class _Training:
         facts = checkpoint.facts
         require_same(facts["identity"], self.task.identity(), folder=self.task.directory)
         self.updates.take_up(checkpoint)
-        if self.accelerator.is_main_process:  # the others' sums are in the first one's
+        if self.processes.is_first:  # the others' sums are in the first one's
             self.sums.copy_(checkpoint.tensors["sums"])
         self.standing = Standing.from_json(facts["standing"])
         self.clock = Clock(seconds=facts["seconds"])
 
     def _epoch(self) -> None:
-        task, recipe, place = self.task, self.task.recipe, self.accelerator.process_index
+        task, recipe, place = self.task, self.task.recipe, self.processes.index
         epoch, within = divmod(self.updates.step, task.steps_per_epoch)
         self.clock.begin_epoch()
         batches = epoch_batches(len(task.train), recipe.batch_size, seed=task.seed, epoch=epoch)[within:]
-        mine = [share(batch, place, self.accelerator.num_processes) for batch in batches]
+        mine = [share(batch, place, self.processes.count) for batch in batches]
         source = task.source(epoch)
         for portion, batch in zip(portions(source, mine, pin=task.device.type == "cuda"), batches):
             self._step(portion, epoch, whole=len(batch))
@@ -152,7 +170,7 @@ class _Training:
         """Look at the test images when it is time, and write everything down."""
         task = self.task
         self.updates.require_finite()
-        loss, correct, images = total(self.accelerator, self.sums, task.device).tolist()
+        loss, correct, images = self.processes.total(self.sums).tolist()
         self.clock.pause()
         due = epoch + 1 == task.recipe.epochs or (epoch + 1) % task.recipe.evaluate_every == 0
         with self._kept_weights():
@@ -170,16 +188,17 @@ class _Training:
                 images_per_second=self.clock.epoch_rate(),
             )
             self.standing = self.standing.after(metrics)
-            if self.accelerator.is_main_process:
+            if self.processes.is_first:
                 append_metrics(task.directory, metrics)
                 self._save_weights(best=self.standing.best_epoch == epoch)
+                self._keep_weights(epochs=epoch + 1)
         self._report(epoch, now=True)
         self.sums.zero_()
         self._write_checkpoint()
 
     def _look(self) -> tuple[float, float]:
         task = self.task
-        return look(task.specimen, task.test, self.accelerator, device=task.device, precision=task.precision)
+        return look(task.specimen, task.test, self.processes, precision=task.precision)
 
     def _kept_weights(self) -> AbstractContextManager[None]:
         """The weights that are tested and kept, in place of the trained ones for a while."""
@@ -191,9 +210,14 @@ class _Training:
             with told_as_storage(path):
                 zoo.save(self.task.specimen, path)
 
+    def _keep_weights(self, *, epochs: int) -> None:
+        """A copy that stays, when it is time."""
+        if self.task.keep_every and epochs % self.task.keep_every == 0:
+            keep_weights(self.task.directory, self.task.specimen, epochs=epochs)
+
     def _write_checkpoint(self) -> None:
-        sums = total(self.accelerator, self.sums, self.task.device)
-        if not self.accelerator.is_main_process:
+        sums = self.processes.total(self.sums)
+        if not self.processes.is_first:
             return
         self.updates.require_finite()
         facts = {
@@ -202,11 +226,11 @@ class _Training:
             "seconds": self.clock.seconds(),
             "standing": asdict(self.standing),
         }
-        write_checkpoint(self.task.directory, Checkpoint({**self.updates.tensors(), "sums": sums.cpu()}, facts))
+        write_checkpoint(self.task.directory, Checkpoint({**self.updates.tensors(), "sums": sums}, facts))
 
     def _report(self, epoch: int, *, now: bool = False) -> None:
         """Tell whoever listens, not more often than an eye can follow."""
-        if self.on_progress is None or not self.accelerator.is_main_process:
+        if self.on_progress is None or not self.processes.is_first:
             return
         if not now and time.perf_counter() - self.reported < _PROGRESS_INTERVAL:
             return

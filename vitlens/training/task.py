@@ -28,6 +28,7 @@ class Task:
     device: torch.device
     precision: str
     checkpoint_every: int | None
+    keep_every: int | None = None
 
     @property
     def batch_size(self) -> int:

@@ -4,7 +4,7 @@ import math
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.devices import autocast
@@ -13,7 +13,6 @@ from vitlens.training.average import Average
 from vitlens.training.checkpoint import Checkpoint, collect, restore
 from vitlens.training.feed import derive
 from vitlens.training.optimiser import adamw
-from vitlens.training.processes import wrap
 from vitlens.training.task import Task
 
 
@@ -30,7 +29,7 @@ class Updates:
         self.optimizer = adamw(
             model, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=recipe.betas
         )
-        self.wrapped = wrap(accelerator, task.specimen)
+        self.wrapped = _wrapped(accelerator, task.specimen)
         self.step = 0
 
     def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> tuple[float, float]:
@@ -83,3 +82,11 @@ class Updates:
             f"expected a finite loss, found {found} in epoch {epoch + 1}, step {self.step + 1}; {self.task.directory} "
             f"keeps the last good weights; try --learning-rate {self.task.recipe.learning_rate / 3:.1g}"
         )
+
+
+def _wrapped(accelerator: Accelerator, module: nn.Module) -> nn.Module:
+    """The module whose backward averages gradients over all processes; the module itself when there is one."""
+    if accelerator.num_processes == 1:
+        return module
+    wrapped: nn.Module = accelerator.prepare_model(module)
+    return wrapped

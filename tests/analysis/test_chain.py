@@ -1,0 +1,276 @@
+"""Rollout and relevance through windows and merging, against full matrices over the patches of the image."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from tests.analysis.test_gradients import close, explicit_gradients
+from tests.lens.tiny import FAMILIES, images, shaken, specimen_of, timm_specimen, torchvision_swin
+from vitlens.analysis import chain as chain_module
+from vitlens.analysis.chain import chain_length, chained
+from vitlens.analysis.flow import flow
+from vitlens.analysis.relevance import gradient_rollout, gradient_rollout_of, relevance
+from vitlens.analysis.rollout import RolloutOptions, rollout, rollout_of
+from vitlens.errors import UnknownNameError, UnsupportedError
+from vitlens.lens import call as call_module
+from vitlens.lens.observe import capture, survey
+from vitlens.lens.windows import unwindow
+from vitlens.models.resnet import build_resnet
+from vitlens.models.specimen import Specimen
+
+SWIN, SWIN2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
+THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
+MODELS: dict[str, Callable[[], Specimen]] = {  # patches of 2x2 pixels, windows of 4x4 patches
+    "swin": FAMILIES["swin"],
+    "swin, windows padded": lambda: timm_specimen(SWIN, img_size=(20, 36)),
+    "swin, patches merged out of fewer than four": lambda: timm_specimen(SWIN, img_size=(18, 28)),
+    "swin, three stages": lambda: timm_specimen(SWIN, img_size=(36, 20), **THREE),
+    "swinv2": FAMILIES["swinv2"],
+    "swinv2, windows padded": lambda: timm_specimen(SWIN2, img_size=(20, 36)),
+    "torchvision": FAMILIES["torchvision-swin"],
+    "torchvision, windows padded": lambda: torchvision_swin((20, 36)),
+    "torchvision, one window": lambda: torchvision_swin((12, 12)),
+    "torchvision, patches merged out of fewer than four": lambda: torchvision_swin((18, 28)),
+}
+
+
+def merging(fine: tuple[int, int]) -> Tensor:
+    """How patches stand for those they were merged from: (merged, fine), 1 / number of children where one is."""
+    coarse = ((fine[0] + 1) // 2, (fine[1] + 1) // 2)
+    matrix = torch.zeros(coarse[0] * coarse[1], fine[0] * fine[1])
+    for row in range(coarse[0]):
+        for column in range(coarse[1]):
+            children = [
+                down * fine[1] + across
+                for down in (2 * row, 2 * row + 1)
+                for across in (2 * column, 2 * column + 1)
+                if down < fine[0] and across < fine[1]
+            ]
+            matrix[row * coarse[1] + column, children] = 1 / len(children)
+    return matrix
+
+
+def whole_layers(specimen: Specimen, batch: Tensor) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]]]:
+    """Weights and their gradients over all patches of each layer's map (batch, heads, patches, patches); the maps."""
+    weights, gradients = explicit_gradients(specimen, batch)
+    windows = [site.windows for site in survey(specimen, batch)]
+    return (
+        [unwindow(layer, own) for layer, own in zip(weights, windows) if own],
+        [unwindow(layer, own) for layer, own in zip(gradients, windows) if own],
+        [own.resolution for own in windows if own],
+    )
+
+
+def product(layers: list[Tensor], maps: list[tuple[int, int]], start_layer: int) -> Tensor:
+    """From the mean over the last patches down: each layer's matrix, and the merging where the map gets finer."""
+    row = torch.full((len(layers[0]), 1, layers[-1].shape[-1]), 1 / layers[-1].shape[-1])
+    for layer in range(len(layers) - 1, -1, -1):
+        if layer + 1 < len(layers) and maps[layer] != maps[layer + 1]:
+            row = row @ merging(maps[layer])
+        if layer >= start_layer:
+            row = row @ layers[layer]
+    return row[:, 0].unflatten(1, maps[0])
+
+
+def mixed(fused: Tensor, alpha: float) -> Tensor:
+    """(1 - alpha) A + alpha I, rows scaled to 1; a row loses what lies on padding."""
+    whole = (1 - alpha) * fused + alpha * torch.eye(fused.shape[-1])
+    return whole / whole.sum(-1, keepdim=True)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(
+    request: pytest.FixtureRequest,
+) -> tuple[Specimen, Tensor, list[Tensor], list[Tensor], list[tuple[int, int]]]:
+    """A specimen, images, and its weights, gradients and maps by layer, spelled out."""
+    specimen = MODELS[request.param]()
+    batch = images(specimen.input_size)
+    return specimen, batch, *whole_layers(specimen, batch)
+
+
+@pytest.mark.parametrize(("fusion", "alpha"), [("mean", 0.5), ("mean", 0.0), ("max", 0.3), ("min", 0.5)])
+def test_rollout_is_the_product_of_whole_matrices(model, fusion, alpha):
+    specimen, batch, weights, _, maps = model
+    fuse = {"mean": lambda w: w.mean(1), "max": lambda w: w.amax(1), "min": lambda w: w.amin(1)}[fusion]
+    layers = [mixed(fuse(layer), alpha) for layer in weights]
+    for start in range(len(layers)):
+        found = rollout(specimen, batch, fusion=fusion, alpha=alpha, start_layer=start)
+        close(found, product(layers, maps, start))
+        torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
+    assert found.shape == (2, specimen.input_size[0] // 2, specimen.input_size[1] // 2)
+
+
+def asked_for(weights: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """Chefer 2021, equation 5."""
+    return [(layer * gradient).clamp_min(0).mean(1) for layer, gradient in zip(weights, gradients)]
+
+
+def test_relevance_is_the_product_of_whole_matrices(model):
+    """Equation 6, R ← R + Ā R; where patches merge, R is theirs. What nothing was asked of is taken off: R - I."""
+    specimen, batch, weights, gradients, maps = model
+    layers = asked_for(weights, gradients)
+    steps = [torch.eye(layer.shape[-1]) + layer for layer in layers]
+    for start in range(len(layers)):
+        expected = product(steps, maps, start) - product(steps, maps, len(steps))
+        found = relevance(specimen, batch, start_layer=start)
+        # a small difference of two numbers: float noise is a part of these, not of the difference
+        noise = 1e-6 * product(steps, maps, start).max().item()
+        torch.testing.assert_close(found, expected, atol=noise, rtol=1e-3)
+        assert found.max() > 100 * noise
+        assert (found > -noise).all()
+
+
+def test_gradient_rollout_is_the_product_of_whole_matrices(model):
+    specimen, batch, weights, gradients, maps = model
+    layers = [mixed(layer, 0.1) for layer in asked_for(weights, gradients)]
+    for start in range(len(layers)):
+        found = gradient_rollout(specimen, batch, alpha=0.1, start_layer=start)
+        close(found, product(layers, maps, start))
+        torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
+
+
+def test_in_double_precision_relevance_has_no_noise(model):
+    """The same in float64, where the difference R - I is exact to the last digits."""
+    specimen, batch, *_ = model
+    twin = replace_double(specimen)
+    weights, gradients, maps = whole_layers(twin, batch.double())
+    steps = [torch.eye(layer.shape[-1]) + layer for layer in asked_for(weights, gradients)]
+    row = torch.full((2, 1, steps[-1].shape[-1]), 1 / steps[-1].shape[-1], dtype=torch.float64)
+    unmoved = row
+    for layer in range(len(steps) - 1, -1, -1):
+        if layer + 1 < len(steps) and maps[layer] != maps[layer + 1]:
+            row, unmoved = row @ merging(maps[layer]).double(), unmoved @ merging(maps[layer]).double()
+        row = row @ steps[layer]
+    close(relevance(twin, batch.double()), (row - unmoved)[:, 0].unflatten(1, maps[0]), rtol=1e-7)
+
+
+def replace_double(specimen: Specimen) -> Specimen:
+    """The same model in double precision (its own object: what was surveyed is remembered by it)."""
+    import copy
+
+    return copy.deepcopy(specimen).double()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (18, 28)])
+def test_alpha_one_is_the_merging_alone(size):
+    specimen = timm_specimen(SWIN, img_size=size)
+    found = rollout(specimen, images(size), alpha=1.0)
+    rows, columns = size[0] // 2, size[1] // 2
+    last = -(-rows // 2) * -(-columns // 2)
+    expected = torch.full((rows, columns), 1 / last / 4)
+    if rows % 2:
+        expected[-1] *= 2  # a merged patch with half its children shares among these
+    if columns % 2:
+        expected[:, -1] *= 2
+    torch.testing.assert_close(found, expected.expand(2, -1, -1))
+
+
+def test_a_few_images_at_a_time_is_all_at_once(monkeypatch):
+    specimen = torchvision_swin((20, 36))
+    batch = images((20, 36), batch=3)
+    together = [method(specimen, batch) for method in (rollout, relevance, gradient_rollout)]
+    monkeypatch.setattr(call_module, "_AT_ONCE", 1)
+    for method, expected in zip((rollout, relevance, gradient_rollout), together):
+        close(method(specimen, batch), expected, rtol=1e-5)
+        close(method(specimen, batch[1:2])[0], expected[1])
+
+
+def test_other_readouts_of_windows_are_refused():
+    for readout in ("cls", "pool", "cls+distillation"):
+        with pytest.raises(UnsupportedError, match="expected the readout mean for swin"):
+            rollout(FAMILIES["swin"](), images(), readout=readout)
+    torch.testing.assert_close(
+        rollout(FAMILIES["swin"](), images(), readout="mean"), rollout(FAMILIES["swin"](), images())
+    )
+
+
+def test_an_unknown_readout_names_the_known(monkeypatch):
+    import jaxtyping
+
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types would be first
+    with pytest.raises(UnknownNameError, match="no readout 'clss'; did you mean 'cls'"):
+        chained(FAMILIES["ours"](), images((32, 48)), readout="clss")
+
+
+def made(name: str, *, size: int = 32, **options: object) -> Callable[[], Specimen]:
+    return lambda: specimen_of(
+        shaken(lambda: timm.create_model(name, num_classes=5, **options)), alias=name, size=(size, size)
+    )
+
+
+def cnn() -> nn.Module:
+    return build_resnet("resnet20", classes=5, image_size=(32, 32))
+
+
+HIERA = {"img_size": (64, 64), "embed_dim": 16, "num_heads": 1, "stages": (1, 1, 1, 1)}
+PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1)}
+REFUSED: dict[str, tuple[Callable[[], Specimen], str, str]] = {  # model, its layer, what that does
+    "xcit": (
+        made("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32, depth=1),
+        "'blocks.0.attn'",
+        "channels look at channels",
+    ),
+    "pvt": (made("pvt_v2_b0", **PVT), "'stages.0.blocks.0.attn'", "fewer, pooled keys"),
+    "hiera": (made("hiera_tiny_224", size=64, **HIERA), "'blocks.0.attn'", "patches of their window"),
+    "maxvit": (
+        made("maxvit_rmlp_pico_rw_256", size=64, img_size=64),
+        "'stages.0.blocks.0.attn_block.attn'",
+        "patches of their window",
+    ),
+    "visformer": (
+        made("visformer_tiny", img_size=32, embed_dim=32, depth=(1, 1, 1), num_heads=2),
+        "'stage2.0.attn'",
+        "a stage with 4 tokens of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_line_that_names_the_layer_and_what_it_does(name):
+    make, layer, does = REFUSED[name]
+    specimen = make()
+    batch = images(specimen.input_size, batch=1)
+    for method in (rollout, relevance, gradient_rollout, flow):
+        with pytest.raises(UnsupportedError) as refusal:
+            method(specimen, batch)
+        message = str(refusal.value)
+        assert layer in message
+        assert does in message
+        assert name.split("_")[0] in message
+        assert "see vitlens attention" in message
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize("method", [rollout, relevance, gradient_rollout, flow])
+def test_a_cnn_is_refused(method):
+    with pytest.raises(UnsupportedError) as refusal:
+        method(specimen_of(cnn(), alias="cnn"), images(batch=1))
+    assert "expected a vision transformer, found 'cnn' (cnn)" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_stages_that_merge_otherwise_are_refused(monkeypatch):
+    specimen = FAMILIES["swin"]()
+    sites = survey(specimen, images())
+    far = tuple(replace(s, windows=replace(s.windows, resolution=(4, 4))) if s.layer > 1 else s for s in sites)
+    monkeypatch.setattr(chain_module, "survey", lambda _specimen, _images: far)
+    with pytest.raises(UnsupportedError, match=r"merge 2x2 patches, found \(16, 16\) before \(4, 4\) in swin"):
+        chain_length(specimen, images())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_how_many_layers(name):
+    specimen = FAMILIES[name]()
+    batch = images(specimen.input_size)
+    assert chain_length(specimen, batch) == len(capture(specimen, batch).layers)
+
+
+def test_one_pass_serves_all_that_is_asked_of_it():
+    specimen = FAMILIES["swin"]()
+    chain = chained(specimen, images(), gradient=True)
+    close(chain.as_map(rollout_of(chain, RolloutOptions())), rollout(specimen, images()), rtol=1e-5)
+    close(chain.as_map(gradient_rollout_of(chain)), gradient_rollout(specimen, images()), rtol=1e-5)

@@ -1,0 +1,160 @@
+"""The residual stream: each block's output as it was, and hooks that are gone afterwards."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.lens.tiny import FAMILIES, images, ours, specimen_of, timm_specimen
+from vitlens.lens.residual import watching_blocks
+from vitlens.models.resnet import build_resnet
+from vitlens.models.specimen import Specimen
+
+
+class BrokenError(Exception):
+    """Raised in the middle of a forward pass."""
+
+
+def hooks_of(specimen: Specimen) -> list[tuple[str, list[int]]]:
+    return [(name, list(module._forward_hooks)) for name, module in specimen.named_modules()]
+
+
+def seen_by(specimen: Specimen, batch: Tensor) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    with watching_blocks(specimen, found.__setitem__), torch.no_grad():
+        specimen(batch)
+    return found
+
+
+def outputs_by_hand(specimen: Specimen, batch: Tensor) -> list[Tensor]:
+    """What the blocks put out, kept by replacing their forward."""
+    kept: list[Tensor] = []
+    blocks = [specimen.model.get_submodule(name) for name in specimen.anatomy.blocks]
+    for block in blocks:
+
+        def forward(*args: object, plain=block.forward, **options: object) -> object:
+            kept.append(plain(*args, **options))
+            return kept[-1]
+
+        block.forward = forward
+    with torch.no_grad():
+        specimen(batch)
+    for block in blocks:
+        del block.forward
+    return kept
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_block_of_every_family(name):
+    specimen = FAMILIES[name]()
+    batch = images(specimen.input_size)
+    found, expected = seen_by(specimen, batch), outputs_by_hand(specimen, batch)
+    assert list(found) == list(range(len(specimen.anatomy.blocks)))
+    for tokens, output in zip(found.values(), expected):
+        rows = output.reshape(len(batch), -1, output.shape[-1])  # all these families keep their width last
+        assert torch.equal(tokens, rows)
+
+
+@pytest.mark.parametrize("name", ["ours", "swin"])
+def test_logits_are_untouched(name):
+    specimen = FAMILIES[name]()
+    batch = images(specimen.input_size)
+    with torch.no_grad():
+        plain = specimen(batch)
+        with watching_blocks(specimen, lambda _block, _tokens: None):
+            assert torch.equal(specimen(batch), plain)
+
+
+def test_hooks_are_gone_after_success():
+    specimen = ours()
+    before = hooks_of(specimen)
+    with watching_blocks(specimen, lambda _block, _tokens: None):
+        assert hooks_of(specimen) != before
+    assert hooks_of(specimen) == before
+
+
+@pytest.mark.parametrize("where", ["reducer", "model", "body"])
+def test_hooks_are_gone_after_an_exception(where):
+    specimen = ours()
+
+    def breaks(*_anything: object) -> None:
+        raise BrokenError
+
+    handle = specimen.model.head.register_forward_pre_hook(breaks) if where == "model" else None
+    before = hooks_of(specimen)
+    with pytest.raises(BrokenError), watching_blocks(specimen, breaks if where == "reducer" else lambda *_: None):
+        if where == "body":
+            raise BrokenError
+        specimen(images((32, 48)))
+    assert hooks_of(specimen) == before
+    if handle is not None:
+        handle.remove()
+
+
+def test_hooks_are_gone_when_a_block_is_not_there():
+    specimen = ours()
+    before = hooks_of(specimen)
+    object.__setattr__(specimen.anatomy, "blocks", (*specimen.anatomy.blocks, "nowhere"))
+    with pytest.raises(AttributeError, match="nowhere"), watching_blocks(specimen, lambda *_: None):
+        pass
+    assert hooks_of(specimen) == before
+
+
+def test_the_inner_of_two_undoes_its_own_alone():
+    specimen, batch = ours(), images((32, 48))
+    outer: list[int] = []
+    inner: list[int] = []
+    with watching_blocks(specimen, lambda block, _tokens: outer.append(block)):
+        around = hooks_of(specimen)
+        with watching_blocks(specimen, lambda block, _tokens: inner.append(block)):
+            specimen(batch)
+        assert hooks_of(specimen) == around
+        with pytest.raises(BrokenError), watching_blocks(specimen, lambda *_: None):
+            raise BrokenError
+        assert hooks_of(specimen) == around
+        specimen(batch)
+    assert outer == [0, 1, 0, 1]
+    assert inner == [0, 1]
+
+
+class Giving(nn.Module):
+    """A block that puts out what it was made with; its layer says how wide it is."""
+
+    def __init__(self, output: object, layer: nn.Module) -> None:
+        super().__init__()
+        self.output, self.layer = output, layer
+
+    def forward(self, _tokens: Tensor) -> object:
+        return self.output
+
+
+def given(output: object, layer: nn.Module) -> list[Tensor]:
+    specimen = ours()
+    specimen.model.blocks[1] = Giving(output, layer)
+    found: list[Tensor] = []
+    with watching_blocks(specimen, lambda block, tokens: found.append(tokens) if block == 1 else None):
+        specimen.model.blocks[1](torch.zeros(2, 3, 6))
+    return found
+
+
+LINEAR, CONVOLUTION = nn.Linear(6, 2), nn.Conv2d(6, 2, 1)
+
+
+@pytest.mark.parametrize("layer", [LINEAR, CONVOLUTION], ids=["linear", "convolution"])
+def test_maps_are_read_row_by_row_whichever_axis_is_the_width(layer):
+    last = torch.rand(2, 4, 5, 6)
+    expected = torch.stack([last[:, row, column] for row in range(4) for column in range(5)], 1)
+    for output in (last, last.permute(0, 3, 1, 2), (last, "state")):
+        (found,) = given(output, layer)
+        assert torch.equal(found, expected)
+
+
+def test_what_is_no_stream_is_passed_over():
+    for output in (None, {"tokens": torch.rand(2, 3, 6)}, torch.rand(2, 6), torch.rand(2, 3, 4, 5), ()):
+        assert given(output, LINEAR) == []
+
+
+def test_a_cnn_has_maps_too():
+    specimen = specimen_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
+    found = seen_by(specimen, images())
+    assert found[0].shape == (2, 32 * 32, 16)
+    assert timm_specimen("vit_tiny_patch16_224").anatomy.blocks == ("blocks.0", "blocks.1")

@@ -1,0 +1,204 @@
+"""What every head specialises in, on one page: where it looks relative to the query, and the label it was given."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from numpy.typing import ArrayLike, NDArray
+
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.figures.board import Board, Margins, board
+from vitlens.figures.inputs import Array, require_length
+from vitlens.figures.stats import as_gapped, blank
+from vitlens.figures.style import MAGNITUDE, SMALL, TALL, WIDE, broken, styled
+
+# Label: its code in a panel, and the colour of the frame (Okabe and Ito's eight, and three of Tol's).
+KINDS: Final = {
+    "previous": ("prev", "#0072B2"),
+    "next": ("next", "#56B4E9"),
+    "same row": ("row", "#D55E00"),
+    "same column": ("col", "#E69F00"),
+    "local": ("local", "#009E73"),
+    "global": ("global", "#F0E442"),
+    "CLS": ("CLS", "#CC79A7"),
+    "self": ("self", "#000000"),
+    "sink": ("sink", "#882255"),
+    "content-dependent": ("content", "#332288"),
+    "mixed": ("mixed", "#AAAAAA"),
+}
+LOW, HIGH = -3, 5  # powers of two that the colours reach to
+_GAP: Final = 0.07  # inch
+_WRITTEN: Final = 0.13  # inch below a panel for its code
+_SMALLEST, _SCORED = 0.34, 0.4  # inch, the narrowest panels that bear a code, and a score with it
+_BAR: Final = 0.55  # inch below the panels for the colour bar
+_WHITE: Final = 0.03  # inch between the frame's middle and the map
+_LEGEND: Final = 0.72  # inch below that for the legend
+_LEAST: Final = 5.2  # inch of width, for the legend
+
+
+@styled
+def specialisation_matrix(
+    *,
+    ratios: Sequence[ArrayLike | None],
+    labels: Sequence[Sequence[str]],
+    scores: Sequence[ArrayLike],
+    title: str = "What every head specialises in",
+    limit_radius: int | None = None,
+) -> Figure:
+    """One panel a head: where its keys lie relative to the query, framed in the colour of the head's label.
+
+    ratios: for each layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset (key minus query, the query
+    itself in the middle) over that of uniform attention: 1 is uniform; NaN where an offset never occurs; None for a
+    layer without patches as queries, drawn hatched as NaN is. Layers may differ in heads and grid. Colours are
+    logarithmic, from 1/8 to 32 times uniform for all panels. labels: of each head, words of KINDS; scores: of each
+    head's rule, NaN where it has none; code and score stand below a panel where there is room. limit_radius: show
+    offsets of at most so many patches. Layers (down, or across where more than twice as many as heads) and heads are
+    labelled from 1. Raises InputError when shapes do not fit, for another label, and for negative or infinite ratios.
+    """
+    maps, rules = _checked(ratios, labels, scores, limit_radius)
+    depth, most = len(labels), max(map(len, labels))
+    across = depth > 2 * most
+    drawn = _board(_title(title, limit_radius), maps, (most, depth) if across else (depth, most))
+    panels = np.array(drawn.panels, dtype=object)
+    cells = panels.reshape(most, depth).T if across else panels.reshape(depth, most)
+    box = drawn.panels[0].get_position()
+    size = (float(box.width * drawn.figure.get_figwidth()), float(box.height * drawn.figure.get_figheight()))
+    for (layer, head), axes in np.ndenumerate(cells):
+        axes.set(xticks=[], yticks=[], facecolor="none")
+        axes.spines[:].set_visible(False)
+        if head < len(labels[layer]):
+            values = maps[layer]
+            label = labels[layer][head]
+            _draw(axes, None if values is None else values[head], KINDS[label][1], size)
+            if size[0] >= _SMALLEST:
+                _write(axes, label, rules[layer][head], size[0])
+    _name_layers_and_heads(cells, across=across, narrow=size[0] < _SCORED)
+    _colour_bar(drawn)
+    _legend(drawn.figure, Counter(label for layer in labels for label in layer))
+    return drawn.figure
+
+
+def _checked(
+    ratios: Sequence[ArrayLike | None], labels: Sequence[Sequence[str]], scores: Sequence[ArrayLike], radius: int | None
+) -> tuple[list[Array | None], list[Array]]:
+    """The maps in powers of two, cut to the radius, and the scores, of each layer."""
+    heads = [len(layer) for layer in labels]
+    for name, given in (("ratios", ratios), ("scores", scores)):
+        require_length(len(given), len(labels), name=f"layers of {name}", of="the layers of labels")
+    if not heads or 0 in heads:
+        raise InputError(f"expected layers with a label for each head, found {heads} labels")
+    for label in (label for layer in labels for label in layer if label not in KINDS):
+        raise UnknownNameError("label of a head", label, KINDS)
+    if radius is not None and radius < 1:
+        raise InputError(f"expected limit_radius of at least 1 patch, found {radius}")
+    maps = [None if one is None else _powers(one, radius) for one in ratios]
+    rules = [as_gapped(one, name="scores", axes=("heads",)) for one in scores]
+    for values, rule, count in zip(maps, rules, heads, strict=True):
+        for name, found in (("ratios", values), ("scores", rule)):
+            if found is not None:
+                require_length(len(found), count, name=f"heads in {name}", of="the labels of the layer")
+    return maps, rules
+
+
+def _powers(ratios: ArrayLike, radius: int | None) -> Array:
+    """Base-2 logarithms of a layer's ratios within the colours' range, cut to a radius in patches."""
+    values = as_gapped(ratios, name="ratios", axes=("heads", "2 rows - 1", "2 columns - 1"))
+    if not values.shape[1] % 2 or not values.shape[2] % 2:
+        raise InputError(f"expected ratios of shape (heads, 2 rows - 1, 2 columns - 1), found {values.shape}")
+    if (values < 0).any():
+        raise InputError(f"expected ratios of at least 0, found {np.nanmin(values):.3g}")
+    middle = [size // 2 for size in values.shape[1:]]
+    reach = [one if radius is None else min(one, radius) for one in middle]
+    rows, columns = (slice(one - away, one + away + 1) for one, away in zip(middle, reach, strict=True))
+    powers: Array = np.log2(np.clip(values[:, rows, columns], 2.0**LOW, 2.0**HIGH))
+    return powers
+
+
+def _title(title: str, radius: int | None) -> str:
+    cut = "" if radius is None else f", up to {radius} patches away"
+    return f"{title}: mean weight of keys by their place relative to the query (ticks: the query itself){cut}"
+
+
+def _board(title: str, maps: Sequence[Array | None], lines: tuple[int, int]) -> Board:
+    """The panels, as large as the page allows; room for codes below each where a panel is wide enough for them."""
+    down, across = lines
+    ratio = next((one.shape[1] / one.shape[2] for one in maps if one is not None), 1.0)
+    margins = Margins(left=0.62, right=0.08, top=0.22, bottom=_WRITTEN + _BAR + _LEGEND)
+    room = WIDE - margins.left - margins.right + _GAP, TALL - broken(title, _LEAST)[1] - margins.top - margins.bottom
+    wide = min(room[0] / across - _GAP, 0.9)
+    bearing = min(wide, ((room[1] + _GAP) / down - _GAP - _WRITTEN) / ratio)
+    written = bearing >= _SMALLEST
+    panel = bearing if written else min(wide, ((room[1] + _GAP) / down - _GAP) / ratio)
+    missing = max(0.0, _LEAST - WIDE + room[0] - across * (panel + _GAP))
+    return board(
+        title=title,
+        count=down * across,
+        across=across,
+        panel=(panel, panel * ratio),
+        gap=(_GAP, _GAP + (_WRITTEN if written else 0.0)),
+        margins=replace(margins, left=margins.left + missing / 2, right=margins.right + missing / 2),
+    )
+
+
+def _draw(axes: Axes, values: Array | None, colour: str, size: tuple[float, float]) -> None:
+    """One head's map in its frame, with a tick at the middle of each side; hatched where nothing is known."""
+    axes.spines[:].set(visible=True, color=colour, linewidth=1.8)
+    rows, columns = (1, 1) if values is None else values.shape
+    axes.add_patch(blank((-0.5, -0.5), float(columns), float(rows), zorder=-1))
+    if values is not None:
+        axes.imshow(values, cmap=MAGNITUDE, norm=Normalize(LOW, HIGH), aspect="auto")
+        axes.set(xticks=[columns // 2], yticks=[rows // 2], xticklabels=[], yticklabels=[])
+        axes.tick_params(direction="in", top=True, right=True)
+    # white between the frame and the map, so that their colours do not mix
+    across, down = _WHITE * columns / size[0], _WHITE * rows / size[1]
+    axes.set(xlim=(-0.5 - across, columns - 0.5 + across), ylim=(rows - 0.5 + down, -0.5 - down))
+
+
+def _write(axes: Axes, label: str, score: float, wide: float) -> None:
+    """The label's code below a panel that many inches wide, and the score where there is room."""
+    number = "" if np.isnan(score) or wide < _SCORED else f" {score:.2f}".replace(" 0.", " .")
+    size = max(5.0, min(SMALL, 11.5 * wide))
+    where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center", "va": "top"}
+    axes.annotate(KINDS[label][0] + number, (0.5, 0), (0, -2.2), size=size, **where)
+
+
+def _name_layers_and_heads(cells: NDArray[np.object_], *, across: bool, narrow: bool) -> None:
+    for word, line, above in (("layer", cells[:, 0], across), ("head", cells[0], not across)):
+        for index, axes in enumerate(line, start=1):
+            name = str(index) if index > 1 else f"{word} {index}"
+            if above:
+                axes.set_title(name, loc="right" if index == 1 and narrow else "center")
+            else:
+                axes.set_ylabel(name, rotation=0, ha="right", va="center")
+
+
+def _colour_bar(drawn: Board) -> None:
+    """The bar that all panels share, below them."""
+    long = min(max(drawn.right - drawn.left, 2.2), 3.2)
+    axes = drawn.place((drawn.left + drawn.right - long) / 2, drawn.bottom + _WRITTEN + 0.08, long, 0.09)
+    bar = drawn.figure.colorbar(ScalarMappable(Normalize(LOW, HIGH), MAGNITUDE), cax=axes, orientation="horizontal")
+    bar.outline.set_visible(False)
+    powers = range(LOW, HIGH + 1)
+    names = [f"1/{2**-power}" if power < 0 else str(2**power) for power in powers]
+    bar.set_ticks(list(powers), labels=[f"≤ {names[0]}", *names[1:-1], f"≥ {names[-1]}"])
+    bar.set_label("weight, times uniform (log scale); hatched: never occurs")
+
+
+def _legend(figure: Figure, counts: Counter[str]) -> None:
+    """Every label with its code, its colour and its number of heads, at the lower edge."""
+    handles = [
+        Patch(facecolor="none", edgecolor=colour, linewidth=1.8, label=f"{_named(label, code)}: {counts[label]}")
+        for label, (code, colour) in KINDS.items()
+    ]
+    figure.legend(handles=handles, loc="lower center", ncols=3, borderaxespad=0.3, handlelength=1.2)
+
+
+def _named(label: str, code: str) -> str:
+    return label if label == code else f"{label} ({code})"

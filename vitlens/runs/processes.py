@@ -1,0 +1,20 @@
+"""How a run of several processes behaves like one: the first writes and speaks, the others do their share."""
+
+from dataclasses import replace
+
+from vitlens.devices import resolve_device
+from vitlens.processes import Processes, join
+from vitlens.runs.options import RunOptions
+
+
+def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
+    """The processes that do this run, and the options as they hold in this one.
+
+    Its device is its own, and it is quiet unless it is the first. To be called before models are loaded; a run then
+    makes its folder in the first process alone, and returns None in the others.
+    """
+    processes = join(resolve_device(options.device))
+    if processes.count == 1:
+        return processes, options
+    quiet = options.quiet or not processes.is_first
+    return processes, replace(options, device=str(processes.device), quiet=quiet)

@@ -1,0 +1,162 @@
+"""What `vitlens stats` draws, from its folder alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vitlens.analysis.specialisation import THRESHOLD
+from vitlens.analysis.stats import STATISTICS
+from vitlens.figures.specialisation import specialisation_matrix
+from vitlens.figures.stats import difference_maps, distance_by_layer, head_heatmaps, layer_evolution, token_norms
+from vitlens.files import RunRecord
+from vitlens.runs.report import Drawn
+
+MAPS = ("normalised_entropy", "hoyer", "gini", "cls_mass", "self_mass", "sink_mass")
+_WHOLE = ("normalised_entropy", "hoyer", "gini")  # their colours reach from 0 to 1; the masses', to the greatest
+_CURVES = {  # a panel: patch rows, and the CLS row where there is one
+    "entropy (nats)": ("entropy", "cls_entropy"),
+    "sparsity (Hoyer)": ("hoyer", "cls_hoyer"),
+    "effective number of keys": ("effective_keys", "cls_effective_keys"),
+    "mass on CLS": ("cls_mass", "cls_self_mass"),
+    "mass on itself": ("self_mass", None),
+    "mass on neighbours": ("neighbour_mass", None),
+}
+_DIFFERENT = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")
+
+
+def draw(record: RunRecord) -> Iterator[Drawn]:
+    """Distance by layer, statistics of every head, their course over depth, roles, and how two models differ."""
+    aliases = aliases_of(record)
+    tables: dict[str, Any] = {alias: record.arrays(f"stats-{alias}") for alias in aliases}
+    yield from _distance(record, tables)
+    for alias in aliases:
+        end = f"_{alias}" if len(aliases) > 1 else ""
+        of = f" of {alias}" if len(aliases) > 1 else ""
+        yield from _maps(tables[alias], end, of)
+        yield from _tokens(tables[alias], end, of)
+        yield from _roles(record, alias, end, of)
+    if record.has_arrays("differences"):
+        yield _differences(record, aliases)
+
+
+def _distance(record: RunRecord, tables: Mapping[str, Any]) -> Iterator[Drawn]:
+    known = {alias: found for alias, found in tables.items() if is_measured(found, "distance")}
+    if not known:
+        return
+    several = record.config["data"]["images"] > 1  # type: ignore[index]
+    figure = distance_by_layer(
+        distance=[found["distance"] for found in known.values()],
+        uniform=[found["uniform_distance"] for found in known.values()],
+        names=list(known),
+        low=[found["distance_low"] for found in known.values()] if several else None,
+        high=[found["distance_high"] for found in known.values()] if several else None,
+    )
+    how = "on patches alone, scaled to 1" if _choices(record)["renormalise"] else "with the mass on CLS counted as 0 px"
+    caption = (
+        f"Mean distance between a patch and what it looks at (Dosovitskiy 2021; Raghu 2021), attention {how}; one dot "
+        "a head. Dots far below the dashed line are local heads, dots on it look everywhere alike or at the same few "
+        "places from everywhere: the distance does not tell which."
+    )
+    yield Drawn("distance", figure, caption)
+
+
+def _maps(found: Any, end: str, of: str) -> Iterator[Drawn]:
+    chosen = [name for name in MAPS if is_measured(found, name)]
+    if chosen:
+        figure = head_heatmaps(
+            values={title_of(name): found[name] for name in chosen},
+            title=f"Entropy, sparsity and mass of every head{of}, rows of patches",
+            units={title_of(name): STATISTICS[name].unit for name in chosen},
+            limits={
+                title_of(name): (0.0, 1.0 if name in _WHOLE else float(np.nanmax(found[name])) or 1.0)
+                for name in chosen
+            },
+        )
+        caption = "Each a mean over patches and images; layers and heads count from 1, and each panel has its own bar."
+        yield Drawn(f"heads{end}", figure, caption)
+    panels = {}
+    for heading, names in _CURVES.items():
+        rows = zip(("rows of patches", "row of CLS"), names)
+        curves = {row: found[name] for row, name in rows if name and is_measured(found, name)}
+        if curves:
+            panels[heading] = curves
+    if panels:
+        figure = layer_evolution(panels=panels, title=f"Statistics of attention{of}, layer by layer")
+        yield Drawn(f"evolution{end}", figure, "How attention changes with depth; a wide band means unlike heads.")
+
+
+def _tokens(found: Any, end: str, of: str) -> Iterator[Drawn]:
+    if not is_measured(found, "token_norm") or np.isnan(found["token_norm"]).any():
+        return
+    high = found["high_norm_patches"][:, 0] + found["high_norm_prefix"][:, 0]
+    figure = token_norms(
+        median=found["token_norm"][:, 0],
+        greatest=found["greatest_norm"][:, 0],
+        high_norm=high,
+        sinks=found["sinks"] if is_measured(found, "sinks") else None,
+        title=f"Tokens{of} after each block, and keys that receive much attention",
+    )
+    caption = (
+        "Norms of the residual stream before the final norm. A token is of high norm, and a key a sink, where it "
+        "exceeds the median of its image by 5 median absolute deviations; sinks that lie on the object are no artefact."
+    )
+    yield Drawn(f"tokens{end}", figure, caption)
+
+
+def _roles(record: RunRecord, alias: str, end: str, of: str) -> Iterator[Drawn]:
+    if not record.has_arrays(f"offsets-{alias}"):
+        return
+    offsets = record.arrays(f"offsets-{alias}")
+    rows = [row for row in record.table("heads") if row["model"] == alias]
+    depth = 1 + max(int(str(row["layer"])) for row in rows)
+    by_layer = [[row for row in rows if row["layer"] == layer and row["label"] is not None] for layer in range(depth)]
+    figure = specialisation_matrix(
+        ratios=[offsets.get(f"ratio{layer}") for layer in range(depth)],
+        labels=[[str(row["label"]) for row in layer] for layer in by_layer],
+        scores=[[float(str(row["score"])) for row in layer] for layer in by_layer],
+        title=f"What every head specialises in{of}",
+    )
+    caption = (
+        "For each head, where it looks relative to the patch that looks (in the middle): mean weight by offset, in "
+        "units of uniform attention. Frame and code tell the first rule that the head meets (score of at least "
+        f"{THRESHOLD}); the number is its score. A label is a summary of means, not a mechanism."
+    )
+    yield Drawn(f"specialisation{end}", figure, caption)
+
+
+def _differences(record: RunRecord, aliases: Sequence[str]) -> Drawn:
+    found = record.arrays("differences")
+    chosen = [name for name in _DIFFERENT if name in found and is_measured(found, name)]
+    figure = difference_maps(
+        differences={title_of(name): found[name] for name in chosen},
+        significant={title_of(name): np.nan_to_num(found[f"{name}_p"], nan=1.0) <= 0.05 for name in chosen},
+        first=aliases[0],
+        second=aliases[1],
+        units={title_of(name): STATISTICS[name].unit for name in chosen},
+    )
+    caption = (
+        f"{aliases[0]} minus {aliases[1]} on the same images, head by head. A head of one model need not correspond to "
+        "the head of the same number in the other, unless one was made from the other."
+    )
+    return Drawn("differences", figure, caption)
+
+
+def title_of(name: str) -> str:
+    """A statistic as figures and tables name it."""
+    return STATISTICS[name].title
+
+
+def is_measured(found: Mapping[str, Any], name: str) -> bool:
+    """Whether any head has this statistic."""
+    return name in found and not bool(np.isnan(found[name]).all())
+
+
+def aliases_of(record: RunRecord) -> list[str]:
+    """What the models are called."""
+    models: Any = record.config["models"]
+    return [str(model["alias"]) for model in models]
+
+
+def _choices(record: RunRecord) -> Any:
+    return record.config["options"]

@@ -1,0 +1,44 @@
+"""Which class a map is asked about: the predicted one, the true one, or one that is named."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.evaluate import match_classes
+from vitlens.data.split import Split
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.models.specimen import Specimen
+
+PREDICTED: Final = "predicted"
+TRUE: Final = "true"
+
+
+def chosen_targets(target: str, specimen: Specimen, split: Split) -> Tensor | None:
+    """Class indices (n,) among the model's logits for "true" or a named class; None for "predicted".
+
+    target: also a class by name or by its index from 0. Raises InputError for "true" without labels and for an index
+    out of range, UnknownNameError for a class that is not there.
+    """
+    if target == PREDICTED:
+        return None
+    if target == TRUE:
+        if split.labels is None:
+            raise InputError("expected labelled images for --target true, found none; give --data, or a class")
+        columns, _ = match_classes(specimen.classes, split.classes)
+        return torch.tensor(columns)[split.labels.cpu().long()]
+    return torch.full((len(split),), _class_index(target, specimen.classes))
+
+
+def _class_index(target: str, classes: tuple[str, ...]) -> int:
+    if target in classes:
+        return classes.index(target)
+    if target.isdecimal() or target.removeprefix("-").isdecimal():
+        index = int(target)
+        if not 0 <= index < len(classes):
+            raise InputError(f"expected --target from 0 to {len(classes) - 1}, found {index}")
+        return index
+    folded = [name.lower() for name in classes]
+    if target.lower() in folded:
+        return folded.index(target.lower())
+    raise UnknownNameError("class", target, (PREDICTED, TRUE, *classes))
