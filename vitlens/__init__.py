@@ -11,7 +11,9 @@ from vitlens.version import __version__
 if TYPE_CHECKING:
     from vitlens.analysis.attention import attention as attention
     from vitlens.analysis.evaluate import evaluate as evaluate
+    from vitlens.analysis.relevance import relevance as relevance
     from vitlens.analysis.rollout import rollout as rollout
+    from vitlens.analysis.stats import statistics as statistics
     from vitlens.models.specimen import Specimen as Specimen
     from vitlens.models.zoo import load as load
     from vitlens.training.loop import fit as train
@@ -21,11 +23,23 @@ _HOMES = {
     "attention": ("vitlens.analysis.attention", "attention"),
     "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
     "load": ("vitlens.models.zoo", "load"),
+    "relevance": ("vitlens.analysis.relevance", "relevance"),
     "rollout": ("vitlens.analysis.rollout", "rollout"),
+    "statistics": ("vitlens.analysis.stats", "statistics"),
     "train": ("vitlens.training.loop", "fit"),
 }
 
-__all__ = ["Specimen", "__version__", "attention", "evaluate", "load", "rollout", "train"]
+__all__ = [
+    "Specimen",
+    "__version__",
+    "attention",
+    "evaluate",
+    "load",
+    "relevance",
+    "rollout",
+    "statistics",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:

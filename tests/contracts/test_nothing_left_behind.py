@@ -9,7 +9,10 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.lens.tiny import images, ours, timm_specimen, torchvision_swin, torchvision_vit
 from vitlens.analysis.attention import attention, attention_maps
+from vitlens.analysis.relevance import relevance
 from vitlens.analysis.rollout import rollout
+from vitlens.analysis.stats import statistics
+from vitlens.analysis.views import query_maps
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import capture, observe, survey
 from vitlens.lens.tap import tapped
@@ -56,6 +59,10 @@ USES: dict[str, Callable[[Specimen, Tensor], object]] = {
     "capture": capture,
     "attention": attention,
     "attention_maps": attention_maps,
+    "graph": lambda specimen, batch: observe(specimen, batch, lambda call: call.output, graph=True),
+    "relevance": relevance,
+    "statistics": statistics,
+    "query_maps": lambda specimen, batch: query_maps(specimen, batch, query=(0, 0)),
 }
 
 

@@ -25,6 +25,11 @@ def attention(specimen: Specimen, images: Images, *, rows: RowChoice = "all") ->
 
     rows: "all", or "cls" for the CLS row alone (query axis of length 1), which costs N and not N² a head. Of a windowed
     model, batch is images x windows. Raises UnsupportedError where there is no attention or no CLS.
+
+    >>> import torch, vitlens
+    >>> weights = vitlens.attention(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
+    >>> len(weights), weights[0].shape  # six layers of four heads; 64 patches and CLS
+    (6, torch.Size([2, 4, 65, 65]))
     """
     if rows == "all":
         return capture(specimen, images).layers

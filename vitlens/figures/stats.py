@@ -58,7 +58,7 @@ def distance_by_layer(
     if not 1 <= len(values) <= len(SERIES):
         raise InputError(f"expected the distance of 1 to {len(SERIES)} models, found {len(values)}")
     every = names if names is not None else [f"model {index + 1}" for index in range(len(values))]
-    known = [shortened(name) for name in every]
+    known = [shortened(name, 24) for name in every]
     for name, given in (("names", known), ("uniform", uniform)):
         require_length(len(given), len(values), name=name, of="the models")
     expected = [_measured(one, name="uniform", axes=("layers",)) for one in uniform]
@@ -70,7 +70,7 @@ def distance_by_layer(
     for index, value in enumerate(values):
         shift = 0.85 * (index - (len(values) - 1) / 2) / len(values)
         _dots(axes, value, intervals[index] if intervals else None, shift, 0.75 / len(values), SERIES[index])
-        label = "heads, and their mean" if len(values) == 1 else f"heads of {known[index]}, and their mean"
+        label = "heads (dots) and their mean (line)" if len(values) == 1 else f"{known[index]}: heads, mean"
         axes.plot([], [], "o-", color=SERIES[index], markersize=2.6, markeredgewidth=0, linewidth=0.8, label=label)
     _uniform_lines(axes, expected, known)
     axes.set_ylim(bottom=0.0)
@@ -78,7 +78,7 @@ def distance_by_layer(
     _layer_axis(axes, max(map(len, values)))
     figure.legend(loc="outside lower center", ncols=2)
     of = f", {names[0]}" if names is not None and len(names) == 1 else ""
-    heading(figure, f"{title}{of}{'; vertical lines: 95 % intervals' if intervals else ''}")
+    heading(figure, f"{title}{of}{'; lines: 95 % intervals' if intervals else ''}")
     return figure
 
 
