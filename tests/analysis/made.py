@@ -1,4 +1,4 @@
-"""Models whose attention is made: each image is answered with weights prepared for it, through a softmax that is seen."""
+"""Models whose attention is made: each image is answered with weights prepared for it, through a softmax."""
 
 from collections.abc import Sequence
 

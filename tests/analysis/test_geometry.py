@@ -41,9 +41,7 @@ def wrapped(windows: Windows) -> Tensor:
     """For every place of every window, whether it came round the edge: (windows, inside, down and across)."""
     (rows, columns), (height, width) = windows.resolution, windows.window
     padded = (rows + -rows % height, columns + -columns % width)
-    shift = tuple(
-        0 if window >= size else step for size, window, step in zip(padded, windows.window, windows.shift)
-    )
+    shift = tuple(0 if window >= size else step for size, window, step in zip(padded, windows.window, windows.shift))
     round_edge = padded if windows.pad_first else windows.resolution
     flags = torch.zeros(*padded, 2, dtype=torch.bool)
     for row in range(padded[0]):
@@ -78,7 +76,10 @@ def test_windows_pair_by_pair(shape, pad_first):
                 near = real and bool((edges[number, row] == edges[number, column]).all())
                 assert pairs[number, row, column].item() == near
                 if real:
-                    down, across = key // resolution[1] - query // resolution[1], key % resolution[1] - query % resolution[1]
+                    down, across = (
+                        key // resolution[1] - query // resolution[1],
+                        key % resolution[1] - query % resolution[1],
+                    )
                     pixels = math.hypot(2 * down, 3 * across)
                     assert distances[number, row, column].item() == pytest.approx(pixels, abs=1e-12)
                     seen += [pixels] if near else []

@@ -87,7 +87,7 @@ def test_two_models_stand_beside_each_other(random):
     assert (left.max(axis=1) < right.min(axis=1)).all()
     assert (right[:-1].max(axis=1) < left[1:].min(axis=1)).all()
     np.testing.assert_array_equal(found[SERIES[1]][:, 1], second.ravel())
-    assert {"heads of pretrained, and their mean", "heads of fine-tuned, and their mean"} <= set(texts(figure))
+    assert {"pretrained: heads, mean", "fine-tuned: heads, mean"} <= set(texts(figure))
 
 
 def test_intervals_are_lines_at_their_dots(random):

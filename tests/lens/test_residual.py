@@ -72,22 +72,21 @@ def test_hooks_are_gone_after_success():
     assert hooks_of(specimen) == before
 
 
+def breaks(*_anything: object) -> None:
+    raise BrokenError
+
+
 @pytest.mark.parametrize("where", ["reducer", "model", "body"])
 def test_hooks_are_gone_after_an_exception(where):
     specimen = ours()
-
-    def breaks(*_anything: object) -> None:
-        raise BrokenError
-
-    handle = specimen.model.head.register_forward_pre_hook(breaks) if where == "model" else None
+    reducer = breaks if where == "reducer" else lambda *_: None
+    run = breaks if where == "body" else specimen
+    handle = specimen.model.head.register_forward_pre_hook(breaks if where == "model" else lambda *_: None)
     before = hooks_of(specimen)
-    with pytest.raises(BrokenError), watching_blocks(specimen, breaks if where == "reducer" else lambda *_: None):
-        if where == "body":
-            raise BrokenError
-        specimen(images((32, 48)))
+    with pytest.raises(BrokenError), watching_blocks(specimen, reducer):
+        run(images((32, 48)))
     assert hooks_of(specimen) == before
-    if handle is not None:
-        handle.remove()
+    handle.remove()
 
 
 def test_hooks_are_gone_when_a_block_is_not_there():

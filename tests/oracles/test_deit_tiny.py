@@ -4,6 +4,7 @@ The stored numbers were made apart from this project, with timm's unfused attent
 """
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from tests.oracles.test_timm_attention import compare
 from vitlens.analysis.attention import attention, attention_maps
+from vitlens.analysis.relevance import relevance
 from vitlens.analysis.rollout import rollout
 from vitlens.data.decode import decode_file
 from vitlens.lens.observe import capture
@@ -93,13 +95,34 @@ def test_attention_is_timms_own_unfused(deit, real_data, reference):
     assert compare(twin, batch.double(), layer_by_layer=False) < 1e-10
 
 
-@pytest.mark.parametrize("part", ["some", pytest.param("all", marks=pytest.mark.slow)])
-def test_stored_rollout_and_last_layer(deit, real_data, reference, part):
-    paths = masks(real_data, reference)
+def mapped(
+    specimen: Specimen, folder: Path, reference: dict[str, np.ndarray], part: str
+) -> tuple[list[int], list[Path], Tensor]:
+    """Which of the images with stored maps, their files and their pixels."""
+    paths = masks(folder, reference)
     chosen = list(range(0, len(paths), 8 if part == "some" else 1))
     # these are 224 px already and were taken whole, so that the masks fit
-    whole = replace(deit.preprocessing, resize=None)
+    whole = replace(specimen.preprocessing, resize=None)
     batch = torch.stack([decode_file(paths[index], whole).pixels for index in chosen]).float() / 255
+    return chosen, [paths[index] for index in chosen], batch
+
+
+@pytest.mark.parametrize("part", ["some", pytest.param("all", marks=pytest.mark.slow)])
+def test_stored_relevance(deit, real_data, reference, part):
+    chosen, paths, batch = mapped(deit, real_data, reference, part)
+    entries = json.loads((real_data / "coco_masks" / "index.json").read_text())
+    classes = {entry["file"]: entry["imagenet_class"] for entry in entries}
+    targets = torch.tensor([classes[path.name] for path in paths])
+    expected = torch.from_numpy(reference["maps"][chosen, 2]).float()
+    found = relevance(deit, batch, targets=targets).flatten(1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    # the numbers are small: beside their largest too, image by image
+    assert ((found - expected).abs().amax(1) < 1e-3 * expected.amax(1)).all()
+
+
+@pytest.mark.parametrize("part", ["some", pytest.param("all", marks=pytest.mark.slow)])
+def test_stored_rollout_and_last_layer(deit, real_data, reference, part):
+    chosen, _, batch = mapped(deit, real_data, reference, part)
     expected = torch.from_numpy(reference["maps"][chosen]).float()
     torch.testing.assert_close(rollout(deit, batch).flatten(1), expected[:, 0], atol=1e-4, rtol=0)
     last = attention_maps(deit, batch)[-1].maps.mean(1)

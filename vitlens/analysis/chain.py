@@ -101,7 +101,7 @@ def chained(
         raise UnknownNameError("readout", chosen, READOUTS)
     if specimen.anatomy.layout is None and chosen != "mean":
         raise UnsupportedError(
-            f"expected the readout mean for {specimen.alias}, which reads the mean over its last patches, found {chosen}"
+            f"expected the readout mean for {specimen.alias}, which has no one sequence of tokens, found {chosen}"
         )
     if gradient:
         logits, calls = with_gradients(specimen, images, targets)

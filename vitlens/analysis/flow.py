@@ -49,7 +49,8 @@ def require_few(specimen: Specimen, images: Images) -> None:
     chain_length(specimen, images)
     if layout is None:
         raise UnsupportedError(
-            f"expected one sequence of tokens for attention flow, found windows in {specimen.alias}; try --method rollout"
+            f"expected one sequence of tokens for attention flow, found windows in {specimen.alias}; try --method "
+            "rollout"
         )
 
 

@@ -85,7 +85,7 @@ def measure(specimen: Specimen, images: Images, *, renormalise: bool = True) -> 
         layout = specimen.anatomy.layout
         prefix = len(layout.prefix) if layout is not None and tokens.shape[1] == layout.tokens else 0
         if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # not windows, nor CLS alone
-            found.take(block, _norms(tokens, prefix), None)
+            found.values.update({(name, block): value for name, value in _norms(tokens, prefix).items()})
 
     with watching_blocks(specimen, weigh):
         observe(specimen, images, take)

@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from vitlens.analysis.attention import layer_map
 from vitlens.analysis.chain import Chain, chain_length, chained, exactly
@@ -101,10 +103,11 @@ METHODS: Final[Mapping[AttentionMethod, Method]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Traced:
-    """logits (batch, classes); maps: for each way in its order (batch, rows, columns), raw."""
+    """logits (batch, classes); maps: for each way in its order (batch, rows, columns), raw; of a windowed model, one
+    layer's attention has its own stage's rows and columns."""
 
     logits: Logits
-    maps: tuple[Maps, ...]
+    maps: tuple[Float[Tensor, "batch _ _"], ...]
 
 
 def require_possible(specimen: Specimen, images: Images, ways: Sequence[Way]) -> None:

@@ -25,18 +25,32 @@ _TINY = 1e-30
 
 
 @dataclass(frozen=True)
+class Uniform:
+    """Uniform attention of patches on the patches that they can see.
+
+    mass: on each offset, key minus query, 1 in sum; energy: sum of a row's squared weights, a mean over rows; share:
+    how many keys a query has at each offset, a mean over queries.
+    """
+
+    mass: Float[Tensor, "down across"]
+    energy: float
+    share: Float[Tensor, "down across"]
+
+
+@dataclass(frozen=True)
 class Head:
     """One head's means over images, as the rules read them.
 
     offsets: mass on each offset, key minus query, that of patches on patches scaled to 1; chance: the same for uniform
-    attention; explained: see explained_by_offset; keys: of one row; shared: of the whole map, among which sinks are;
-    uniform_distance: px; statistic: its other numbers by name.
+    attention; explained: see explained_by_offset; keys: of one row; cls: how many of them are CLS; shared: of the whole
+    map, among which sinks are; uniform_distance: px; statistic: its other numbers by name.
     """
 
     offsets: Float[Tensor, "down across"]
     chance: Float[Tensor, "down across"]
     explained: float
     keys: int
+    cls: int
     shared: int
     uniform_distance: float
     statistic: Mapping[str, float]
@@ -80,7 +94,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
     {
         "CLS": Rule(
             "patches look at the CLS token",
-            lambda head: _beyond(head.statistic.get("cls_mass", 0.0), 1 / head.keys),
+            lambda head: _beyond(head.statistic.get("cls_mass", 0.0), head.cls / head.keys),
         ),
         "sink": Rule("patches look at a few keys (at most 5 %) that all of them share", _sink),
         "self": Rule("a patch looks at itself", _at(0, 0)),
@@ -113,7 +127,7 @@ LABELS: Final = (*RULES, MIXED)
 class Specialisation:
     """labels, scores: of every head by layer, empty for a layer whose attention has no place in the image; all_scores:
     (layers, heads) of every rule; ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset in
-    units of uniform attention's, NaN where no pair of patches has it; chance: by layer, uniform attention's mass."""
+    units of uniform attention's, NaN where no pair of patches has it."""
 
     labels: tuple[tuple[str, ...], ...]
     scores: tuple[tuple[float, ...], ...]
@@ -141,10 +155,8 @@ def specialise(table: Statistics) -> Specialisation:
         labels.append(tuple(name for name, _ in named))
         scores.append(tuple(score for _, score in named))
         ratios.append(_ratios(mass, place))
-    depth = len(table.sites)
-    return Specialisation(
-        tuple(labels), tuple(scores), {name: per_head(rows, depth) for name, rows in every.items()}, tuple(ratios)
-    )
+    tables = {name: per_head(rows, len(table.sites), heads=table.heads) for name, rows in every.items()}
+    return Specialisation(tuple(labels), tuple(scores), tables, tuple(ratios))
 
 
 def decide(scores: Mapping[str, float]) -> tuple[str, float]:
@@ -157,16 +169,16 @@ def decide(scores: Mapping[str, float]) -> tuple[str, float]:
 
 def _heads(table: Statistics, layer: int, mass: Tensor, place: Geometry) -> Iterator[Head]:
     """The heads of one layer; mass: (heads, down, across), their mean attention by offset."""
-    counts, own = _counts(place), {name: row for (name, at), row in _means(table) if at == layer}
-    keys, uniform, chance = table.sites[layer].keys, place.uniform_distance(), _chance(place)
+    own = {name: row for (name, at), row in _means(table) if at == layer}
+    keys, distance, uniform = table.sites[layer].keys, place.uniform_distance(), uniform_attention(place)
     shared = keys if place.windows is None else place.windows.resolution[0] * place.windows.resolution[1]
     for head, by_offset in enumerate(mass):
         numbers = {name: float(row[head]) for name, row in own.items() if head < len(row)}
         on_patches = by_offset / by_offset.sum().clamp_min(_TINY)
         if not table.renormalised:  # a rule must not read the mass on the prefix as nearness
             numbers["distance"] = float((on_patches * _lengths(place)).sum())
-        explained = explained_by_offset(by_offset, numbers["energy"], counts)
-        yield Head(on_patches, chance, explained, keys, shared, uniform, numbers)
+        explained = explained_by_offset(by_offset, numbers["energy"], uniform)
+        yield Head(on_patches, uniform.mass, explained, keys, len(place.cls), shared, distance, numbers)
 
 
 def _means(table: Statistics) -> Iterator[tuple[tuple[str, int], Tensor]]:
@@ -174,36 +186,33 @@ def _means(table: Statistics) -> Iterator[tuple[tuple[str, int], Tensor]]:
         yield key, table.moments.mean(key)
 
 
-def explained_by_offset(mass: Tensor, energy: float, counts: Tensor) -> float:
+def explained_by_offset(mass: Tensor, energy: float, uniform: Uniform) -> float:
     """The share of the weights' variance that the offset from query to key explains, from 0 to 1 (R²).
 
     mass: mean attention by offset, a mean over queries; energy: the mean over queries of the sum of squared weights on
-    patches; counts: pairs of patches by offset. 1 where all weights are equal: nothing is left to explain.
+    patches. The variance is that around uniform attention, which in windows that are cut differs from query to query.
+    1 where attention is uniform: nothing is left to explain.
     """
-    queries = counts[counts.shape[0] // 2, counts.shape[1] // 2]
-    share = counts / queries  # keys a query has at this offset, on average
-    fitted = (mass.square() / share.clamp_min(_TINY)).sum()
-    uniform = mass.sum().square() / share.sum()
-    total = energy - float(uniform)
-    return 1.0 if total <= 1e-6 * energy else min(1.0, max(0.0, float(fitted - uniform) / total))
+    whole = mass.sum()
+    fitted = ((mass - whole * uniform.mass).square() / uniform.share.clamp_min(_TINY)).sum()
+    total = energy - float(whole.square()) * uniform.energy
+    return 1.0 if total <= 1e-6 * energy else min(1.0, float(fitted) / total)
 
 
 def _ratios(mass: Tensor, place: Geometry) -> Tensor:
     """Mean weight by offset over that of uniform attention on the same patches."""
-    chance = _chance(place)
+    chance = uniform_attention(place).mass
     ratio = mass / mass.sum((1, 2), keepdim=True).clamp_min(_TINY) / chance
     return ratio.masked_fill(chance == 0, torch.nan)
 
 
-def _counts(place: Geometry) -> Tensor:
-    return offset_counts(place.grid, place.pairs().double())
-
-
-def _chance(place: Geometry) -> Tensor:
-    """The share of uniform attention on patches that lies on each offset; rows weigh alike, however few they see."""
+def uniform_attention(place: Geometry) -> Uniform:
+    """Uniform attention in one layer; rows weigh alike, however few patches they see."""
     pairs = place.pairs().double()
-    mass = offset_counts(place.grid, pairs / pairs.sum(-1, keepdim=True).clamp_min(1))
-    return mass / mass.sum()
+    even = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
+    queries = pairs.any(-1).sum()
+    energy = float(even.square().sum() / queries)
+    return Uniform(offset_counts(place.grid, even) / queries, energy, offset_counts(place.grid, pairs) / queries)
 
 
 def _lengths(place: Geometry) -> Tensor:

@@ -99,6 +99,11 @@ class Statistics:
             raise AttributeError(f"no statistic {name!r}; known: {known}")
         return self._table(name, self.moments.mean)
 
+    @property
+    def heads(self) -> int:
+        """Heads of the layer that has most: columns of a table."""
+        return max(site.heads for site in self.sites)
+
     def low(self, name: str) -> PerHead:
         """The lower end of the mean's 95 % interval over images (Student's t); NaN for one image."""
         return self._table(name, lambda key: self.moments.mean(key) - self.moments.half_width(key))
@@ -113,15 +118,14 @@ class Statistics:
         return torch.tensor(found, dtype=torch.float64)
 
     def _table(self, name: str, read: Callable[[tuple[str, int]], Tensor]) -> PerHead:
-        return per_head(
-            {layer: read((name, layer)) for known, layer in self.moments.sums if known == name}, len(self.sites)
-        )
+        rows = {layer: read((name, layer)) for known, layer in self.moments.sums if known == name}
+        return per_head(rows, len(self.sites), heads=1 if name in TOKEN_STATISTICS else self.heads)
 
 
-def per_head(rows: Mapping[int, Tensor], layers: int) -> PerHead:
-    """One table of rows (heads,) by layer; NaN where a layer has no row or fewer heads."""
+def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int = 1) -> PerHead:
+    """One table of rows (heads,) by layer, for at least so many heads; NaN where a layer has no row or fewer heads."""
     widest = max((len(row) for row in rows.values()), default=1)
-    table = torch.full((layers, widest), torch.nan, dtype=torch.float64)
+    table = torch.full((layers, max(widest, heads)), torch.nan, dtype=torch.float64)
     for layer, row in rows.items():
         table[layer, : len(row)] = row
     return table

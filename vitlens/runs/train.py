@@ -77,7 +77,7 @@ def train(
     else:
         plan = Plan(**given)  # type: ignore[arg-type]
     specimen, splits, how = _prepare(plan, options)
-    if int(os.environ.get("RANK", "0")) > 0:  # of several processes the first alone writes
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and int(os.environ.get("RANK") or 0) > 0:  # the first alone writes
         _fit(plan, specimen, splits, how, resume or Path("runs"), options, resume=resume is not None)
         return None
     with _folder(plan, resume, specimen, splits[0], how, options) as folder:

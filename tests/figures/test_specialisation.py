@@ -1,0 +1,182 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
+from tests.figures.reading import colour_at, cut_off, drawn, overlapping, texts
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.figures.specialisation import HIGH, KINDS, LOW, specialisation_matrix
+from vitlens.figures.style import MAGNITUDE
+
+NAN = float("nan")
+
+
+def matrix(heads, grid=(3, 4), labels=None, **options):
+    """Uniform attention everywhere, with one label for all or those given."""
+    shape = (2 * grid[0] - 1, 2 * grid[1] - 1)
+    given = {
+        "ratios": [np.ones((count, *shape)) for count in heads],
+        "labels": [["global"] * count for count in heads] if labels is None else labels,
+        "scores": [[0.93] * count for count in heads],
+    }
+    return specialisation_matrix(**{**given, **options})
+
+
+def shade(ratio):
+    return np.array(colormaps[MAGNITUDE]((np.log2(ratio) - LOW) / (HIGH - LOW))[:3])
+
+
+def grey(colour):
+    return np.ptp(colour) < 0.02 and 0.6 < colour.max() < 0.95  # neither a map's colour nor bare paper
+
+
+def frame(axes):
+    return to_hex(axes.spines["left"].get_edgecolor()).upper() if axes.spines["left"].get_visible() else None
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (6, 3), (4, 4), (12, 3), (12, 6), (24, 16), (32, 2)])
+@pytest.mark.parametrize("grid", [(3, 3), (2, 4)])
+def test_nothing_is_cut_off(shape, grid):
+    longest = "content-dependent"
+    figure = matrix([shape[1]] * shape[0], grid, labels=[[longest] * shape[1]] * shape[0], title="A long title " * 4)
+    assert not cut_off(figure)
+    assert not overlapping(figure)
+    assert figure.get_figwidth() <= 7.21
+    assert figure.get_figheight() <= 9.61
+    assert len(figure.axes) == shape[0] * shape[1] + 1
+    assert {"head 1", "layer 1"} <= set(texts(figure))
+    assert str(max(shape)) in texts(figure) or max(shape) == 1
+
+
+def test_twelve_by_twelve_bears_codes_and_scores():
+    names = list(KINDS)
+    labels = [[names[(layer + head) % len(names)] for head in range(12)] for layer in range(12)]
+    figure = matrix([12] * 12, (7, 7), labels)
+    assert not cut_off(figure)
+    found = texts(figure)
+    for name, (code, _) in KINDS.items():
+        assert found.count(f"{code} .93") == sum(row.count(name) for row in labels)
+    renderer = drawn(figure).get_renderer()
+    first = [axes.texts[0].get_window_extent(renderer) for axes in figure.axes[:12]]
+    assert all(one.x1 < other.x0 for one, other in pairwise(first))
+    below = figure.axes[12].get_window_extent()
+    assert all(one.y0 > below.y1 for one in first)
+
+
+def test_narrow_panels_bear_no_codes_but_their_colours():
+    middling = texts(matrix([12] * 12, (10, 7)))
+    assert (middling.count("global"), middling.count("global .93")) == (144, 0)
+    figure = matrix([16] * 24, (3, 3))
+    assert not any("global " in text or text == "global" for text in texts(figure))
+    assert "global: 384" in texts(figure)
+    assert {frame(axes) for axes in figure.axes[:-1]} == {KINDS["global"][1]}
+
+
+def test_layer_and_head_stand_where_the_labels_say():
+    labels = [["self", "next"], ["previous", "CLS"], ["mixed", "local"]]
+    figure = matrix([2, 2, 2], labels=labels)
+    assert [frame(axes) for axes in figure.axes[:6]] == [KINDS[label][1] for row in labels for label in row]
+    assert figure.axes[4].get_ylabel() == "3"
+    assert figure.axes[1].get_title() == "2"
+    counted = {"self: 1", "next: 1", "previous (prev): 1", "CLS: 1", "sink: 0", "content-dependent (content): 0"}
+    assert counted <= set(texts(figure))
+
+
+def test_layers_run_across_where_they_are_many():
+    labels = [["self", "next"], *[["mixed", "mixed"]] * 4]
+    figure = matrix([2] * 5, labels=labels)
+    assert [frame(figure.axes[index]) for index in (0, 5)] == [KINDS["self"][1], KINDS["next"][1]]
+    assert figure.axes[4].get_title() == "5"
+    assert figure.axes[5].get_ylabel() == "2"
+
+
+def test_offsets_are_coloured_by_the_logarithm_of_their_ratio():
+    ratios = np.ones((1, 3, 5))
+    ratios[0, 0, 0] = 0.5
+    ratios[0, 1, 2] = 1000.0  # the query itself, beyond the scale
+    ratios[0, 2, 4] = 0.0  # below the scale
+    ratios[0, 0, 4] = NAN
+    figure = matrix([1], (2, 3), ratios=[torch.from_numpy(ratios)])
+    axes = figure.axes[0]
+    for x, y, colour in ((0.14, 0.2, shade(0.5)), (0.5, 0.5, shade(32)), (0.86, 0.8, shade(1 / 8))):
+        np.testing.assert_allclose(colour_at(figure, axes, x, y), colour, atol=0.02)
+    np.testing.assert_allclose(colour_at(figure, axes, 0.3, 0.2), shade(1), atol=0.02)
+    assert grey(colour_at(figure, axes, 0.86, 0.2))
+    assert {"≤ 1/8", "1/2", "1", "≥ 32"} <= set(texts(figure))
+    assert any("hatched: never occurs" in text for text in texts(figure))
+
+
+def test_ticks_stand_at_the_query():
+    axes = matrix([1], (2, 3)).axes[0]
+    assert (list(axes.get_xticks()), list(axes.get_yticks())) == ([2], [1])
+
+
+def test_radius_cuts_and_says_so():
+    ratios = np.full((1, 7, 9), 0.25)
+    ratios[0, 3, 4] = 32.0
+    figure = matrix([1], ratios=[ratios], limit_radius=1)
+    assert figure.axes[0].images[0].get_array().shape == (3, 3)
+    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.5, 0.5), shade(32), atol=0.02)
+    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.2, 0.5), shade(0.25), atol=0.02)
+    assert "up to 1 patches away" in " ".join(texts(figure)).replace("\n", " ")
+    wide = matrix([1], ratios=[ratios], limit_radius=5)
+    assert wide.axes[0].images[0].get_array().shape == (7, 9)
+
+
+def test_layers_may_differ_in_heads_and_grid():
+    figure = matrix(
+        [1, 3],
+        labels=[["self"], ["next", "CLS", "sink"]],
+        ratios=[np.ones((1, 9, 9)), np.ones((3, 3, 3))],
+        scores=[[0.5], [NAN, 0.25, 1.0]],
+    )
+    assert [frame(axes) for axes in figure.axes[:6]] == [
+        None if label is None else KINDS[label][1] for label in ("self", None, None, "next", "CLS", "sink")
+    ]
+    assert {"head 1", "2", "3", "self .50", "next", "CLS .25", "sink 1.00"} <= set(texts(figure))
+    assert not cut_off(figure)
+
+
+def test_a_layer_without_patches_as_queries_keeps_its_labels():
+    figure = matrix([2, 2], ratios=[np.ones((2, 3, 3)), None])
+    assert not figure.axes[2].images
+    assert frame(figure.axes[2]) == KINDS["global"][1]
+    assert grey(colour_at(figure, figure.axes[2], 0.4, 0.6))
+    assert not cut_off(matrix([2], ratios=[None]))
+
+
+def test_colours_and_codes_tell_the_labels_apart():
+    assert (
+        len({code for code, _ in KINDS.values()}) == len({colour for _, colour in KINDS.values()}) == len(KINDS) == 11
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratios": [np.ones((2, 3, 3))]}, "2 layers of ratios"),
+        ({"scores": [[1.0, 1.0]]}, "2 layers of scores"),
+        ({"ratios": [np.ones((2, 3, 3)), np.ones((3, 3, 3))]}, "2 heads in ratios"),
+        ({"scores": [[1.0, 1.0], [1.0]]}, "2 heads in scores"),
+        ({"ratios": [np.ones((2, 3, 4))] * 2}, r"2 rows - 1, 2 columns - 1\), found \(2, 3, 4\)"),
+        ({"ratios": [np.ones((2, 2, 3))] * 2}, r"found \(2, 2, 3\)"),
+        ({"ratios": [np.ones((3, 3))] * 2}, "expected ratios of shape"),
+        ({"ratios": [-np.ones((2, 3, 3))] * 2}, "at least 0, found -1"),
+        ({"ratios": [np.full((2, 3, 3), np.inf)] * 2}, "finite numbers in ratios"),
+        ({"labels": [["self", "self"], []]}, "label for each head"),
+        ({"limit_radius": 0}, "limit_radius of at least 1 patch"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        matrix([2, 2], **options)
+
+
+def test_no_layers_and_unknown_labels_are_refused():
+    with pytest.raises(InputError, match="label for each head"):
+        matrix([])
+    with pytest.raises(UnknownNameError, match="did you mean 'same row'"):
+        matrix([1], labels=[["same rows"]])

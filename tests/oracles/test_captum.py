@@ -1,0 +1,69 @@
+"""Weights, and weights ⊙ gradient, beside captum's at timm's attn_drop, through which its unfused weights go."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from captum.attr import LayerActivation, LayerGradientXActivation
+from torch import Tensor, nn
+
+from tests.lens.tiny import TIMM, images, timm_specimen
+from vitlens.analysis.gradients import with_gradients
+from vitlens.analysis.relevance import gradient_weighted
+from vitlens.models.specimen import Specimen
+
+FAMILIES = ("vit", "vit-mean", "deit-distilled", "deit3", "beit", "eva02", "dinov2-registers", "dinov3", "siglip")
+TARGETS = [3, 0, 4]
+
+
+def unfused(specimen: Specimen) -> tuple[Callable[[Tensor], Tensor], list[str], list[nn.Module]]:
+    """A copy of the model with timm's fused_attn=False: what runs it, and its attention layers with their attn_drop."""
+    twin = copy.deepcopy(specimen)
+    names, layers = [], []
+    for name, module in twin.model.named_modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+        if name.endswith(".attn_drop"):
+            names.append(name.removesuffix(".attn_drop"))
+            layers.append(module)
+    return twin, names, layers
+
+
+def largest(found: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest difference, as a part of the largest number."""
+    return max(((f - e).abs().max() / e.abs().max()).item() for f, e in zip(found, expected, strict=True))
+
+
+def captums(family: str, *, dtype: torch.dtype) -> tuple[Specimen, Tensor, list[str], list[Tensor], list[Tensor]]:
+    specimen = timm_specimen(TIMM[family]).to(dtype)
+    batch = images(batch=3).to(dtype)
+    model, names, layers = unfused(specimen)
+    weights = [LayerActivation(model, layer).attribute(batch) for layer in layers]
+    products = [LayerGradientXActivation(model, layer).attribute(batch, target=TARGETS) for layer in layers]
+    return specimen, batch, names, weights, [product.detach() for product in products]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_and_their_gradients(family, dtype):
+    specimen, batch, names, weights, products = captums(family, dtype=dtype)
+    _, calls = with_gradients(specimen, batch, torch.tensor(TARGETS))
+    ours = [call for call in calls if call.site.module in names]  # SigLIP's pooling has no attn_drop
+    assert [call.site.module for call in ours] == names
+    assert len(ours) == 2
+    own = [call.weights() for call in ours]
+    gradients = [call.weight_gradient() for call in ours]
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-11
+    assert largest(own, weights) < tolerance
+    # before the positive part and the mean over heads, and after
+    assert largest([w * g for w, g in zip(own, gradients)], products) < tolerance
+    asked = [product.clamp_min(0).mean(1) for product in products]
+    assert largest([gradient_weighted(w, g) for w, g in zip(own, gradients)], asked) < tolerance
+
+
+def test_the_oracle_can_tell():
+    """Another class's gradient is far from captum's: the comparison is not empty."""
+    specimen, batch, _, _, products = captums("vit", dtype=torch.float32)
+    _, calls = with_gradients(specimen, batch, torch.tensor([2, 2, 2]))
+    assert largest([call.weights() * call.weight_gradient() for call in calls], products) > 0.1
