@@ -1,0 +1,399 @@
+"""Interventions against models that are cut by hand: columns, rows, whole modules, attention written out."""
+
+import copy
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.lens.tiny import CLASSES, FAMILIES, images, ours, specimen_of, timm_specimen, torchvision_vit
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.layout import TokenLayout
+from vitlens.lens.call import AttentionCall
+from vitlens.lens.inside import projection_of
+from vitlens.lens.intervened import intervened
+from vitlens.lens.intervention import (
+    BlockRemoved,
+    HeadReplaced,
+    Intervention,
+    KnockedOut,
+    MLPReplaced,
+    StreamPatched,
+    describe,
+    positions,
+)
+from vitlens.lens.layers import Layer, layers
+from vitlens.lens.observe import capture, survey
+from vitlens.lens.tap import tapped
+from vitlens.models.resnet import build_resnet
+from vitlens.models.specimen import Specimen
+
+SAME = {"atol": 1e-5, "rtol": 1e-4}
+
+
+@pytest.fixture(params=FAMILIES)
+def specimen(request: pytest.FixtureRequest) -> Specimen:
+    return FAMILIES[request.param]()
+
+
+def of(specimen: Specimen, *, batch: int = 3) -> Tensor:
+    return images(specimen.input_size, batch=batch)
+
+
+def changed(specimen: Specimen, batch: Tensor, *interventions: Intervention, **data: object) -> Tensor:
+    with torch.no_grad(), intervened(specimen, interventions, **data):
+        return specimen(batch)
+
+
+def with_columns(specimen: Specimen, layer: Layer, head: int, constant: Tensor | None = None) -> Specimen:
+    """A copy whose output projection does not read the head, but (its bias) a constant instead."""
+    cut = copy.deepcopy(specimen)
+    projection = projection_of(cut.model.get_submodule(layer.attention))
+    assert projection is not None
+    columns = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
+    if constant is not None:
+        projection.bias += projection.weight[:, columns] @ constant
+    projection.weight[:, columns] = 0
+    return cut
+
+
+def test_a_head_set_to_zero_is_its_columns_cut(specimen):
+    batch = of(specimen)
+    for layer in layers(specimen):
+        for head in range(layer.heads):
+            expected = with_columns(specimen, layer, head)(batch)
+            assert not torch.allclose(expected, specimen(batch), atol=1e-6)
+            torch.testing.assert_close(changed(specimen, batch, HeadReplaced(layer.index, head)), expected, **SAME)
+
+
+@pytest.mark.parametrize("by", ["mean", "given"])
+def test_a_head_set_to_a_constant_is_its_columns_in_the_bias(specimen, by):
+    batch = of(specimen)
+    for layer in layers(specimen):
+        constant = torch.linspace(-1, 1, layer.head_dim)
+        what = HeadReplaced(layer.index, layer.heads - 1, by)
+        expected = with_columns(specimen, layer, layer.heads - 1, constant)(batch)
+        tokens = layer.windows * layer.queries
+        for shape in ((), (tokens,), (len(batch), tokens)):
+            data = {what: constant.expand(*shape, -1)}
+            torch.testing.assert_close(changed(specimen, batch, what, replacements=data), expected, **SAME)
+
+
+def projection_input(specimen: Specimen, layer: Layer, batch: Tensor) -> Tensor:
+    projection = projection_of(specimen.model.get_submodule(layer.attention))
+    seen: list[Tensor] = []
+    handle = projection.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    specimen(batch)
+    handle.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", ["vit", "cait", "swin", "siglip"])
+def test_a_head_of_another_image_token_by_token(name):
+    """Both ways: by index, and by giving what a hook on the projection saw; against a hook that writes it in."""
+    specimen = FAMILIES[name]()
+    batch, index = of(specimen), torch.tensor([2, 0, 1])
+    for layer in layers(specimen):
+        seen = projection_input(specimen, layer, batch)
+        columns = slice(layer.head_dim, 2 * layer.head_dim)
+        per_image = seen.unflatten(0, (3, -1))
+        other = per_image[index].reshape(seen.shape)
+
+        def write(_module, inputs, columns=columns, other=other):
+            written = inputs[0].clone()
+            written[..., columns] = other[..., columns]
+            return written
+
+        projection = projection_of(specimen.model.get_submodule(layer.attention))
+        handle = projection.register_forward_pre_hook(write)
+        expected = specimen(batch)
+        handle.remove()
+        assert not torch.allclose(expected, specimen(batch), atol=1e-6)
+        resampled, given = (HeadReplaced(layer.index, 1, by) for by in ("resample", "given"))
+        data = {resampled: index, given: per_image[index].flatten(1, 2)[..., columns]}
+        for what in (resampled, given):
+            torch.testing.assert_close(changed(specimen, batch, what, replacements=data), expected, **SAME)
+
+
+def left_over(weights: Tensor, keep: Tensor) -> Tensor:
+    rest = weights * keep
+    return rest / rest.sum(-1, keepdim=True).clamp_min(1e-30)
+
+
+@pytest.mark.parametrize("heads", [None, (1,)])
+def test_a_knock_out_leaves_the_other_keys_scaled_to_one(specimen, heads):
+    batch = of(specimen)
+    clean = capture(specimen, batch)
+    for layer in layers(specimen):
+        queries, keys = (0,) if layer.queries == 1 else (0, 2), (1, 3)
+        keep = torch.ones(layer.heads, layer.queries, layer.keys)
+        for head in heads or range(layer.heads):
+            for query in queries:
+                keep[head, query, list(keys)] = 0
+        with intervened(specimen, KnockedOut(layer.index, queries, keys, heads)):
+            seen = capture(specimen, batch)
+        expected = left_over(clean.layers[layer.index], keep)
+        torch.testing.assert_close(seen.layers[layer.index], expected, atol=1e-5, rtol=1e-4)
+        with torch.no_grad():
+            assert not torch.equal(seen.layers[layer.index], clean.layers[layer.index])
+
+
+def test_a_query_that_may_look_at_nothing_reads_zeros(specimen):
+    """All keys of all queries gone is the same as all heads set to zero."""
+    batch = of(specimen)
+    for layer in layers(specimen):
+        if "cait" in specimen.alias and layer.queries > 1:
+            continue  # talking heads: a bias joins the weights after the softmax
+        heads = [HeadReplaced(layer.index, head) for head in range(layer.heads)]
+        knocked = changed(specimen, batch, KnockedOut(layer.index))
+        torch.testing.assert_close(knocked, changed(specimen, batch, *heads), **SAME)
+
+
+class ByHand(nn.Module):
+    """Our attention written out, one query's row for some keys left out."""
+
+    def __init__(self, attention: nn.Module, query: int, keys: list[int]) -> None:
+        super().__init__()
+        self.attention, self.query, self.keys = attention, query, keys
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        qkv = self.attention.qkv(tokens).unflatten(-1, (3, self.attention.heads, -1))
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        exponentials = (query @ key.mT * query.shape[-1] ** -0.5).exp()
+        exponentials[:, :, self.query, self.keys] = 0
+        weights = exponentials / exponentials.sum(-1, keepdim=True)
+        return self.attention.proj((weights @ value).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_knock_out_is_attention_written_by_hand(fused, layer):
+    specimen = ours(fused=fused, registers=2)
+    batch, layout = of(specimen), specimen.layout
+    keys = positions(layout, "register")
+    cut = copy.deepcopy(specimen)
+    cut.model.blocks[layer].attn = ByHand(cut.model.blocks[layer].attn, 0, list(keys))
+    knocked = changed(specimen, batch, KnockedOut(layer, positions(layout, "cls"), keys))
+    torch.testing.assert_close(knocked, cut(batch), **SAME)
+    assert not torch.allclose(knocked, specimen(batch), atol=1e-6)
+
+
+def last_linear(module: nn.Module) -> nn.Linear:
+    return [found for found in module.modules() if isinstance(found, nn.Linear)][-1]
+
+
+def test_an_mlp_set_to_zero_or_a_constant_is_its_last_layer_so_made(specimen):
+    batch = of(specimen)
+    for layer in layers(specimen):
+        cut = copy.deepcopy(specimen)
+        linear = last_linear(cut.model.get_submodule(layer.mlp))
+        constant = torch.linspace(-1, 1, linear.out_features)
+        mean = MLPReplaced(layer.index, "mean")
+        for what, bias in ((MLPReplaced(layer.index), 0 * constant), (mean, constant)):
+            linear.weight.zero_()
+            linear.bias.copy_(bias)
+            found = changed(specimen, batch, what, replacements={mean: constant})
+            torch.testing.assert_close(found, cut(batch), **SAME)
+            assert not torch.allclose(found, specimen(batch), atol=1e-6)
+
+
+class Passes(nn.Module):
+    """In a block's place: what comes in goes out."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__()
+        self.which = which
+
+    def forward(self, *tokens: Tensor, **_options: object) -> Tensor:
+        return tokens[self.which]
+
+
+def test_a_block_removed_is_a_block_that_passes(specimen):
+    batch = of(specimen)
+    for layer in layers(specimen):
+        if not layer.removable:
+            continue
+        cut = copy.deepcopy(specimen)
+        cut.model.set_submodule(layer.unit, Passes(layer.stream))
+        found = changed(specimen, batch, BlockRemoved(layer.index))
+        torch.testing.assert_close(found, cut(batch), **SAME)
+        assert not torch.allclose(found, specimen(batch), atol=1e-6)
+
+
+def stream(specimen: Specimen, layer: Layer, batch: Tensor) -> Tensor:
+    seen: list[Tensor] = []
+    unit = specimen.model.get_submodule(layer.unit)
+    handle = unit.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[layer.stream]))
+    specimen(batch)
+    handle.remove()
+    return seen[0].flatten(1, -2)
+
+
+def test_the_whole_stream_of_other_images_gives_their_logits(specimen):
+    batch = of(specimen)
+    plain = specimen(batch)
+    for layer in layers(specimen):
+        if layer.unit.startswith("blocks_token_only"):
+            continue  # CaiT: the patches come in beside the stream of CLS
+        what = StreamPatched(layer.index)
+        data = {what: stream(specimen, layer, batch).flip(0)}
+        torch.testing.assert_close(changed(specimen, batch, what, replacements=data), plain.flip(0), **SAME)
+
+
+@pytest.mark.parametrize("name", ["ours", "swin"])
+def test_some_tokens_of_the_stream_alone(name):
+    """A pre-hook that writes the same tokens."""
+    specimen = FAMILIES[name]()
+    batch, layer = of(specimen), layers(specimen)[1]
+    what = StreamPatched(1, (0, 5))
+    new = torch.randn(3, 2, stream(specimen, layer, batch).shape[-1], generator=torch.Generator().manual_seed(1))
+
+    def write(_module, inputs):
+        tokens = inputs[0].clone()
+        tokens.view(3, -1, tokens.shape[-1])[:, [0, 5]] = new
+        return (tokens, *inputs[1:])
+
+    handle = specimen.model.get_submodule(layer.unit).register_forward_pre_hook(write)
+    expected = specimen(batch)
+    handle.remove()
+    torch.testing.assert_close(changed(specimen, batch, what, replacements={what: new}), expected, **SAME)
+
+
+def test_several_at_once_are_contexts_nested(specimen):
+    batch, last = of(specimen), len(layers(specimen)) - 1
+    several = [HeadReplaced(0, 0), HeadReplaced(0, 1), KnockedOut(1, None, (1,)), MLPReplaced(0), HeadReplaced(last, 1)]
+    at_once = changed(specimen, batch, *several)
+    first, *rest = several
+    with torch.no_grad(), intervened(specimen, first), intervened(specimen, rest[:2]):
+        some = specimen(batch)
+        with intervened(specimen, rest[2:]):
+            nested = specimen(batch)
+        torch.testing.assert_close(specimen(batch), some)
+    torch.testing.assert_close(nested, at_once)
+    torch.testing.assert_close(specimen(batch), changed(specimen, batch))
+    assert not torch.allclose(some, nested, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [ours, torchvision_vit, FAMILIES["swin"]])
+def test_an_observation_sees_the_changed_model_wherever_it_stands(make: Callable[[], Specimen]):
+    specimen = make()
+    batch, what = of(specimen), KnockedOut(0, (0,), (1,))
+    survey(specimen, batch)
+    seen: list[Tensor] = []
+
+    def keep(call: AttentionCall) -> None:
+        if call.site.layer == 0:
+            seen.append(call.weights())
+
+    with torch.no_grad(), intervened(specimen, what), tapped(specimen.model, keep):
+        specimen(batch)
+    with torch.no_grad(), tapped(specimen.model, keep), intervened(specimen, what):
+        specimen(batch)
+    assert (seen[0][:, :, 0, 1] == 0).all()
+    assert torch.equal(seen[0], seen[1])
+
+
+def test_a_specimen_may_be_surveyed_with_a_change_in_force():
+    specimen = ours()
+    with intervened(specimen, KnockedOut(0, (0,), (1,))):
+        assert len(survey(specimen, of(specimen))) == 2
+
+
+def test_gradients_go_through_an_intervention():
+    specimen = ours()
+    batch = of(specimen).requires_grad_()
+    with intervened(specimen, [HeadReplaced(0, 0), KnockedOut(1, (0,), (1,))]):
+        gradient = torch.autograd.grad(specimen(batch)[:, 0].sum(), batch)[0]
+    cut = with_columns(specimen, layers(specimen)[0], 0)
+    with intervened(cut, KnockedOut(1, (0,), (1,))):
+        expected = torch.autograd.grad(cut(batch)[:, 0].sum(), batch)[0]
+    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
+
+
+WRONG: dict[str, tuple[Intervention, type[Exception], str]] = {
+    "layer": (HeadReplaced(2, 0), InputError, "expected a layer from 0 to 1 of ours, found 2"),
+    "negative layer": (BlockRemoved(-1), InputError, "found -1"),
+    "head": (HeadReplaced(1, 2), InputError, r"expected a head from 0 to 1 in layer 1 of ours \(blocks.1\), found 2"),
+    "head of a knock-out": (KnockedOut(1, (0,), (0,), (3,)), InputError, "expected a head from 0 to 1"),
+    "query": (KnockedOut(0, (13,)), InputError, "expected query positions from 0 to 12"),
+    "key": (KnockedOut(0, (0,), (-1,)), InputError, "expected key positions from 0 to 12"),
+    "token": (StreamPatched(0, (40,)), InputError, "expected token positions from 0 to 12"),
+    "mean without data": (HeadReplaced(0, 0, "mean"), InputError, "expected a tensor for HeadReplaced"),
+    "resample without data": (HeadReplaced(0, 0, "resample"), InputError, "expected a tensor"),
+    "MLP's mean without data": (MLPReplaced(0, "mean"), InputError, "expected a tensor"),
+    "patch without data": (StreamPatched(0), InputError, "expected a tensor"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_exist_is_refused(case):
+    what, error, message = WRONG[case]
+    with pytest.raises(error, match=message), intervened(ours(), what):
+        pytest.fail("it was not refused")
+
+
+@pytest.mark.parametrize(
+    ("what", "data", "message"),
+    [
+        (HeadReplaced(0, 0, "mean"), torch.zeros(5), r"fits \(batch, tokens, width\) = \(3, 13, 8\)"),
+        (HeadReplaced(0, 0, "mean"), torch.zeros(14, 8), "found shape"),
+        (HeadReplaced(0, 0, "resample"), torch.tensor([0, 1]), "one image index for each of 3 images"),
+        (HeadReplaced(0, 0, "resample"), torch.zeros(3), "float32"),
+        (MLPReplaced(0, "given"), torch.zeros(7, 16), "found shape"),
+        (StreamPatched(0, (0, 1)), torch.zeros(3, 16), "found shape"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused(what, data, message):
+    specimen = ours()
+    with pytest.raises(InputError, match=message):
+        changed(specimen, of(specimen), what, replacements={what: data})
+
+
+def test_a_model_without_attention_is_refused():
+    cnn = specimen_of(build_resnet("resnet20", classes=len(CLASSES), image_size=(32, 32)), alias="cnn")
+    with pytest.raises(UnsupportedError, match="expected a model with softmax attention"):
+        changed(cnn, images(), HeadReplaced(0, 0))
+
+
+def test_a_pooling_query_is_no_block():
+    with pytest.raises(UnsupportedError, match="puts out what it takes in"):
+        changed(timm_specimen("vit_base_patch16_siglip_224"), images(), BlockRemoved(2))
+
+
+def test_an_unknown_replacement_is_refused():
+    for what, word in ((HeadReplaced(0, 0), "median"), (MLPReplaced(0), "resample")):
+        object.__setattr__(what, "by", word)  # the type checker of the tests would stop it at the constructor
+        with pytest.raises(UnknownNameError, match=f"no replacement '{word}'"):
+            what.__post_init__()
+
+
+def test_interventions_are_listed_in_a_report_and_serve_as_keys():
+    several = [HeadReplaced(3, 7, "mean"), KnockedOut(0, (0,), (1, 2)), BlockRemoved(5), StreamPatched(1, (0,), "cat")]
+    assert json.loads(json.dumps([describe(each) for each in several])) == [
+        {"kind": "head", "layer": 3, "head": 7, "by": "mean"},
+        {"kind": "attention", "layer": 0, "queries": [0], "keys": [1, 2]},
+        {"kind": "block", "layer": 5},
+        {"kind": "stream", "layer": 1, "positions": [0], "source": "cat"},
+    ]
+    assert describe(MLPReplaced(2)) == {"kind": "mlp", "layer": 2, "by": "zero"}
+    assert len({*several, *several, HeadReplaced(3, 7, "mean", "a"), HeadReplaced(3, 7, "mean", "b")}) == 6
+
+
+def test_where_the_tokens_stand():
+    layout = TokenLayout((2, 2), (8, 8), ("cls", "register", "register"))
+    assert positions(layout, "cls") == (0,)
+    assert positions(layout, "register") == (1, 2)
+    assert positions(layout, "patch") == (3, 4, 5, 6)
+    assert positions(layout, "all") == tuple(range(7))
+    with pytest.raises(InputError, match="expected a model with a distillation token"):
+        positions(layout, "distillation")
+
+
+def test_a_layer_says_where_everything_is():
+    first, last = layers(timm_specimen("swin_tiny_patch4_window7_224"))[::3]
+    assert (first.unit, first.windows, first.tokens, first.head_dim) == ("layers.0.blocks.0", 16, 256, 8)
+    assert (last.attention, last.heads, last.tokens) == ("layers.1.blocks.1.attn", 4, 64)
+    pool = layers(timm_specimen("vit_base_patch16_siglip_224"))[2]
+    assert (pool.attention, pool.unit, pool.mlp, pool.removable) == ("attn_pool", "attn_pool", "attn_pool.mlp", False)

@@ -1,0 +1,330 @@
+"""The replay against the model run in full, and against models that are cut by hand."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.lens.test_intervention import BlockRemoved, projection_input, with_columns
+from tests.lens.tiny import CLASSES, FAMILIES, images, ours, specimen_of, timm_specimen
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.first_rows import rows_read
+from vitlens.lens.intervened import intervened
+from vitlens.lens.intervention import HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched, as_set
+from vitlens.lens.layers import layers
+from vitlens.lens.replay import Replay, replaying
+from vitlens.lens.replay_check import method_of
+from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.resnet import build_resnet
+from vitlens.models.specimen import Specimen
+from vitlens.models.vit import TransformerBlock, VisionTransformer, ViTConfig
+
+BATCH = 4
+SAME = {"atol": 1e-4, "rtol": 0.0}
+TIGHT = {"atol": 2e-6, "rtol": 1e-5}  # what is really reached on these models, where it tells a mistake
+FIRST_ROWS = {"ours": 1, "ours-unfused": 1, "vit": 1, "deit-distilled": 2, "deit3": 1, "dinov2-registers": 1}
+RUN_AGAIN = {"torchvision-swin"}  # its module puts windows back in place after the projection: attention runs again
+
+Interventions = list[Intervention | tuple[Intervention, ...]]
+
+
+@pytest.fixture(params=FAMILIES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def of(specimen: Specimen) -> Tensor:
+    return images(specimen.input_size, batch=BATCH)
+
+
+def full(specimen: Specimen, batch: Tensor, interventions: Interventions, data: dict[Intervention, Tensor]) -> Tensor:
+    rows = []
+    for what in interventions:
+        with torch.no_grad(), intervened(specimen, what, replacements=data):
+            rows.append(specimen(batch))
+    return torch.stack(rows)
+
+
+def of_every_kind(replay: Replay) -> tuple[Interventions, dict[Intervention, Tensor]]:
+    """All that can be done at each layer, and some of it at once; with the tensors needed."""
+    known, generator = layers(replay.specimen), torch.Generator().manual_seed(1)
+    single: Interventions = []
+    data: dict[Intervention, Tensor] = {}
+    for layer in known:
+        mean = replay.head_mean(layer.index)
+        for head in range(layer.heads):
+            zero, average, other, given = (
+                HeadReplaced(layer.index, head, by) for by in ("zero", "mean", "resample", "given")
+            )
+            data[average] = mean[head]
+            data[other] = torch.tensor([3, 0, 1, 2])
+            data[given] = torch.randn(BATCH, *mean.shape[1:], generator=generator)
+            single += [zero, average, other, given]
+        stream = StreamPatched(layer.index, (0,))
+        data[stream] = replay.block_input(layer.index)[:, :1].flip(0)
+        average = MLPReplaced(layer.index, "mean")
+        data[average] = replay.mlp_mean(layer.index)
+        single += [stream, average, MLPReplaced(layer.index), KnockedOut(layer.index, (0,), (1, 2))]
+        single += [BlockRemoved(layer.index)] if layer.removable else []
+    last = known[-1].index
+    several: Interventions = [
+        (HeadReplaced(0, 0), HeadReplaced(0, 1, "mean"), HeadReplaced(last, 0, "mean"), HeadReplaced(last, 1)),
+        (HeadReplaced(0, 1, "resample"), HeadReplaced(1, 0, "resample"), MLPReplaced(0)),
+        (HeadReplaced(0, 0), KnockedOut(0, None, (1,)), BlockRemoved(1), MLPReplaced(last, "mean")),
+        (StreamPatched(0, (0,)), StreamPatched(1, (0,)), HeadReplaced(0, 0, "given"), HeadReplaced(1, 1, "given")),
+        (KnockedOut(last, (0,), (1,)), HeadReplaced(last, 0, "given"), MLPReplaced(0)),
+        (),
+    ]
+    return single + several, data
+
+
+def test_every_family_is_replayed(name):
+    method = method_of(FAMILIES[name]())
+    assert method.exact, method.note
+    assert method.note == ""
+    assert method.rows == FIRST_ROWS.get(name)
+    blocks = [start.branch for start in method.plan.starts][: 4 if "swin" in name or name == "cait" else 2]
+    assert all(blocks) != (name in RUN_AGAIN)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 3}, {"chunk": 9}], ids=["whole", "parts", "stacked"])
+def test_logits_are_those_of_the_full_forward(name, options):
+    specimen = FAMILIES[name]()
+    batch = of(specimen)
+    with replaying(specimen, batch, **options) as replay:
+        interventions, data = of_every_kind(replay)
+        replayed = replay.run(interventions, replacements=data)
+        torch.testing.assert_close(replay.logits, specimen(batch), **TIGHT)
+    expected = full(specimen, batch, interventions, data)
+    torch.testing.assert_close(replayed, expected, **SAME)
+    torch.testing.assert_close(replayed, expected, **TIGHT)
+    touched = [what for what in range(len(interventions)) if not torch.allclose(expected[what], expected[-1])]
+    assert len(touched) > 0.6 * len(interventions)
+
+
+def test_heads_are_as_if_their_columns_were_cut(name):
+    """The oracle knows nothing of interventions: a copy of the model with columns of its weights set to zero."""
+    specimen = FAMILIES[name]()
+    batch = of(specimen)
+    heads = [(layer, head) for layer in layers(specimen) for head in range(layer.heads)]
+    with replaying(specimen, batch) as replay:
+        replayed = replay.run([HeadReplaced(layer.index, head) for layer, head in heads])
+        pair = replay.run([tuple(HeadReplaced(layer.index, 0) for layer in layers(specimen))])
+    for logits, (layer, head) in zip(replayed, heads):
+        torch.testing.assert_close(logits, with_columns(specimen, layer, head)(batch), **TIGHT)
+    cut = specimen
+    for layer in layers(specimen):
+        cut = with_columns(cut, layer, 0)
+    torch.testing.assert_close(pair[0], cut(batch), **TIGHT)
+
+
+@pytest.mark.parametrize("family", ["ours", "deit-distilled", "cait", "swin", "torchvision-vit", "siglip"])
+def test_with_little_memory_the_rest_is_computed_again_and_said(family):
+    specimen = FAMILIES[family]()
+    batch = of(specimen)
+    starts = method_of(specimen).plan.starts
+    inputs, all_of_it = (BATCH * sum(sum(start.bytes[:parts]) for start in starts) for parts in (1, 2))
+    spent = []
+    for budget, cache in ((all_of_it, "everything"), (all_of_it - 1, "inputs"), (inputs, "inputs"), (0, "nothing")):
+        with replaying(specimen, batch, budget=budget) as replay:
+            interventions, data = of_every_kind(replay)
+            assert replay.cache == cache
+            assert replay.note == "" if cache == "everything" else f"kept of the clean pass: {cache}" in replay.note
+            kept = sum(_bytes(record) for record in replay._records.values())
+            assert kept <= budget
+            assert kept == {"everything": all_of_it, "inputs": inputs, "nothing": 0}[cache]
+            replayed = replay.run(interventions, replacements=data)
+            spent.append(replay.forward_equivalents)
+        torch.testing.assert_close(replayed, full(specimen, batch, interventions, data), **TIGHT)
+    assert spent[0] < spent[1] == spent[2] < spent[3]
+
+
+def _bytes(record: object) -> int:
+    found = [*record.arguments.values(), record.branch, record.heads]
+    return sum(value.numel() * value.element_size() for value in found if isinstance(value, Tensor))
+
+
+def test_what_is_kept_is_the_models_own(name):
+    specimen = FAMILIES[name]()
+    batch = of(specimen)
+    with replaying(specimen, batch) as replay, replaying(specimen, batch, budget=0) as again:
+        for layer in layers(specimen):
+            heads = replay.head_output(layer.index)
+            assert heads.shape == (BATCH, layer.heads, layer.windows * layer.queries, layer.head_dim)
+            if name not in ("torchvision-vit", "torchvision-swin"):  # whose projections are called as functions
+                seen = projection_input(specimen, layer, batch).unflatten(0, (BATCH, -1)).flatten(1, 2)
+                torch.testing.assert_close(heads.transpose(1, 2).flatten(2), seen, **TIGHT)
+            torch.testing.assert_close(replay.head_mean(layer.index), heads.mean(0), **TIGHT)
+            for found in (replay, again):
+                torch.testing.assert_close(found.head_output(layer.index), heads)
+                torch.testing.assert_close(found.head_mean(layer.index), replay.head_mean(layer.index))
+                torch.testing.assert_close(found.mlp_mean(layer.index), replay.mlp_mean(layer.index))
+                torch.testing.assert_close(found.block_input(layer.index), replay.block_input(layer.index))
+
+
+def test_streams_and_heads_of_another_run_are_patched_in():
+    """Everything that CLS reads in the last block, taken from another run, gives that run's logits."""
+    specimen = ours()
+    batch, other = of(specimen), images(specimen.input_size, batch=BATCH, seed=5)
+    everywhere = StreamPatched(1, source="other")
+    heads = [HeadReplaced(1, head, "given", "other") for head in range(2)]
+    cls = StreamPatched(1, (0,), "other")
+    with replaying(specimen, batch) as replay, replaying(specimen, other) as second:
+        data = {everywhere: second.block_input(1), cls: second.block_input(1)[:, :1]}
+        data |= {head: second.head_output(1)[:, head.head] for head in heads}
+        logits = replay.run([everywhere, (cls, *heads)], replacements=data)
+        torch.testing.assert_close(logits, second.logits.expand(2, -1, -1), **TIGHT)
+
+
+def test_the_work_is_what_counting_says():
+    """ours: 13 tokens of 16 numbers, 2 blocks of 12 dim², 5 classes; CLS alone after keys and values of the last."""
+    specimen, square = ours(), 16 * 16
+    full_forward = 2 * 13 * 12 * square + 16 * 5
+    last, delta = 13 * 2 * square + (2 + 8) * square + 16 * 5, 8 * 16
+    first = 13 * delta + 13 * 8 * square + last
+    with replaying(specimen, of(specimen)) as replay:
+        assert replay.forward_equivalents == 1
+        replay.run([HeadReplaced(0, 0)])
+        assert replay.forward_equivalents == pytest.approx(1 + first / full_forward)
+        replay.run([HeadReplaced(1, 0)])
+        only_rows = delta + 8 * square + 16 * 5
+        assert replay.forward_equivalents == pytest.approx(1 + (first + only_rows) / full_forward)
+        replay.run([()])
+        assert replay.forward_equivalents == pytest.approx(1 + (first + only_rows) / full_forward)
+
+
+def test_counting_gives_less_than_half_of_the_loop():
+    """ViT's shape with 12 blocks: by counting 0.4456 of 12 full forwards a head each, and the clean pass."""
+    specimen = specimen_of(
+        VisionTransformer(ViTConfig(image_size=(32, 32), patch_size=(4, 4), dim=16, depth=12, heads=2))
+    )
+    with replaying(specimen, images()) as replay:
+        replay.run([HeadReplaced(layer, head) for layer in range(12) for head in range(2)])
+        assert 0.43 < (replay.forward_equivalents - 1) / 24 < 0.46
+
+
+def test_interventions_in_force_around_a_replay_stay_in_force():
+    specimen = ours()
+    batch, kept = of(specimen), (HeadReplaced(0, 0), MLPReplaced(1))
+    more: Interventions = [HeadReplaced(0, 1), HeadReplaced(1, 0), KnockedOut(0, (0,), (1,))]
+    with intervened(specimen, kept), replaying(specimen, batch) as replay:
+        replayed = replay.run(more)
+    expected = full(specimen, batch, [(*kept, *as_set(what)) for what in more], {})
+    torch.testing.assert_close(replayed, expected, **TIGHT)
+
+
+@pytest.mark.parametrize("family", ["ours", "swin"])
+def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family):
+    specimen = FAMILIES[family]()
+    batch = of(specimen)
+    with torch.autocast("cpu", torch.bfloat16), replaying(specimen, batch) as replay:
+        interventions, data = of_every_kind(replay)
+        replayed = replay.run(interventions, replacements=data)
+        assert any(record.branch.dtype == torch.bfloat16 for record in replay._records.values())
+    expected = full(specimen, batch, interventions, data)
+    torch.testing.assert_close(replayed.float(), expected, atol=0.05, rtol=0)
+
+
+class Reaches(nn.Module):
+    """A ViT whose head reads the first block's output too, past the blocks: a replay from the second would miss it."""
+
+    def __init__(self, inner: VisionTransformer) -> None:
+        super().__init__()
+        self.inner, self.layout, self.patch_embed = inner, inner.layout, inner.patch_embed
+
+    def forward(self, batch: Tensor) -> Tensor:
+        tokens = self.inner.tokens(batch)
+        first = self.inner.blocks[0](tokens)
+        return self.inner.forward_head(self.inner.norm(self.inner.blocks[1](first) + first.mean(1, keepdim=True)))
+
+
+def small_vit() -> VisionTransformer:
+    inner: VisionTransformer = copy.deepcopy(ours().model)
+    return inner
+
+
+def test_a_family_that_cannot_be_replayed_is_run_in_full_and_says_so():
+    specimen = specimen_of(Reaches(small_vit()), alias="reaches", size=(32, 48))
+    batch = of(specimen)
+    with replaying(specimen, batch) as replay:
+        assert not replay.exact
+        assert "reaches is run by full forwards, not replayed: its logits would differ by" in replay.note
+        interventions, data = of_every_kind(replay)
+        replayed = replay.run(interventions, replacements=data)
+        assert replay.forward_equivalents == pytest.approx(1 + len(interventions) - 1)  # () is the clean pass
+    torch.testing.assert_close(replayed, full(specimen, batch, interventions, data), **TIGHT)
+
+
+class Other(TransformerBlock):
+    """Our block's parts, put together in another way."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + 0.5 * self.attn(self.norm1(tokens))
+        return tokens + self.mlp(self.norm2(tokens))
+
+
+def test_a_last_block_that_only_looks_like_ours_is_run_whole():
+    model = small_vit()
+    model.blocks[1].__class__ = Other
+    specimen = specimen_of(model, alias="other", size=(32, 48))
+    assert rows_read(specimen) == 1
+    assert method_of(specimen).exact
+    assert method_of(specimen).rows is None
+    assert "other's last block is run whole: its logits would differ by" in method_of(specimen).note
+    batch = of(specimen)
+    with replaying(specimen, batch) as replay:
+        replayed = replay.run([HeadReplaced(1, 0)])
+    torch.testing.assert_close(replayed[0], with_columns(specimen, layers(specimen)[1], 0)(batch), **TIGHT)
+
+
+class Shifted(MultiHeadSelfAttention):
+    """Attention that goes on after its projection: a change of heads cannot be added to what it puts out."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(tokens, mask).tanh()
+
+
+def test_attention_that_goes_on_after_its_projection_is_run_again():
+    model = small_vit()
+    for block in model.blocks:
+        block.attn.__class__ = Shifted
+    specimen = specimen_of(model, alias="shifted", size=(32, 48))
+    assert [start.branch for start in method_of(specimen).plan.starts] == [False, False]
+    batch = of(specimen)
+    with replaying(specimen, batch) as replay:
+        assert replay.exact
+        replayed = replay.run([HeadReplaced(0, 0), HeadReplaced(1, 1)])
+    for logits, (layer, head) in zip(replayed, ((0, 0), (1, 1))):
+        torch.testing.assert_close(logits, with_columns(specimen, layers(specimen)[layer], head)(batch), **TIGHT)
+
+
+def test_a_model_without_attention_is_refused():
+    cnn = specimen_of(build_resnet("resnet20", classes=len(CLASSES), image_size=(32, 32)), alias="cnn")
+    with pytest.raises(UnsupportedError, match="expected a model with softmax attention"), replaying(cnn, images()):
+        pytest.fail("it was not refused")
+
+
+REFUSED: dict[str, Callable[[Replay], object]] = {
+    "layer": lambda replay: replay.block_input(7),
+    "head": lambda replay: replay.run([HeadReplaced(0, 9)]),
+    "data": lambda replay: replay.run([HeadReplaced(0, 0, "mean")]),
+    "index": lambda replay: replay.run([_RESAMPLED], replacements={_RESAMPLED: torch.tensor([0])}),
+    "shape": lambda replay: replay.run([_GIVEN], replacements={_GIVEN: torch.zeros(3, 3)}),
+}
+_RESAMPLED, _GIVEN = HeadReplaced(0, 0, "resample"), HeadReplaced(0, 0, "given")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_call_is_refused(case):
+    specimen = ours()
+    with replaying(specimen, of(specimen)) as replay, pytest.raises(InputError, match="expected"):
+        REFUSED[case](replay)
+
+
+def test_nothing_is_kept_afterwards():
+    specimen = timm_specimen("vit_tiny_patch16_224")
+    with replaying(specimen, of(specimen)) as replay:
+        assert replay._records
+    assert not replay._records

@@ -1,0 +1,203 @@
+"""Replay: a clean pass is kept, and what interventions change is run again from the first layer they touch.
+
+From block l on, many interventions in one batch; attention of block l is not run again where heads alone are replaced,
+for the output projection is linear: branch + (replacement - output) W, with the head's columns W. The last block is
+computed for the tokens that the classifier reads.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, LensError
+from vitlens.lens.changes import Change, resolve
+from vitlens.lens.intervened import in_force
+from vitlens.lens.intervention import Intervention, Replacements, as_set
+from vitlens.lens.layers import called, layer_of, layers
+from vitlens.lens.recording import Cache, LinearCount, Means, Reached, Record, recording
+from vitlens.lens.replay_check import method_of
+from vitlens.lens.replay_pass import Kind, Method, Pass, kind_of, replay_pass
+from vitlens.models.specimen import Specimen
+from vitlens.shapes import Heads, Images, Logits, Tokens
+
+DEFAULT_BUDGET = 2 << 30  # bytes: ViT-B/16 and 64 images need 1.4e9
+# bytes of the widest tensor in one forward: larger ones are slower on a CPU (above all in bf16), smaller ones on a GPU
+_WORKING_SET = {"cpu": 24 << 20}
+_LARGE_WORKING_SET = 512 << 20
+
+
+class Replay:
+    """A clean pass of some images, from which interventions are run; made by `replaying`.
+
+    logits: of the clean pass (batch, classes); exact: whether it replays, or falls back to full forwards; cache: what
+    is kept of the clean pass (the rest is computed again, which costs time and changes no number); note: both in words,
+    empty where nothing is to be said.
+    """
+
+    def __init__(self, specimen: Specimen, images: Images, method: Method, *, budget: int, chunk: int | None) -> None:
+        self.specimen = specimen
+        self.images = images
+        self._method = method
+        inputs, outputs = (sum(start.bytes[part] for start in method.plan.starts) * len(images) for part in (0, 1))
+        self.cache: Cache = "everything" if inputs + outputs <= budget else "inputs" if inputs <= budget else "nothing"
+        short = f"kept of the clean pass: {self.cache}, as all would take {(inputs + outputs) / 1e9:.2f} GB of "
+        short += f"{budget / 1e9:.2f}; the rest is computed again"
+        self.note = "; ".join(filter(None, (method.note, "" if self.cache == "everything" else short)))
+        working_set = _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET)
+        self._chunk = chunk or max(1, working_set // method.plan.largest)
+        self._records: dict[int, Record] = {}
+        self._spent = LinearCount()
+        self.logits, self._means = self._clean()
+        self._full = self._spent.total
+
+    def _clean(self) -> tuple[Logits, Means]:
+        every = range(len(layers(self.specimen)))
+        with (
+            _quiet(self.specimen),
+            self._spent,
+            recording(self.specimen, self._records, which=every, keep=self.cache) as means,
+        ):
+            logits: Tensor = self.specimen(self.images)
+        return logits, means
+
+    @property
+    def exact(self) -> bool:
+        """Whether interventions are replayed; otherwise each is a full forward."""
+        return self._method.exact
+
+    @property
+    def forward_equivalents(self) -> float:
+        """Full forwards of these images spent so far, the clean pass included, counted by linear layers' FLOPs."""
+        return self._spent.total / self._full
+
+    def run(
+        self,
+        interventions: Sequence[Intervention | Iterable[Intervention]],
+        *,
+        replacements: Replacements | None = None,
+    ) -> Float[Tensor, "interventions batch classes"]:
+        """The logits under each of the interventions; one that is several is all of them at once.
+
+        replacements: the tensors they need, batch-shaped ones for all images of this replay. Raises as
+        `intervened` does.
+        """
+        sets = [resolve(self.specimen, as_set(each), replacements or {}) for each in interventions]
+        logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
+        kinds = [kind_of(self._method, changes) if changes else None for changes in sets]
+        for kind in sorted(set(filter(None, kinds))):
+            members = [number for number, found in enumerate(kinds) if found == kind]
+            record = self._record(kind.start) if self.exact else Record()
+            for some, part in self._chunks(members, kind.whole):
+                logits[some, part] = self._pass(kind, [sets[each] for each in some], part, record)
+        return logits
+
+    def block_input(self, layer: int) -> Tokens:
+        """The residual stream of the clean pass before a block, (batch, tokens, dim); a map row by row."""
+        place = layer_of(self.specimen, layer)
+        if place.stream is None:
+            raise InputError(f"expected a block that takes tokens, found another at layer {layer} ({place.unit})")
+        stream: Tensor = self._record(layer, outputs=False).arguments[place.stream]
+        return stream.flatten(1, 2) if stream.dim() == 4 else stream
+
+    def head_output(self, layer: int) -> Heads:
+        """What the output projection read of each head, (batch, heads, tokens, head_dim)."""
+        place, found = layer_of(self.specimen, layer), self._record(layer).heads
+        if found is None:
+            raise InputError(f"expected an output projection that reads the heads at layer {layer}, found none")
+        per_image = found.unflatten(0, (-1, place.windows)).flatten(1, 2)
+        heads: Tensor = per_image.unflatten(-1, (place.heads, place.head_dim)).transpose(1, 2)
+        return heads
+
+    def head_mean(self, layer: int) -> Float[Tensor, "heads tokens head_dim"]:
+        """The mean of each head's output over these images."""
+        place = layer_of(self.specimen, layer)
+        if layer not in self._means.heads:
+            raise InputError(f"expected an output projection that reads the heads at layer {layer}, found none")
+        mean: Tensor = self._means.heads[layer].unflatten(-1, (place.heads, place.head_dim)).transpose(0, 1)
+        return mean
+
+    def mlp_mean(self, layer: int) -> Float[Tensor, "tokens dim"]:
+        """The mean of a block's MLP output over these images."""
+        if layer_of(self.specimen, layer).mlp is None:
+            raise InputError(f"expected an MLP at layer {layer}, found none")
+        return self._means.mlp[layer]
+
+    def close(self) -> None:
+        """Let go of what was kept."""
+        self._records.clear()
+        self.cache = "nothing"
+
+    def _chunks(self, members: list[int], whole: bool) -> Iterator[tuple[list[int], slice]]:
+        """Which interventions and which images go into one forward: `chunk` images, copies counted."""
+        count = len(self.images)
+        if whole or not self.exact or count <= self._chunk:
+            copies = max(1, self._chunk // count) if self.exact else 1
+            for first in range(0, len(members), copies):
+                yield members[first : first + copies], slice(0, count)
+            return
+        parts = -(-count // self._chunk)
+        for member in members:
+            for part in range(parts):  # of one size, give or take one
+                yield [member], slice(part * count // parts, (part + 1) * count // parts)
+
+    def _pass(
+        self, kind: Kind, sets: list[tuple[Change, ...]], part: slice, record: Record
+    ) -> Float[Tensor, "interventions part classes"]:
+        changes = [Change(each.what, each.data, copy) for copy, found in enumerate(sets) for each in found]
+        with _quiet(self.specimen), self._spent:
+            if not self.exact:
+                with in_force(self.specimen, changes):
+                    full: Tensor = self.specimen(self.images)
+                return full.unsqueeze(0)
+            what = Pass(kind, tuple(changes), len(sets), part, len(self.images))
+            return replay_pass(self.specimen, self._method, record, what)
+
+    def _record(self, index: int, *, outputs: bool = True) -> Record:
+        """A layer of the clean pass: as it was kept, or computed again."""
+        record = self._records.get(index, Record())
+        if record.arguments and (record.branch is not None or not outputs):
+            return record
+        again: dict[int, Record] = {}
+        keep: Cache = "everything" if outputs else "inputs"
+        recorded = recording(self.specimen, again, which=(index,), keep=keep, stop=True)
+        with suppress(Reached), _quiet(self.specimen), self._spent, recorded:
+            if record.arguments:
+                args, kwargs = called(record.arguments)
+                self.specimen.model.get_submodule(layer_of(self.specimen, index).unit)(*args, **kwargs)
+            else:
+                self.specimen(self.images)
+        if again[index].arguments:
+            return again[index]
+        raise LensError(f"expected layer {index} to run again, found that it did not")
+
+
+@contextmanager
+def _quiet(specimen: Specimen) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(specimen))
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextmanager
+def replaying(
+    specimen: Specimen, images: Images, *, budget: int = DEFAULT_BUDGET, chunk: int | None = None
+) -> Iterator[Replay]:
+    """A clean pass of the images, kept while the block lasts, from which interventions are run.
+
+    budget: bytes for what is kept; where it is too small, less is kept and the rest computed again (`cache`, `note`).
+    chunk: images in one forward, copies counted; by default as many as a processor is quick with. Under autocast, all
+    of it runs in that precision. Raises UnsupportedError for a model without attention.
+
+    >>> with replaying(specimen, images) as replay:
+    ...     logits = replay.run([HeadReplaced(0, 1), (HeadReplaced(0, 1), BlockRemoved(2))])
+    """
+    replay = Replay(specimen, images, method_of(specimen), budget=budget, chunk=chunk)
+    try:
+        yield replay
+    finally:
+        replay.close()
