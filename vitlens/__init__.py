@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
+    from vitlens.analysis.ablate import ablate as ablate
     from vitlens.analysis.attention import attention as attention
     from vitlens.analysis.evaluate import evaluate as evaluate
     from vitlens.analysis.relevance import relevance as relevance
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Specimen": ("vitlens.models.specimen", "Specimen"),
+    "ablate": ("vitlens.analysis.ablate", "ablate"),
     "attention": ("vitlens.analysis.attention", "attention"),
     "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
     "load": ("vitlens.models.zoo", "load"),
@@ -32,6 +34,7 @@ _HOMES = {
 __all__ = [
     "Specimen",
     "__version__",
+    "ablate",
     "attention",
     "evaluate",
     "load",

@@ -17,12 +17,14 @@ BundledName = Literal["vit-digits", "cnn-digits"]
 Fusion = Literal["mean", "max", "min"]
 AttentionMethod = Literal["rollout", "relevance", "gradient-rollout", "attention", "flow"]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
+Replacement = Literal["mean", "zero", "resample"]
+UnitKind = Literal["head", "mlp", "block"]
 Device = Literal["auto", "cpu", "cuda", "mps"]  # and cuda:N
 Precision = Literal["auto", "fp32", "bf16"]
 Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
 CommandName = Literal[
-    "study", "predict", "train", "evaluate", "attention", "rollout", "stats", "report", "models", "data"
+    "study", "predict", "train", "evaluate", "attention", "rollout", "stats", "ablate", "report", "models", "data"
 ]
 
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
@@ -30,6 +32,8 @@ BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
 READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 ATTENTION_METHODS: Final[tuple[AttentionMethod, ...]] = get_args(AttentionMethod)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
+REPLACEMENTS: Final[tuple[Replacement, ...]] = get_args(Replacement)
+UNIT_KINDS: Final[tuple[UnitKind, ...]] = get_args(UnitKind)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
 COMMANDS: Final[tuple[str, ...]] = get_args(CommandName)

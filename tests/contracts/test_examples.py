@@ -11,7 +11,7 @@ import torch
 import vitlens
 
 README = Path(__file__).parents[2] / "README.md"
-EXAMPLES = ("attention", "relevance", "rollout", "statistics")
+EXAMPLES = ("ablate", "attention", "relevance", "rollout", "statistics")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -28,4 +28,4 @@ def test_the_python_of_the_readme():
     names = {"images": torch.rand(2, 3, 32, 32), "labels": torch.tensor([3, 8])}
     exec(block, names)  # our own README
     assert names["maps"].shape == (2, 8, 8)
-    assert names["table"].distance.shape == (6, 4)
+    assert names["table"].distance.shape == names["effect"].delta_loss.shape == (6, 4)

@@ -75,3 +75,22 @@ def test_an_unknown_public_name_says_the_known_ones():
 def test_no_name_stands_twice(literal, known):
     assert get_args(literal) == known
     assert len(set(known)) == len(known)
+
+
+def test_every_speciality_has_its_colour_and_code():
+    from vitlens.analysis.specialisation import LABELS
+    from vitlens.figures.specialisation import KINDS
+
+    assert set(KINDS) == set(LABELS)
+
+
+def test_every_method_of_attention_has_its_entry():
+    from vitlens.analysis.methods import METHODS
+
+    assert tuple(METHODS) == names.ATTENTION_METHODS
+
+
+def test_everything_that_can_be_removed_has_a_word():
+    from vitlens.runs.ablate_draw import REPLACED
+
+    assert set(REPLACED) == set(names.REPLACEMENTS)

@@ -14,7 +14,17 @@ from vitlens.analysis.rollout import rollout
 from vitlens.analysis.stats import statistics
 from vitlens.analysis.views import query_maps
 from vitlens.lens.call import AttentionCall
+from vitlens.lens.intervened import intervened
+from vitlens.lens.intervention import (
+    BlockRemoved,
+    HeadReplaced,
+    Intervention,
+    KnockedOut,
+    MLPReplaced,
+    StreamPatched,
+)
 from vitlens.lens.observe import capture, observe, survey
+from vitlens.lens.replay import replaying
 from vitlens.lens.tap import tapped
 from vitlens.models.specimen import Specimen
 
@@ -38,7 +48,8 @@ def state_of(specimen: Specimen) -> list[object]:
     ]
     parameters = [(name, value.requires_grad, value.grad is None) for name, value in specimen.named_parameters()]
     values = [value.sum().item() for value in specimen.state_dict().values() if value.is_floating_point()]
-    return [hooks, parameters, values, torch.is_grad_enabled(), len(_get_current_function_mode_stack())]
+    forwards = [name for name, module in specimen.named_modules() if "forward" in vars(module)]
+    return [hooks, parameters, values, forwards, torch.is_grad_enabled(), len(_get_current_function_mode_stack())]
 
 
 @pytest.fixture(params=MODELS)
@@ -168,3 +179,79 @@ def test_a_failed_survey_is_not_remembered():
     handle.remove()
     assert len(survey(specimen, batch)) == 2
     assert state_of(specimen) == before
+
+
+PATCHED = StreamPatched(1, (0,))
+CHANGES: tuple[Intervention, ...] = (
+    HeadReplaced(0, 1),
+    KnockedOut(1, (0,), (1,)),
+    MLPReplaced(0),
+    BlockRemoved(1),
+    PATCHED,
+)
+DATA = {PATCHED: torch.zeros(())}
+
+
+def run_replay(specimen: Specimen, batch: Tensor) -> None:
+    with replaying(specimen, batch, chunk=2) as replay:  # one intervention a forward
+        replay.run([*CHANGES, CHANGES], replacements=DATA)
+
+
+def run_nested(specimen: Specimen, batch: Tensor) -> None:
+    with intervened(specimen, CHANGES[:2]), intervened(specimen, CHANGES, replacements=DATA):
+        specimen(batch)
+        with replaying(specimen, batch, budget=0) as replay:
+            replay.run(CHANGES, replacements=DATA)
+        capture(specimen, batch)
+
+
+INTERVENING: dict[str, Callable[[Specimen, Tensor], None]] = {"replay": run_replay, "nested": run_nested}
+
+
+@pytest.mark.parametrize("use", INTERVENING)
+def test_interventions_and_replays_leave_nothing(specimen, use):
+    before, batch = state_of(specimen), images(specimen.input_size)
+    plain = capture(specimen, batch).logits
+    INTERVENING[use](specimen, batch)
+    assert state_of(specimen) == before
+    assert torch.equal(capture(specimen, batch).logits, plain)
+    assert torch.equal(batch, images(specimen.input_size))
+
+
+class Break:
+    """A pre-hook that raises at its n-th call."""
+
+    def __init__(self, error: type[BaseException], after: int) -> None:
+        self.error, self.left = error, after
+
+    def __call__(self, _module: nn.Module, _inputs: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [BrokenError, KeyboardInterrupt])
+@pytest.mark.parametrize("after", [1, 2, 5])
+@pytest.mark.parametrize("use", INTERVENING)
+def test_interventions_and_replays_leave_nothing_after_an_exception(specimen, use, after, error):
+    """Raised in the middle of the last MLP, at some pass or other, where every override is in force."""
+    batch = images(specimen.input_size)
+    run_replay(specimen, batch)  # the structure is read: what follows fails at work
+    inner = [module for name, module in specimen.named_modules() if ".mlp." in name and isinstance(module, nn.Linear)]
+    handle = inner[-1].register_forward_pre_hook(Break(error, after))
+    before = state_of(specimen)
+    with pytest.raises(error):
+        INTERVENING[use](specimen, batch)
+    assert state_of(specimen) == before
+    handle.remove()
+    INTERVENING[use](specimen, batch)  # and it works again
+
+
+def test_the_inner_of_two_interventions_undoes_its_own_alone():
+    specimen, batch = ours(), images((32, 48))
+    with torch.no_grad(), intervened(specimen, HeadReplaced(0, 0)):
+        outer = specimen(batch)
+        with pytest.raises(BrokenError), intervened(specimen, [HeadReplaced(0, 0), HeadReplaced(0, 1)]):
+            raise BrokenError
+        assert torch.equal(specimen(batch), outer)
+    assert not torch.equal(specimen(batch), outer)

@@ -19,6 +19,9 @@ LINES = {
     "stats": "stats {vit} --data digits --limit 6",
     "stats of pictures": "stats {vit} --images {pictures} --no-renormalise",
     "stats of two": "stats {vit} {vit}@random --data digits --limit 6",
+    "ablate": "ablate {vit} --data digits --limit 12 --replace mean,zero,resample --greedy --prune 0.25",
+    "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
+    "ablate for the top": "ablate {vit} --data digits --limit 12 --top 1",
     "train": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 --heads 2",
     "study": "study {vit} {cnn} --data digits --limit 8",
 }

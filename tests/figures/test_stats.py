@@ -6,7 +6,9 @@ from matplotlib.colors import to_rgb
 
 from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
 from vitlens.errors import InputError
-from vitlens.figures.stats import as_gapped, difference_maps, distance_by_layer, head_heatmaps, layer_evolution
+from vitlens.figures.gaps import as_gapped
+from vitlens.figures.heads import difference_maps, head_heatmaps
+from vitlens.figures.stats import distance_by_layer, layer_evolution
 from vitlens.figures.stats import token_norms as norms
 from vitlens.figures.style import MAGNITUDE, SERIES, SIGNED
 

@@ -264,9 +264,12 @@ def test_some_tokens_of_the_stream_alone(name):
 def test_several_at_once_are_contexts_nested(specimen):
     batch, last = of(specimen), len(layers(specimen)) - 1
     several = [HeadReplaced(0, 0), HeadReplaced(0, 1), KnockedOut(1, None, (1,)), MLPReplaced(0), HeadReplaced(last, 1)]
-    at_once = changed(specimen, batch, *several)
+    given = HeadReplaced(0, 1, "given")
+    data = {given: torch.randn(3, layers(specimen)[0].windows * layers(specimen)[0].queries, 1)}
+    several[1] = given
+    at_once = changed(specimen, batch, *several, replacements=data)
     first, *rest = several
-    with torch.no_grad(), intervened(specimen, first), intervened(specimen, rest[:2]):
+    with torch.no_grad(), intervened(specimen, rest[:2], replacements=data), intervened(specimen, first):
         some = specimen(batch)
         with intervened(specimen, rest[2:]):
             nested = specimen(batch)

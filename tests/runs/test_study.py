@@ -20,7 +20,7 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     results = json.loads((out / "results.json").read_text())
     assert results["status"] == "done"
     folders = [row["folder"] for row in results["tables"]["chapters"]]
-    chapters = ("train-resnet20", "evaluate", "attention-mine", "rollout-mine", "stats-mine")
+    chapters = ("train-resnet20", "evaluate", "attention-mine", "rollout-mine", "stats-mine", "ablate-mine")
     assert folders == [f"chapters/{name}" for name in chapters]
     for folder in folders:
         assert json.loads((out / folder / "results.json").read_text())["status"] == "done"

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitlens.cli.ablate import ablate
 from vitlens.cli.attention import attention
 from vitlens.cli.bundles import expanded
 from vitlens.cli.data import data
@@ -31,6 +32,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     attention: "vitlens attention vit-digits",
     rollout: "vitlens rollout vit-digits --fusion mean,max,min",
     stats: "vitlens stats vit-digits --limit 100",
+    ablate: "vitlens ablate vit-digits --limit 100",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",
     data: "vitlens data digits",

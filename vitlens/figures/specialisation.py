@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.figures.board import Board, Margins, board
+from vitlens.figures.gaps import as_gapped, blank
 from vitlens.figures.inputs import Array, require_length
-from vitlens.figures.stats import as_gapped, blank
 from vitlens.figures.style import MAGNITUDE, SMALL, TALL, WIDE, broken, styled
 
 # Label: its code in a panel, and the colour of the frame (Okabe and Ito's eight, and three of Tol's).

@@ -40,6 +40,7 @@ class Inside(TorchFunctionMode):
         self.heads = heads_of(attention) or 1
         projection = projection_of(attention)
         self._weight = None if projection is None else projection.weight
+        self._tokens_first = isinstance(attention, nn.MultiheadAttention)  # whatever its batch_first says
         self.joined = joined
         self.keep = keep
 
@@ -49,9 +50,10 @@ class Inside(TorchFunctionMode):
         """Change the arguments of the calls that matter, hand all of them on."""
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            return multi_head_attention(self._attend, *args, **kwargs)
+            with self:  # a mode does not see the calls that it makes: what is spelled out is for it as well
+                return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)
         if func is F.linear and self.joined is not None and len(args) > 1 and args[1] is self._weight:
-            args = (self.joined(args[0]), *args[1:])
+            args = (self._join(args[0]), *args[1:])
         if self.keep is not None and func is F.scaled_dot_product_attention:
             return self._masked(*args, **kwargs)
         if self.keep is not None and func in _SOFTMAX:
@@ -60,13 +62,11 @@ class Inside(TorchFunctionMode):
                 return self._softmax(func, *args, **kwargs)
         return func(*args, **kwargs)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-        read = self._masked(query, key, value, mask, dropout)  # (batch, heads, tokens, head_dim)
-        if self.joined is None:
-            return read
-        joined = self.joined(read.transpose(1, 2).flatten(2))  # (batch, tokens, heads x head_dim)
-        apart: Tensor = joined.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return apart
+    def _join(self, tokens: Tensor) -> Tensor:
+        assert self.joined is not None
+        if not self._tokens_first:
+            return self.joined(tokens)
+        return self.joined(tokens.transpose(0, 1)).transpose(0, 1)
 
     def _masked(
         self,

@@ -103,7 +103,8 @@ def change_heads(outputs: Tensor, layer: Layer, changes: Sequence[Change], copie
     for change in changes:
         columns = head_columns(layer, change.what)
         changed[change.copy, ..., columns] = substitute(change, per_image[change.copy, ..., columns])
-    return changed.reshape(outputs.shape)
+    replaced: Tensor = changed.reshape(outputs.shape)
+    return replaced
 
 
 def _mlp_changed(changes: list[Change], copies: int) -> Callable[[Forward], Forward]:

@@ -13,7 +13,6 @@ from vitlens.lens.inside import Inside, overridden
 from vitlens.lens.layers import Key, Layer, arguments, layers
 from vitlens.models.specimen import Specimen
 
-
 Cache = Literal["everything", "inputs", "nothing"]
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from vitlens.devices import evaluating
-from vitlens.lens.first_rows import rows_read
 from vitlens.lens.changes import Change
+from vitlens.lens.first_rows import rows_read
 from vitlens.lens.intervened import intervened
 from vitlens.lens.intervention import HeadReplaced
 from vitlens.lens.layers import Layer, layers, probe_images

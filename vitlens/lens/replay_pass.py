@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.lens.changes import Change, head_columns, other_images, substitute
 from vitlens.lens.first_rows import first_rows
 from vitlens.lens.inside import overridden, projection_of
-from vitlens.lens.changes import Change, head_columns, other_images, substitute
 from vitlens.lens.intervened import in_force
 from vitlens.lens.intervention import HeadReplaced, KnockedOut, StreamPatched
 from vitlens.lens.layers import Layer, arguments, called, layers

@@ -21,7 +21,8 @@ class Architecture:
     """Everything that is needed to make the same model again, without its weights.
 
     kind: whose; name: in their list; classes: of the head; image_size: (height, width) in pixels, None for the
-    model's own; overrides: fields of a ViTConfig that differ from the preset's.
+    model's own; overrides: fields of a ViTConfig that differ from the preset's; pruned: by attention module, the heads
+    that were cut out (see `prune_heads`).
     """
 
     kind: Kind
@@ -29,6 +30,7 @@ class Architecture:
     classes: int | None = None
     image_size: tuple[int, int] | None = None
     overrides: Overrides = field(default_factory=dict)
+    pruned: Mapping[str, list[int]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, found: Mapping[str, object]) -> "Architecture":
@@ -38,6 +40,8 @@ class Architecture:
             read = cls(**{**found, "image_size": tuple(size) if isinstance(size, list | tuple) else None})  # type: ignore[arg-type]
         except TypeError as error:
             raise ModelError(f"expected an architecture written by vitlens, found {dict(found)}") from error
+        if not isinstance(read.pruned, Mapping) or not all(isinstance(heads, list) for heads in read.pruned.values()):
+            raise ModelError(f"expected the heads that were cut out by module, found {read.pruned!r}")
         if read.kind not in ("preset", "timm", "torchvision"):
             raise ModelError(f"expected an architecture of kind preset, timm or torchvision, found {read.kind!r}")
         return read

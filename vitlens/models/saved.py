@@ -13,6 +13,7 @@ from vitlens.errors import ModelError
 from vitlens.files import sha256, write_bytes
 from vitlens.models.assembly import assemble, seeded, versions
 from vitlens.models.build import Architecture, build_preset
+from vitlens.models.cutting import cut_heads, with_lost_heads
 from vitlens.models.specimen import Provenance, Specimen
 from vitlens.models.weights import Weights, load_strictly, read_weights
 from vitlens.names import BUNDLED
@@ -66,10 +67,22 @@ def load_untaught(file: Path, *, alias: str, name: str, seed: int) -> Specimen:
         )
     with seeded(seed):
         model, _ = build_preset(architecture)
+    cut_heads(model, architecture.pruned)
     return assemble(model, architecture, preprocessing, classes, alias, Provenance(name, "random", None, versions()))
 
 
 def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int]) -> nn.Module:
+    if not architecture.pruned:
+        return _build_whole(architecture, state, size)
+    # the loaders know whole models alone: lost heads are put back as zeros, and cut out again
+    state = with_lost_heads(state, _build_whole(architecture, None, size), architecture.pruned)
+    model = _build_whole(architecture, state, size)
+    cut_heads(model, architecture.pruned)
+    return model
+
+
+def _build_whole(architecture: Architecture, state: Mapping[str, Tensor] | None, size: tuple[int, int]) -> nn.Module:
+    """The model before any head was cut out; without a state its weights are random."""
     sized = replace(architecture, image_size=size)
     if architecture.kind == "timm":
         from vitlens.models.timm_zoo import build_timm
@@ -80,7 +93,8 @@ def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[
 
         return build_torchvision(sized, state=state)[0]
     model, _ = build_preset(architecture)  # a ViT of ours takes other sizes as they come
-    load_strictly(model, state, where=architecture.name)
+    if state is not None:
+        load_strictly(model, state, where=architecture.name)
     return model
 
 

@@ -31,6 +31,7 @@ _OURS = (
     "figures/*.pdf",
     "arrays/*.npz",
     "checkpoint/*",
+    "progress/*.npz",
     "kept/*.safetensors",
 )
 

@@ -19,6 +19,7 @@ _DOTS_PER_INCH = 200
 
 # The module of each command that leaves a report; imported when its folder is read.
 _COMMANDS: Final = {
+    "ablate": "vitlens.runs.ablate",
     "evaluate": "vitlens.runs.evaluate",
     "predict": "vitlens.runs.predict",
     "attention": "vitlens.runs.attention",

@@ -7,8 +7,9 @@ import numpy as np
 
 from vitlens.analysis.specialisation import THRESHOLD
 from vitlens.analysis.stats import STATISTICS
+from vitlens.figures.heads import difference_maps, head_heatmaps
 from vitlens.figures.specialisation import specialisation_matrix
-from vitlens.figures.stats import difference_maps, distance_by_layer, head_heatmaps, layer_evolution, token_norms
+from vitlens.figures.stats import distance_by_layer, layer_evolution, token_norms
 from vitlens.files import RunRecord
 from vitlens.runs.report import Drawn
 

@@ -14,6 +14,7 @@ from vitlens.models.naming import ModelName, parse_models
 from vitlens.models.saved import WEIGHTS_FILE
 from vitlens.names import PRESETS
 from vitlens.report import Section, in_words, metrics
+from vitlens.runs.ablate import ablate
 from vitlens.runs.attention import attention
 from vitlens.runs.describe import described
 from vitlens.runs.evaluate import evaluate
@@ -36,6 +37,7 @@ _TITLES: Final = {
     "attention": "Attention",
     "rollout": "Attention followed to the image",
     "stats": "What every head does",
+    "ablate": "Which heads matter",
 }
 
 
@@ -81,6 +83,7 @@ def study(
             chapters.run("attention", parse_models([name])[0].alias, [name])
             chapters.run("rollout", parse_models([name])[0].alias, [name])
             chapters.run("stats", parse_models([name])[0].alias, [name])
+            chapters.run("ablate", parse_models([name])[0].alias, [name])
         folder.table("chapters", [vars(chapter) for chapter in chapters.done])
         for name, estimate in _gathered(folder.path, chapters.done).items():
             folder.metric(name, estimate)
@@ -121,6 +124,8 @@ class _Chapters:
             evaluate(names, **shared)
         elif word == "stats":
             stats(names, **shared)
+        elif word == "ablate":
+            ablate(names[0], **shared)
         elif word == "attention":
             attention(names[0], **shared)
         else:

@@ -1,0 +1,218 @@
+"""Direct contributions sum to the logit and are what a plain formula says; the logit lens ends in the logits."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
+
+from tests.lens.tiny import FAMILIES, images, ours, shaken, specimen_of, timm_specimen
+from vitlens.analysis.contribution import accuracy_by_depth, contributions, logit_lens
+from vitlens.analysis.tail import logits_from
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.replay import replaying
+from vitlens.models.pruning import prune_heads
+from vitlens.models.resnet import build_resnet
+from vitlens.models.specimen import Specimen
+
+READ = {
+    **{name: FAMILIES[name] for name in FAMILIES if name not in ("siglip", "perception-encoder", "cait")},
+    "ours-mean": partial(ours, pooling="mean", registers=2),
+    "ours-distilled": partial(ours, distillation=True, registers=1),
+    "ours-without-mlp": partial(ours, mlp=False),
+    "ours-without-norm": partial(ours, norm=False),
+    "vit-mean-before-norm": partial(timm_specimen, "vit_tiny_patch16_224", global_pool="avg", fc_norm=False),
+}
+READ = {name: make for name, make in READ.items() if "swin" not in name}
+TARGETS = torch.tensor([0, 3, 4])
+
+
+def batch_of(specimen: Specimen) -> Tensor:
+    return images(specimen.input_size, batch=3)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_parts_sum_to_the_logit(name):
+    specimen = READ[name]()
+    batch = batch_of(specimen)
+    found = contributions(specimen, batch, targets=TARGETS)
+    with torch.no_grad():
+        logits = specimen(batch)
+    # nn.MultiheadAttention unobserved takes another kernel
+    torch.testing.assert_close(found.logit, logits[range(3), TARGETS], atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.total(), found.logit, atol=1e-5, rtol=0)
+    assert found.heads.shape == (3, 2, 2)
+    assert found.heads.abs().min() > 0
+    assert (found.mlps.abs().min() > 0) == (name != "ours-without-mlp")
+    assert found.rest.abs().max() == 0
+    more = replace(found, heads=found.heads + 1)
+    torch.testing.assert_close(more.total(), found.total() + 4)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@torch.no_grad()
+def test_heads_and_mlps_of_ours_by_hand(pooling):
+    """Elhage 2021: what a part writes where the classifier reads, centred and scaled by the norm, times the head."""
+    specimen = ours(pooling=pooling)
+    model, batch = specimen.model, batch_of(specimen)
+    norm = model.norm if pooling == "cls" else model.fc_norm
+    found = contributions(specimen, batch, targets=TARGETS)
+
+    def read(tokens: Tensor) -> Tensor:
+        return tokens[:, 0] if pooling == "cls" else tokens.mean(1)
+
+    stream = model.tokens(specimen.prepare(batch))
+    parts, before = [], read(stream)
+    with replaying(specimen, batch) as replay:
+        for layer, block in enumerate(model.blocks):
+            output, weight = replay.head_output(layer), block.attn.proj.weight
+            parts += [read(output[:, head] @ weight[:, 8 * head : 8 * head + 8].T) for head in range(2)]
+            stream = stream + block.attn(block.norm1(stream))
+            mlp = block.mlp(block.norm2(stream))
+            parts.append(read(mlp))
+            stream = stream + mlp
+    last = read(stream)
+    scale = (last.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+
+    def to_logit(part: Tensor) -> Tensor:
+        normed = (part - part.mean(-1, keepdim=True)) / scale * norm.weight
+        return (normed * model.head.weight[TARGETS]).sum(-1)
+
+    expected = torch.stack([to_logit(part) for part in parts], dim=1).unflatten(1, (2, 3))
+    torch.testing.assert_close(found.heads, expected[..., :2], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.mlps, expected[..., 2], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.embedding, to_logit(before), atol=1e-6, rtol=1e-4)
+    bias = sum(to_logit(block.attn.proj.bias.expand(3, -1)) for block in model.blocks)
+    bias += model.head.bias[TARGETS] + model.head.weight[TARGETS] @ norm.bias
+    torch.testing.assert_close(found.bias, bias, atol=1e-6, rtol=1e-4)
+
+
+def test_the_prediction_unless_a_class_is_given():
+    specimen = ours()
+    batch = batch_of(specimen)
+    found = contributions(specimen, batch)
+    with torch.no_grad():
+        best = specimen(batch).max(-1)
+    assert torch.equal(found.targets, best.indices)
+    torch.testing.assert_close(found.logit, best.values)
+    with pytest.raises(InputError, match="expected target classes from 0 to 4, found 6"):
+        contributions(specimen, batch, targets=TARGETS + 3)
+
+
+def test_an_image_does_not_depend_on_its_batch_mates():
+    specimen = FAMILIES["vit"]()
+    batch = batch_of(specimen)
+    together = contributions(specimen, batch, targets=TARGETS)
+    alone = contributions(specimen, batch[1:2], targets=TARGETS[1:2])
+    for name in ("heads", "mlps", "embedding", "bias", "logit"):
+        torch.testing.assert_close(getattr(together, name)[1:2], getattr(alone, name), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
+def test_blocks_that_lost_heads(name):
+    whole = FAMILIES[name]()
+    batch = batch_of(whole)
+    for layer, layers in ((0, 1), (1, 1)):
+        specimen = prune_heads(whole, {layer: (0, 1)})
+        found = contributions(specimen, batch, targets=TARGETS)
+        assert found.heads.shape == (3, layers, 2)
+        assert found.rest.abs().min() > 0  # the MLP and the bias of the block without heads
+        torch.testing.assert_close(found.total(), found.logit, atol=1e-5, rtol=0)
+        lens = logit_lens(specimen, batch)
+        assert lens.shape == (3, 3, 5)
+        torch.testing.assert_close(lens[:, -1], specimen(batch), atol=1e-5, rtol=0)
+    found = contributions(prune_heads(whole, {1: (0,)}), batch, targets=TARGETS)
+    assert found.heads.isnan().any(0).tolist() == [[False, False], [False, True]]
+    torch.testing.assert_close(found.total(), found.logit, atol=1e-5, rtol=0)
+
+
+def with_pre_logits() -> Specimen:
+    """A hidden layer with tanh before the classifier."""
+    build = partial(
+        TorchvisionViT,
+        image_size=32,
+        patch_size=8,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=32,
+        mlp_dim=64,
+        num_classes=5,
+        representation_size=8,
+    )
+    return specimen_of(shaken(build, scale=0.5), alias="tanh")
+
+
+ADDED = "the parts of image [012] sum to"
+NOT_READ = {
+    "siglip": (FAMILIES["siglip"], "found attention pooling in siglip"),
+    "cait": (FAMILIES["cait"], "found attention pooling in cait"),
+    "swin": (FAMILIES["swin"], "found a windowed model in swin"),
+    "torchvision-swin": (FAMILIES["torchvision-swin"], "found a windowed model"),
+    "cnn": (lambda: specimen_of(build_resnet("resnet20", classes=5, image_size=(32, 32))), "found a cnn model"),
+    "norm-after-branch": (partial(timm_specimen, "vit_base_patch16_rpn_224", alias="rpn", class_token=False), ADDED),
+    "no-residual": (partial(ours, residual=False), ADDED),
+    "tanh": (with_pre_logits, ADDED),
+}
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_where_it_is_not_defined(name):
+    make, message = NOT_READ[name]
+    specimen = make()
+    with pytest.raises(UnsupportedError, match=message) as caught:
+        contributions(specimen, batch_of(specimen), targets=TARGETS)
+    assert "\n" not in str(caught.value)
+    if message is not ADDED:
+        with pytest.raises(UnsupportedError, match=message):
+            logit_lens(specimen, batch_of(specimen))
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_lens_ends_in_the_logits(name):
+    specimen = READ[name]()
+    batch = batch_of(specimen)
+    lens = logit_lens(specimen, batch)
+    with torch.no_grad():
+        torch.testing.assert_close(lens[:, -1], specimen(batch), atol=1e-5, rtol=0)
+    assert lens.shape == (3, 3, 5)
+    assert (lens[:, 1:] - lens[:, :-1]).abs().amax((0, 2)).min() > 1e-3
+
+
+@torch.no_grad()
+def test_the_lens_of_ours_by_hand():
+    specimen = ours(distillation=True)
+    model, batch = specimen.model, batch_of(specimen)
+    stream = model.tokens(specimen.prepare(batch))
+    expected = [model.forward_head(model.norm(stream))]
+    for block in model.blocks:
+        stream = block(stream)
+        expected.append(model.forward_head(model.norm(stream)))
+    torch.testing.assert_close(logit_lens(specimen, batch), torch.stack(expected, dim=1))
+
+
+def test_the_tail_gives_any_streams_logits():
+    specimen = FAMILIES["vit"]()
+    stream = torch.randn(4, 17, 32)
+    with torch.no_grad():
+        expected = specimen.model.forward_head(specimen.model.norm(stream))
+        torch.testing.assert_close(logits_from(specimen, stream), expected)
+
+
+def test_accuracy_by_depth():
+    lens = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]])  # 2 images, 2 depths, 2 classes
+    assert accuracy_by_depth(lens, torch.tensor([1, 0])).tolist() == [0.5, 1.0]
+
+
+def test_nothing_is_left_behind():
+    specimen = ours()
+    contributions(specimen, batch_of(specimen))
+    logit_lens(specimen, batch_of(specimen))
+    broken = with_pre_logits()
+    with pytest.raises(UnsupportedError):
+        contributions(broken, batch_of(broken), targets=TARGETS)
+    for part in (*specimen.modules(), *broken.modules()):
+        assert len(part._forward_hooks) + len(part._forward_pre_hooks) == 0
+        assert "forward" not in vars(part)
+    assert all(parameter.grad is None for parameter in specimen.parameters())

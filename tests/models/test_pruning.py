@@ -1,0 +1,285 @@
+"""A pruned specimen answers as the whole one with those heads masked, is smaller, and comes back from its file."""
+
+import copy
+import json
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from tests.lens.tiny import FAMILIES, images, ours, shaken, specimen_of, timm_specimen
+from tests.models.test_saved import OVERRIDES, rewritten
+from vitlens.analysis.latency import latency
+from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.lens.intervened import intervened
+from vitlens.lens.intervention import HeadReplaced
+from vitlens.lens.layers import layers
+from vitlens.lens.observe import capture
+from vitlens.lens.replay import replaying
+from vitlens.models.anatomy import attention_modules
+from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
+from vitlens.models.pruning import prune_heads
+from vitlens.models.saved import save
+from vitlens.models.specimen import Specimen
+from vitlens.models.zoo import WEIGHTS_FILE, load, untrained
+
+CUT = {
+    **{name: FAMILIES[name] for name in ("ours", "ours-unfused", "vit", "deit-distilled", "deit3", "siglip")},
+    **{name: FAMILIES[name] for name in ("dinov2-registers", "torchvision-vit")},
+    "query-and-key-norms": partial(timm_specimen, "vit_tiny_patch16_224", qk_norm=True),
+    "no-bias": partial(timm_specimen, "vit_tiny_patch16_224", qkv_bias=False),
+}
+SOME = {"one": {0: (1,)}, "two": {0: (0,), 1: (1,)}, "a-layer": {0: (0, 1)}, "last-layer": {1: (0, 1), 0: (1,)}}
+
+
+@torch.no_grad()
+def masked(specimen: Specimen, heads: dict[int, tuple[int, ...]], batch: torch.Tensor) -> torch.Tensor:
+    with intervened(specimen, [HeadReplaced(layer, head) for layer, some in heads.items() for head in some]):
+        return specimen(batch)
+
+
+def assert_same(first: Specimen, second: Specimen) -> None:
+    """Equal logits, bit by bit, and everything known of them."""
+    batch = images(first.input_size)
+    with torch.no_grad():
+        assert torch.equal(first(batch), second(batch))
+    assert first.anatomy == second.anatomy
+    assert first.architecture["pruned"] == second.architecture["pruned"]
+
+
+@pytest.mark.parametrize("heads", SOME.values(), ids=SOME)
+@pytest.mark.parametrize("name", CUT)
+def test_the_logits_of_masked_heads_with_fewer_parameters(name, heads):
+    whole = CUT[name]()
+    batch = images(whole.input_size)
+    before = {key: value.clone() for key, value in whole.model.state_dict().items()}
+    expected, clean = masked(whole, heads, batch), whole(batch)
+    pruned = prune_heads(whole, heads)
+    with torch.no_grad():
+        torch.testing.assert_close(pruned(batch), expected, atol=1e-5, rtol=0)
+    assert (expected - clean).abs().max() > 1e-3
+    dim = 16 if name.startswith("ours") else 32
+    biases = 0 if name == "no-bias" else 3 * dim // 2
+    lost = sum(map(len, heads.values())) * (4 * dim * dim // 2 + biases)
+    if name == "query-and-key-norms":  # shared by a layer's heads, and lost with the last of them
+        lost += sum(4 * dim // 2 for some in heads.values() if len(some) == 2)
+    assert pruned.parameter_count() == whole.parameter_count() - lost
+    assert not any(parameter.requires_grad for parameter in pruned.parameters())
+    assert not pruned.training
+    assert all(torch.equal(value, before[key]) for key, value in whole.model.state_dict().items())
+    assert whole.architecture["pruned"] == {}
+    assert pruned.provenance.notes[-1].startswith(f"removed {sum(map(len, heads.values()))} of ")
+
+
+@pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
+@pytest.mark.parametrize("heads", SOME.values(), ids=SOME)
+@torch.no_grad()
+def test_means_go_into_the_bias(name, heads):
+    whole = CUT[name]()
+    batch = images(whole.input_size)
+    with replaying(whole, images(whole.input_size, batch=4, seed=3)) as replay:
+        means = {layer: replay.head_mean(layer).mean(1) for layer in heads}
+    what = {HeadReplaced(layer, head, "given"): means[layer][head] for layer, some in heads.items() for head in some}
+    with intervened(whole, what, replacements=what):
+        expected = whole(batch)
+    torch.testing.assert_close(prune_heads(whole, heads, means=means)(batch), expected, atol=1e-5, rtol=0)
+    assert (prune_heads(whole, heads)(batch) - expected).abs().max() > 1e-4
+
+
+def test_a_mean_for_each_token_has_no_place_in_a_bias():
+    whole = ours()
+    with replaying(whole, images(whole.input_size)) as replay:
+        means = replay.head_mean(0)
+    with pytest.raises(
+        InputError, match=r"expected means \(heads, head_dim\) = \(2, 8\) for layer 0, found \(2, 13, 8"
+    ):
+        prune_heads(whole, {0: (1,)}, means={0: means})
+    with pytest.raises(InputError, match="for layer 1, found none"):
+        prune_heads(whole, {1: (1,)}, means={0: means.mean(1)})
+    bare = timm_specimen("vit_tiny_patch16_224", proj_bias=False)
+    with pytest.raises(UnsupportedError, match="expected an output projection with a bias at layer 0"):
+        prune_heads(bare, {0: (1,)}, means={0: torch.zeros(2, 16)})
+
+
+@pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
+@torch.no_grad()
+def test_pruned_again_is_pruned_at_once(name):
+    """What is second in a layer that lost its first head was third."""
+    whole = {"ours": partial(ours, dim=24, heads=4, depth=3), "torchvision-vit": FAMILIES[name]}.get(
+        name, partial(timm_specimen, "vit_tiny_patch16_224", num_heads=4, depth=3)
+    )()
+    if name == "torchvision-vit":
+        twice = prune_heads(prune_heads(whole, {0: (0,), 1: (1,)}), {0: (0,)})
+        once = prune_heads(whole, {0: (0, 1), 1: (1,)})
+    else:
+        # layer 1 is gone after the first, so that layer 2 is then layer 1
+        twice = prune_heads(prune_heads(whole, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 1: (0, 2)})
+        once = prune_heads(whole, {0: (0, 2), 1: (0, 1, 2, 3), 2: (0, 2, 3)})
+    assert_same(twice, once)
+
+
+@pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
+def test_the_lens_sees_the_heads_that_are_left(name):
+    pruned = prune_heads(CUT[name](), {0: (1,)})
+    assert [site.heads for site in capture(pruned, images(pruned.input_size)).sites] == [1, 2]
+    assert [layer.heads for layer in layers(pruned)] == [1, 2]
+    assert pruned.anatomy.layout == CUT[name]().anatomy.layout
+    without = prune_heads(CUT[name](), {0: (0, 1)})
+    assert [site.heads for site in capture(without, images(without.input_size)).sites] == [2]
+    assert [layer.index for layer in layers(without)] == [0]
+    assert without.anatomy.blocks == CUT[name]().anatomy.blocks[1:]
+
+
+@pytest.mark.parametrize("heads", [{0: (1,)}, {1: (0,)}, {0: (0, 1)}, {1: (0, 1)}], ids=str)
+@pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
+def test_a_pruned_specimen_can_be_replayed(name, heads):
+    pruned = prune_heads(CUT[name](), heads)
+    batch = images(pruned.input_size)
+    with replaying(pruned, batch) as replay:
+        assert replay.exact
+        what = HeadReplaced(len(layers(pruned)) - 1, 0)
+        torch.testing.assert_close(replay.run([what])[0], masked(pruned, {what.layer: (0,)}, batch), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_no_heads_at_all():
+    whole = ours()
+    every = {0: (0, 1), 1: (0, 1)}
+    pruned = prune_heads(whole, every)
+    batch = images(whole.input_size)
+    torch.testing.assert_close(pruned(batch), masked(whole, every, batch), atol=1e-5, rtol=0)
+    assert pruned.anatomy.family == "vit"
+    assert pruned.anatomy.blocks == ("blocks.0", "blocks.1")
+    with pytest.raises(UnsupportedError, match="softmax attention"):
+        layers(pruned)
+
+
+@pytest.mark.parametrize("heads", SOME.values(), ids=SOME)
+@pytest.mark.parametrize("image_size", [None, (64, 32)])
+def test_ours_comes_back_from_its_file(tmp_path, heads, image_size):
+    whole = untrained("vit-micro", classes=("x", "y"), image_size=(32, 48), overrides=OVERRIDES, seed=1)
+    shaken(lambda: whole)
+    means = {layer: torch.randn(2, 8) for layer in heads}
+    pruned = prune_heads(whole.eval(), heads, means=means)
+    save(pruned, tmp_path / "a" / WEIGHTS_FILE)
+    loaded = load(str(tmp_path / "a"))
+    assert_same(loaded, pruned)
+    assert loaded.parameter_count() == pruned.parameter_count() < whole.parameter_count()
+    save(load(str(tmp_path / "a")), tmp_path / "b" / WEIGHTS_FILE)
+    first, second = ((tmp_path / part / WEIGHTS_FILE).read_bytes() for part in "ab")
+    assert first == second
+    if image_size is not None:
+        other = load(str(tmp_path / "a"), image_size=image_size)
+        batch = images(image_size)
+        torch.testing.assert_close(other(batch), pruned.model((batch - pruned.mean) / pruned.std))
+    assert_same(load(str(tmp_path / "a"), mean=(0.5, 0.5, 0.5), classes=("p", "q")), pruned)
+    untaught = load(f"{tmp_path / 'a'}@random")
+    assert untaught.parameter_count() == pruned.parameter_count()
+    assert_same(prune_heads(load(str(tmp_path / "a")), {0: (0,)}), prune_heads(pruned, {0: (0,)}))
+
+
+def test_timms_comes_back_from_its_file(tmp_path):
+    whole = load("timm:vit_tiny_patch16_224", random_weights=True, image_size=(32, 32))
+    pruned = prune_heads(whole, {0: (0, 1, 2), 3: (1,), 11: (0, 2)})
+    save(pruned, tmp_path / WEIGHTS_FILE)
+    assert_same(load(str(tmp_path)), pruned)
+    other = load(str(tmp_path), image_size=(48, 64))  # its positions are resized by timm, which knows whole models
+    assert other.layout.grid == (3, 4)
+    assert other.parameter_count() - pruned.parameter_count() == (12 - 4) * 192
+    assert torch.isfinite(other(images((48, 64)))).all()
+
+
+@pytest.mark.parametrize("removed", [[0], [0, 1]])
+def test_torchvisions_lost_heads_are_put_back_as_zeros(removed):
+    whole = FAMILIES["torchvision-vit"]()
+    name = next(attention_modules(whole.model))
+    cut = copy.deepcopy(whole.model)
+    cut_heads(cut, {name: removed})
+    assert isinstance(cut.get_submodule(name), Headless if len(removed) == 2 else MultiheadCut)
+    filled = with_lost_heads(cut.state_dict(), whole.model, {name: removed})
+    again = copy.deepcopy(whole.model)
+    again.load_state_dict(filled)
+    batch = images()
+    torch.testing.assert_close(again(batch), cut(batch), atol=1e-5, rtol=0)
+    cut_heads(again, {name: removed})
+    assert torch.equal(again(batch), cut(batch))
+
+
+def test_a_file_from_before_pruning_loads(tmp_path):
+    whole = untrained("vit-micro", classes=("x", "y"), image_size=(32, 48), overrides=OVERRIDES, seed=1).eval()
+    save(whole, tmp_path / WEIGHTS_FILE)
+    old = {key: value for key, value in whole.architecture.items() if key != "pruned"}
+    rewritten(tmp_path, {"architecture": json.loads(json.dumps(old))})
+    assert_same(load(str(tmp_path)), whole)
+
+
+@pytest.mark.parametrize(
+    "pruned",
+    [{"blocks.7.attn": [0]}, {"blocks.0": [0]}, {"blocks.0.attn": [0, 1]}, {}, [[0]], {"blocks.0.attn": 0}, None],
+)
+def test_a_record_that_does_not_fit_the_weights_is_refused(tmp_path, pruned):
+    whole = untrained("vit-micro", classes=("x", "y"), image_size=(32, 48), overrides=OVERRIDES | {"heads": 4}, seed=1)
+    made = prune_heads(whole, {0: (1,)})
+    save(made, tmp_path / WEIGHTS_FILE)
+    rewritten(tmp_path, {"architecture": json.loads(json.dumps({**made.architecture, "pruned": pruned}))})
+    with pytest.raises(ModelError, match=r"expected|weights do not fit") as caught:
+        load(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ({}, "expected at least one head to remove, found none"),
+        ({0: ()}, "expected at least one head to remove, found none"),
+        ({2: (0,)}, "expected a layer from 0 to 1 of ours, found 2"),
+        ({-1: (0,)}, "expected a layer from 0 to 1 of ours, found -1"),
+        ({1: (0, 2)}, "expected a head from 0 to 1 in layer 1 of ours, found 2"),
+    ],
+)
+def test_heads_that_are_not_there(heads, message):
+    with pytest.raises(InputError, match=message):
+        prune_heads(ours(), heads)
+
+
+@pytest.mark.parametrize("name", ["beit", "eva02", "dinov3", "perception-encoder", "cait", "swin", "torchvision-swin"])
+def test_families_that_cannot_be_cut(name):
+    with pytest.raises(UnsupportedError, match="expected attention that can be cut") as caught:
+        prune_heads(FAMILIES[name](), {0: (0,)})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_pooling_of_siglip_cannot_be_cut_but_its_blocks_can():
+    with pytest.raises(UnsupportedError, match="AttentionPoolLatent"):
+        prune_heads(FAMILIES["siglip"](), {2: (0,)})
+
+
+def test_training_mode_and_gradients_are_kept():
+    whole = ours(dropout=0.5).train().requires_grad_(True)
+    pruned = prune_heads(whole, {0: (0,)}, means={0: torch.zeros(2, 8)})
+    assert all(module.training for module in pruned.modules())
+    assert all(parameter.requires_grad for parameter in pruned.parameters())
+    pruned(images(pruned.input_size)).sum().backward()
+    assert all(parameter.grad is not None for parameter in pruned.parameters())
+
+
+class Sleeper(nn.Module):
+    """Takes as many seconds as it is told, by a clock that only it moves."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__()
+        self.seconds, self.now = iter(seconds), 0.0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.now += next(self.seconds)
+        return batch.mean((2, 3))
+
+
+def test_latency_is_quartiles_after_warming_up():
+    model = Sleeper([100.0, 100.0, 5.0, 1.0, 2.0, 4.0, 3.0])
+    found = latency(specimen_of(model), images(batch=6), 5, warm_up=2, clock=lambda: model.now)
+    assert (found.low, found.median, found.high) == (2.0, 3.0, 4.0)
+    assert (found.repeats, found.images, found.images_per_second) == (5, 6, 2.0)
+    with pytest.raises(InputError, match="expected at least 1 repeat, found 0"):
+        latency(specimen_of(model), images(), 0)

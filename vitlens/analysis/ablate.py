@@ -1,0 +1,145 @@
+"""What every head, MLP and block is good for: the exact change of loss and accuracy when it is removed, image by image.
+
+A head's output before the output projection is replaced: by its mean over the data at each token, by zero, or by
+another image's. Each unit is one replay from its own layer on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace as changed
+
+from vitlens.analysis.effects import Effects, Unit
+from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.importance import Importance, summarise
+from vitlens.analysis.stand_ins import Means, means_of, other_images
+from vitlens.analysis.together import Memory as Memory
+from vitlens.analysis.together import measure_together as measure_together
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.lens.layers import layers
+from vitlens.lens.replay import DEFAULT_BUDGET
+from vitlens.models.specimen import Specimen
+from vitlens.names import UNIT_KINDS, Replacement, UnitKind
+from vitlens.shapes import Images, Labels
+
+
+def units_of(specimen: Specimen, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> tuple[Unit, ...]:
+    """All heads, MLPs and blocks that can be removed: kind after kind, layer after layer.
+
+    Heads whose layer has no output projection that reads them side by side are left out. Raises UnsupportedError for
+    a model without attention (a CNN) or without such units.
+    """
+    for kind in kinds:
+        if kind not in UNIT_KINDS:
+            raise UnknownNameError("kind of unit", kind, UNIT_KINDS)
+    known = layers(specimen)
+    whole = {layer.unit: layer for layer in reversed(known)}  # a block with two attentions is one block
+    own = {layer.index for layer in whole.values()}
+    found: dict[UnitKind, list[Unit]] = {
+        "head": [Unit("head", layer.index, head) for layer in known if layer.head_dim for head in range(layer.heads)],
+        "mlp": [Unit("mlp", layer.index) for layer in known if layer.mlp is not None and layer.index in own],
+        "block": [
+            Unit("block", layer.index)
+            for layer in known
+            if layer.removable and layer.unit != layer.attention and layer.index in own
+        ],
+    }
+    units = tuple(unit for kind in kinds for unit in found[kind])
+    if not units:
+        raise UnsupportedError(
+            f"expected {' or '.join(kinds)} to remove from {specimen.alias}, found none; see vitlens models"
+        )
+    return units
+
+
+def measure_effects(
+    specimen: Specimen,
+    images: Images,
+    labels: Labels,
+    units: Sequence[Unit],
+    *,
+    replace: Replacement = "mean",
+    means: Means | None = None,
+    donors: Images | None = None,
+    seed: int = 0,
+    offset: int = 0,
+    budget: int = DEFAULT_BUDGET,
+    advance: Callable[[int], object] = lambda _: None,
+    memory: Memory | None = None,
+) -> Effects:
+    """The loss and the answer of every image of one batch without each of the units, by replay.
+
+    labels (batch,): the true class as a column of the specimen's logits. means: of the data, for "mean" (None: of this
+    batch's clean pass). "resample" gives each image another one's output: that of `donors`, one an image, which must
+    be another image; or without donors that of another image of the batch, in a seeded order (one cycle of all, so
+    none keeps its own). seed + offset draws it; offset: the number of the batch's first image, also for messages.
+    budget: bytes the replay may keep; advance: told the number of units just done. Raises InputError for a batch of
+    one without donors, NonFiniteError naming unit and image.
+    """
+    found = measure_together(
+        specimen,
+        images,
+        labels,
+        [(unit,) for unit in units],
+        replace=replace,
+        means=means,
+        donors=donors,
+        seed=seed,
+        offset=offset,
+        budget=budget,
+        advance=advance,
+        memory=memory,
+    )
+    return Effects(
+        tuple(units),
+        replace,
+        found.labels,
+        found.clean_loss,
+        found.clean_correct,
+        found.loss,
+        found.correct,
+        found.forward_equivalents,
+        found.note,
+    )
+
+
+def ablate(
+    specimen: Specimen,
+    images: Images,
+    labels: Labels,
+    *,
+    replace: Replacement = "mean",
+    kinds: Sequence[UnitKind] = ("head",),
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Importance:
+    """How much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with intervals.
+
+    images (n, 3, height, width) in [0, 1]; labels (n,): columns of the specimen's logits; replace: what stands in a
+    head's place, its mean over the images, zero, or another image's output; batch_size: images at a time (None: chosen
+    to fit). Raises UnsupportedError for a model without attention.
+
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> effect = vitlens.ablate(vit, torch.rand(4, 3, 32, 32), torch.arange(4))
+    >>> effect.delta_loss.shape == effect.low.shape  # (layers, heads), nats
+    True
+    """
+    if not len(images) or len(images) != len(labels):
+        raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
+    size, units = batch_size or fitting_batch_size(specimen), units_of(specimen, kinds=kinds)
+    batches = [batch.to(specimen.device) for batch in images.split(size)]
+    several = replace == "mean" and len(batches) > 1
+    means = means_of(specimen, batches) if several else None
+    others = images[other_images(len(images), seed=seed).to(images.device)] if replace == "resample" else None
+    parts = []
+    for index, batch in enumerate(batches):
+        part = slice(index * size, index * size + len(batch))
+        donors = None if others is None else others[part].to(specimen.device)
+        parts.append(
+            measure_effects(
+                specimen, batch, labels[part], units, replace=replace, means=means, donors=donors, offset=part.start
+            )
+        )
+    effects = Effects.join(parts)
+    if several:
+        effects = changed(effects, forward_equivalents=effects.forward_equivalents + 1)  # the pass for the means
+    return summarise(effects, seed=seed)

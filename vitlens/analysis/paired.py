@@ -1,0 +1,77 @@
+"""Bootstrap and sign flips of many means at once: every draw of the images serves all rows.
+
+The draws are those of `uncertainty` with the same seed, so a row's numbers are the ones it would give alone.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.errors import InputError
+from vitlens.uncertainty import DRAWS
+
+_AT_ONCE = 4_000_000  # numbers drawn at once, as in uncertainty: another number would draw others
+
+ByRow = Float[Tensor, "cases batch"]
+Rows = Float[Tensor, " cases"]
+
+
+def resampled_means(
+    values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
+) -> Float[Tensor, "draws cases"]:
+    """The means of values (cases, n) over images drawn again and again; whole groups (n,) are drawn."""
+    sums, counts = _by_group(values, groups)
+    generator = np.random.default_rng(seed)
+    means = np.empty((draws, sums.shape[1]))
+    size = len(sums)
+    for start, count in _steps(draws, size):
+        drawn = generator.integers(0, size, size=(count, size))
+        times = np.bincount((drawn + size * np.arange(count)[:, None]).ravel(), minlength=count * size)
+        times = times.reshape(count, size).astype(np.float64)  # how often each group was drawn
+        means[start : start + count] = (times @ sums) / (times @ counts)[:, None]
+    return torch.from_numpy(means)
+
+
+def intervals(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> tuple[Rows, Rows]:
+    """Low and high of each row's 95 % percentile bootstrap interval."""
+    means = resampled_means(values, groups=groups, seed=seed, draws=draws)
+    low, high = np.quantile(means.numpy(), [0.025, 0.975], axis=0)
+    return torch.from_numpy(low), torch.from_numpy(high)
+
+
+def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
+    """Two-sided p-values that each row (cases, n) is centred on zero; a group's values flip together."""
+    sums, _ = _by_group(values, groups)
+    observed = np.abs(sums.sum(0)) * (1 - 1e-12)  # the same sum in another order counts as reached
+    generator = np.random.default_rng(seed)
+    reached = np.zeros(sums.shape[1])
+    for _, count in _steps(draws, len(sums)):
+        signs = generator.integers(0, 2, size=(count, len(sums)), dtype=np.int8) * 2 - 1
+        reached += (np.abs(signs @ sums) >= observed).sum(0)
+    return torch.from_numpy((reached + 1) / (draws + 1))
+
+
+def _steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
+    step = max(1, _AT_ONCE // size)
+    for start in range(0, draws, step):
+        yield start, min(step, draws - start)
+
+
+def _by_group(values: ByRow, groups: Tensor | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sums (groups, cases) and numbers of images (groups,); without groups each image is its own."""
+    columns = values.detach().cpu().double().numpy().T
+    if not len(columns) or not np.isfinite(columns).all():
+        raise InputError("expected finite values of at least one image, found NaN, infinity or none")
+    if groups is None:
+        return columns, np.ones(len(columns))
+    if groups.shape != (len(columns),):
+        raise InputError(f"expected one group an image ({len(columns)}), found groups of shape {tuple(groups.shape)}")
+    member = np.unique(groups.cpu().numpy(), return_inverse=True)[1].astype(np.intp).ravel()
+    counts = np.bincount(member).astype(np.float64)
+    sums = np.zeros((len(counts), columns.shape[1]))
+    np.add.at(sums, member, columns)
+    return sums, counts

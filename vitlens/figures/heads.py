@@ -1,0 +1,149 @@
+"""Statistics of every head as maps of layers by heads: of one model, and the differences of two."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.board import Board, Margins, board
+from vitlens.figures.gaps import as_measured, blank, require_few, require_known, require_shape
+from vitlens.figures.inputs import Array, as_array
+from vitlens.figures.overlay import Scale, colour_bar, is_constant
+from vitlens.figures.style import (
+    MAGNITUDE,
+    SIGNED,
+    WIDE,
+    shortened,
+    styled,
+)
+
+_HEADS: Final = ("layers", "heads")
+_LOOKS: Final = ("-", "--", ":", "-.", "-", "--")  # beside SERIES, for eyes and prints without colour
+_MOST: Final = 6  # panels that a page holds
+_BAR: Final = 0.72  # inch beside a heat map for its own colour bar
+
+
+@styled
+def head_heatmaps(
+    *,
+    values: Mapping[str, ArrayLike],
+    title: str,
+    units: Mapping[str, str] | None = None,
+    limits: Mapping[str, tuple[float, float]] | None = None,
+) -> Figure:
+    """Statistics of every head, each a map of layers (down) by heads (across) with its own colours; one to six.
+
+    values: by name, (layers, heads), NaN where there is no value, drawn hatched; units: by name, what stands at the
+    colour bar; limits: by name, the range of its colours (default: least to greatest). Layers and heads are labelled
+    from 1. Raises InputError when shapes differ, where a statistic has no value at all or one beyond its limits.
+    """
+    maps, units, limits = _statistics(values), units or {}, limits or {}
+    require_known([*units, *limits], maps)
+    scales = {name: _scale(name, one, limits.get(name)) for name, one in maps.items()}
+    return _heat_maps(maps, scales, [""] * len(maps), units, title, MAGNITUDE).figure
+
+
+@styled
+def difference_maps(
+    *,
+    differences: Mapping[str, ArrayLike],
+    significant: Mapping[str, ArrayLike],
+    first: str,
+    second: str,
+    units: Mapping[str, str] | None = None,
+) -> Figure:
+    """How the statistics of every head differ between two models of the same shape: first minus second.
+
+    differences: by name, (layers, heads), NaN where there is none; significant: for the same names, whether the
+    paired test rejects after Holm's correction, marked by a dot and counted. Colours are symmetric around 0. units
+    and errors as head_heatmaps; raises InputError also where a head without a difference is significant.
+    """
+    maps, units = _statistics(differences), units or {}
+    require_known(units, maps)
+    if significant.keys() != maps.keys():
+        raise InputError(f"expected significant for {list(maps)}, found it for {list(significant)}")
+    marks = {}
+    for name, one in maps.items():
+        given = as_array(significant[name], name=f"significant of {name!r}", axes=_HEADS) != 0
+        require_shape(given, one, f"significant of {name!r}")
+        if np.isnan(one[given]).any():
+            raise InputError(f"expected a difference wherever it is significant, found NaN in {name!r}")
+        marks[name] = given
+    most = {name: float(np.nanmax(np.abs(one))) for name, one in maps.items()}
+    notes = [f"\n{np.sum(marks[name])} of {np.sum(~np.isnan(one))} significant" for name, one in maps.items()]
+    title = f"{first} minus {second}, every head (dots: significant in a paired test after Holm's correction)"
+    drawn = _heat_maps(maps, {name: Scale(0.0 - one, one) for name, one in most.items()}, notes, units, title, SIGNED)
+    for axes, given in zip(drawn.panels, marks.values(), strict=True):
+        panel = axes.bbox.transformed(drawn.figure.dpi_scale_trans.inverted())
+        size = float(np.clip(22 * min(panel.height / given.shape[0], panel.width / given.shape[1]), 1.5, 4.0))
+        down, across = np.nonzero(given)
+        axes.plot(across, down, "o", color="black", markersize=size, markeredgecolor="white", markeredgewidth=0.4)
+    return drawn.figure
+
+
+def _scale(name: str, values: Array, limits: tuple[float, float] | None) -> Scale:
+    """From the lower to the upper limit, which hold all values; without limits from the least to the greatest."""
+    least, most = float(np.nanmin(values)), float(np.nanmax(values))
+    if limits is None:
+        return Scale(least, least if is_constant(values[~np.isnan(values)]) else most)
+    low, high = limits
+    room = 1e-6 * (high - low)  # for rounding
+    if not low - room <= least <= most <= high + room:
+        raise InputError(f"expected {name!r} within its limits {low:g} to {high:g}, found {least:.3g} to {most:.3g}")
+    return Scale(low, high)
+
+
+def _heat_maps(
+    maps: Mapping[str, Array],
+    scales: Mapping[str, Scale],
+    notes: Sequence[str],
+    units: Mapping[str, str],
+    title: str,
+    colours: str,
+) -> Board:
+    """One panel a statistic with its own colour bar, cells as square as the page allows."""
+    layers, heads = next(iter(maps.values())).shape
+    across = len(maps) if len(maps) < 3 else 2 if len(maps) == 4 else 3
+    titles = [textwrap.fill(name, 26 if across == 3 else 46) + note for name, note in zip(maps, notes, strict=True)]
+    gaps = any(np.isnan(one).any() for one in maps.values())
+    gap = (_BAR + 0.24, 0.58 + 0.14 * max(text.count("\n") for text in titles))
+    margins = Margins(left=0.45, right=_BAR, top=gap[1] - 0.36, bottom=0.38 + 0.22 * gaps)
+    wide = min((WIDE - margins.left - margins.right + gap[0]) / across - gap[0], 2.5)
+    tall = float(np.clip(wide * layers / heads, 0.9, 2.8))  # so that two rows of panels fit on a page
+    drawn = board(title=title, count=len(maps), across=across, panel=(wide, tall), gap=gap, margins=margins)
+    for index, (axes, (name, one)) in enumerate(zip(drawn.panels, maps.items(), strict=True)):
+        row, column = divmod(index, across)
+        beside = drawn.left + column * (wide + gap[0]) + wide + 0.06
+        axes.add_patch(blank(transform=axes.transAxes, zorder=-1))
+        axes.imshow(one, cmap=colours, norm=scales[name].norm, aspect="auto")
+        axes.spines[:].set_visible(False)
+        axes.set_title(titles[index])
+        _count_from_one(axes.xaxis, heads, wide / 0.2)
+        _count_from_one(axes.yaxis, layers, tall / 0.16)
+        axes.set(xlabel="head", ylabel="" if column else "layer")
+        bar = drawn.place(beside, drawn.top + row * (tall + gap[1]), 0.09, tall)
+        unit = shortened(units.get(name, ""), int(13 * (tall + 0.35)))
+        colour_bar(bar, scale=scales[name], label=unit, colours=colours)
+    if gaps:
+        drawn.figure.legend(handles=[blank(label="no value")], loc="lower center", borderaxespad=0.2)
+    return drawn
+
+
+def _count_from_one(axis: Axis, count: int, room: float) -> None:
+    """Label as many places from 1 as there is room for."""
+    places = range(0, count, -(-count // int(room)))
+    axis.set_ticks(places, labels=[str(place + 1) for place in places])
+
+
+def _statistics(values: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    """Maps by name, all of one shape."""
+    require_few(values)
+    maps = {name: as_measured(one, name=repr(name), axes=_HEADS) for name, one in values.items()}
+    for name, one in maps.items():
+        require_shape(one, next(iter(maps.values())), repr(name))
+    return maps

@@ -1,0 +1,245 @@
+"""Where in the model an answer is made: patched from one image into another, read off layer by layer, summed up."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.ablate import (
+    BESIDE,
+    as_measured,
+    count_from_one,
+    draw_signed,
+    head_board,
+    name_heads,
+    rounded,
+    signed_bar,
+    symmetric_scale,
+)
+from vitlens.figures.board import Board, Margins, bare, board
+from vitlens.figures.inputs import Array, as_array, as_image, require_length
+from vitlens.figures.overlay import enlarged
+from vitlens.figures.style import (
+    BLUE,
+    GREY,
+    LABEL,
+    SERIES,
+    SMALL,
+    VERMILLION,
+    WIDE,
+    broken,
+    heading,
+    sheet,
+    shortened,
+    styled,
+)
+
+_LOOKS: Final = ("-", "--", "-.", ":", "-", "--")  # beside SERIES, for eyes and prints without colour
+_TITLE: Final = 0.2  # inch above a panel for its title
+_SECTION: Final = 0.4  # inch above the grids of patches for what they are, and the layer of each
+_AXIS: Final = 0.42  # inch below a map for its numbers and label
+_GRID: Final = (0.09, 0.24)  # inch between grids of patches, across and down
+_CELL: Final = 0.2  # inch, a token before the patches
+
+
+@styled
+def patching_maps(
+    *,
+    clean: ArrayLike,
+    corrupted: ArrayLike,
+    title: str,
+    heads: ArrayLike | None = None,
+    positions: Iterable[ArrayLike] | None = None,
+    prefix: Mapping[str, ArrayLike] | None = None,
+    names: tuple[str, str] = ("clean", "corrupted"),
+    unit: str = "share of the logit difference restored",
+) -> Figure:
+    """What comes back when a part of the run on the clean image is put into the run on the corrupted one.
+
+    clean, corrupted: images (3, height, width) in [0, 1]; names: what stands below them; heads: (layers, heads), NaN
+    where there is no such head; positions: for each layer (rows, columns), its patches, or one array (layers, rows,
+    columns); prefix: by name ("CLS"), (layers,), the tokens before the patches, only with positions; values written in.
+    All in the unit, which the title says: with the default 0 is the corrupted run and 1 the clean one. Colours are
+    symmetric around 0 and reach to the greatest size, for heads, positions and prefix each; layers and heads are
+    labelled from 1. Raises InputError when shapes do not fit, for infinite numbers, and where there are
+    neither heads nor positions.
+    """
+    pictures = [as_image(clean, name="clean"), as_image(corrupted, name="corrupted")]
+    values = None if heads is None else as_measured(heads, name="heads", axes=("layers", "heads"))
+    given = () if positions is None else positions
+    grids = [as_array(one, name="positions", axes=("rows", "columns")) for one in given]
+    tokens = {name: as_array(one, name=name, axes=("layers",)) for name, one in (prefix or {}).items()}
+    if values is None and not grids:
+        raise InputError("expected heads or positions, found neither")
+    for name, one in tokens.items():
+        require_length(len(one), len(grids), name=f"layers of {name}", of="the layers of positions")
+    picture, panel = _sizes(pictures, values)
+    whole = f"{title} (colours: {unit})"
+    drawn = _board(whole, grids, _TITLE + max(picture[1], panel[1] + _AXIS), len(tokens))
+    top = broken(whole, WIDE)[1] + _TITLE
+    _draw_pictures(drawn, pictures, names, (top, *picture))
+    if values is not None:
+        _draw_heads(drawn, values, (2 * picture[0] + 0.85, top, *panel))
+    if grids:
+        _draw_grids(drawn, grids)
+    if tokens:
+        _draw_tokens(drawn, tokens)
+    return drawn.figure
+
+
+def _sizes(pictures: Sequence[Array], heads: Array | None) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Width and height in inches of each image and of the map of heads, which is nothing without heads."""
+    ratio = max(one.shape[1] / one.shape[2] for one in pictures)
+    wide = min(1.5, 2.4 / ratio)
+    if heads is None:
+        return (wide, wide * ratio), (0.0, 0.0)
+    layers, count = heads.shape
+    across = min(0.4 * count, WIDE - 2 * wide - 0.95 - BESIDE)
+    return (wide, wide * ratio), (across, float(np.clip(layers * across / count, 1.2, 3.2)))
+
+
+def _board(title: str, grids: Sequence[Array], top: float, tokens: int) -> Board:
+    """A page's width with a panel a grid, room above for images and heads, and below for the tokens before patches."""
+    if not grids:
+        margins = Margins(left=0.0, right=0.0, bottom=top)
+        return board(title=title, count=0, across=1, panel=(WIDE, 0.0), gap=(0.0, 0.0), margins=margins)
+    across = -(-len(grids) // -(-len(grids) // 8))
+    ratio = max(one.shape[0] / one.shape[1] for one in grids)
+    wide = min((WIDE - 0.1 - BESIDE) / across - _GRID[0], 1.2)
+    block = across * (wide + _GRID[0]) - _GRID[0]
+    below = _CELL * tokens + _TITLE + _AXIS if tokens else max(0.1, 1.3 - wide * ratio)
+    margins = Margins(left=0.1, right=WIDE - 0.1 - block, top=top + 0.15 + _SECTION, bottom=below)
+    return board(title=title, count=len(grids), across=across, panel=(wide, wide * ratio), gap=_GRID, margins=margins)
+
+
+def _draw_pictures(
+    drawn: Board, pictures: Sequence[Array], names: Sequence[str], place: tuple[float, float, float]
+) -> None:
+    """Both images beside each other; place: top, width and height in inches."""
+    top, wide, tall = place
+    for index, (picture, name) in enumerate(zip(pictures, names, strict=True)):
+        axes = drawn.place(0.1 + index * (wide + 0.1), top, wide, tall)
+        axes.imshow(enlarged(picture))
+        axes.set_anchor("N")
+        axes.set_title(shortened(name, int(wide / 0.068)))
+        bare([axes])
+
+
+def _draw_heads(drawn: Board, values: Array, place: tuple[float, float, float, float]) -> None:
+    left, top, wide, tall = place
+    axes, scale = drawn.place(*place), symmetric_scale([values])
+    draw_signed(axes, values, scale)
+    axes.set_title("heads patched")
+    name_heads(axes, values.shape)
+    signed_bar(drawn.place(left + wide + 0.08, top, 0.09, tall), scale, "")
+
+
+def _draw_grids(drawn: Board, grids: Sequence[Array]) -> None:
+    """Every layer's patches in one scale."""
+    scale = symmetric_scale(grids)
+    for index, (axes, one) in enumerate(zip(drawn.panels, grids, strict=True)):
+        draw_signed(axes, one, scale)
+        axes.set_aspect("equal")
+        axes.set_title(str(index + 1) if index else "layer 1")
+        axes.set(xticks=[], yticks=[])
+    long = float(np.clip(drawn.bottom - drawn.top, 1.2, 3.0))
+    signed_bar(drawn.place(drawn.right + 0.08, drawn.top, 0.09, long), scale, "")
+    figure = drawn.figure
+    place = (0.1 / figure.get_figwidth(), 1 - (drawn.top - _SECTION) / figure.get_figheight())
+    figure.text(*place, "tokens patched, by their place in the image", va="top", fontsize=LABEL)
+
+
+def _draw_tokens(drawn: Board, tokens: Mapping[str, Array]) -> None:
+    """The tokens before the patches in one map (tokens, layers) in colours of its own, with its values."""
+    values = np.stack(list(tokens.values()))
+    left = 0.2 + 0.064 * max(len(shortened(name)) for name in tokens)
+    wide = min(0.34 * values.shape[1], WIDE - 0.1 - left)
+    axes, scale = drawn.place(left, drawn.bottom + _TITLE, wide, _CELL * len(tokens)), symmetric_scale([values])
+    draw_signed(axes, values, scale)
+    decimals = int(np.clip(2 - np.ceil(np.log10(max(scale.high, 1.0))), 0, 2))
+    for (row, column), value in np.ndenumerate(np.round(values, decimals) + 0.0):
+        word = f"{value:.{decimals}f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.{decimals}f}"
+        dark = abs(value) > 0.6 * scale.high > 0
+        axes.text(column, row, word, ha="center", va="center", fontsize=6, color="white" if dark else "black")
+    axes.set_yticks(range(len(tokens)), [shortened(name) for name in tokens])
+    count_from_one(axes.xaxis, values.shape[1], wide / 0.2)
+    axes.set_xlabel("layer")
+
+
+@styled
+def logit_lens(
+    *, values: ArrayLike, names: Sequence[str], title: str, unit: Literal["logit", "probability"] = "logit"
+) -> Figure:
+    """What the model would answer after each block: a line a class over the layers.
+
+    values: (layers, classes), logits, or probabilities as fractions (drawn as %); names: one a class, one to six, the
+    first drawn thickest. Layers are labelled from 1. Raises InputError when shapes do not fit, for numbers that
+    are not finite, and for a probability that is not a fraction.
+    """
+    curves = as_array(values, name="values", axes=("layers", "classes"))
+    require_length(len(names), curves.shape[1], name="names", of="the classes of values")
+    if len(names) > len(SERIES):
+        raise InputError(f"expected 1 to {len(SERIES)} classes, found {len(names)}")
+    share = unit == "probability"
+    if share and (curves.min() < -1e-6 or curves.max() > 1 + 1e-6):
+        raise InputError(f"expected probabilities as fractions, found {curves.min():.3g} to {curves.max():.3g}")
+    figure = sheet(WIDE * 0.8, 2.9)
+    axes = figure.add_subplot()
+    layers = 1 + np.arange(len(curves))
+    for index, (name, curve) in enumerate(zip(names, curves.T)):
+        (line,) = axes.plot(layers, 100 * curve if share else curve, _LOOKS[index], color=SERIES[index])
+        line.set(linewidth=1.2 if index else 2.2, marker="o", markersize=2.4, label=shortened(name, 30))
+    if share:
+        axes.set_ylim(0, 102)
+    axes.set(xlabel="layer (after its block)", ylabel="probability (%)" if share else "logit")
+    axes.set_xlim(0.5, len(curves) + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+    axes.grid(axis="y")
+    figure.legend(loc="outside lower center", ncols=2)
+    heading(figure, title)
+    return figure
+
+
+@styled
+def contribution_bars(*, heads: ArrayLike, mlps: ArrayLike, rest: float, title: str, unit: str = "logit") -> Figure:
+    """What every head and MLP adds to a logit (or a difference of two): a map white at 0, and the sums.
+
+    heads: (layers, heads), NaN where there is no such head; mlps: (layers,); rest: what is neither (embeddings and
+    biases); all in the unit. The bars are the sums over heads and MLPs, the rest, and all of it, which is the logit.
+    Colours and errors as importance_map; mlps and rest must be finite.
+    """
+    values = as_measured(heads, name="heads", axes=("layers", "heads"))
+    column = as_array(mlps, name="mlps", axes=("layers",))
+    other = float(as_array([rest], name="rest", axes=("1",))[0])
+    drawn, place = head_board(title=title, heads=values, columns={"MLP": column}, unit=unit, right=2.5)
+    sums = {"heads": float(np.nansum(values)), "MLPs": float(column.sum()), "rest": other}
+    sums[f"all = {shortened(unit, 10)}"] = sum(sums.values())
+    axes = drawn.place(place + 0.75, drawn.top + 0.15, 1.2, min(drawn.bottom - drawn.top - 0.15, 1.6))
+    _draw_sums(axes, sums)
+    return drawn.figure
+
+
+def _draw_sums(axes: Axes, sums: Mapping[str, float]) -> None:
+    numbers = list(sums.values())
+    colours = [*(BLUE if number < 0 else VERMILLION for number in numbers[:-1]), GREY]  # as the map's
+    axes.barh(range(len(sums)), numbers, 0.65, color=colours)
+    for row, word in enumerate(rounded(numbers)):
+        axes.annotate(
+            word,
+            (1, row),
+            (3, 0),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            va="center",
+            size=SMALL,
+        )
+    axes.axvline(0, color="black", linewidth=0.6)
+    axes.set_yticks(range(len(sums)), list(sums))
+    axes.set_ylim(len(sums) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.set_title("sums")

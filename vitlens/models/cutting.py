@@ -1,0 +1,166 @@
+"""Attention modules with some heads cut out: fewer rows of the joint projection, fewer columns of the output's."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitlens.errors import ModelError, UnsupportedError
+from vitlens.models.anatomy import heads_of
+from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.shapes import Tokens
+
+Pruned = Mapping[str, Sequence[int]]  # attention module -> its heads that are gone, in the whole model's numbering
+
+_ROWS = ("qkv.weight", "qkv.bias", "in_proj_weight", "in_proj_bias")
+_COLUMNS = ("proj.weight", "out_proj.weight")
+
+
+class MultiheadCut(nn.Module):
+    """nn.MultiheadAttention with fewer heads than its width would hold; self-attention, batch first, no mask."""
+
+    def __init__(self, whole: nn.MultiheadAttention, kept: Sequence[int]) -> None:
+        super().__init__()
+        rows, columns = _places(kept, whole.num_heads, whole.head_dim)
+        assert whole.in_proj_weight is not None
+        self.heads = len(kept)
+        self.dropout = whole.dropout
+        self.in_proj_weight = _part(whole.in_proj_weight, 0, rows)
+        self.in_proj_bias = None if whole.in_proj_bias is None else _part(whole.in_proj_bias, 0, rows)
+        self.out_proj = _without_columns(whole.out_proj, columns)
+
+    def forward(self, tokens: Tokens, *_key_and_value: Tensor, **_options: bool) -> tuple[Tokens, None]:
+        """Tokens (batch, tokens, dim) after attention, and no weights."""
+        joint = F.linear(tokens, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.heads, -1))
+        query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, head_dim)
+        dropout = self.dropout if self.training else 0.0
+        read = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        return self.out_proj(read.transpose(1, 2).flatten(2)), None
+
+
+class Headless(nn.Module):
+    """Attention that lost all its heads: the bias of its output projection, for every token.
+
+    pair: answer as nn.MultiheadAttention does, with no weights beside.
+    """
+
+    def __init__(self, projection: nn.Linear, name: str, *, pair: bool) -> None:
+        super().__init__()
+        self._name = name
+        self._pair = pair
+        self.add_module(name, _without_columns(projection, torch.zeros(0, dtype=torch.long)))
+
+    def forward(self, tokens: Tokens, *_args: object, **_kwargs: object) -> Tokens | tuple[Tokens, None]:
+        """The bias as (batch, tokens, dim)."""
+        made: Tensor = self.get_submodule(self._name)(tokens[..., :0])
+        return (made, None) if self._pair else made
+
+
+def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
+    """The name and the module of what reads the heads. Raises UnsupportedError for attention that cannot be cut."""
+    if isinstance(attention, nn.MultiheadAttention | MultiheadCut):
+        plain = isinstance(attention, MultiheadCut) or (
+            attention.in_proj_weight is not None and attention.batch_first and attention.bias_k is None
+        )
+        if plain:
+            return "out_proj", attention.out_proj
+    kind = f"{type(attention).__module__}.{type(attention).__name__}"
+    timms = kind == "timm.layers.attention.Attention" and hasattr(
+        attention, "attn_dim"
+    )  # older timm takes no other width
+    if timms:
+        norm, gate = getattr(attention, "norm", None), getattr(attention, "gate", None)
+        timms = isinstance(norm, nn.Identity | None) and gate is None
+    if timms or isinstance(attention, MultiHeadSelfAttention):
+        projection = attention.proj
+        assert isinstance(projection, nn.Linear)
+        return "proj", projection
+    raise UnsupportedError(
+        f"expected attention that can be cut (ours, timm's standard, torchvision's ViT), found {kind}; "
+        "vitlens ablate removes its heads by setting them to zero"
+    )
+
+
+def cut_heads(model: nn.Module, pruned: Pruned) -> None:
+    """Cut the heads out of a model, in place."""
+    for name, removed in pruned.items():
+        parent_name, _, leaf = name.rpartition(".")
+        parent, made = model.get_submodule(parent_name), _cut(model.get_submodule(name), removed)
+        setattr(parent, leaf, made)
+        if isinstance(made, Headless):  # torchvision's blocks say how many heads their attention has
+            vars(parent).pop("num_heads", None)
+
+
+def _cut(attention: nn.Module, removed: Collection[int]) -> nn.Module:
+    """What stands in the place of attention without these heads (of its own numbering)."""
+    name, projection = output_projection(attention)
+    heads = heads_of(attention) or 0
+    kept = [head for head in range(heads) if head not in removed]
+    pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
+    if not kept:
+        return Headless(projection, name, pair=pair)
+    if isinstance(attention, nn.MultiheadAttention):
+        return MultiheadCut(attention, kept).train(attention.training)
+    rows, columns = _places(kept, heads, projection.in_features // heads)
+    if isinstance(attention, MultiheadCut):
+        attention.in_proj_weight = _part(attention.in_proj_weight, 0, rows)
+        attention.in_proj_bias = None if attention.in_proj_bias is None else _part(attention.in_proj_bias, 0, rows)
+    else:
+        joint = attention.qkv
+        assert isinstance(joint, nn.Linear)
+        joint.weight = _part(joint.weight, 0, rows)
+        joint.bias = None if joint.bias is None else _part(joint.bias, 0, rows)
+        joint.out_features = len(rows)
+    setattr(attention, name, _without_columns(projection, columns))
+    for word, value in (("heads", len(kept)), ("num_heads", len(kept)), ("attn_dim", len(columns))):
+        if hasattr(attention, word):
+            setattr(attention, word, value)
+    return attention
+
+
+def with_lost_heads(state: Mapping[str, Tensor], whole: nn.Module, pruned: Pruned) -> dict[str, Tensor]:
+    """The weights of a cut model with zeros where heads were, as the whole model takes them.
+
+    Raises ModelError where they do not fit.
+    """
+    filled = dict(state)
+    try:
+        for name, removed in pruned.items():
+            attention = whole.get_submodule(name)
+            _, projection = output_projection(attention)
+            heads = heads_of(attention) or 0
+            kept = [head for head in range(heads) if head not in removed]
+            rows, columns = _places(kept, heads, projection.in_features // heads)
+            for key, tensor in attention.state_dict().items():
+                if key in _ROWS or key in _COLUMNS:
+                    axis, index = (0, rows) if key in _ROWS else (1, columns)
+                    nothing = torch.zeros_like(tensor)
+                    filled[f"{name}.{key}"] = (
+                        nothing.index_copy(axis, index, state[f"{name}.{key}"]) if kept else nothing
+                    )
+                elif not kept:
+                    filled.setdefault(f"{name}.{key}", tensor)
+    except (UnsupportedError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"expected weights without the heads {dict(pruned)}, found others: {reason}") from error
+    return filled
+
+
+def _places(kept: Sequence[int], heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Rows of the joint projection (queries, keys, values) and columns of the output's that belong to kept heads."""
+    columns = (torch.tensor(kept, dtype=torch.long)[:, None] * head_dim + torch.arange(head_dim)).flatten()
+    rows = (torch.arange(3)[:, None] * heads * head_dim + columns).flatten()
+    return rows, columns
+
+
+def _part(parameter: Float[Tensor, "..."], axis: int, index: Tensor) -> nn.Parameter:
+    part = parameter.detach().index_select(axis, index.to(parameter.device))
+    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+
+
+def _without_columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:
+    linear.weight = _part(linear.weight, 1, columns)
+    linear.in_features = len(columns)
+    return linear

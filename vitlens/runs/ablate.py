@@ -1,0 +1,141 @@
+"""`vitlens ablate`: what every head, MLP and block is good for, exactly, and what follows from it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.ablate import units_of
+from vitlens.analysis.evaluate import match_classes, require_labels
+from vitlens.data.split import Split
+from vitlens.errors import InputError
+from vitlens.files import read_run
+from vitlens.models.specimen import Specimen
+from vitlens.processes import Processes, share_of
+from vitlens.runs.ablate_choices import AblateChoices
+from vitlens.runs.ablate_draw import draw
+from vitlens.runs.ablate_inside import keep_inside
+from vitlens.runs.ablate_keep import keep
+from vitlens.runs.ablate_look import Work, look
+from vitlens.runs.ablate_progress import FOLDER, Store, model_digest
+from vitlens.runs.ablate_prune import keep_pruned
+from vitlens.runs.ablate_tell import tell
+from vitlens.runs.describe import described
+from vitlens.runs.folder import RunFolder
+from vitlens.runs.load import load_specimens, load_split
+from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.processes import join_run
+from vitlens.runs.report import publish
+
+__all__ = ["ablate", "draw", "tell"]
+
+
+def ablate(
+    model: str,
+    *,
+    data: str | None = None,
+    choices: AblateChoices | None = None,
+    resume: Path | None = None,
+    model_options: ModelOptions,
+    options: RunOptions,
+) -> Path | None:
+    """Remove every head of a model in turn, exactly, on labelled images, and write the report; returns its path.
+
+    choices: what stands in a head's place, and what is looked at beyond the importance; resume: the folder of a run of
+    the same model, data and choices that was stopped. Of several processes each takes its share of the images; all but
+    the first return None. Raises InputError for another model or other data than those the run began with.
+    """
+    choices = choices or AblateChoices()
+    processes, options = join_run(options)
+    with processes.first_ahead():
+        (specimen,) = load_specimens((model,), model_options=model_options, options=options)
+        split = load_split(specimen, options=options, data=data)
+    labels = true_classes(specimen, split)
+    units = units_of(specimen, kinds=choices.units)
+    share_of(split, processes)
+    identity = _identity(specimen, split, choices, processes, options)
+    _require_same(resume, identity)
+    with processes.first_ahead():
+        folder = _folder(resume, specimen, split, choices, identity, options) if processes.is_first else None
+    place = resume or options.out if folder is None else folder.path
+    store = Store(None if place is None else place / FOLDER, processes.index)
+    work = Work(specimen, split, labels, units, choices, processes, options, store)
+    if folder is None:
+        look(work)
+        return None
+    with folder:
+        found = look(work)
+        keep(folder, work, found)
+        if choices.patch and choices.top is None:
+            keep_inside(folder, work)
+        if choices.prune is not None:
+            keep_pruned(folder, work, found)
+        written = publish(folder, draw, tell)
+        store.forget()
+        return written
+
+
+def true_classes(specimen: Specimen, split: Split) -> Tensor:
+    """The label of each image as a column of the specimen's logits. Raises DataError and InputError."""
+    labels = require_labels(split)
+    columns, _ = match_classes(specimen.classes, split.classes)
+    return torch.tensor(columns)[labels.cpu().long()]
+
+
+def _identity(
+    specimen: Specimen, split: Split, choices: AblateChoices, processes: Processes, options: RunOptions
+) -> dict[str, object]:
+    """What must be the same for a stopped run to go on; the images themselves are compared batch by batch."""
+    return {
+        "model": model_digest(specimen),
+        "images": len(split),
+        "replace": list(choices.replace),
+        "units": list(choices.units),
+        "seed": options.seed,
+        "batch_size": options.batch_size,
+        "precision": options.precision,
+        "processes": processes.count,
+    }
+
+
+def _require_same(resume: Path | None, identity: Mapping[str, object]) -> None:
+    if resume is None:
+        return
+    record = read_run(resume)
+    begun = record.config.get("identity")
+    if record.command != "ablate" or not isinstance(begun, Mapping):
+        raise InputError(f"expected the folder of vitlens ablate to resume, found one of vitlens {record.command}")
+    for name, value in identity.items():
+        if begun.get(name) != value:
+            then, now = (str(found)[:16] for found in (begun.get(name), value))
+            raise InputError(
+                f"expected to resume {resume} with its {name} ({then}), found another ({now}); give what it began "
+                "with, or begin anew without --resume"
+            )
+
+
+def _folder(
+    resume: Path | None,
+    specimen: Specimen,
+    split: Split,
+    choices: AblateChoices,
+    identity: Mapping[str, object],
+    options: RunOptions,
+) -> RunFolder:
+    """The run's folder: a new one, or the one to go on in."""
+    if resume is not None:
+        return RunFolder.reopen(resume)
+    return RunFolder.create(
+        "ablate",
+        name_parts=(specimen.alias, split.name),
+        title=f"What the heads of {specimen.alias} are good for, on {split.title or split.name}",
+        out=options.out,
+        overwrite=options.overwrite,
+        config={
+            **described(options, specimens=(specimen,), split=split, choices=asdict(choices)),
+            "identity": dict(identity),
+        },
+        formats=options.formats,
+    )

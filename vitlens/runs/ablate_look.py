@@ -1,0 +1,254 @@
+"""All that a run of `vitlens ablate` measures, in one process or several; nothing is written here but its progress."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.ablate import measure_effects
+from vitlens.analysis.adaptive import Adaptive, most_important
+from vitlens.analysis.effects import Effects, Unit
+from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.first_order import first_order
+from vitlens.analysis.greedy import greedy_order
+from vitlens.analysis.importance import Importance, summarise
+from vitlens.analysis.removal import Curve, random_order, removal_curves, share_removable, steps
+from vitlens.analysis.stand_ins import Means, means_of
+from vitlens.analysis.teamwork import Pairs, Redundancy, RedundancyStream, Synergy, pairwise, synergy
+from vitlens.data.split import Split
+from vitlens.devices import autocast
+from vitlens.models.specimen import Specimen
+from vitlens.names import Replacement
+from vitlens.processes import Processes, share_of
+from vitlens.runs.ablate_choices import AblateChoices
+from vitlens.runs.ablate_progress import Store
+from vitlens.runs.options import RunOptions
+from vitlens.runs.progress import progress
+from vitlens.uncertainty import Estimate
+
+POINTS = 9  # of a removal curve
+CURVED = 256  # images of a removal curve and of pairs, at most: every point costs most of a forward pass
+RANDOM_ORDERS = 2
+FEWEST = 10  # images to rank on and to test on; below twice as many, both are the same
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all steps of a run need. labels: (n,), columns of the specimen's logits."""
+
+    specimen: Specimen
+    split: Split
+    labels: Tensor
+    units: tuple[Unit, ...]
+    choices: AblateChoices
+    processes: Processes
+    options: RunOptions
+    store: Store
+
+    @property
+    def heads(self) -> tuple[Unit, ...]:
+        """The units that are heads."""
+        return tuple(unit for unit in self.units if unit.kind == "head")
+
+    def batches(self, indices: Tensor | None = None) -> "Iterator[Part]":
+        """This process's images, a batch that fits at a time; indices: of those to take (None: all)."""
+        chosen = torch.arange(len(self.split)) if indices is None else indices
+        mine = chosen[self.processes.index :: self.processes.count]
+        size = self.options.batch_size or fitting_batch_size(self.specimen)
+        split = self.split.pick(mine)
+        for batch in split.batches(size, device=self.specimen.device):
+            own = mine[batch.indices]
+            yield Part(batch.images, self.labels[own].to(self.specimen.device), int(batch.indices[0]))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A batch: images, labels as columns of the logits, and the place of its first image in this process's share."""
+
+    images: Tensor
+    labels: Tensor
+    offset: int
+
+
+@dataclass
+class Found:
+    """What was measured; only what was asked for is there.
+
+    effects, firsts: of each replacement, per image; importance: the same summarised; curves: of each order, on images
+    that the order was not chosen on (ranked_on images); removable: the share of heads that can go at a point of
+    accuracy; greedy_cost: forward-equivalents of that order.
+    """
+
+    effects: dict[Replacement, Effects] = field(default_factory=dict)
+    firsts: dict[Replacement, Tensor] = field(default_factory=dict)
+    importance: dict[Replacement, Importance] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    ranked_on: int = 0
+    removable: Estimate | None = None
+    greedy_cost: float | None = None
+    redundancy: Redundancy | None = None
+    synergy: Synergy | None = None
+    adaptive: Adaptive | None = None
+
+
+def look(work: Work) -> Found:
+    """Everything that was asked for, in an order in which each step builds on the ones before."""
+    found = Found()
+    choices = work.choices
+    with autocast(work.specimen.device, work.options.precision):
+        if choices.top is not None:
+            found.adaptive = _adaptive(work)
+            return found
+        means = _means(work)
+        for replacement in choices.replace:
+            found.effects[replacement], found.firsts[replacement] = _effects(work, replacement, means)
+            found.importance[replacement] = summarise(
+                found.effects[replacement],
+                groups=work.split.groups,
+                first=found.firsts[replacement],
+                classes=len(work.split.classes),
+                seed=work.options.seed,
+            )
+        if choices.curves and len(work.heads) > 1:
+            _curves(work, found, means)
+        if choices.pairs and len(work.heads) > 1:
+            found.redundancy = _redundancy(work)
+            found.synergy = _synergy(work, found, means)
+    return found
+
+
+def _means(work: Work) -> Means | None:
+    """The means of the data; None where nothing needs them, or where one batch holds all images: its own clean pass
+    then gives them."""
+    wanted = "mean" in work.choices.replace
+    alone = work.processes.count == 1 and len(work.split) <= (
+        work.options.batch_size or fitting_batch_size(work.specimen)
+    )
+    if not wanted or (alone and not work.choices.curves and not work.choices.pairs):
+        return None
+    with progress("Means", len(work.split), quiet=work.options.quiet) as advance:
+        means = means_of(work.specimen, _told(work, advance))
+    means.join(work.processes.total)
+    return means
+
+
+def _told(work: Work, advance: Callable[[int], None]) -> Iterator[Tensor]:
+    for part in work.batches():
+        yield part.images
+        advance(len(part.images) * work.processes.count)
+
+
+def _effects(work: Work, replacement: Replacement, means: Means | None) -> tuple[Effects, Tensor]:
+    """The effects of all units on all images, and the first-order estimates (units, n), gathered from all processes."""
+    parts: list[Effects] = []
+    firsts: list[Tensor] = []
+    total = len(share_of(work.split, work.processes)) * len(work.units)
+    seed = work.options.seed
+    with progress(f"Removing each unit ({replacement})", total, unit="removals", quiet=work.options.quiet) as advance:
+        for part in work.batches():
+            whole = (work.specimen, part.images, part.labels, work.units)
+            parts.append(
+                measure_effects(
+                    *whole, replace=replacement, means=means, seed=seed, offset=part.offset,
+                    advance=lambda units: advance(units * len(part.images)),  # noqa: B023
+                    memory=work.store.batch(replacement, part.offset, part.images, part.labels),
+                )
+            )  # fmt: skip
+            firsts.append(first_order(*whole, replace=replacement, means=means, seed=seed, offset=part.offset))
+    gathered = work.processes.gathered(torch.cat(firsts, 1).T.contiguous()).T
+    return Effects.join(parts).gathered(work.processes), gathered
+
+
+def _curves(work: Work, found: Found, means: Means | None) -> None:
+    """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other."""
+    count, heads = len(work.split), work.heads
+    half = count >= 2 * FEWEST
+    ranked, tested = (torch.arange(count)[0::2], torch.arange(count)[1::2]) if half else (torch.arange(count),) * 2
+    found.ranked_on = len(ranked)
+    main = work.choices.replace[0]
+    orders = dict(_orders(work, found, main, ranked))
+    if work.choices.greedy:
+        chosen = ranked[:CURVED]
+        images = work.split.pick(chosen)
+        (batch,) = images.batches(len(chosen), device=work.specimen.device)
+        labels = work.labels[chosen].to(work.specimen.device)
+        greedy = greedy_order(
+            work.specimen, batch.images, labels, heads, every=max(1, len(heads) // 12), replace=main, means=means
+        )
+        orders["greedy"], found.greedy_cost = greedy.order, greedy.forward_equivalents
+    tested = tested[:CURVED]
+    removed = steps(len(heads), points=POINTS)
+    joined: dict[str, list[Curve]] = {}
+    total = len(tested[work.processes.index :: work.processes.count]) * len(orders) * len(removed)
+    with progress("Removing heads in order", total, unit="removals", quiet=work.options.quiet) as advance:
+        for part in work.batches(tested):
+            curves = removal_curves(
+                work.specimen, part.images, part.labels, orders, removed=removed, replace=main, means=means,
+                seed=work.options.seed, offset=part.offset,
+                advance=lambda points: advance(points * len(part.images)),  # noqa: B023
+            )  # fmt: skip
+            for name, curve in curves.items():
+                joined.setdefault(name, []).append(curve)
+    for name, parts in joined.items():
+        curve = Curve.join(parts)
+        found.curves[name] = Curve(curve.order, curve.removed, curve.outcomes.gathered(work.processes))
+    groups = None if work.split.groups is None else work.split.groups[tested]
+    found.removable = share_removable(found.curves["least first"], groups=groups, seed=work.options.seed)
+
+
+def _orders(work: Work, found: Found, main: Replacement, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
+    units, effects = found.effects[main].units, found.effects[main].delta_loss[:, ranked].mean(1)
+    estimates = found.firsts[main][:, ranked].mean(1)
+    heads = [index for index, unit in enumerate(units) if unit.kind == "head"]
+    by_effect = sorted(heads, key=lambda index: float(effects[index]))
+    yield "least first", tuple(units[index] for index in by_effect)
+    yield "most first", tuple(units[index] for index in reversed(by_effect))
+    if not estimates[heads].isnan().any():
+        by_estimate = sorted(heads, key=lambda index: float(estimates[index]))
+        yield "first-order", tuple(units[index] for index in by_estimate)
+    for number in range(RANDOM_ORDERS):
+        yield f"random {number}", random_order(work.heads, seed=work.options.seed + number)
+
+
+def _redundancy(work: Work) -> Redundancy:
+    stream = RedundancyStream(work.specimen)
+    for part in work.batches(torch.arange(len(work.split))[:CURVED]):
+        stream.add(part.images)
+    stream.join(work.processes.total)
+    return stream.result()
+
+
+def _synergy(work: Work, found: Found, means: Means | None) -> Synergy:
+    """The most important heads removed two by two."""
+    main = work.choices.replace[0]
+    top = found.importance[main].ranking("head")[: max(2, work.choices.pairs)]
+    chosen = torch.arange(len(work.split))[:CURVED]
+    mine = len(chosen[work.processes.index :: work.processes.count])
+    sets = len(top) * (len(top) + 1) // 2
+    parts = []
+    with progress("Removing pairs of heads", mine * sets, unit="removals", quiet=work.options.quiet) as advance:
+        for part in work.batches(chosen):
+            parts.append(
+                pairwise(
+                    work.specimen, part.images, part.labels, top, replace=main, means=means, seed=work.options.seed,
+                    offset=part.offset, advance=lambda pairs: advance(pairs * len(part.images)),  # noqa: B023
+                )
+            )  # fmt: skip
+    pairs = Pairs.join(parts)
+    gathered = Pairs(pairs.units, pairs.pairs, pairs.outcomes.gathered(work.processes))
+    groups = None if work.split.groups is None else work.split.groups[chosen]
+    return synergy(gathered, groups=groups, seed=work.options.seed)
+
+
+def _adaptive(work: Work) -> Adaptive:
+    """The most important heads alone; all processes do the same work, which is too little to share."""
+    (batch,) = work.split.batches(len(work.split), device="cpu")
+    k = work.choices.top or 1
+    with progress(
+        "Telling heads apart", len(work.split) * len(work.heads), unit="removals", quiet=work.options.quiet
+    ) as a:
+        return most_important(
+            work.specimen, batch.images, work.labels, k=k, replace=work.choices.replace[0],
+            units=work.heads, batch_size=work.options.batch_size, seed=work.options.seed, advance=a,
+        )  # fmt: skip

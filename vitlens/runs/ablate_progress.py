@@ -1,0 +1,92 @@
+"""What a run of `vitlens ablate` has done so far, layer by layer, so that a killed one goes on where it was."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlens.analysis.effects import Unit
+from vitlens.errors import InputError
+from vitlens.files import read_arrays, write_arrays
+from vitlens.models.specimen import Specimen
+from vitlens.names import Replacement
+
+FOLDER = "progress"
+
+
+@dataclass(frozen=True)
+class Store:
+    """Outcomes on disk while a run lasts; folder: None keeps nothing. process: whose share of the images it is."""
+
+    folder: Path | None
+    process: int = 0
+
+    def batch(self, replace: Replacement, offset: int, images: Tensor, labels: Tensor) -> "BatchMemory | None":
+        """What is known of one batch with one replacement; None where nothing is kept."""
+        if self.folder is None:
+            return None
+        name = f"{replace}-{self.process}-{offset}"
+        return BatchMemory(self.folder, name, batch_digest(images, labels))
+
+    def forget(self) -> None:
+        """Take away what a finished run needs no more."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for file in self.folder.glob("*.npz"):
+            file.unlink()
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+
+@dataclass(frozen=True)
+class BatchMemory:
+    """The outcomes of one batch, a file for the units that begin at one layer; digest: of its images and labels."""
+
+    folder: Path
+    name: str
+    digest: str
+
+    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> tuple[Tensor, Tensor] | None:
+        """Loss and correct (sets, batch) as they were found, or None.
+
+        Raises InputError when they are of other images.
+        """
+        path = self._path(sets)
+        if not path.is_file():
+            return None
+        found = read_arrays(path)
+        if str(found["digest"]) != self.digest:
+            raise InputError(
+                f"expected the images that the run in {self.folder.parent} began with, found others; give the same "
+                "--data, --limit, --seed and --batch-size, or begin anew without --resume"
+            )
+        return torch.from_numpy(np.asarray(found["loss"])), torch.from_numpy(np.asarray(found["correct"]))
+
+    def remember(self, sets: Sequence[tuple[Unit, ...]], loss: Tensor, correct: Tensor) -> None:
+        """Keep what was found, all or nothing."""
+        write_arrays(self._path(sets), {"digest": self.digest, "loss": loss.numpy(), "correct": correct.numpy()})
+
+    def _path(self, sets: Sequence[tuple[Unit, ...]]) -> Path:
+        names = ",".join("+".join(unit.name for unit in each) for each in sets)
+        return self.folder / f"{self.name}-{hashlib.sha256(names.encode()).hexdigest()[:16]}.npz"
+
+
+def batch_digest(images: Tensor, labels: Tensor) -> str:
+    """What tells one batch from another: SHA-256 of its pixels and labels."""
+    digest = hashlib.sha256((images.cpu() * 255).round().byte().numpy().tobytes())
+    digest.update(labels.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def model_digest(specimen: Specimen) -> str:
+    """What tells one model from another: SHA-256 of its weights and of how it was made."""
+    digest = hashlib.sha256(json.dumps(specimen.architecture, sort_keys=True, default=str).encode())
+    for name, value in specimen.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

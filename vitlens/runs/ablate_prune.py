@@ -1,0 +1,66 @@
+"""Heads really removed: a smaller model, written where it can be loaded, with its speed beside the whole one's."""
+
+from dataclasses import replace
+
+import torch
+
+from vitlens.analysis.evaluate import accuracy
+from vitlens.analysis.latency import Latency, latency
+from vitlens.errors import InputError
+from vitlens.models.pruning import prune_heads
+from vitlens.models.zoo import WEIGHTS_FILE, save
+from vitlens.processes import Processes
+from vitlens.runs.ablate_look import Found, Work
+from vitlens.runs.folder import RunFolder
+from vitlens.uncertainty import Estimate
+
+ROUNDS = 3  # turns of timing, whole and pruned after each other
+_TIMED = 8  # images at a time
+
+
+def keep_pruned(folder: RunFolder, work: Work, found: Found) -> None:
+    """Cut the least important share of the heads, save the model, and measure it beside the whole one."""
+    share, main = work.choices.prune or 0.0, work.choices.replace[0]
+    ranking = list(reversed(found.importance[main].ranking("head")))
+    count = round(share * len(ranking))
+    if not 0 < count <= len(ranking):
+        raise InputError(f"expected --prune with a share that cuts at least one of {len(ranking)} heads, found {share}")
+    cut: dict[int, set[int]] = {}
+    for unit in ranking[:count]:
+        cut.setdefault(unit.layer, set()).add(int(unit.head or 0))
+    pruned = prune_heads(work.specimen, cut)
+    place = (work.choices.save or folder.path / "pruned") / WEIGHTS_FILE
+    save(pruned, place)
+    (batch,) = work.split.pick(torch.arange(min(_TIMED, len(work.split)))).batches(_TIMED, device=work.specimen.device)
+    times: dict[str, list[Latency]] = {"whole": [], "pruned": []}
+    for _ in range(ROUNDS):
+        for name, specimen in (("whole", work.specimen), ("pruned", pruned)):
+            times[name].append(latency(specimen, batch.images, repeats=5))
+    rows = []
+    for name, specimen in (("whole", work.specimen), ("pruned", pruned)):
+        best = min(times[name], key=lambda one: one.median)
+        rows.append(
+            {
+                "model": name,
+                "heads": len(ranking) - (count if name == "pruned" else 0),
+                "parameters": specimen.parameter_count(),
+                "milliseconds": round(1000 * best.median, 3),
+                "low": round(1000 * best.low, 3),
+                "high": round(1000 * best.high, 3),
+                "images": len(batch.images),
+                **_answers(work, specimen),
+            }
+        )
+    folder.table("pruned", rows)
+    folder.table("pruned_heads", [{"layer": layer, "heads": sorted(heads)} for layer, heads in sorted(cut.items())])
+    folder.metric("parameters_cut", Estimate(1 - pruned.parameter_count() / work.specimen.parameter_count()))
+
+
+def _answers(work: Work, specimen: torch.nn.Module) -> dict[str, object]:
+    alone = replace(work, processes=Processes(0, 1, work.specimen.device))  # the others are done
+    right = []
+    with torch.no_grad():
+        for part in alone.batches():
+            right.append((specimen(part.images).argmax(-1) == part.labels).cpu())
+    found = accuracy(torch.cat(right))
+    return {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high, "n": found.n}

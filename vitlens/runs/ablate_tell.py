@@ -1,0 +1,265 @@
+"""What `vitlens ablate` tells, from its folder alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vitlens.files import RunRecord
+from vitlens.report import Section, Table, in_words, metrics
+from vitlens.runs.ablate_draw import ORDERS, REPLACED, has_table, label, main_replacement, main_rows, unit_label
+from vitlens.runs.describe import data_words
+from vitlens.uncertainty import Estimate
+
+Row = Mapping[str, Any]
+
+_NAMED = 5  # heads that the summary names
+_LIMITS = (
+    "An importance is the effect of removing one unit alone: two heads that stand in for each other can both look "
+    "unimportant. Pairs and curves show some of that, not all.",
+    "What matters on these images need not matter on others; intervals are over images of this kind.",
+)
+
+
+def tell(record: RunRecord) -> list[Section]:
+    """What matters, how surely, what can go, what works together, and what a run carries."""
+    if has_table(record, "adaptive"):
+        return [_adaptive(record), Section("Limits", _LIMITS)]
+    rows = main_rows(record)
+    sections = [_summary(record, rows), _table_section(record, rows)]
+    if has_table(record, "curves"):
+        sections.append(_curves(record))
+    if has_table(record, "pairs"):
+        sections.append(_teamwork(record))
+    sections += _inside(record)
+    if has_table(record, "pruned"):
+        sections.append(_pruned(record))
+    return [*sections, Section("Limits", _LIMITS)]
+
+
+def _summary(record: RunRecord, rows: Sequence[Row]) -> Section:
+    found = metrics(record)
+    heads = [row for row in rows if row["kind"] == "head"]
+    by = REPLACED[main_replacement(record)]
+    lines = [" ".join(data_words(record))]
+    lines.append(
+        f"The model is right on {in_words(found['accuracy'])}, with a mean cross-entropy of "
+        f"{in_words(found['cross_entropy'], with_n=False)}. Each unit's output was replaced by {by}; the change of "
+        "loss is exact, image by image."
+    )
+    lines += _head_words(heads)
+    lines += _other_words(rows)
+    rho = found.get("rank_correlation/first-order")
+    if rho is not None:
+        lines.append(
+            f"The first-order estimate ranks the heads with a Spearman correlation of {rho.value:.2f} to the exact "
+            "ranking."
+        )
+    lines += _spent_words(record, found)
+    lines += [f"Note: {row['note']}." for row in record.table("notes")]
+    tables = []
+    if record.table("agreement"):
+        listed: list[dict[str, Any]] = [
+            {"ranking": row["first"], "and": row["second"], "Spearman": row["rank_correlation"]}
+            for row in record.table("agreement")
+        ]
+        tables.append(Table("Do the rankings of heads agree?", listed))
+    figures: tuple[str, ...] = ("importance", "importance_accuracy", "ranking") if heads else ("ranking",)
+    figures += ("agreement",) if record.table("agreement") else ()
+    return Section("What was found", tuple(lines), tuple(tables), figures)
+
+
+def _head_words(heads: Sequence[Row]) -> Iterator[str]:
+    if not heads:
+        return
+    matter = [row for row in heads if row["matters"]]
+    helps = sum(row["delta_loss"] > 0 for row in matter)
+    if heads[0]["delta_loss_low"] is None:
+        yield "There are fewer than two images, so that no interval and no test is defined."
+    else:
+        yield (
+            f"{len(matter)} of {len(heads)} heads have an effect on the loss after Holm's correction; {helps} of them "
+            f"help, {len(matter) - helps} hurt."
+        )
+    ranked = sorted(heads, key=lambda row: -row["delta_loss"])[:_NAMED]
+    listed = "; ".join(f"{label(row)} ({in_words(_estimate(row), with_n=False)})" for row in ranked)
+    yield f"The heads that are missed most (layer.head from 1): {listed}."
+
+
+def _other_words(rows: Sequence[Row]) -> Iterator[str]:
+    for kind, word in (("mlp", "MLP"), ("block", "block")):
+        own = [row for row in rows if row["kind"] == kind]
+        if own:
+            worst = max(own, key=lambda row: row["delta_loss"])
+            yield f"The {word} that is missed most is that of layer {worst['layer'] + 1}: {in_words(_estimate(worst))}."
+
+
+def _spent_words(record: RunRecord, found: Mapping[str, Estimate]) -> Iterator[str]:
+    """What exactness cost, beside a full forward pass for each unit."""
+    units = len(main_rows(record))
+    name = f"forward_equivalents/{main_replacement(record)}"
+    if name in found:
+        spent = found[name].value
+        yield (
+            f"Measuring {units} units took {spent:.1f} forward passes an image (counted by linear layers), "
+            f"{spent / units:.2f} of one pass a unit."
+        )
+
+
+def _estimate(row: Row, column: str = "delta_loss", unit: str = "nats") -> Estimate:
+    return Estimate(float(row[column]), row[f"{column}_low"], row[f"{column}_high"], None, unit)
+
+
+def _table_section(record: RunRecord, rows: Sequence[Row]) -> Section:
+    listed: list[dict[str, Any]] = [
+        {
+            "unit": label(row),
+            "rise of loss (nats)": _estimate(row),
+            "p (Holm)": row["p_holm"],
+            "accuracy lost (points)": _estimate(row, "delta_accuracy", "points"),
+            "first-order (nats)": row["first_order"],
+        }
+        for row in sorted(rows, key=lambda row: (row["kind"] != "head", row["layer"], row["head"] or 0))
+    ]
+    tables = [Table("Every unit; heads as layer.head, all counted from 1", listed)]
+    if has_table(record, "classes"):
+        classes: list[dict[str, Any]] = [
+            {
+                "class": row["class"],
+                "images": row["images"],
+                "head missed most": unit_label(str(row["head"])),
+                "rise of loss (nats)": row["delta_loss"],
+                "accuracy lost (points)": row["delta_accuracy"],
+            }
+            for row in record.table("classes")
+        ]
+        if len(classes) <= 40:
+            tables.append(Table("The head that each class misses most (few images a class: a hint, no test)", classes))
+    return Section("Every head", (), tuple(tables))
+
+
+def _curves(record: RunRecord) -> Section:
+    rows = record.table("curves")
+    removable = metrics(record).get("removable_share")
+    n = rows[0]["n"]
+    lines = [f"Measured on {n} images that the orders were not chosen on (where there are enough)."]
+    if removable is not None:
+        lines.append(
+            f"{in_words(removable)} of the heads can go, least important first, before accuracy has fallen by more "
+            "than 1 point (of the shares that were measured)."
+        )
+    shares = dict.fromkeys(float(str(row["share"])) for row in rows)
+    listed: list[dict[str, Any]] = []
+    for share in shares:
+        line: dict[str, Any] = {"heads removed (%)": round(100 * share, 1)}
+        for row in rows:
+            if row["share"] == share:
+                name = ORDERS.get(str(row["order"]), str(row["order"]))
+                line[name] = f"{100 * float(str(row['accuracy'])):.1f} %"
+        listed.append(line)
+    return Section("Removing heads one after another", tuple(lines), (Table("Accuracy", listed),), ("curves",))
+
+
+def _teamwork(record: RunRecord) -> Section:
+    rows: list[dict[str, Any]] = record.table("pairs")
+    listed: list[dict[str, Any]] = [
+        {
+            "pair": f"{unit_label(str(row['first']))} and {unit_label(str(row['second']))}",
+            "without both (nats)": row["both"],
+            "beyond the sum (nats)": Estimate(float(str(row["synergy"])), row["low"], row["high"], None, "nats"),
+            "p (Holm)": row["p_holm"],
+        }
+        for row in rows
+    ]
+    table = Table("The most important heads, two by two", listed)
+    return Section("Heads that do the same, and heads that work together", (), (table,), ("redundancy", "pairs"))
+
+
+def _inside(record: RunRecord) -> Iterator[Section]:
+    """Patching, lens and contributions, as far as they are defined for the model."""
+    notes = [str(row["note"]) for row in record.table("inside_notes")] if has_table(record, "inside_notes") else []
+    lines, figures, tables = [f"Not done: {note}." for note in notes], [], []
+    if has_table(record, "patching"):
+        (row,) = record.table("patching")
+        lines.append(
+            f"Patching: the clean image ({row['clean']}) has a logit difference ({row['target']} minus {row['other']}) "
+            f"of {float(str(row['difference_clean'])):.2f}, the other one ({row['corrupted']}) of "
+            f"{float(str(row['difference_corrupted'])):.2f}."
+        )
+        figures.append("patching")
+    if has_table(record, "lens"):
+        listed: list[dict[str, Any]] = [
+            {
+                "after": "embedding" if row["depth"] == 0 else f"block {row['depth']}",
+                "accuracy": Estimate(float(str(row["accuracy"])), row["low"], row["high"], row["n"]),
+            }
+            for row in _rows(record, "lens")
+        ]
+        tables.append(Table("What could be read of the answer after each block", listed))
+        figures.append("lens")
+    if has_table(record, "contributions"):
+        (row,) = record.table("contributions")
+        lines.append(
+            f"Direct contributions of heads, MLPs and the rest sum to the logit to within "
+            f"{float(str(row['largest_gap'])):.1e} on {row['images']} images."
+        )
+        figures.append("contributions")
+    if lines or figures:
+        yield Section("Inside a run", tuple(lines), tuple(tables), tuple(figures))
+
+
+def _rows(record: RunRecord, name: str) -> list[dict[str, Any]]:
+    return record.table(name)
+
+
+def _pruned(record: RunRecord) -> Section:
+    listed: list[dict[str, Any]] = [
+        {
+            "model": row["model"],
+            "heads": row["heads"],
+            "parameters": row["parameters"],
+            "accuracy": Estimate(float(str(row["accuracy"])), row["accuracy_low"], row["accuracy_high"], row["n"]),
+            f"ms a batch of {row['images']}": row["milliseconds"],
+            "quartiles (ms)": f"{row['low']} to {row['high']}",
+        }
+        for row in _rows(record, "pruned")
+    ]
+    cut = "; ".join(
+        f"layer {int(str(row['layer'])) + 1}: {', '.join(str(int(head) + 1) for head in row['heads'])}"  # type: ignore[attr-defined]
+        for row in record.table("pruned_heads")
+    )
+    lines = (f"Heads really removed, counted from 1: {cut}. The model was not trained after the cut.",)
+    return Section("The pruned model", lines, (Table("Whole and pruned, timed in turns", listed),))
+
+
+def _adaptive(record: RunRecord) -> Section:
+    rows: list[dict[str, Any]] = record.table("adaptive")
+    found = metrics(record)
+    top = [row for row in rows if row["top"]]
+    loose = [unit_label(str(row["unit"])) for row in rows if not row["settled"]]
+    spent, exact = (found[f"forward_equivalents/{name}"].value for name in ("adaptive", "exact"))
+    options: Any = record.config["options"]
+    lines = [
+        " ".join(data_words(record)),
+        f"The {len(top)} most important heads (layer.head from 1; replaced by {REPLACED[options['replace'][0]]}): "
+        + ", ".join(unit_label(str(row["unit"])) for row in top)
+        + ".",
+        f"It took {spent:.1f} forward passes an image, {100 * spent / exact:.0f} % of the {exact:.1f} that measuring "
+        "every "
+        "head on every image would have taken.",
+    ]
+    if loose:
+        lines.append(f"Not told apart at the boundary, with overlapping intervals: {', '.join(loose)}.")
+    lines += [f"Note: {row['note']}." for row in record.table("notes")]
+    listed: list[dict[str, Any]] = [
+        {
+            "rank": row["rank"],
+            "head": unit_label(str(row["unit"])),
+            "rise of loss (nats)": Estimate(
+                float(str(row["delta_loss"])), row["low"], row["high"], row["images"], "nats"
+            ),
+            "settled": "yes" if row["settled"] else "no",
+        }
+        for row in rows
+    ]
+    return Section(
+        "What was found", tuple(lines), (Table("Every head, as far as it was measured", listed),), ("ranking",)
+    )
