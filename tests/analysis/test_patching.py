@@ -195,6 +195,17 @@ def test_pairs_the_wrong_way_round_are_told():
     assert any(notes)
 
 
+def test_what_was_spent_is_counted():
+    """Two clean passes; a pass for the MLPs' outputs; two replays, of which one begins in the last block."""
+    specimen = ours()
+    heads, mlps = (
+        patch(specimen, *pair(specimen), targets=TARGETS, others=OTHERS, parts=(part,)).forward_equivalents
+        for part in ("heads", "mlps")
+    )
+    assert 3 < mlps < 5
+    assert 2 < heads < 6  # four replays
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -76,8 +76,7 @@ def test_curves_on_batches_are_the_curve_on_all() -> None:
     heads, means = units_of(specimen, kinds=("head",)), means_of(specimen, [seen()])
     whole = removal_curve(specimen, pictures, LABELS, heads, means=means)
     parts = [
-        removal_curve(specimen, pictures[part], LABELS[part], heads, means=means)
-        for part in (slice(0, 4), slice(4, 6))
+        removal_curve(specimen, pictures[part], LABELS[part], heads, means=means) for part in (slice(0, 4), slice(4, 6))
     ]
     joined = Curve.join(parts)
     torch.testing.assert_close(joined.outcomes.loss, whole.outcomes.loss, atol=1e-5, rtol=0)

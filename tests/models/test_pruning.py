@@ -191,18 +191,22 @@ def test_timms_comes_back_from_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("removed", [[0], [0, 1]])
-def test_torchvisions_lost_heads_are_put_back_as_zeros(removed):
-    whole = FAMILIES["torchvision-vit"]()
-    name = next(attention_modules(whole.model))
+@pytest.mark.parametrize("name", ["torchvision-vit", "query-and-key-norms"])
+@torch.no_grad()
+def test_lost_heads_are_put_back_as_zeros(name, removed):
+    whole = CUT[name]()
+    attention = next(attention_modules(whole.model))
     cut = copy.deepcopy(whole.model)
-    cut_heads(cut, {name: removed})
-    assert isinstance(cut.get_submodule(name), Headless if len(removed) == 2 else MultiheadCut)
-    filled = with_lost_heads(cut.state_dict(), whole.model, {name: removed})
+    cut_heads(cut, {attention: removed})
+    made = cut.get_submodule(attention)
+    assert isinstance(made, Headless) == (len(removed) == 2)
+    assert isinstance(made, MultiheadCut) == (name == "torchvision-vit" and len(removed) == 1)
+    assert not made.training
     again = copy.deepcopy(whole.model)
-    again.load_state_dict(filled)
+    again.load_state_dict(with_lost_heads(cut.state_dict(), whole.model, {attention: removed}))
     batch = images()
     torch.testing.assert_close(again(batch), cut(batch), atol=1e-5, rtol=0)
-    cut_heads(again, {name: removed})
+    cut_heads(again, {attention: removed})
     assert torch.equal(again(batch), cut(batch))
 
 

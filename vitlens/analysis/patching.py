@@ -33,7 +33,8 @@ class Patching:
     where a layer has fewer heads or tokens than the widest, or no MLP; None: not asked for. blocks: what a whole block
     adds to the residual stream (all its heads and its MLP); positions: the residual stream at a block's input, one
     token. clean, corrupted (pairs,): the logit difference target minus other, in either run; targets, others: the
-    classes; note: what a report must say, or "". All on the CPU.
+    classes; forward_equivalents: full forwards of the pairs' images spent; note: what a report must say, or "". All on
+    the CPU.
     """
 
     heads: Float[Tensor, "pairs layers heads"] | None
@@ -44,6 +45,7 @@ class Patching:
     corrupted: Float[Tensor, " pairs"]
     targets: Int[Tensor, " pairs"]
     others: Int[Tensor, " pairs"]
+    forward_equivalents: float = 0.0
     note: str = ""
 
     def changed(self, part: Part) -> Float[Tensor, "layers *places"]:
@@ -108,6 +110,7 @@ def patch(
             if part in parts
         }
         notes = dict.fromkeys((note, donor.note, receiver.note))
+        spent = donor.forward_equivalents + receiver.forward_equivalents + bool(mlps)
     single = {part: tables[part][..., 0] for part in ("blocks", "mlps") if part in tables}
     return Patching(
         heads=tables.get("heads"),
@@ -118,6 +121,7 @@ def patch(
         corrupted=ends[1].cpu(),
         targets=chosen[0].cpu(),
         others=chosen[1].cpu(),
+        forward_equivalents=spent,
         note="; ".join(filter(None, notes)),
     )
 

@@ -24,7 +24,7 @@ _ROWS = 4096  # samples at once
 _FEWEST = 4  # samples: unbiased HSIC divides by n (n - 3)
 
 Similar = Float[Tensor, "heads others"]
-Samples = Float[Tensor, "samples heads head_dim"]
+Samples = Float[Tensor, "samples _ _"]
 
 
 @dataclass(frozen=True)

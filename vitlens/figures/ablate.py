@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 from vitlens.figures.board import Board, Margins, board
-from vitlens.figures.gaps import as_gapped, blank
+from vitlens.figures.gaps import as_gapped, as_measured, blank, require_shape
 from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.overlay import Scale, in_words
 from vitlens.figures.style import (
@@ -223,19 +223,10 @@ def count_from_one(axis: Axis, count: int, room: float) -> None:
     axis.set_ticks(places, labels=[str(place + 1) for place in places])
 
 
-def as_measured(values: ArrayLike, *, name: str, axes: Sequence[str]) -> Array:
-    """As as_gapped, with the same errors and one more where every number is NaN."""
-    array = as_gapped(values, name=name, axes=axes)
-    if np.isnan(array).all():
-        raise InputError(f"expected a number in {name}, found only NaN; leave it out")
-    return array
-
-
 def as_marks(marked: ArrayLike, *, name: str, values: Array) -> Marks:
     """Yes or no for each of the values; raises InputError for another shape, and for a yes where the value is NaN."""
     marks: Marks = as_array(marked, name=name, axes=[str(length) for length in values.shape]) != 0
-    if marks.shape != values.shape:
-        raise InputError(f"expected {name} of shape {values.shape}, found {marks.shape}")
+    require_shape(marks, values, name)
     if np.isnan(values[marks]).any():
         raise InputError(f"expected a value wherever {name} is true, found NaN")
     return marks

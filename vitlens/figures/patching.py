@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from vitlens.errors import InputError
 from vitlens.figures.ablate import (
     BESIDE,
-    as_measured,
     count_from_one,
     draw_signed,
     head_board,
@@ -22,6 +21,7 @@ from vitlens.figures.ablate import (
     symmetric_scale,
 )
 from vitlens.figures.board import Board, Margins, bare, board
+from vitlens.figures.gaps import as_measured
 from vitlens.figures.inputs import Array, as_array, as_image, require_length
 from vitlens.figures.overlay import enlarged
 from vitlens.figures.style import (

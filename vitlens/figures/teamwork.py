@@ -13,7 +13,6 @@ from vitlens.errors import InputError
 from vitlens.figures.ablate import (
     BESIDE,
     as_marks,
-    as_measured,
     draw_dots,
     draw_signed,
     rounded,
@@ -21,7 +20,7 @@ from vitlens.figures.ablate import (
     symmetric_scale,
 )
 from vitlens.figures.board import BAR_ROOM, Board, Margins, board
-from vitlens.figures.gaps import as_gapped, blank
+from vitlens.figures.gaps import as_gapped, as_measured, blank
 from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.overlay import Scale, colour_bar
 from vitlens.figures.style import MAGNITUDE, WIDE, shortened, styled

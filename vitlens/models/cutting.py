@@ -87,7 +87,8 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
     """Cut the heads out of a model, in place."""
     for name, removed in pruned.items():
         parent_name, _, leaf = name.rpartition(".")
-        parent, made = model.get_submodule(parent_name), _cut(model.get_submodule(name), removed)
+        parent, whole = model.get_submodule(parent_name), model.get_submodule(name)
+        made = _cut(whole, removed).train(whole.training)
         setattr(parent, leaf, made)
         if isinstance(made, Headless):  # torchvision's blocks say how many heads their attention has
             vars(parent).pop("num_heads", None)
@@ -102,7 +103,7 @@ def _cut(attention: nn.Module, removed: Collection[int]) -> nn.Module:
     if not kept:
         return Headless(projection, name, pair=pair)
     if isinstance(attention, nn.MultiheadAttention):
-        return MultiheadCut(attention, kept).train(attention.training)
+        return MultiheadCut(attention, kept)
     rows, columns = _places(kept, heads, projection.in_features // heads)
     if isinstance(attention, MultiheadCut):
         attention.in_proj_weight = _part(attention.in_proj_weight, 0, rows)
