@@ -147,13 +147,15 @@ def _teamwork(record: RunRecord) -> Iterator[Drawn]:
     for row in rows:
         one, two = names.index(str(row["first"])), names.index(str(row["second"]))
         values[one, two] = values[two, one] = _float(row["synergy"])
-        significant[one, two] = significant[two, one] = _float(row["p_holm"]) <= 0.05
+        apart = _float(row["low"]) > 0 or _float(row["high"]) < 0
+        significant[one, two] = significant[two, one] = apart
     figure = synergy_matrix(
         synergy=values, names=[unit_label(name) for name in names], significant=significant, unit="nats"
     )
     caption = (
         "Rise of loss without both heads minus the sum of the rises without each. Red: they stand in for each other "
-        "(both are missed more than one by one); blue: they need each other. Dots: an effect after Holm's correction."
+        "(both are missed more than one by one); blue: they need each other. Dots: the interval excludes 0; p-values after "
+        "Holm's correction are in the table."
     )
     yield Drawn("pairs", figure, caption)
 
