@@ -154,8 +154,8 @@ def _teamwork(record: RunRecord) -> Iterator[Drawn]:
     )
     caption = (
         "Rise of loss without both heads minus the sum of the rises without each. Red: they stand in for each other "
-        "(both are missed more than one by one); blue: they need each other. Dots: the interval excludes 0; p-values after "
-        "Holm's correction are in the table."
+        "(both are missed more than one by one); blue: they need each other. Dots: the interval excludes 0; p-values "
+        "after Holm's correction are in the table."
     )
     yield Drawn("pairs", figure, caption)
 
