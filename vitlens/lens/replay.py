@@ -191,7 +191,8 @@ def replaying(
 
     budget: bytes for what is kept; where it is too small, less is kept and the rest computed again (`cache`, `note`).
     chunk: images in one forward, copies counted; by default as many as a processor is quick with. Under autocast, all
-    of it runs in that precision. Raises UnsupportedError for a model without attention.
+    of it runs in that precision. Interventions that are in force already stay so (by image, they cannot: a replay cuts
+    the batch as it likes). Raises UnsupportedError for a model without attention.
 
     >>> with replaying(specimen, images) as replay:
     ...     logits = replay.run([HeadReplaced(0, 1), (HeadReplaced(0, 1), BlockRemoved(2))])
