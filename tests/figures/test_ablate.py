@@ -74,6 +74,14 @@ def test_columns_share_the_colours_unless_far_larger_or_smaller():
     assert "MLP and block in their own colours" in said(mapped(heads, mlps=[9.0, 9.0], blocks=[9.0, 9.0]))
 
 
+def test_one_great_value_of_many_does_not_set_a_column_apart():
+    column = np.r_[1.5, np.full(11, 0.3)]
+    figure = mapped(np.tile([2.0, 0.1], (12, 1)), mlps=column)
+    assert len(figure.axes) == 3
+    assert "own colours" not in said(figure)
+    assert "Beyond" not in said(figure)
+
+
 def test_columns_stand_beside_the_layers_and_are_named():
     figure = mapped(np.ones((3, 2)), mlps=[1, 1, 1], blocks=[NAN, 1, 1])
     assert {"MLP", "block"} <= set(texts(figure))

@@ -70,7 +70,7 @@ def importance_map(
     marks = as_marks(marked, name="marked", values=values)
     columns = {name: one for name, one in (("MLP", mlps), ("block", blocks)) if one is not None}
     dots = f"dots: {np.sum(marks)} of {np.sum(~np.isnan(values))} heads have an effect after Holm's correction"
-    drawn, _ = head_board(title=f"{title} ({dots})", heads=values, columns=columns, unit=unit)
+    drawn, _ = head_board(title=f"{title}; {dots}", heads=values, columns=columns, unit=unit)
     draw_dots(drawn.panels[0], marks)
     return drawn.figure
 
@@ -136,7 +136,7 @@ def _room(*, title: str, shape: tuple[int, ...], beside: float, below: str, gaps
 def _far_apart(column: Array, heads: Array) -> bool:
     """Whether one range of colours would leave either the heads or the column pale."""
     means = [float(np.nansum(np.abs(values)) / max(1, np.sum(~np.isnan(values)))) for values in (column, heads)]
-    ends = [_clipped(symmetric_scale([values]), [values]).high for values in (column, heads)]
+    ends = [symmetric_scale([values]).high for values in (column, heads)]
     return any(max(sizes) > _FAR * min(sizes) > 0 for sizes in (means, ends))
 
 
@@ -277,7 +277,7 @@ def importance_ranking(
     note = stretch(axes, numbers, "x")
     axes.set_xlabel(f"{unit}; {note}" if note else unit)
     figure.legend(handles=_legend(colours, not np.isnan(guess).all()), loc="outside lower center", ncols=2)
-    heading(figure, f"{title} ({'no intervals' if np.isnan(below).all() else 'lines: 95 % intervals'})")
+    heading(figure, f"{title}; {'no intervals' if np.isnan(below).all() else 'lines: 95 % intervals'}")
     return figure
 
 

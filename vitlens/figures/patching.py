@@ -79,7 +79,7 @@ def patching_maps(
     for name, one in tokens.items():
         require_length(len(one), len(grids), name=f"layers of {name}", of="the layers of positions")
     picture, panel = _sizes(pictures, values)
-    whole = f"{title} (colours: {unit})"
+    whole = f"{title}; colours: {unit}"
     drawn = _board(whole, grids, _TITLE + max(picture[1], panel[1] + _AXIS), len(tokens))
     top = broken(whole, WIDE)[1] + _TITLE
     _draw_pictures(drawn, pictures, names, (top, *picture))

@@ -65,7 +65,7 @@ def removal_curves(
     axes.grid(axis="y")
     figure.legend(loc="outside lower center", ncols=2)
     banded = any(not np.isnan(line[2]).all() for line in lines.values())
-    heading(figure, f"{title}{' (bands: 95 % intervals)' if banded else ''}")
+    heading(figure, f"{title}{'; bands: 95 % intervals' if banded else ''}")
     return figure
 
 
