@@ -19,12 +19,30 @@ AttentionMethod = Literal["rollout", "relevance", "gradient-rollout", "attention
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
 Replacement = Literal["mean", "zero", "resample"]
 UnitKind = Literal["head", "mlp", "block"]
+DistillKind = Literal["soft", "hard"]
 Device = Literal["auto", "cpu", "cuda", "mps"]  # and cuda:N
 Precision = Literal["auto", "fp32", "bf16"]
+OptimiserName = Literal["adamw", "muon"]
+RecipeName = Literal["course", "short", "deit"]
+Compile = Literal["auto", "on", "off"]
 Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
+AnimationFormat = Literal["gif", "mp4"]
+TrackerName = Literal["tensorboard", "wandb"]
+StudyKind = Literal["whole", "architecture", "patch-size", "pooling", "size", "data", "registers", "positions"]
 CommandName = Literal[
-    "study", "predict", "train", "evaluate", "attention", "rollout", "stats", "ablate", "report", "models", "data"
+    "study",
+    "predict",
+    "train",
+    "evaluate",
+    "attention",
+    "rollout",
+    "stats",
+    "ablate",
+    "profile",
+    "report",
+    "models",
+    "data",
 ]
 
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
@@ -34,8 +52,14 @@ ATTENTION_METHODS: Final[tuple[AttentionMethod, ...]] = get_args(AttentionMethod
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
 REPLACEMENTS: Final[tuple[Replacement, ...]] = get_args(Replacement)
 UNIT_KINDS: Final[tuple[UnitKind, ...]] = get_args(UnitKind)
+DISTILL_KINDS: Final[tuple[DistillKind, ...]] = get_args(DistillKind)
+OPTIMISERS: Final[tuple[str, ...]] = get_args(OptimiserName)
+RECIPE_NAMES: Final[tuple[str, ...]] = get_args(RecipeName)
+COMPILES: Final[tuple[str, ...]] = get_args(Compile)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
+TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
+STUDY_KINDS: Final[tuple[str, ...]] = get_args(StudyKind)
 COMMANDS: Final[tuple[str, ...]] = get_args(CommandName)
 
 EMBEDDED_DATA: Final = ("digits",)

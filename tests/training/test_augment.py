@@ -2,15 +2,16 @@ import pytest
 import torch
 
 from vitlens.errors import InputError
-from vitlens.training.augment import augment, uniforms
+from vitlens.training.augment import augment
+from vitlens.training.draws import uniforms
 
 PIXELS = torch.randint(0, 256, (20, 3, 8, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 INDICES = torch.arange(100, 120)
 
 
-def augmented(pixels: torch.Tensor = PIXELS, indices: torch.Tensor = INDICES, **changes: object) -> torch.Tensor:
+def augmented(pixels: torch.Tensor = PIXELS, keys: torch.Tensor = INDICES, **changes: object) -> torch.Tensor:
     settings: dict[str, object] = {"seed": 3, "epoch": 1, "crop_padding": 2, "flip": True}
-    return augment(pixels, indices, **{**settings, **changes})  # type: ignore[arg-type]
+    return augment(pixels, keys, **{**settings, **changes})  # type: ignore[arg-type]
 
 
 def test_an_image_is_augmented_alike_however_batches_are_cut_and_ordered() -> None:
@@ -20,7 +21,7 @@ def test_an_image_is_augmented_alike_however_batches_are_cut_and_ordered() -> No
     assert torch.equal(augmented(PIXELS.flip(0), INDICES.flip(0)), whole.flip(0))
 
 
-@pytest.mark.parametrize("change", [{"seed": 4}, {"epoch": 2}, {"indices": INDICES + 1}, {"seed": 3 + (1 << 32)}])
+@pytest.mark.parametrize("change", [{"seed": 4}, {"epoch": 2}, {"keys": INDICES + 1}, {"seed": 3 + (1 << 32)}])
 def test_seed_epoch_and_index_each_change_it(change: dict[str, object]) -> None:
     assert not torch.equal(augmented(**change), augmented())
 
@@ -57,7 +58,8 @@ def test_uniforms_look_uniform_and_unrelated() -> None:
     assert draws.max() < 1
     assert draws.mean(0).sub(0.5).abs().max() < 0.01
     assert draws.var(0).sub(1 / 12).abs().max() < 0.002
-    neighbours = torch.cat([draws[1:], draws[:-1]], dim=1)
+    other = uniforms(torch.arange(20000), 3, seed=0, epoch=0, stream=1)
+    neighbours = torch.cat([draws[1:], draws[:-1], other[1:]], dim=1)
     assert torch.corrcoef(neighbours.T).fill_diagonal_(0).abs().max() < 0.03
 
 
@@ -70,4 +72,4 @@ def test_input_is_not_changed() -> None:
 @pytest.mark.parametrize(("padding", "indices"), [(-1, INDICES), (1, INDICES[:3])])
 def test_refuses_what_cannot_be(padding: int, indices: torch.Tensor) -> None:
     with pytest.raises(InputError, match="expected crop padding"):
-        augmented(crop_padding=padding, indices=indices)
+        augmented(crop_padding=padding, keys=indices)

@@ -18,20 +18,20 @@ from vitlens.training.checkpoint import (
     restore,
     write_checkpoint,
 )
-from vitlens.training.optimiser import adamw
+from vitlens.training.optimiser import Optimiser
 
 
-def trained(seed: int, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, Average]:
+def trained(seed: int, steps: int) -> tuple[torch.nn.Module, Optimiser, Average]:
     specimen = tiny_specimen(seed=seed)
     specimen.train().requires_grad_(True)
-    optimizer = adamw(specimen.model, learning_rate=0.01, weight_decay=0.1, betas=(0.9, 0.99))
+    optimiser = Optimiser(specimen.model, weight_decay=0.1, betas=(0.9, 0.99))
+    optimiser.set_rate(0.01)
     average = Average(specimen.model, decay=0.9)
     for _ in range(steps):
         specimen(torch.rand(4, 3, 8, 12)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        optimiser.step()
         average.update(specimen.model)
-    return specimen.model, optimizer, average
+    return specimen.model, optimiser, average
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -46,7 +46,7 @@ def test_everything_comes_back(tmp_path: Path, steps: int) -> None:
     before, after = collect(*saved), collect(*other)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert any(name.startswith("optimizer/") for name in before) == bool(steps)
+    assert any(name.startswith("optimiser/") for name in before) == bool(steps)
 
 
 def test_none_where_none_was_written(tmp_path: Path) -> None:

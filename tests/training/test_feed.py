@@ -32,6 +32,20 @@ def test_fewer_images_than_a_batch_are_one_batch() -> None:
     assert batch.sort().values.tolist() == [0, 1, 2]
 
 
+def test_views_of_an_image_stand_in_one_batch_under_keys_of_their_own() -> None:
+    batches = epoch_batches(24, 6, seed=0, epoch=0, views=3)
+    assert [len(batch) for batch in batches] == [6] * 4
+    for batch in batches:
+        images, counts = (batch % 24).unique(return_counts=True)
+        assert len(images) == 2
+        assert counts.tolist() == [3, 3]
+        assert len(batch.unique()) == 6
+    source = tiny_split("train", 24).source
+    for portion, batch in zip(portions(source, batches, pin=False), batches, strict=True):
+        assert torch.equal(portion.keys, batch)
+        assert torch.equal(portion.pixels, source.read(batch % 24))
+
+
 def test_order_depends_on_seed_and_epoch_alone() -> None:
     orders = {
         (seed, epoch): torch.cat(epoch_batches(50, 10, seed=seed, epoch=epoch)) for seed in (0, 1) for epoch in (0, 1)

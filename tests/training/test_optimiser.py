@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -5,7 +7,8 @@ from torch import nn
 from tests.training.tiny import CLASSES, tiny_specimen
 from vitlens.errors import InputError
 from vitlens.models.zoo import untrained
-from vitlens.training.optimiser import adamw, decay_groups
+from vitlens.names import OPTIMISERS
+from vitlens.training.optimiser import Optimiser, decay_groups, rate_shares
 
 
 @pytest.mark.parametrize("preset", ["vit-mini", "resnet20"])
@@ -22,13 +25,15 @@ def test_matrices_decay_and_nothing_else(preset: str) -> None:
     assert all(parameters[name].ndim == 1 for name in undecayed if name.endswith("weight"))
 
 
-def test_without_gradients_only_the_decayed_shrink() -> None:
+@pytest.mark.parametrize("kind", OPTIMISERS)
+def test_without_gradients_only_the_decayed_shrink(kind: str) -> None:
     model = tiny_specimen().model.requires_grad_(True)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    optimizer = adamw(model, learning_rate=0.1, weight_decay=0.5, betas=(0.9, 0.999))
+    optimiser = Optimiser(model, kind=kind, weight_decay=0.5, betas=(0.9, 0.999), blocks=("blocks.0", "blocks.1"))
+    optimiser.set_rate(0.1)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    optimiser.step()
     decayed, undecayed = decay_groups(model)
     after = dict(model.named_parameters())
     assert all(torch.allclose(after[name], before[name] * 0.95) for name in decayed)
@@ -40,4 +45,93 @@ def test_frozen_parameters_are_left_out() -> None:
     model.bias.requires_grad_(False)
     assert decay_groups(model) == (["weight"], [])
     with pytest.raises(InputError, match="found none"):
-        adamw(model.requires_grad_(False), learning_rate=0.1, weight_decay=0.0, betas=(0.9, 0.999))
+        Optimiser(model.requires_grad_(False), weight_decay=0.0, betas=(0.9, 0.999))
+
+
+def test_adamw_is_torchs() -> None:
+    ours, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
+    theirs.load_state_dict(ours.state_dict())
+    groups = [{"params": [theirs.weight], "weight_decay": 0.3}, {"params": [theirs.bias], "weight_decay": 0.0}]
+    optimiser, expected = (
+        Optimiser(ours, weight_decay=0.3, betas=(0.9, 0.99)),
+        torch.optim.AdamW(groups, 0.05, (0.9, 0.99)),
+    )
+    for step in range(3):
+        for model in (ours, theirs):
+            (model(torch.full((4, 3), float(step + 1))) ** 2).sum().backward()
+        optimiser.set_rate(0.05)
+        optimiser.step()
+        expected.step()
+        expected.zero_grad()
+    assert torch.equal(ours.weight, theirs.weight)
+    assert torch.equal(ours.bias, theirs.bias)
+    assert ours.weight.grad is None
+
+
+def test_muon_turns_the_blocks_matrices_and_adamw_the_rest() -> None:
+    model = tiny_specimen().model.requires_grad_(True)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    optimiser = Optimiser(model, kind="muon", weight_decay=0.0, betas=(0.9, 0.999), blocks=("blocks.0", "blocks.1"))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimiser.set_rate(0.1)
+    optimiser.step()
+    for name, value in model.named_parameters():
+        change = (value.detach() - before[name]) / 0.1
+        if name.startswith("blocks.") and value.ndim == 2:
+            singular = torch.linalg.svdvals(change)
+            scale = 0.2 * max(value.shape) ** 0.5  # match_rms_adamw
+            assert singular.min() / scale > 0.6
+            assert singular.max() / scale < 1.4, name
+        else:
+            assert torch.allclose(change.abs(), torch.ones_like(change), atol=1e-2), name  # Adam's first step is a sign
+
+
+def test_rates_fall_by_layers_from_the_head_down() -> None:
+    model = tiny_specimen().model
+    shares = rate_shares(model, ("blocks.0", "blocks.1"), decay=0.5)
+    expected = {"cls_token": 1 / 8, "pos_embed": 1 / 8, "patch_embed.proj.weight": 1 / 8, "blocks.0.norm1.bias": 1 / 4}
+    expected |= {"blocks.1.mlp.fc2.weight": 1 / 2, "norm.weight": 1.0, "head.bias": 1.0}
+    assert {name: shares[name] for name in expected} == expected
+    assert set(rate_shares(model, ("blocks.0", "blocks.1"), decay=1.0).values()) == {1.0}
+
+
+def test_shares_reach_the_steps() -> None:
+    model = tiny_specimen().model.requires_grad_(True)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    blocks = ("blocks.0", "blocks.1")
+    optimiser = Optimiser(model, weight_decay=0.0, betas=(0.9, 0.999), layer_decay=0.5, blocks=blocks)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimiser.set_rate(0.1)
+    optimiser.step()
+    shares = rate_shares(model, blocks, decay=0.5)
+    for name, value in model.named_parameters():
+        assert torch.allclose(before[name] - value.detach(), torch.tensor(0.1 * shares[name]), rtol=1e-3), name
+
+
+@pytest.mark.parametrize("kind", OPTIMISERS)
+def test_one_that_took_up_anothers_state_goes_on_as_it_would(kind: str) -> None:
+    models = [tiny_specimen().model.requires_grad_(True) for _ in range(2)]
+    make = partial(Optimiser, kind=kind, weight_decay=0.1, betas=(0.9, 0.99), blocks=("blocks.0", "blocks.1"))
+    first, second = make(models[0]), make(models[1])
+
+    def step(optimiser: Optimiser, model: nn.Module, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimiser.set_rate(0.01)
+        optimiser.step()
+
+    step(first, models[0], 0)
+    models[1].load_state_dict(models[0].state_dict())
+    second.restore({name: value.clone() for name, value in first.tensors().items()})
+    step(first, models[0], 1)
+    step(second, models[1], 1)
+    assert all(torch.equal(one, other) for one, other in zip(models[0].parameters(), models[1].parameters()))
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(InputError, match="adamw, muon"):
+        Optimiser(nn.Linear(3, 2), kind="sgd", weight_decay=0.0, betas=(0.9, 0.999))

@@ -1,5 +1,6 @@
 """Shares of a batch, whatever their sizes, give the gradient of the whole batch."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from vitlens.training.update import Updates
 SPLIT = tiny_split("train", 7)
 
 
-def task() -> Task:
+def task(**changes: object) -> Task:
     specimen = tiny_specimen(drop_path=0.0, dropout=0.0)
     specimen.train().requires_grad_(True)
-    recipe = tiny_recipe(batch_size=7)
+    recipe = tiny_recipe(batch_size=7, **changes)
     return Task(specimen, SPLIT, SPLIT, recipe, Path("run"), 0, torch.device("cpu"), "fp32", None)
 
 
@@ -32,21 +33,29 @@ class OneOfSeveral(Accelerator):
         self.specimen = specimen
         self.gradients: dict[str, torch.Tensor] = {}
 
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002 - accelerate's name
+        return nullcontext()
+
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
         named = self.specimen.named_parameters()
         self.gradients = {name: value.grad.clone() for name, value in named if value.grad is not None}
 
 
-def learned(processes: int, process: int) -> tuple[dict[str, torch.Tensor], float, float]:
+def learned(processes: int, process: int, **changes: object) -> tuple[dict[str, torch.Tensor], float, float]:
     """One process's gradients, loss and right ones."""
-    one = task()
+    one = task(**changes)
     accelerator = OneOfSeveral(one.specimen)
     updates = Updates(one, accelerator)
     accelerator.num_processes, accelerator.process_index = processes, process
     mine = share(torch.arange(7), process, processes)
-    loss, right = updates.apply(SPLIT.source.read(mine).float() / 255, one.labels(mine), whole=7)
+    loss, right, norm = updates.apply(SPLIT.source.read(mine).float() / 255, one.labels(mine), whole=7)
+    assert processes > 1 or norm == pytest.approx(_norm(accelerator.gradients), rel=1e-5)
     return accelerator.gradients, loss, right
+
+
+def _norm(gradients: dict[str, torch.Tensor]) -> float:
+    return float(torch.cat([gradient.flatten() for gradient in gradients.values()]).norm())
 
 
 @pytest.mark.parametrize("processes", [2, 3, 7])
@@ -58,6 +67,15 @@ def test_averaged_shares_are_the_whole(processes: int) -> None:
         assert torch.allclose(mean, expected, rtol=1e-4, atol=1e-6), name
     assert sum(part[1] for part in parts) == pytest.approx(loss, rel=1e-5)
     assert sum(part[2] for part in parts) == right
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7, 9])
+def test_gradients_of_parts_add_up_to_the_whole_batch(parts: int) -> None:
+    """Nine parts of seven images: no more than there are."""
+    whole, loss, right = learned(1, 0)
+    accumulated, again, correct = learned(1, 0, accumulate=parts)
+    assert all(torch.allclose(accumulated[name], expected, rtol=1e-4, atol=1e-6) for name, expected in whole.items())
+    assert (again, correct) == (pytest.approx(loss, rel=1e-5), right)
 
 
 def test_a_number_that_is_not_finite_is_refused_before_the_weights_change() -> None:

@@ -1,6 +1,7 @@
 """Values that are more than one word: comma-separated lists, three channels, height by width."""
 
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 from vitlens.errors import InputError, UnknownNameError
@@ -58,3 +59,43 @@ def side_lengths(option: str, text: str) -> tuple[int, int]:
     if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise InputError(f"expected {option} N or HEIGHTxWIDTH in pixels, found {text!r}; e.g. {option} 224")
     return int(parts[0]), int(parts[-1])
+
+
+def many_side_lengths(option: str, text: str) -> tuple[tuple[int, int], ...]:
+    """Pixels (height, width) of each of "224,32x48", each once. Raises InputError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise InputError(f"expected {option} with sizes in pixels, found {text!r}; e.g. {option} 16,32")
+    return tuple(dict.fromkeys(side_lengths(option, part) for part in parts))
+
+
+def counts(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers from 1, "1,2,4", each once, in rising order. Raises InputError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"expected {option} with whole numbers from 1, found {text!r}; e.g. {option} 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
+    """NAME=VALUE pairs, values as the words, numbers or lists that they read as. Raises InputError."""
+    settings: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name.strip() or not equals or not value.strip():
+            raise InputError(f"expected --set NAME=VALUE, found {text!r}; e.g. --set mixup=0.8")
+        parts = [_read(part.strip()) for part in value.split(",")]
+        settings[name.strip().replace("-", "_")] = parts[0] if len(parts) == 1 else tuple(parts)
+    return settings
+
+
+def _read(text: str) -> object:
+    """A number or a truth value where the text reads as one, else the text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.completion import complete_preset
-from vitlens.cli.lists import side_lengths
+from vitlens.cli.lists import recipe_settings, side_lengths
 from vitlens.cli.options import Data
+from vitlens.names import Compile, RecipeName
 from vitlens.runs.options import RunOptions
 
 _RECIPE, _SHAPE = "Recipe (default: the preset's)", "Shape (default: the preset's)"
+_COST = "Speed and memory"
 
 
 def train(
@@ -28,6 +30,20 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="FOLDER", help="Go on with a run that was stopped, as it was begun."),
+    ] = None,
+    named: Annotated[
+        RecipeName | None,
+        typer.Option("--recipe", help="One that serves any model.", rich_help_panel=_RECIPE, show_default=False),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other number of the recipe: mixup=0.8, optimiser=adamw, accumulate=4 ...; may be repeated.",
+            rich_help_panel=_RECIPE,
+            show_default=False,
+        ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option("--epochs", metavar="N", help="Passes over the data.", rich_help_panel=_RECIPE)
@@ -77,6 +93,13 @@ def train(
     heads: Annotated[
         int | None, typer.Option("--heads", metavar="N", help="A ViT's heads in a block.", rich_help_panel=_SHAPE)
     ] = None,
+    compiling: Annotated[
+        Compile, typer.Option("--compile", help="torch.compile; auto: where it pays.", rich_help_panel=_COST)
+    ] = "auto",
+    recompute: Annotated[
+        bool,
+        typer.Option("--recompute", help="Blocks' activations twice, to spare memory.", rich_help_panel=_COST),
+    ] = False,
     options: RunOptions,
 ) -> None:
     """Train a preset from scratch; the folder that it writes is a MODEL for every other command."""
@@ -89,6 +112,7 @@ def train(
         "label_smoothing": label_smoothing,
         "average": average,
     }
+    recipe |= recipe_settings(settings or [])
     patches = None if patch_size is None else list(side_lengths("--patch-size", patch_size))
     shape = {"patch_size": patches, "dim": dim, "depth": depth, "heads": heads}
     size = None if image_size is None else side_lengths("--image-size", image_size)
@@ -102,6 +126,9 @@ def train(
         shape={name: value for name, value in shape.items() if value is not None},
         image_size=size,
         keep_every=keep_every,
+        named=named,
+        compiling=None if compiling == "auto" else compiling,
+        recompute=recompute,
         options=options,
     )
     if written is not None:  # of several processes the first alone has something to say

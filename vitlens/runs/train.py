@@ -17,6 +17,7 @@ from vitlens.figures.train import training_curves
 from vitlens.files import RunRecord, read_run
 from vitlens.models.build import Overrides
 from vitlens.models.specimen import Specimen
+from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import untrained
 from vitlens.report import Section, Table, in_words, metrics
 from vitlens.runs.describe import described
@@ -38,7 +39,8 @@ class Plan:
     """What decides the result besides the options: a run is resumed with the plan that it began with.
 
     recipe, shape: what differs from the preset's; image_size: (height, width) in pixels, None for the preset's;
-    keep_every: epochs between copies of the weights that stay, None for none.
+    keep_every: epochs between copies of the weights that stay, None for none; named: a recipe that serves any model,
+    None for the preset's own; compiling, recompute: see training.loop.fit.
     """
 
     model: str
@@ -47,6 +49,9 @@ class Plan:
     shape: Overrides = field(default_factory=dict)
     image_size: tuple[int, int] | None = None
     keep_every: int | None = None
+    named: str | None = None
+    compiling: str = "auto"
+    recompute: bool = False
 
 
 def train(
@@ -58,17 +63,22 @@ def train(
     shape: Overrides | None = None,
     image_size: tuple[int, int] | None = None,
     keep_every: int | None = None,
+    named: str | None = None,
+    compiling: str | None = None,
+    recompute: bool = False,
     options: RunOptions,
 ) -> Path | None:
     """Train a preset and write its folder: weights, checkpoint, metrics.jsonl, figures and report.
 
     recipe, shape: fields that differ from the preset's; resume: the folder of a run to go on with; keep_every: epochs
-    between copies of the weights that stay, in kept/. Returns the report, or None in all processes but the first of
+    between copies of the weights that stay, in kept/; named: a recipe that serves any model; compiling, recompute: see
+    training.loop.fit. Returns the report, or None in all processes but the first of
     several. Raises InputError, NonFiniteError and StorageError.
     """
     require_interval(keep_every)
     asked: dict[str, object] = {"model": model, "data": data, "recipe": recipe, "shape": shape}
-    asked |= {"image_size": image_size, "keep_every": keep_every}
+    asked |= {"image_size": image_size, "keep_every": keep_every, "named": named}
+    asked |= {"compiling": compiling, "recompute": recompute}
     given = {name: value for name, value in asked.items() if value}
     if resume is not None:
         plan, options = _as_begun(resume, given, options)
@@ -100,6 +110,7 @@ def _as_begun(resume: Path, given: Mapping[str, object], options: RunOptions) ->
     size = asked["image_size"]
     size, every = tuple(size) if size else None, asked.get("keep_every")
     plan = Plan(asked["model"], asked["data"], asked["recipe"], asked["shape"], size, every)
+    plan = replace(plan, **{name: asked[name] for name in ("named", "compiling", "recompute") if name in asked})
     for name, value in given.items():
         if value != getattr(plan, name):
             raise InputError(
@@ -113,7 +124,7 @@ def _prepare(plan: Plan, options: RunOptions) -> tuple[Specimen, tuple[Split, Sp
     """The untrained specimen on its device, training and test part, and the recipe."""
     device = resolve_device(options.device)
     changes = dict(plan.recipe) if options.batch_size is None else {**plan.recipe, "batch_size": options.batch_size}
-    how = override(recipe_for(plan.model, plan.data), changes)
+    how = override(recipe_for(plan.model, plan.data, named=plan.named), changes)
     # the classes are not known before the data is, nor the data's size before the model's
     size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
     train_part, test_part = (
@@ -122,8 +133,9 @@ def _prepare(plan: Plan, options: RunOptions) -> tuple[Specimen, tuple[Split, Sp
         )
         for part in ("train", "test")
     )
+    shape = {"drop_path": how.drop_path, **plan.shape} if how.drop_path and plan.model in VIT_PRESETS else plan.shape
     specimen = untrained(
-        plan.model, classes=train_part.classes, image_size=plan.image_size, seed=options.seed, overrides=plan.shape
+        plan.model, classes=train_part.classes, image_size=plan.image_size, seed=options.seed, overrides=shape
     )
     return specimen.to(device), (train_part, test_part), how
 
@@ -169,6 +181,8 @@ def _fit(
             precision=options.precision,
             resume=resume,
             keep_every=plan.keep_every,
+            compiling=plan.compiling,
+            recompute=plan.recompute,
             on_progress=tell_progress,
         )
 
@@ -180,6 +194,7 @@ def _keep(folder: RunFolder, result: TrainingResult, answers: Evaluation, split:
     folder.metric("best_accuracy", Estimate(result.best_accuracy, n=len(split)))
     folder.metric("training_seconds", Estimate(result.seconds, unit="s"))
     folder.metric("images_per_second", Estimate(result.history[-1].images_per_second, unit="images/s"))
+    folder.table("computed", [{"how": note} for note in result.notes])
     folder.table("history", [asdict(epoch) for epoch in result.history])
     scores = per_class(answers, count=count)
     rows = [
@@ -245,9 +260,16 @@ def tell(record: RunRecord) -> list[Section]:
     return [
         Section("What came out", (reached, *_kept_words(record)), figures=("training",)),
         Section("By class", figures=("per_class", "confusion")),
-        Section("Recipe", tables=(Table("Settings of the training", rows),)),
+        Section("Recipe", _computed_words(record), tables=(Table("Settings of the training", rows),)),
         Section("Limits", (limits,)),
     ]
+
+
+def _computed_words(record: RunRecord) -> tuple[str, ...]:
+    """How it was computed; runs of before it was kept have nothing to say."""
+    tables: Any = record.results["tables"]
+    notes = [str(row["how"]) for row in tables.get("computed", [])]
+    return (f"Computed with {', '.join(notes)}.",) if notes else ()
 
 
 def _kept_words(record: RunRecord) -> Iterator[str]:

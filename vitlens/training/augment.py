@@ -1,45 +1,53 @@
 """Augmentation of a whole batch on its device, seeded per image.
 
-Each image's numbers come from a hash of (seed, epoch, index), not from a generator's state: however a batch is cut
-among processes, and wherever a killed run goes on, an image is augmented in the same way.
+Each view's numbers come from a hash of (seed, epoch, key), not from a generator's state: however a batch is cut among
+processes, and wherever a killed run goes on, an image is augmented in the same way. The key is the image's place in
+its split, or that plus the split's size times the number of the view.
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.errors import InputError
 from vitlens.shapes import Images, Pixels
-
-_WORD = 0xFFFFFFFF
-_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: consecutive counters land far apart
-
-
-def uniforms(indices: Tensor, draws: int, *, seed: int, epoch: int) -> Float[Tensor, "batch draws"]:
-    """Numbers in [0, 1) for each image, that depend on (seed, epoch, index, draw) alone; 24 bits each."""
-    key = _mix(torch.tensor([seed & _WORD, (seed >> 32) & _WORD, epoch & _WORD], device=indices.device))
-    image = indices.long() & _WORD
-    for word in key:
-        image = _mix((image * _GOLDEN + word) & _WORD)
-    counters = torch.arange(1, draws + 1, device=indices.device) * _GOLDEN
-    return (_mix((image[:, None] + counters) & _WORD) >> 8).float() / 2**24
+from vitlens.training.draws import uniforms
+from vitlens.training.erase import erase
+from vitlens.training.randaugment import rand_augment
 
 
-def augment(pixels: Pixels, indices: Tensor, *, seed: int, epoch: int, crop_padding: int, flip: bool) -> Images:
-    """The images in [0, 1], each shifted by up to crop_padding pixels (black comes in) and flipped half of the time.
+def augment(
+    pixels: Pixels,
+    keys: Tensor,
+    *,
+    seed: int,
+    epoch: int,
+    crop_padding: int = 0,
+    flip: bool = False,
+    operations: int = 0,
+    magnitude: int = 9,
+    erasing: float = 0.0,
+) -> Images:
+    """The images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each where it is asked for.
 
-    indices: (batch,) place of each image within its split. Raises InputError on a negative padding or when there is
-    not one index an image.
+    keys: (batch,) of the views; crop_padding: pixels that a view is shifted by at most (black comes in); flip: left
+    and right exchanged half of the time; operations, magnitude: see rand_augment; erasing: see erase. Raises
+    InputError on a negative padding or when there is not one key a view.
     """
-    if crop_padding < 0 or len(indices) != len(pixels):
-        raise InputError(
-            f"expected crop padding >= 0 and {len(pixels)} indices, found {crop_padding} and {len(indices)}"
-        )
-    if not crop_padding and not flip:
-        return pixels.float().div_(255)
+    if crop_padding < 0 or len(keys) != len(pixels):
+        raise InputError(f"expected crop padding >= 0 and {len(pixels)} keys, found {crop_padding} and {len(keys)}")
+    keys = keys.to(pixels.device)
+    if crop_padding or flip:
+        pixels = _shifted(pixels, uniforms(keys, 3, seed=seed, epoch=epoch), crop_padding, flip)
+    if operations:
+        pixels = rand_augment(pixels, keys, seed=seed, epoch=epoch, operations=operations, magnitude=magnitude)
+    images = pixels.float().div_(255)
+    return erase(images, keys, seed=seed, epoch=epoch, chance=erasing) if erasing else images
+
+
+def _shifted(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pixels:
+    """Each image shifted and flipped by its three numbers in [0, 1)."""
     height, width = pixels.shape[-2:]
-    draw = uniforms(indices.to(pixels.device), 3, seed=seed, epoch=epoch)
     shift = (draw[:, :2] * (2 * crop_padding + 1)).long()
     rows = shift[:, :1] + torch.arange(height, device=pixels.device)
     columns = shift[:, 1:] + torch.arange(width, device=pixels.device)
@@ -48,11 +56,4 @@ def augment(pixels: Pixels, indices: Tensor, *, seed: int, epoch: int, crop_padd
     padded = F.pad(pixels, (crop_padding,) * 4)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
     taken = padded[image, :, rows[:, :, None], columns[:, None, :]]  # (batch, height, width, 3)
-    return taken.permute(0, 3, 1, 2).contiguous().float().div_(255)
-
-
-def _mix(word: Tensor) -> Tensor:
-    """A bijection of 32-bit words that looks random (Wellons' lowbias32); int64 in and out."""
-    word = ((word ^ (word >> 16)) * 0x7FEB352D) & _WORD
-    word = ((word ^ (word >> 15)) * 0x846CA68B) & _WORD
-    return word ^ (word >> 16)
+    return taken.permute(0, 3, 1, 2).contiguous()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from vitlens.errors import InputError, StorageError
 from vitlens.files import write_atomically
 from vitlens.training.average import Average, copy_into
-from vitlens.training.optimiser import decay_groups
+from vitlens.training.optimiser import Optimiser
 
 FOLDER = "checkpoint"
 _FILE = "state.safetensors"
@@ -26,35 +25,27 @@ _FILE = "state.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name (model/..., average/..., optimizer/...) and facts that JSON can hold."""
+    """Tensors by name (model/..., average/..., optimiser/...) and facts that JSON can hold."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
 
 
-def collect(module: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
+def collect(module: nn.Module, optimiser: Optimiser, average: Average | None) -> dict[str, Tensor]:
     """Every tensor that training changes, by name."""
     tensors = {f"model/{name}": value for name, value in module.state_dict().items()}
     if average is not None:
         tensors |= {f"average/{name}": value for name, value in average.tensors.items()}
-    for name, state in zip(_trained(module), optimizer.state_dict()["state"].values()):
-        tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items()}
-    return tensors
+    return tensors | {f"optimiser/{name}": value for name, value in optimiser.tensors().items()}
 
 
-def restore(
-    checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None
-) -> None:
-    """Write a checkpoint's tensors over a model, its optimizer and its average."""
+def restore(checkpoint: Checkpoint, module: nn.Module, optimiser: Optimiser, average: Average | None) -> None:
+    """Write a checkpoint's tensors over a model, its optimiser and its average."""
     copy_into(module, _below("model/", checkpoint.tensors))
     if average is not None:
         for name, value in _below("average/", checkpoint.tensors).items():
             average.tensors[name].copy_(value)
-    moments = _below("optimizer/", checkpoint.tensors)
-    state = {
-        index: _below(f"{name}/", moments) for index, name in enumerate(_trained(module)) if f"{name}/step" in moments
-    }
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimiser.restore(_below("optimiser/", checkpoint.tensors))
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -99,12 +90,6 @@ def require_same(found: Mapping[str, object], expected: Mapping[str, object], *,
                 f"expected to resume {folder} with its {name} = {then.get(name)}, found {now.get(name)}; "
                 "resume with the options it began with, or train in another folder"
             )
-
-
-def _trained(module: nn.Module) -> list[str]:
-    """Names of the trained parameters in the optimizer's order."""
-    decayed, undecayed = decay_groups(module)
-    return decayed + undecayed
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,10 +15,14 @@ _MOST_WORKERS = 8  # decoding gains little beyond
 
 
 class Portion(NamedTuple):
-    """pixels (batch, 3, height, width) uint8 and their indices (batch,) within the split."""
+    """pixels (batch, 3, height, width) uint8, their indices (batch,) within the split, and the views' keys (batch,).
+
+    A key is the image's index plus the split's size times the number of the view: what augmentation is drawn from.
+    """
 
     pixels: Pixels
     indices: Tensor
+    keys: Tensor
 
 
 def derive(*numbers: int) -> int:
@@ -32,12 +36,16 @@ def derive(*numbers: int) -> int:
     return state >> 1
 
 
-def epoch_batches(count: int, batch_size: int, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
-    """The indices of each batch of an epoch: a permutation that depends on (seed, epoch) alone, cut into full batches.
+def epoch_batches(count: int, batch_size: int, *, seed: int, epoch: int, views: int = 1) -> tuple[Tensor, ...]:
+    """The keys of each batch of an epoch: a permutation that depends on (seed, epoch) alone, cut into full batches.
 
-    The rest that fills no batch waits for another epoch's order; fewer images than a batch are one batch.
+    views: times that an image stands in its batch, each time augmented anew (repeated augmentation, Hoffer 2020); an
+    epoch is as many images long as without, and shows one in `views` of them. The rest that fills no batch waits for
+    another epoch's order; fewer images than a batch are one batch.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(derive(seed, epoch)))
+    if views > 1:
+        order = (order[:, None] + count * torch.arange(views)).flatten()[:count]
     size = min(batch_size, count)
     return tuple(order[start : start + size] for start in range(0, count - size + 1, size))
 
@@ -52,19 +60,34 @@ def at_hand(source: Source) -> bool:
     return isinstance(source, InMemory | Renewable) or (isinstance(source, Chosen) and at_hand(source.source))
 
 
+def resident(source: Source, device: torch.device) -> Source:
+    """The source with its pixels on a CUDA device where they take less than a quarter of its free memory."""
+    if device.type != "cuda":
+        return source
+    if isinstance(source, Chosen):
+        inner = resident(source.source, device)
+        if inner is source.source:
+            return source
+        return Chosen(inner, source.indices.to(device))
+    if isinstance(source, InMemory) and source.pixels.nbytes < torch.cuda.mem_get_info(device)[0] / 4:
+        return InMemory(source.pixels.to(device))
+    return source
+
+
 def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterator[Portion]:
     """The batches' pixels in order: read here when they are at hand, else ahead of time by worker processes.
 
-    pin: page-locked memory, from which a CUDA device copies while it computes.
+    batches: keys; pin: page-locked memory, from which a CUDA device copies while it computes.
     """
+    count = len(source)
     if at_hand(source):
-        for indices in batches:
-            yield Portion(source.read(indices), indices)
+        for keys in batches:
+            yield Portion(source.read(keys % count), keys % count, keys)
         return
     workers = min(_MOST_WORKERS, len(batches), _cores())
     loader = DataLoader(_Reads(source), batch_size=None, sampler=list(batches), num_workers=workers, pin_memory=pin)
-    for pixels, indices in loader:
-        yield Portion(pixels, indices)
+    for pixels, keys in loader:
+        yield Portion(pixels, keys % count, keys)
 
 
 class _Reads(Dataset[tuple[Tensor, Tensor]]):
@@ -73,8 +96,8 @@ class _Reads(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self.source.read(indices), indices
+    def __getitem__(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        return self.source.read(keys % len(self.source)), keys
 
 
 def _cores() -> int:

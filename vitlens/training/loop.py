@@ -33,7 +33,9 @@ from vitlens.training.metrics import (
     append_metrics,
     rewrite_metrics,
 )
+from vitlens.training.objective import FromLabels, Objective
 from vitlens.training.recipe import Recipe
+from vitlens.training.speed import Speed, attending, choose, recomputing
 from vitlens.training.task import Task, require_fitting
 from vitlens.training.update import Updates
 from vitlens.training.validation import look
@@ -55,6 +57,9 @@ def fit(
     resume: bool = False,
     checkpoint_every: int | None = None,
     keep_every: int | None = None,
+    objective: Objective | None = None,
+    compiling: str = "auto",
+    recompute: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainingResult:
     """Train a specimen, which ends with the last weights (averaged ones where the recipe averages).
@@ -62,8 +67,9 @@ def fit(
     directory: gets metrics.jsonl, model.safetensors (those weights), best.safetensors and checkpoint/, each written
     whole; resume: go on from its checkpoint, or begin when there is none yet; checkpoint_every: steps between
     checkpoints within an epoch (None: one at each epoch's end); keep_every: epochs between copies of the weights that
-    stay, as kept/epoch-NNNN.safetensors in half precision, the first one before training (None: none). Raises
-    InputError when data, model, or the checkpoint do not fit together, NonFiniteError when the loss becomes NaN or
+    stay, as kept/epoch-NNNN.safetensors in half precision, the first one before training (None: none); objective: what
+    is made small (None: cross-entropy with the labels); precision, compiling: see speed.choose; recompute: activations
+    of the blocks in the backward pass, to spare memory. Raises InputError when data, model, or the checkpoint do not fit together, NonFiniteError when the loss becomes NaN or
     infinite (the files keep the last good weights), StorageError when the disk is full (the previous checkpoint
     survives).
     """
@@ -74,12 +80,18 @@ def fit(
     device = processes.device
     if batch_size < processes.count:
         raise InputError(f"expected --batch-size of at least {processes.count}, an image a process, found {batch_size}")
-    task = Task(specimen, train, test, recipe, directory, seed, device, precision, checkpoint_every, keep_every)
+    steps = recipe.epochs * (len(train) // batch_size)
+    speed = choose(device, precision=precision, compiling=compiling, steps=steps)
+    task = Task(
+        specimen, train, test, recipe, directory, seed, device, speed.precision, checkpoint_every, keep_every,
+        objective or FromLabels(),
+    )  # fmt: skip
     specimen.to(device)
     if specimen.anatomy.family == "cnn":  # the layout in which convolutions are fast; the values are the same
         specimen.model.to(memory_format=torch.channels_last)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), trainable(specimen):
-        training = _Training(task, accelerator, processes, on_progress)
+    fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    with fork, trainable(specimen), recomputing(specimen, on=recompute), attending(specimen, device):
+        training = _Training(task, accelerator, processes, speed, on_progress)
         training.begin(resume=resume)
         return training.run()
 
@@ -92,11 +104,14 @@ class _Training:
         task: Task,
         accelerator: Accelerator,
         processes: Processes,
+        speed: Speed,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self.task, self.accelerator, self.processes, self.on_progress = task, accelerator, processes, on_progress
-        self.updates = Updates(task, accelerator)
-        self.sums = torch.zeros(3, dtype=torch.float64)  # loss, right ones and images of this epoch, in this process
+        self.speed = speed
+        self.updates = Updates(task, accelerator, compiled=speed.compiled)
+        # of this epoch, in this process: loss, right ones, images, and norms of gradients over the processes
+        self.sums = torch.zeros(4, dtype=torch.float64)
         self.standing = Standing()
         self.clock = Clock()
         self.reported = 0.0
@@ -132,6 +147,7 @@ class _Training:
             seconds=standing.history[-1].seconds,
             weights=directory / zoo.WEIGHTS_FILE,
             best_weights=directory / BEST_FILE,
+            notes=self.speed.notes,
         )
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
@@ -147,7 +163,9 @@ class _Training:
         task, recipe, place = self.task, self.task.recipe, self.processes.index
         epoch, within = divmod(self.updates.step, task.steps_per_epoch)
         self.clock.begin_epoch()
-        batches = epoch_batches(len(task.train), recipe.batch_size, seed=task.seed, epoch=epoch)[within:]
+        batches = epoch_batches(len(task.train), recipe.batch_size, seed=task.seed, epoch=epoch, views=recipe.views)[
+            within:
+        ]
         mine = [share(batch, place, self.processes.count) for batch in batches]
         source = task.source(epoch)
         for portion, batch in zip(portions(source, mine, pin=task.device.type == "cuda"), batches):
@@ -161,8 +179,9 @@ class _Training:
     def _step(self, portion: Portion, epoch: int, *, whole: int) -> None:
         """Learn from a portion of a batch of `whole` images, and count."""
         labels = self.task.labels(portion.indices)
-        loss, right = self.updates.apply(self.task.augmented(portion, epoch), labels, whole=whole)
-        self.sums += torch.tensor((loss, right, len(labels)), dtype=torch.float64)
+        learned = self.updates.apply(self.task.augmented(portion, epoch), labels, whole=whole)
+        norm = learned.norm / self.processes.count  # all have the same
+        self.sums += torch.tensor((learned.loss, learned.right, len(labels), norm), dtype=torch.float64)
         self.clock.count(whole)
         self._report(epoch)
 
@@ -170,7 +189,7 @@ class _Training:
         """Look at the test images when it is time, and write everything down."""
         task = self.task
         self.updates.require_finite()
-        loss, correct, images = self.processes.total(self.sums).tolist()
+        loss, correct, images, norms = self.processes.total(self.sums).tolist()
         self.clock.pause()
         due = epoch + 1 == task.recipe.epochs or (epoch + 1) % task.recipe.evaluate_every == 0
         with self._kept_weights():
@@ -186,6 +205,7 @@ class _Training:
                 test_accuracy=test_accuracy,
                 seconds=self.clock.seconds(),
                 images_per_second=self.clock.epoch_rate(),
+                gradient_norm=norms / task.steps_per_epoch,
             )
             self.standing = self.standing.after(metrics)
             if self.processes.is_first:
@@ -235,7 +255,7 @@ class _Training:
         if not now and time.perf_counter() - self.reported < _PROGRESS_INTERVAL:
             return
         self.reported = time.perf_counter()
-        loss, correct, images = self.sums.tolist()
+        loss, correct, images, _ = self.sums.tolist()
         looks = [metrics.test_accuracy for metrics in self.standing.history if metrics.test_accuracy is not None]
         self.on_progress(
             Progress(

@@ -37,7 +37,8 @@ class EpochMetrics:
     """One line of metrics.jsonl: an epoch (from 0), the steps and images seen by its end, its means.
 
     learning_rate: of its last step; losses in nats; accuracies: fractions, the test's None where nobody looked;
-    seconds: since training began, pauses left out; images_per_second: of training alone, over this epoch.
+    seconds: since training began, pauses left out; images_per_second: of training alone, over this epoch;
+    gradient_norm: before clipping, mean over its steps (None in files of before it was kept).
     """
 
     epoch: int
@@ -50,6 +51,7 @@ class EpochMetrics:
     test_accuracy: float | None
     seconds: float
     images_per_second: float
+    gradient_norm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class TrainingResult:
 
     history: one entry per epoch; accuracy: fraction of test images that the last weights get right, which
     model.safetensors holds; best_accuracy, best_epoch: the highest of all looks, whose weights best.safetensors holds
-    (chosen on the test images, so it flatters); seconds: of all its runs together.
+    (chosen on the test images, so it flatters); seconds: of all its runs together; notes: how it was
+    computed, in words.
     """
 
     history: tuple[EpochMetrics, ...]
@@ -90,6 +93,7 @@ class TrainingResult:
     seconds: float
     weights: Path
     best_weights: Path
+    notes: tuple[str, ...] = ()
 
 
 def append_metrics(folder: Path, metrics: EpochMetrics) -> None:

@@ -1,11 +1,16 @@
-"""AdamW with weight decay where it belongs: on matrices, not on biases, norms, tokens or positions."""
+"""Optimisers: AdamW, or Muon for the blocks' matrices; weight decay where it belongs, rates by depth where asked."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitlens.errors import InputError
+from vitlens.names import OPTIMISERS
 
-UNDECAYED = ("cls_token", "reg_token", "dist_token", "pos_embed")
+UNDECAYED = ("cls_token", "reg_token", "dist_token", "pos_embed", "class_token", "pos_embedding")
+MOMENTUM: Final = 0.95  # Muon's
 
 
 def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
@@ -23,16 +28,128 @@ def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
     return decayed, undecayed
 
 
-def adamw(
-    module: nn.Module, *, learning_rate: float, weight_decay: float, betas: tuple[float, float]
-) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019) with the two groups above. Raises InputError when nothing is trainable."""
+def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> dict[str, float]:
+    """Each parameter's share of the learning rate: decay^(layers above it) (layer-wise decay, Bao 2022, BEiT).
+
+    blocks: module names in forward order. What comes before the first block counts as a layer below it, what comes
+    after the last block (norm, head) has the whole rate; what stands between two blocks goes with the one before.
+    """
+    names = [name for name, _ in module.named_parameters()]
+    own = {name: _block_of(name, blocks) for name in names}
+    last = max((place for place, name in enumerate(names) if own[name] is not None), default=-1)
+    shares, layer = {}, 0
+    for place, name in enumerate(names):
+        found = own[name]
+        layer = found + 1 if found is not None else layer
+        shares[name] = 1.0 if place > last else decay ** (len(blocks) + 1 - layer)
+    return shares
+
+
+class Group(NamedTuple):
+    """Parameters that are treated alike: by which optimiser, whether they decay, their share of the learning rate."""
+
+    muon: bool
+    decays: bool
+    share: float
+
+
+class Optimiser:
+    """One optimiser over all trainable parameters of a module; its state goes by the parameters' names.
+
+    kind: "adamw" (Loshchilov & Hutter 2019) or "muon" (Jordan 2024: orthogonalised momentum for the matrices of the
+    blocks, scaled to AdamW's update size, so that one learning rate serves both; AdamW for the rest); blocks: module
+    names in forward order; layer_decay: see rate_shares. Raises InputError when nothing is trainable.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        kind: str = "adamw",
+        weight_decay: float,
+        betas: tuple[float, float],
+        layer_decay: float = 1.0,
+        blocks: Sequence[str] = (),
+    ) -> None:
+        _require_kind(kind)
+        self.groups = _grouped(module, kind, layer_decay, blocks)
+        if not self.groups:
+            raise InputError("expected a model with parameters to train, found none")
+        named = dict(module.named_parameters())
+        self._parts: list[tuple[torch.optim.Optimizer, list[str]]] = []
+        for muon in (False, True):
+            mine = {group: names for group, names in self.groups.items() if group.muon == muon}
+            if mine:
+                groups = [
+                    {"params": [named[name] for name in names], "weight_decay": weight_decay * group.decays,
+                     "share": group.share}
+                    for group, names in mine.items()
+                ]  # fmt: skip
+                optimizer = _muon(groups) if muon else torch.optim.AdamW(groups, lr=1.0, betas=betas)
+                self._parts.append((optimizer, [name for names in mine.values() for name in names]))
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next step; each group takes its share of it."""
+        for optimizer, _ in self._parts:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["share"]
+
+    def step(self) -> None:
+        """Change the parameters by their gradients, and forget these."""
+        for optimizer, _ in self._parts:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All state, as PARAMETER/KEY."""
+        state: dict[str, Tensor] = {}
+        for optimizer, names in self._parts:
+            for index, values in optimizer.state_dict()["state"].items():
+                state |= {f"{names[index]}/{key}": value for key, value in values.items()}
+        return state
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up the state of another one of the same kind and parameters."""
+        held: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            parameter, _, key = name.rpartition("/")
+            held.setdefault(parameter, {})[key] = value
+        for optimizer, names in self._parts:
+            state = {index: held[name] for index, name in enumerate(names) if name in held}
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _grouped(module: nn.Module, kind: str, layer_decay: float, blocks: Sequence[str]) -> dict[Group, list[str]]:
+    """The trainable parameters' names by how they are treated."""
     decayed, undecayed = decay_groups(module)
-    if not decayed and not undecayed:
-        raise InputError("expected a model with parameters to train, found none")
-    named = dict(module.named_parameters())
-    groups = [
-        {"params": [named[name] for name in decayed], "weight_decay": weight_decay},
-        {"params": [named[name] for name in undecayed], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=betas)
+    shares = rate_shares(module, blocks, decay=layer_decay)
+    matrices = set(_matrices(module, blocks)) if kind == "muon" else set()
+    groups: dict[Group, list[str]] = {}
+    for name in (*decayed, *undecayed):
+        groups.setdefault(Group(name in matrices, name in set(decayed), shares[name]), []).append(name)
+    return groups
+
+
+def _matrices(module: nn.Module, blocks: Sequence[str]) -> Iterator[str]:
+    for name, parameter in module.named_parameters():
+        if parameter.ndim == 2 and _block_of(name, blocks) is not None:
+            yield name
+
+
+def _block_of(name: str, blocks: Sequence[str]) -> int | None:
+    """The block that a parameter lies in, or None."""
+    return next((index for index, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
+
+
+def _require_kind(kind: str) -> None:
+    if kind not in OPTIMISERS:
+        raise InputError(f"expected an optimiser ({', '.join(OPTIMISERS)}), found {kind!r}")
+    if kind == "muon" and not hasattr(torch.optim, "Muon"):
+        raise InputError(f"expected torch 2.9 or later for --optimiser muon, found {torch.__version__}; try adamw")
+
+
+def _muon(groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = torch.optim.Muon(
+        groups, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
+    )
+    return made

@@ -1,6 +1,7 @@
 """Task: what is to be trained on what, and all that follows from it without a look at a tensor's values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -10,7 +11,9 @@ from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.specimen import Specimen
 from vitlens.training.augment import augment
-from vitlens.training.feed import Portion
+from vitlens.training.feed import Portion, resident
+from vitlens.training.mix import mix
+from vitlens.training.objective import FromLabels, Objective
 from vitlens.training.recipe import Recipe
 from vitlens.training.schedule import learning_rate
 
@@ -29,6 +32,7 @@ class Task:
     precision: str
     checkpoint_every: int | None
     keep_every: int | None = None
+    objective: Objective = field(default_factory=FromLabels)
 
     @property
     def batch_size(self) -> int:
@@ -56,20 +60,42 @@ class Task:
             minimum=recipe.minimum * recipe.learning_rate,
         )
 
+    @cached_property
+    def _stored(self) -> Source:
+        return resident(self.train.source, self.device)
+
     def source(self, epoch: int) -> Source:
-        """Where an epoch's pixels come from: drawn anew where the data can."""
-        return self.train.epoch(epoch).source
+        """Where an epoch's pixels come from: drawn anew where the data can, on the device where they fit."""
+        source = self.train.epoch(epoch).source
+        return self._stored if source is self.train.source else source
 
     def augmented(self, portion: Portion, epoch: int) -> Tensor:
         """A portion's images on the device, augmented."""
-        pixels = portion.pixels.to(self.device, non_blocking=True)
-        padding, flip = self.recipe.crop_padding, self.recipe.flip
-        return augment(pixels, portion.indices, seed=self.seed, epoch=epoch, crop_padding=padding, flip=flip)
+        recipe = self.recipe
+        return augment(
+            portion.pixels.to(self.device, non_blocking=True),
+            portion.keys,
+            seed=self.seed,
+            epoch=epoch,
+            crop_padding=recipe.crop_padding,
+            flip=recipe.flip,
+            operations=recipe.randaugment,
+            magnitude=recipe.magnitude,
+            erasing=recipe.erasing,
+        )
+
+    def mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Images mixed with one another where the recipe says so, and their targets; draws from torch's generator."""
+        recipe = self.recipe
+        if not (recipe.mixup or recipe.cutmix):
+            return images, labels
+        classes, chance = len(self.specimen.classes), recipe.mix_chance
+        return mix(images, labels, classes=classes, mixup=recipe.mixup, cutmix=recipe.cutmix, chance=chance)
 
     def labels(self, indices: Tensor) -> Tensor:
         """Their labels on the device."""
         assert self.train.labels is not None
-        return self.train.labels[indices].to(self.device)
+        return self.train.labels[indices.to(self.train.labels.device)].to(self.device)
 
     def identity(self) -> dict[str, object]:
         """What a checkpoint must share with the run that goes on from it."""
@@ -84,6 +110,7 @@ class Task:
                 "test": len(self.test),
             },
             "seed": self.seed,
+            **self.objective.identity(),
         }
 
 

@@ -1,66 +1,94 @@
 """One update of the weights from one process's share of a global batch, and all the state that updates leave."""
 
 import math
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitlens.devices import autocast
 from vitlens.errors import NonFiniteError
 from vitlens.training.average import Average
 from vitlens.training.checkpoint import Checkpoint, collect, restore
 from vitlens.training.feed import derive
-from vitlens.training.optimiser import adamw
+from vitlens.training.optimiser import Optimiser
 from vitlens.training.task import Task
 
 
+class Learned(NamedTuple):
+    """What one update saw in this process: summed loss, number of right ones, and the whole gradient's norm."""
+
+    loss: float
+    right: float
+    norm: float
+
+
 class Updates:
-    """The weights in training: model, optimizer and average after so many steps.
+    """The weights in training: model, optimiser and average after so many steps.
 
     step: updates done; average: of the weights, None where the recipe keeps none.
     """
 
-    def __init__(self, task: Task, accelerator: Accelerator) -> None:
+    def __init__(self, task: Task, accelerator: Accelerator, *, compiled: bool = False) -> None:
         recipe, model = task.recipe, task.specimen.model
         self.task, self.accelerator, self.model = task, accelerator, model
         self.average = Average(model, decay=recipe.average) if recipe.average else None
-        self.optimizer = adamw(
-            model, learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=recipe.betas
+        self.optimiser = Optimiser(
+            model,
+            kind=recipe.optimiser,
+            weight_decay=recipe.weight_decay,
+            betas=recipe.betas,
+            layer_decay=recipe.layer_decay,
+            blocks=task.specimen.anatomy.blocks,
         )
-        self.wrapped = _wrapped(accelerator, task.specimen)
+        self.wrapped = _wrapped(accelerator, task.objective.asked(task.specimen), compiled)
         self.step = 0
 
-    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> tuple[float, float]:
-        """Learn from this process's share of a batch of `whole` images; its summed loss and its number of right ones.
+    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> Learned:
+        """Learn from this process's share of a batch of `whole` images.
 
         Raises NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
         """
         task, recipe, accelerator = self.task, self.task.recipe, self.accelerator
-        torch.manual_seed(derive(task.seed, self.step, accelerator.process_index))  # dropout's
-        for group in self.optimizer.param_groups:
-            group["lr"] = task.learning_rate(self.step)
-        with autocast(task.device, task.precision):
-            logits = self.wrapped(images).float()
-        summed = F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="sum")
-        # gradients are averaged over processes: scaled so, uneven shares weigh by their images
-        accelerator.backward(summed * accelerator.num_processes / whole)
+        torch.manual_seed(derive(task.seed, self.step, accelerator.process_index))  # mixing's and dropout's
+        images, targets = task.mixed(images, labels)
+        sums = torch.zeros(2, device=images.device)
+        parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
+        for number, (part, aims) in enumerate(parts, start=1):
+            together = nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
+            with together:
+                sums += self._learn(part, aims, accelerator.num_processes / whole)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip or math.inf)
-        correct = (logits.detach().argmax(1) == labels).sum()
-        loss, right, length = torch.stack((summed.detach(), correct, norm.detach())).tolist()  # one wait for the device
+        loss, right, length = torch.cat((sums, norm.detach()[None])).tolist()  # one wait for the device
         if not math.isfinite(loss + length):
             raise self._broken(f"loss {loss / len(labels):g}, gradient norm {length:g}")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimiser.set_rate(task.learning_rate(self.step))
+        self.optimiser.step()
         if self.average is not None:
             self.average.update(self.model)
         self.step += 1
-        return loss, right
+        return Learned(loss, right, length)
+
+    def _learn(self, images: Tensor, targets: Tensor, weight: float) -> Tensor:
+        """Add the gradient of some images; their summed loss and number of right ones.
+
+        weight: of the summed loss. Gradients are averaged over processes: scaled by their number over the whole
+        batch, uneven shares weigh by their images.
+        """
+        task, objective = self.task, self.task.objective
+        with autocast(task.device, task.precision):
+            answers = self.wrapped(images)
+        summed = objective.loss(answers, targets, images, smoothing=task.recipe.label_smoothing)
+        self.accelerator.backward(summed * weight)
+        labels = targets if targets.ndim == 1 else targets.argmax(1)
+        correct = (objective.logits(answers).detach().argmax(1) == labels).sum()
+        return torch.stack((summed.detach(), correct))
 
     def tensors(self) -> dict[str, Tensor]:
         """All that must be kept to go on from here."""
-        return collect(self.model, self.optimizer, self.average)
+        return collect(self.model, self.optimiser, self.average)
 
     def require_finite(self) -> None:
         """Raise NonFiniteError when the last updates left a NaN or an infinity, before it reaches a file."""
@@ -70,7 +98,7 @@ class Updates:
 
     def take_up(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
-        restore(checkpoint, self.model, self.optimizer, self.average)
+        restore(checkpoint, self.model, self.optimiser, self.average)
         self.step = checkpoint.facts["step"]
         if self.average is not None:
             self.average.updates = self.step
@@ -84,9 +112,7 @@ class Updates:
         )
 
 
-def _wrapped(accelerator: Accelerator, module: nn.Module) -> nn.Module:
-    """The module whose backward averages gradients over all processes; the module itself when there is one."""
-    if accelerator.num_processes == 1:
-        return module
-    wrapped: nn.Module = accelerator.prepare_model(module)
-    return wrapped
+def _wrapped(accelerator: Accelerator, module: nn.Module, compiled: bool) -> nn.Module:
+    """The module as it is run: compiled where asked, its backward averaging gradients over all processes."""
+    wrapped: nn.Module = module if accelerator.num_processes == 1 else accelerator.prepare_model(module)
+    return torch.compile(wrapped) if compiled else wrapped  # type: ignore[return-value]

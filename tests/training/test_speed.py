@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from tests.training.tiny import tiny_specimen
+from vitlens.errors import UnknownNameError
+from vitlens.training import speed
+from vitlens.training.speed import attending, choose, recomputing
+
+CPU = torch.device("cpu")
+
+
+def test_auto_is_bf16_where_there_are_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for able, precision in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(speed, "multiplies_bf16", lambda _, able=able: able)
+        found = choose(CPU, steps=10)
+        assert found.precision == precision
+        assert f"precision {precision} (chosen)" in found.notes
+    assert choose(CPU, precision="fp32", steps=10).notes[0] == "precision fp32 (asked for)"
+
+
+def test_auto_compiles_long_trainings_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "_can_compile", lambda _: True)
+    many = speed.COMPILE_FROM["cpu"]
+    assert choose(CPU, steps=many).compiled
+    assert not choose(CPU, steps=many - 1).compiled
+    assert not choose(CPU, steps=many, compiling="off").compiled
+    assert choose(CPU, steps=1, compiling="on").compiled
+    monkeypatch.setattr(speed, "_can_compile", lambda _: False)
+    found = choose(CPU, steps=many)
+    assert not found.compiled
+    assert "no compiler found" in found.notes[1]
+
+
+@pytest.mark.parametrize("words", [{"precision": "fp8"}, {"compiling": "maybe"}])
+def test_unknown_words_are_refused(words: dict[str, str]) -> None:
+    with pytest.raises(UnknownNameError):
+        choose(CPU, steps=1, **words)
+
+
+def test_recomputed_blocks_give_the_same_gradients_from_fewer_saved_tensors() -> None:
+    specimen = tiny_specimen(drop_path=0.3, dropout=0.2).train().requires_grad_(True)
+    images = torch.rand(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
+
+    def gradients() -> tuple[list[torch.Tensor], int]:
+        specimen.zero_grad()
+        saved: list[int] = []
+        torch.manual_seed(5)
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            loss = specimen(images).square().sum()
+        loss.backward()
+        return [parameter.grad.clone() for parameter in specimen.parameters() if parameter.grad is not None], sum(saved)
+
+    plain, kept = gradients()
+    with recomputing(specimen):
+        again, fewer = gradients()
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(plain, again, strict=True))
+    assert fewer < kept / 2
+
+
+def test_blocks_come_back_as_they_were_also_after_an_exception() -> None:
+    specimen = tiny_specimen()
+    with pytest.raises(RuntimeError), recomputing(specimen):
+        assert all("forward" in block.__dict__ for block in specimen.model.blocks)
+        raise RuntimeError
+    assert not any("forward" in block.__dict__ for block in specimen.model.blocks)
+
+
+def test_few_tokens_are_attended_by_matrix_products_while_training_on_a_cpu() -> None:
+    specimen = tiny_specimen().eval()
+    images = torch.rand(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
+    expected = specimen(images)
+    with attending(specimen, CPU):
+        assert [block.attn.fused for block in specimen.model.blocks] == [False, False]
+        assert torch.allclose(specimen(images), expected, atol=1e-6)
+    with pytest.raises(RuntimeError), attending(specimen, CPU):
+        raise RuntimeError
+    assert [block.attn.fused for block in specimen.model.blocks] == [True, True]
+    with attending(specimen, torch.device("cuda")):
+        assert all(block.attn.fused for block in specimen.model.blocks)

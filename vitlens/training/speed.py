@@ -1,0 +1,105 @@
+"""How to compute: precision, compilation and gradient checkpointing, chosen for the machine and said."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from vitlens.errors import UnknownNameError
+from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.specimen import Specimen
+from vitlens.names import COMPILES, PRECISIONS
+
+FEW_TOKENS: Final = 256  # up to which attention is faster on a CPU from matrix products than by its fused kernel
+COMPILE_FROM: Final = {"cuda": 2000, "cpu": 2000}  # steps that repay a compilation, which takes about a minute
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How steps are computed: "fp32" or "bf16", whether the model is compiled, and both in words."""
+
+    precision: str
+    compiled: bool
+    notes: tuple[str, ...]
+
+
+def choose(device: torch.device, *, precision: str = "auto", compiling: str = "auto", steps: int) -> Speed:
+    """Precision and compilation for a device and so many steps.
+
+    precision auto: bf16 where the device multiplies matrices in it (CUDA from Ampere on; processors with AMX or
+    AVX-512 bf16), else fp32; compiling auto: from COMPILE_FROM steps on, where there is a compiler. Raises
+    UnknownNameError.
+    """
+    if precision not in PRECISIONS:
+        raise UnknownNameError("precision", precision, PRECISIONS)
+    if compiling not in COMPILES:
+        raise UnknownNameError("--compile", compiling, COMPILES)
+    asked = "asked for" if precision != "auto" else "chosen"
+    if precision == "auto":
+        precision = "bf16" if multiplies_bf16(device) else "fp32"
+    enough, able = steps >= COMPILE_FROM.get(device.type, steps + 1), _can_compile(device)
+    compiled = compiling == "on" or (compiling == "auto" and enough and able)
+    why = "asked for" if compiling != "auto" else f"{steps} steps" if able else "no compiler found"
+    return Speed(
+        precision, compiled, (f"precision {precision} ({asked})", f"compile {'on' if compiled else 'off'} ({why})")
+    )
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether a device has units that multiply matrices in bfloat16."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)
+        avx = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+        return bool(amx() or avx())
+    return False
+
+
+def _can_compile(device: torch.device) -> bool:
+    """Whether torch.compile has what it needs: Triton on CUDA, a C++ compiler on the CPU."""
+    if device.type == "cuda":
+        return torch.utils._triton.has_triton()
+    return device.type == "cpu" and any(map(shutil.which, ("g++", "clang++")))
+
+
+@contextmanager
+def attending(specimen: Specimen, device: torch.device) -> Iterator[None]:
+    """Our attention from matrix products where that is faster: few tokens on a CPU; undone on exit.
+
+    At 65 tokens the fused kernel's backward pass took ten times as long in bf16 (benchmarks/training.md).
+    """
+    layout = specimen.anatomy.layout
+    few = device.type == "cpu" and layout is not None and layout.tokens <= FEW_TOKENS
+    modules = [module for module in specimen.modules() if isinstance(module, MultiHeadSelfAttention)] if few else []
+    held = [module.fused for module in modules]
+    try:
+        for module in modules:
+            module.fused = False
+        yield
+    finally:
+        for module, fused in zip(modules, held):
+            module.fused = fused
+
+
+@contextmanager
+def recomputing(specimen: Specimen, *, on: bool = True) -> Iterator[None]:
+    """Blocks whose activations are computed again in the backward pass, not kept (Chen 2016); undone on exit."""
+    blocks = [specimen.model.get_submodule(name) for name in specimen.anatomy.blocks] if on else []
+    held: list[tuple[nn.Module, Any]] = [(block, block.__dict__.get("forward")) for block in blocks]
+    try:
+        for block in blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        yield
+    finally:
+        for block, forward in held:
+            if forward is None:
+                block.__dict__.pop("forward", None)
+            else:
+                block.forward = forward
