@@ -33,7 +33,7 @@ class OneOfSeveral(Accelerator):
         self.specimen = specimen
         self.gradients: dict[str, torch.Tensor] = {}
 
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002 - accelerate's name
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:  
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:

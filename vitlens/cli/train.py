@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.completion import complete_preset
-from vitlens.cli.lists import recipe_settings, side_lengths
+from vitlens.cli.lists import one_of, recipe_settings, side_lengths
 from vitlens.cli.options import Data
-from vitlens.names import Compile, RecipeName
+from vitlens.names import TRACKERS, Compile, RecipeName
 from vitlens.runs.options import RunOptions
 
 _RECIPE, _SHAPE = "Recipe (default: the preset's)", "Shape (default: the preset's)"
@@ -74,7 +74,16 @@ def train(
             "--keep-every",
             metavar="N",
             min=1,
-            help="Keep the weights of every N epochs; see vitlens attention --head.",
+            help="Keep the weights of every N epochs; see vitlens attention --head, vitlens stats --over-training.",
+            show_default=False,
+        ),
+    ] = None,
+    track: Annotated[
+        str | None,
+        typer.Option(
+            "--track",
+            metavar="LIST",
+            help="Tell trackers how it goes: tensorboard, wandb (offline where no account is known).",
             show_default=False,
         ),
     ] = None,
@@ -103,7 +112,7 @@ def train(
     options: RunOptions,
 ) -> None:
     """Train a preset from scratch; the folder that it writes is a MODEL for every other command."""
-    recipe = {
+    recipe: dict[str, object] = {
         "epochs": epochs,
         "learning_rate": learning_rate,
         "weight_decay": weight_decay,
@@ -126,6 +135,7 @@ def train(
         shape={name: value for name, value in shape.items() if value is not None},
         image_size=size,
         keep_every=keep_every,
+        track=() if track is None else one_of("--track", track, TRACKERS),
         named=named,
         compiling=None if compiling == "auto" else compiling,
         recompute=recompute,

@@ -24,7 +24,9 @@ def _affine(
 ) -> Tensor:
     """Moved right and down by whole pixels, then sheared by slopes, about the upper left corner."""
     degrees = [math.degrees(math.atan(slope)) for slope in shear]
-    return V.affine(pixels, angle=0.0, translate=[int(one) for one in move], scale=1.0, shear=degrees, center=[0, 0])
+    whole = [int(one) for one in move]
+    moved: Tensor = V.affine(pixels, angle=0.0, translate=whole, scale=1.0, shear=degrees, center=[0, 0])
+    return moved
 
 
 # what the value is at magnitude 30 (translations: as a share of the side), whether it has a sign, and what is done;

@@ -54,7 +54,7 @@ def choose(device: torch.device, *, precision: str = "auto", compiling: str = "a
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether a device has units that multiply matrices in bfloat16."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
         amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)
         avx = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
