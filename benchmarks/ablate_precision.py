@@ -36,7 +36,10 @@ def main() -> None:
         seconds[precision] = time.perf_counter() - start
     rank = spearmanr(deltas["bf16"], deltas["fp32"]).statistic
     largest = (deltas["bf16"] - deltas["fp32"]).abs().max().item()
-    print(f"{specimen.alias}, {len(images)} images, {len(deltas['fp32'])} heads, {torch.get_num_threads()} threads: ", end="")
+    print(
+        f"{specimen.alias}, {len(images)} images, {len(deltas['fp32'])} heads, {torch.get_num_threads()} threads: ",
+        end="",
+    )
     print(f"Spearman {rank:.4f}, largest difference {largest:.1e} nats (of {deltas['fp32'].max():.3f}), ", end="")
     print(f"bf16 {seconds['bf16']:.0f} s, fp32 {seconds['fp32']:.0f} s, ratio {seconds['bf16'] / seconds['fp32']:.2f}")
 

@@ -239,11 +239,19 @@ def test_a_cnn_trains_by_the_same_loop(tmp_path: Path) -> None:
         (TRAIN.pick(torch.arange(0)), DataError, "found none"),
         (replace(TRAIN, classes=("a", "b")), InputError, "expected a model of random's 2 classes"),
         (replace(TRAIN, labels=torch.full((40,), 3)), DataError, "expected labels from 0 to 2"),
+        (replace(TRAIN, labels=torch.arange(40) % 2), DataError, r"found none of 1 \(c\)"),
     ],
 )
 def test_refuses_data_that_does_not_fit(tmp_path: Path, train: Split, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         trained(tmp_path, train=train)
+
+
+def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+    specimen = zoo.untrained("vit-mini", classes=("a",), image_size=(8, 12))
+    one = [replace(split, classes=("a",), labels=torch.zeros(len(split), dtype=torch.long)) for split in (TRAIN, TEST)]
+    with pytest.raises(DataError, match="at least 2 classes"):
+        trained(tmp_path, specimen, train=one[0], test=one[1])
 
 
 def test_metrics_are_json_lines(tmp_path: Path) -> None:

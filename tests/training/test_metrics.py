@@ -36,6 +36,20 @@ def test_rewriting_drops_later_and_half_written_lines(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == (metrics(0),)
 
 
+def test_files_of_before_gradient_norms_are_read(tmp_path: Path) -> None:
+    append_metrics(tmp_path, dataclasses.replace(metrics(0), gradient_norm=0.7))
+    path = tmp_path / METRICS_FILE
+    path.write_text(path.read_text().replace(', "gradient_norm": 0.7', ""))
+    assert read_metrics(tmp_path)[0].gradient_norm is None
+
+
+@pytest.mark.parametrize("text", ["{", '{"epoch": 1}\n', '["a"]\n', "\xff"])
+def test_a_corrupt_file_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / METRICS_FILE).write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=r"^expected one JSON line an epoch in .*metrics\.jsonl, found: "):
+        read_metrics(tmp_path)
+
+
 def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=METRICS_FILE):
         append_metrics(tmp_path / "gone", metrics(0))

@@ -33,6 +33,7 @@ class Task:
     checkpoint_every: int | None
     keep_every: int | None = None
     objective: Objective = field(default_factory=FromLabels)
+    train_last: int | None = None  # blocks, and what comes after them; None: everything
 
     @property
     def batch_size(self) -> int:
@@ -110,12 +111,18 @@ class Task:
                 "test": len(self.test),
             },
             "seed": self.seed,
+            **({} if self.train_last is None else {"train_last": self.train_last}),
             **self.objective.identity(),
         }
 
 
 def require_fitting(specimen: Specimen, train: Split, test: Split) -> None:
     """Refuse data that this model cannot be trained or tested on."""
+    if len(specimen.classes) < 2:
+        raise DataError(
+            f"expected at least 2 classes to tell apart in {train.name}, found {len(specimen.classes)}; "
+            "give a folder with a subfolder for each class"
+        )
     for split in (train, test):
         if not len(split) or split.labels is None:
             found = "none" if not len(split) else "images without labels"
@@ -130,3 +137,17 @@ def require_fitting(specimen: Specimen, train: Split, test: Split) -> None:
             raise DataError(
                 f"expected labels from 0 to {len(specimen.classes) - 1} in {split.name}, found {low} to {high}"
             )
+    _require_examples(train, test)
+
+
+def _require_examples(train: Split, test: Split) -> None:
+    """Refuse test images of a class that no training image shows."""
+    assert train.labels is not None
+    assert test.labels is not None
+    lacking = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
+    if lacking:
+        names = ", ".join(test.classes[label] for label in lacking[:5]) + (" ..." if len(lacking) > 5 else "")
+        raise DataError(
+            f"expected training images of every class tested in {train.name}, found none of {len(lacking)} ({names}); "
+            "take these out of the test part, or raise --limit"
+        )
