@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitlens.devices import autocast, evaluating, resolve_device
+from vitlens.devices import autocast, device_name, evaluating, resolve_device
 from vitlens.errors import InputError, UnknownNameError
 
 
@@ -78,3 +78,7 @@ def test_evaluating_brings_every_mode_back():
     with pytest.raises(KeyError), evaluating(model):
         raise KeyError
     assert [module.training for module in model.modules()] == before
+
+
+def test_the_processor_has_a_name():
+    assert device_name(torch.device("cpu"))

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from vitlens.errors import InputError
-from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm, mcnemar, sign_flip_test, wilson
+from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm, mcnemar, median_of, sign_flip_test, wilson
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 20), (7, 20), (20, 20), (447, 480)])
@@ -104,3 +104,17 @@ def test_mcnemar_is_the_binomial_test_of_the_discordant() -> None:
 def test_values_that_are_none_are_refused(bad: list[float]) -> None:
     with pytest.raises(InputError, match="expected"):
         bootstrap_mean(bad)
+
+
+@pytest.mark.parametrize("n", [6, 9, 20, 101])
+def test_the_interval_of_a_median_is_scipys(n: int) -> None:
+    values = np.random.default_rng(n).exponential(size=n)
+    found = median_of(values, unit="ms")
+    expected = stats.quantile_test(values, q=0, p=0.5).confidence_interval(0.95)
+    assert (found.value, found.n, found.unit) == (np.median(values), n, "ms")
+    assert (found.low, found.high) == (expected.low, expected.high)
+
+
+def test_few_values_have_no_interval_of_their_median() -> None:
+    assert median_of([3.0, 1.0, 2.0]).low is None
+    assert median_of([3.0, 1.0, 2.0]).value == 2.0

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vitlens.analysis.ablate import ablate as ablate
     from vitlens.analysis.attention import attention as attention
     from vitlens.analysis.evaluate import evaluate as evaluate
+    from vitlens.analysis.profile import profile as profile
     from vitlens.analysis.relevance import relevance as relevance
     from vitlens.analysis.rollout import rollout as rollout
     from vitlens.analysis.stats import statistics as statistics
@@ -25,6 +26,7 @@ _HOMES = {
     "attention": ("vitlens.analysis.attention", "attention"),
     "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
     "load": ("vitlens.models.zoo", "load"),
+    "profile": ("vitlens.analysis.profile", "profile"),
     "relevance": ("vitlens.analysis.relevance", "relevance"),
     "rollout": ("vitlens.analysis.rollout", "rollout"),
     "statistics": ("vitlens.analysis.stats", "statistics"),
@@ -38,6 +40,7 @@ __all__ = [
     "attention",
     "evaluate",
     "load",
+    "profile",
     "relevance",
     "rollout",
     "statistics",

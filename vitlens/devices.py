@@ -1,8 +1,10 @@
 """Which device and which precision: what the user asked for, against what is there."""
 
+import platform
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 
 import torch
 
@@ -52,3 +54,14 @@ def evaluating(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for name, part in module.named_modules():
             part.training = modes.get(name, part.training)
+
+
+def device_name(device: torch.device) -> str:
+    """What the hardware calls itself ("NVIDIA H100 80GB HBM3"); the architecture where it does not say."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

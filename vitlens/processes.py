@@ -26,6 +26,9 @@ class _Images(Protocol):
 
 _Some = TypeVar("_Some", bound=_Images)
 
+# of gloo's and NCCL's errors when a process has ended, or has not come within the time set
+_GONE = ("gloo", "Connection", "NCCL", "Broken pipe", "Timed out", "timed out")
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -51,7 +54,7 @@ class Processes:
         if self.count == 1:
             return summed.to("cpu", copy=True)
         summed = summed.to(self.device, copy=True)  # NCCL knows no CPU
-        with _meeting():
+        with meeting():
             distributed.all_reduce(summed)
         return summed.cpu()
 
@@ -97,17 +100,19 @@ class Processes:
         """The tensor of each process, on the CPU; all have one shape."""
         sent = values.contiguous().view(-1).view(torch.uint8).to(self.device)  # gloo knows few types; bits are bits
         parts = [torch.empty_like(sent) for _ in range(self.count)]
-        with _meeting():
+        with meeting():
             distributed.all_gather(parts, sent)
         return [part.cpu().view(values.dtype).view(values.shape) for part in parts]
 
 
 @contextmanager
-def _meeting() -> Iterator[None]:
-    """What the backends say when another process is gone, in the user's words."""
+def meeting() -> Iterator[None]:
+    """What the backends say when another process is gone, in the user's words, as RunError; other errors pass."""
     try:
         yield
     except RuntimeError as error:
+        if not any(word in str(error) for word in _GONE):
+            raise
         raise RunError(
             "expected all processes to work on, found one that has ended; its own error tells why, or --debug"
         ) from error
@@ -155,6 +160,11 @@ def share_of(split: _Some, processes: Processes) -> _Some:
 def _started() -> int:
     """How many processes were started together: WORLD_SIZE, without which a RANK means nothing."""
     said = os.environ.get("WORLD_SIZE") or "1"
+    if said == "1" and os.environ.get("ACCELERATE_USE_CPU") == "True" and os.environ.get("MASTER_PORT"):
+        raise InputError(
+            "expected the processes that accelerate launch --cpu was asked for, found one: it starts more through MPI "
+            "alone; type torchrun --nproc_per_node N -m vitlens ... --device cpu"
+        )
     if not said.isdecimal() or int(said) < 1:
         raise InputError(f"expected a number of processes in the variable WORLD_SIZE, found {said!r}; unset it")
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]

@@ -76,6 +76,21 @@ def bootstrap_difference(
     return bootstrap_mean(one - two, groups=groups, seed=seed, draws=draws, unit=unit)
 
 
+def median_of(values: ArrayLike, *, unit: str = "fraction") -> Estimate:
+    """The median of values (n,) with the 95 % interval of its order statistics (Conover 1999, section 3.2).
+
+    Nothing is assumed of their distribution; fewer than 6 values have no such interval.
+    """
+    ordered = np.sort(_vector(values))
+    n, middle = len(ordered), float(np.median(ordered))
+    below = int(stats.binom.ppf(0.025, n, 0.5))  # values below the lower end, at most
+    if stats.binom.cdf(below, n, 0.5) > 0.025:
+        below -= 1
+    if below < 0:
+        return Estimate(middle, n=n, unit=unit)
+    return Estimate(middle, float(ordered[below]), float(ordered[n - 1 - below]), n, unit)
+
+
 def sign_flip_test(
     differences: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, draws: int = DRAWS
 ) -> float:

@@ -8,6 +8,7 @@ from vitlens.cli.main import EXAMPLES, run
 from vitlens.cli.words import one_option_an_image
 from vitlens.names import COMMANDS, FUSIONS
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning
 
 
 def test_defaults_of_the_command_line_are_those_of_the_options(stand_in):
@@ -119,6 +120,20 @@ def test_stats_takes_one_model_or_two(stand_in, capsys):
     assert capsys.readouterr().out == ""  # a process that is not the first has nothing to say
 
 
+def test_profile_takes_lists(stand_in, capsys):
+    calls = stand_in("profile", result="report.md")
+    line = "profile vit-tiny timm:x --patch-size 4,8x16 --sizes 64 --batch-sizes 2,1"
+    assert run(line.split()) == 0
+    assert run(["profile", "vit-tiny"]) == 0
+    assert capsys.readouterr().out == "report.md\nreport.md\n"
+    lists = [{word: options[word] for word in ("patch_sizes", "sizes", "batch_sizes")} for _, options in calls]
+    assert lists[0] == {"patch_sizes": ((4, 4), (8, 16)), "sizes": ((64, 64),), "batch_sizes": (1, 2)}
+    assert lists[1] == {"patch_sizes": (), "sizes": (), "batch_sizes": ()}
+    assert calls[0][0] == (["vit-tiny", "timm:x"],)
+    assert run(["profile", "vit-tiny", "--limit", "3"]) == 2
+    assert "error: expected no --limit, found 3: profile takes random pixels" in capsys.readouterr().err
+
+
 def test_train_passes_on_what_was_given_alone(stand_in):
     calls = stand_in("train")
     assert (
@@ -146,6 +161,24 @@ def test_train_passes_on_what_was_given_alone(stand_in):
     assert options["shape"] == {"patch_size": [8, 8], "depth": 2}
     assert options["image_size"] == (64, 64)
     assert (options["data"], options["resume"]) == (None, None)
+
+
+def test_train_passes_on_what_is_tuned_and_who_teaches(stand_in, capsys):
+    calls = stand_in("train")
+    for line in (
+        "timm:x --weights w.pth --freeze-backbone --cached-views 3 --layer-decay 0.75",
+        "vit-tiny --distill-from r --distill soft --temperature 2 --distill-weight 0.3",
+        "vit-tiny --distill-from r --no-distill-token --beside p",
+        "runs/a --train-last 2",
+    ):
+        assert run(["train", *line.split()]) == 0
+    tunings, teachings = ([options[name] for _, options in calls] for name in ("tuning", "teaching"))
+    assert tunings == [Tuning("w.pth", freeze=True, views=3), WHOLE, WHOLE, Tuning(last=2)]
+    assert teachings[1:3] == [Teaching("r", "soft", 0.3, 2.0), Teaching("r", token=False, beside="p")]
+    assert teachings[0] == teachings[3] == UNTAUGHT
+    assert calls[0][1]["recipe"] == {"layer_decay": 0.75}
+    assert run(["train", "vit-tiny", "--distill", "soft"]) == 2
+    assert "--distill-from MODEL with --distill, found --distill alone" in capsys.readouterr().err
 
 
 def test_train_keeps_weights_when_asked(stand_in):

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from vitlens.cli.completion import complete_data, complete_model, complete_preset
+from vitlens.cli.completion import complete_data, complete_model
 from vitlens.names import BUNDLED, EMBEDDED_DATA, PRESETS, TORCHVISION_DATA
 
 
@@ -8,7 +8,7 @@ def test_every_name_is_offered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert {*PRESETS, *BUNDLED, "timm:", "torchvision:"} == set(complete_model(""))
     assert {*EMBEDDED_DATA, *TORCHVISION_DATA} == set(complete_data(""))
-    assert complete_preset("resnet") == ["resnet20", "resnet18", "resnet50"]
+    assert complete_model("resnet") == ["resnet20", "resnet18", "resnet50"]
 
 
 def test_what_lies_here_is_offered(tmp_path, monkeypatch):

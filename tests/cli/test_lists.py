@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitlens.cli.lists import numbers, one_of, side_lengths, two_counts
+from vitlens.cli.lists import counts, many_side_lengths, numbers, one_of, side_lengths, two_counts
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import FUSIONS
 
@@ -26,6 +26,20 @@ def test_three_numbers(values):
 def test_what_is_not_three_numbers_is_refused(text):
     with pytest.raises(InputError, match="expected --std R,G,B"):
         numbers("--std", text)
+
+
+def test_many_sizes_are_each_taken_once():
+    assert many_side_lengths("--sizes", "16, 32x48,16,") == ((16, 16), (32, 48))
+    for text in ("", ",", "a", "3x4x5", "0"):
+        with pytest.raises(InputError, match="expected --sizes"):
+            many_side_lengths("--sizes", text)
+
+
+def test_counts_rise():
+    assert counts("--batch-sizes", "8, 1,2,8") == (1, 2, 8)
+    for text in ("", "0", "1,,2", "-1", "1.5"):
+        with pytest.raises(InputError, match="expected --batch-sizes with whole numbers from 1"):
+            counts("--batch-sizes", text)
 
 
 @given(st.integers(1, 9999), st.integers(1, 9999))

@@ -69,6 +69,9 @@ def test_an_unknown_public_name_says_the_known_ones():
         (names.AttentionMethod, names.ATTENTION_METHODS),
         (names.CommandName, names.COMMANDS),
         (names.FigureFormat, names.FORMATS),
+        (names.TrackerName, names.TRACKERS),
+        (names.StudyKind, names.STUDY_KINDS),
+        (names.DistillKind, names.DISTILL_KINDS),
         (names.Precision, names.PRECISIONS),
     ],
 )

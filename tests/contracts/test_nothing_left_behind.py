@@ -9,6 +9,9 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.lens.tiny import images, ours, timm_specimen, torchvision_swin, torchvision_vit
 from vitlens.analysis.attention import attention, attention_maps
+from vitlens.analysis.flops import flops_by_part
+from vitlens.analysis.memory import inference_peak, saved_for_training
+from vitlens.analysis.profile import profile
 from vitlens.analysis.relevance import relevance
 from vitlens.analysis.rollout import rollout
 from vitlens.analysis.stats import statistics
@@ -74,6 +77,10 @@ USES: dict[str, Callable[[Specimen, Tensor], object]] = {
     "relevance": relevance,
     "statistics": statistics,
     "query_maps": lambda specimen, batch: query_maps(specimen, batch, query=(0, 0)),
+    "flops": lambda specimen, _batch: flops_by_part(specimen),
+    "saved_for_training": saved_for_training,
+    "inference_peak": inference_peak,
+    "profile": lambda specimen, _batch: profile(specimen, batch_sizes=[1]),
 }
 
 

@@ -22,7 +22,15 @@ LINES = {
     "ablate": "ablate {vit} --data digits --limit 12 --replace mean,zero,resample --greedy --prune 0.25",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
     "ablate for the top": "ablate {vit} --data digits --limit 12 --top 1",
+    "profile": "profile {vit} {cnn} --batch-sizes 1,2 --sizes 16,32",
+    "profile by patch size": "profile vit-mini --patch-size 8,16 --batch-sizes 1",
     "train": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 --heads 2",
+    "train a head alone": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --freeze-backbone",
+    "train from a teacher": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 "
+    "--heads 2 --distill-from {cnn} --beside {vit}",
+    "train frozen and full": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --compare-frozen",
+    "study of rungs": "study --kind pooling --seeds 2 --epochs 1 --limit 20 --batch-size 10",
+    "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
     "study": "study {vit} {cnn} --data digits --limit 8",
 }
 

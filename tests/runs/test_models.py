@@ -23,10 +23,10 @@ def test_a_part_of_a_name_and_a_pattern_both_find():
 @pytest.mark.parametrize(
     ("name", "supports", "lacks"),
     [
-        ("timm:deit_tiny_patch16_224", "rollout", "train"),
+        ("timm:deit_tiny_patch16_224", "train", "windowed,"),
         ("timm:swin_tiny_patch4_window7_224", "attention", "rollout"),
         ("torchvision:resnet18", "evaluate", "attention"),
-        ("vit-digits", "rollout", "train"),
+        ("vit-digits", "rollout", "untrained"),
         ("cnn-digits", "evaluate", "rollout"),
         ("vit-micro", "train", "rollout"),
     ],

@@ -20,14 +20,15 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     results = json.loads((out / "results.json").read_text())
     assert results["status"] == "done"
     folders = [row["folder"] for row in results["tables"]["chapters"]]
-    chapters = ("train-resnet20", "evaluate", "attention-mine", "rollout-mine", "stats-mine", "ablate-mine")
-    assert folders == [f"chapters/{name}" for name in chapters]
+    words = ("train-resnet20", "evaluate", "attention-mine", "rollout-mine", "stats-mine", "ablate-mine", "profile")
+    assert folders == [f"chapters/{name}" for name in words]
     for folder in folders:
         assert json.loads((out / folder / "results.json").read_text())["status"] == "done"
     evaluated = json.loads((out / "chapters/evaluate/results.json").read_text())["metrics"]
     for alias in ("mine", "resnet20"):
         assert results["metrics"][f"accuracy/{alias}"] == evaluated[f"accuracy/{alias}"]
     assert "localisation/mine/pointing/rollout-mean" in results["metrics"]
+    assert results["metrics"]["parameters/resnet20"]["value"] == 269_722
     text = written.read_text()
     assert "`resnet20` is right on" in text
     assert "mean mask area" in text

@@ -14,6 +14,7 @@ import torch
 from tests.training.tiny import tiny_recipe, tiny_specimen, tiny_split
 from vitlens.training import checkpoint, loop
 from vitlens.training.metrics import Progress
+from vitlens.training.recipe import Recipe
 
 
 def main() -> None:
@@ -22,6 +23,8 @@ def main() -> None:
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--kill-writing", type=int)
     parser.add_argument("--steady", action="store_true")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--accumulate", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
     loop._PROGRESS_INTERVAL = 0.0
@@ -38,11 +41,16 @@ def main() -> None:
         tiny_specimen(**rates),
         tiny_split("train", 8 if options.steady else 40),
         tiny_split("test", 12),
-        recipe=tiny_recipe(epochs=20, evaluate_every=5) if options.steady else tiny_recipe(),
+        recipe=steady_recipe(options.batch, options.accumulate) if options.steady else tiny_recipe(),
         directory=options.folder,
+        precision="fp32" if options.steady else "auto",  # bf16 rounds too coarsely to compare
         checkpoint_every=3,
         on_progress=heard,
     )
+
+
+def steady_recipe(batch: int, accumulate: int) -> Recipe:
+    return tiny_recipe(epochs=20, evaluate_every=5, batch_size=batch, accumulate=accumulate)
 
 
 def kill_while_writing(number: int) -> None:

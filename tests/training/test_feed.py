@@ -1,11 +1,17 @@
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.training.tiny import tiny_split
 from vitlens.data.split import Chosen, InMemory
-from vitlens.training.feed import at_hand, derive, epoch_batches, portions, share
+from vitlens.errors import RunError
+from vitlens.training.feed import at_hand, decoding, derive, epoch_batches, portions, share
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,47 @@ def test_workers_bring_the_same_pixels_in_the_same_order() -> None:
         assert torch.equal(near.indices, batch)
         assert torch.equal(far.indices, batch)
         assert torch.equal(near.pixels, far.pixels)
+
+
+@dataclass(frozen=True)
+class Killed(OnDisk):
+    """A process that decodes it is killed at the third batch, as by a system out of memory."""
+
+    def read(self, indices: torch.Tensor) -> torch.Tensor:
+        if 20 in indices:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(indices)
+
+
+KILLED = """
+import torch
+from tests.training.test_feed import Killed
+from tests.training.tiny import tiny_split
+from vitlens.errors import RunError
+from vitlens.training.feed import decoding, portions
+try:
+    with decoding():
+        list(portions(Killed(tiny_split("train", 30).source), torch.arange(30).split(5), pin=False))
+except RunError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow  # in a process of its own, as PyTorch's handler of the signal may speak up at any time after
+def test_a_killed_worker_is_an_error_that_says_how_to_go_on() -> None:
+    command, root = [sys.executable, "-c", KILLED], Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    assert "expected the processes that decode images to work on, found one that was killed" in done.stdout
+    assert "go on with vitlens train --resume" in done.stdout
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    for error in (RuntimeError("of its own"), ValueError("of its own")):
+        with pytest.raises(type(error), match="of its own"), decoding():
+            raise error
+    for error in (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), ConnectionResetError()):
+        with pytest.raises(RunError, match="was killed"), decoding():
+            raise error
 
 
 def test_derived_seeds_do_not_collide() -> None:

@@ -52,10 +52,12 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, 
 
 
 @pytest.mark.slow  # torchrun and two processes: 25 s on two busy cores
-def test_two_processes_lose_what_one_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("batch", "accumulate"), [("8", "1"), ("7", "3")], ids=["even", "uneven and accumulated"])
+def test_two_processes_lose_what_one_does(batch: str, accumulate: str, tmp_path: Path) -> None:
+    """Shares of 4 and 4 at once; shares of 4 and 3 in two and three parts, against 7 at once."""
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *JOB)
-    assert run(*launch, tmp_path / "two", "--steady") == 0
-    assert run(*JOB, tmp_path / "one", "--steady") == 0
+    assert run(*launch, tmp_path / "two", "--steady", "--batch", batch, "--accumulate", accumulate) == 0
+    assert run(*JOB, tmp_path / "one", "--steady", "--batch", batch) == 0
     two, one = read_metrics(tmp_path / "two"), read_metrics(tmp_path / "one")
     assert [metrics.step for metrics in two] == list(range(1, 21))
     for first, second in zip(two, one, strict=True):
@@ -64,6 +66,29 @@ def test_two_processes_lose_what_one_does(tmp_path: Path) -> None:
         assert first.test_accuracy == second.test_accuracy
     left, right = load_file(tmp_path / "two" / WEIGHTS_FILE), load_file(tmp_path / "one" / WEIGHTS_FILE)
     assert all(torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5) for name in left)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 100])
+def test_accumulated_gradients_train_as_the_whole_batch_does(parts: int, tmp_path: Path) -> None:
+    found = []
+    for accumulate in (1, parts):
+        specimen = tiny_specimen(drop_path=0.0, dropout=0.0)
+        recipe = tiny_recipe(batch_size=7, accumulate=accumulate)
+        fit(
+            specimen,
+            tiny_split("train", 40),
+            tiny_split("test", 12),
+            recipe=recipe,
+            directory=tmp_path / str(accumulate),
+            precision="fp32",
+        )
+        found.append((read_metrics(tmp_path / str(accumulate)), specimen.model.state_dict()))
+    (whole, weights), (cut, others) = found
+    for one, other in zip(whole, cut, strict=True):
+        assert other.train_loss == pytest.approx(one.train_loss, rel=1e-5)
+        assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-4)
+        assert other.train_accuracy == one.train_accuracy
+    assert all(torch.allclose(weights[name], others[name], rtol=1e-3, atol=1e-5) for name in weights)
 
 
 def test_a_batch_has_an_image_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ class OneOfSeveral(Accelerator):
         self.specimen = specimen
         self.gradients: dict[str, torch.Tensor] = {}
 
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:  
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -9,9 +9,16 @@ from collections.abc import Callable
 from typing import Any, get_type_hints
 
 from vitlens.cli.options import model_options, run_options
+from vitlens.cli.train_options import teaching_options, tuning_options
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.train_options import Teaching, Tuning
 
-_MAKERS: dict[object, Callable[..., object]] = {RunOptions: run_options, ModelOptions: model_options}
+_MAKERS: dict[object, Callable[..., object]] = {
+    RunOptions: run_options,
+    ModelOptions: model_options,
+    Tuning: tuning_options,
+    Teaching: teaching_options,
+}
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitlens.names import BUNDLED, EMBEDDED_DATA, PRESETS, TORCHVISION_DATA
+from vitlens.names import BUNDLED, EMBEDDED_DATA, PRESETS, STUDY_KINDS, TORCHVISION_DATA
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -12,9 +12,9 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in known if name.startswith(incomplete)]
 
 
-def complete_preset(incomplete: str) -> list[str]:
-    """What can be trained."""
-    return [name for name in PRESETS if name.startswith(incomplete)]
+def complete_kind(incomplete: str) -> list[str]:
+    """The kinds of study."""
+    return [name for name in STUDY_KINDS if name.startswith(incomplete)]
 
 
 def complete_data(incomplete: str) -> list[str]:

@@ -15,6 +15,7 @@ from vitlens.cli.data import data
 from vitlens.cli.evaluate import evaluate
 from vitlens.cli.models import models
 from vitlens.cli.predict import predict
+from vitlens.cli.profile import profile
 from vitlens.cli.report import report
 from vitlens.cli.rollout import rollout
 from vitlens.cli.stats import stats
@@ -33,6 +34,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     rollout: "vitlens rollout vit-digits --fusion mean,max,min",
     stats: "vitlens stats vit-digits --limit 100",
     ablate: "vitlens ablate vit-digits --limit 100",
+    profile: "vitlens profile vit-micro resnet20",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",
     data: "vitlens data digits",

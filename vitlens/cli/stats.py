@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.options import Data, Images, Models
+from vitlens.names import AnimationFormat
 from vitlens.runs.options import ModelOptions, RunOptions
 
 
@@ -20,6 +21,14 @@ def stats(
             help="Distance of the attention on patches alone, or with the mass on CLS counted as 0 px.",
         ),
     ] = True,
+    over_training: Annotated[
+        bool,
+        typer.Option("--over-training", help="Also with the weights that a run with --keep-every kept."),
+    ] = False,
+    animate: Annotated[
+        AnimationFormat | None,
+        typer.Option("--animate", help="And as a film, in animations/; mp4 needs ffmpeg.", show_default=False),
+    ] = None,
     model_options: ModelOptions,
     options: RunOptions,
 ) -> None:
@@ -27,7 +36,14 @@ def stats(
     from vitlens.runs.stats import stats as run
 
     written = run(
-        models, data=data, images=images, renormalise=renormalise, model_options=model_options, options=options
+        models,
+        data=data,
+        images=images,
+        renormalise=renormalise,
+        learning=over_training,
+        animate=animate,
+        model_options=model_options,
+        options=options,
     )
     if written is not None:  # of several processes the first alone has something to say
         typer.echo(written)

@@ -1,15 +1,17 @@
-"""`vitlens train`: from scratch."""
+"""`vitlens train`: from scratch, from trained weights, from a teacher."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitlens.cli.completion import complete_preset
+from vitlens.cli.completion import complete_model
 from vitlens.cli.lists import one_of, recipe_settings, side_lengths
 from vitlens.cli.options import Data
+from vitlens.cli.train_options import TUNING
 from vitlens.names import TRACKERS, Compile, RecipeName
 from vitlens.runs.options import RunOptions
+from vitlens.runs.train_options import Teaching, Tuning
 
 _RECIPE, _SHAPE = "Recipe (default: the preset's)", "Shape (default: the preset's)"
 _COST = "Speed and memory"
@@ -19,9 +21,10 @@ def train(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET",
-            help="vit-micro, vit-tiny, resnet20 ...; see vitlens models. Left out with --resume.",
-            autocompletion=complete_preset,
+            metavar="MODEL",
+            help="From scratch: vit-micro, vit-tiny, resnet20 ... Further: timm:NAME, torchvision:NAME, a run folder; "
+            "see vitlens models. Left out with --resume.",
+            autocompletion=complete_model,
             show_default=False,
         ),
     ] = None,
@@ -63,6 +66,15 @@ def train(
     ] = None,
     label_smoothing: Annotated[
         float | None, typer.Option("--label-smoothing", metavar="X", help="Share in [0, 1).", rich_help_panel=_RECIPE)
+    ] = None,
+    layer_decay: Annotated[
+        float | None,
+        typer.Option(
+            "--layer-decay",
+            metavar="X",
+            help="Share of the learning rate that a layer has of the one above it.",
+            rich_help_panel=TUNING,
+        ),
     ] = None,
     average: Annotated[
         float | None,
@@ -109,9 +121,11 @@ def train(
         bool,
         typer.Option("--recompute", help="Blocks' activations twice, to spare memory.", rich_help_panel=_COST),
     ] = False,
+    tuning: Tuning,
+    teaching: Teaching,
     options: RunOptions,
 ) -> None:
-    """Train a preset from scratch; the folder that it writes is a MODEL for every other command."""
+    """Train a preset from scratch, or a trained model further; its folder is a MODEL for every other command."""
     recipe: dict[str, object] = {
         "epochs": epochs,
         "learning_rate": learning_rate,
@@ -119,6 +133,7 @@ def train(
         "warmup": warmup,
         "clip": clip,
         "label_smoothing": label_smoothing,
+        "layer_decay": layer_decay,
         "average": average,
     }
     recipe |= recipe_settings(settings or [])
@@ -139,6 +154,8 @@ def train(
         named=named,
         compiling=None if compiling == "auto" else compiling,
         recompute=recompute,
+        tuning=tuning,
+        teaching=teaching,
         options=options,
     )
     if written is not None:  # of several processes the first alone has something to say

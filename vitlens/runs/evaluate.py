@@ -21,6 +21,7 @@ from vitlens.analysis.evaluate import (
     top_k,
 )
 from vitlens.analysis.evaluate import evaluate as evaluate_specimen
+from vitlens.analysis.pairs import pairs
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
@@ -32,7 +33,7 @@ from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
-from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean, holm, mcnemar
+from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
 
 __all__ = ["draw", "evaluate", "tell"]
 
@@ -140,29 +141,7 @@ def keep_tables(folder: RunFolder, evaluations: Sequence[Evaluation], *, classes
     for name, content in rows.items():
         folder.table(name, content)
     if len(evaluations) > 1:
-        folder.table("pairs", _pairs(evaluations))
-
-
-def _pairs(evaluations: Sequence[Evaluation]) -> list[dict[str, object]]:
-    """Who is right where, for each pair of models, with McNemar's p-value, corrected for the number of pairs."""
-    rows: list[dict[str, object]] = []
-    p_values = []
-    for first, second in combinations(evaluations, 2):
-        one, two = first.correct, second.correct
-        only_first, only_second = int((one & ~two).sum()), int((~one & two).sum())
-        p_values.append(mcnemar(only_first, only_second))
-        rows.append(
-            {
-                "first": first.alias,
-                "second": second.alias,
-                "both_right": int((one & two).sum()),
-                "only_first_right": only_first,
-                "only_second_right": only_second,
-                "both_wrong": int((~one & ~two).sum()),
-                "p": p_values[-1],
-            }
-        )
-    return [{**row, "p_holm": adjusted} for row, adjusted in zip(rows, holm(p_values))]
+        folder.table("pairs", [asdict(pair) for pair in pairs(evaluations)])
 
 
 def _keep_arrays(folder: RunFolder, evaluation: Evaluation, split: Split, *, seed: int) -> None:

@@ -33,6 +33,14 @@ _OURS = (
     "checkpoint/*",
     "progress/*.npz",
     "kept/*.safetensors",
+    "features/*.safetensors",
+    "animations/*.gif",
+    "animations/*.mp4",
+    "tensorboard/events.out.*",
+    "tensorboard/*/events.out.*",
+    "tensorboard/*/hparams.yml",
+    "points/*/seed-*/*",
+    "points/*/seed-*/checkpoint/*",
 )
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from vitlens.data.catalogue import load_data, load_images
@@ -9,6 +10,7 @@ from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
+from vitlens.files import read_run
 from vitlens.models.naming import parse_models
 from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import load
@@ -64,7 +66,7 @@ def load_split(
         if data is None and specimen.classes != DIGITS:
             raise InputError(f"expected images for {specimen.alias}, found none; give --images PATH... or --data DATA")
         # nothing of a folder without a test part was held out from a model that vitlens did not train
-        foreign = specimen.architecture["kind"] != "preset"
+        foreign = specimen.architecture["kind"] != "preset" and not _trained_here(specimen)
         split = load_data(
             data or "digits",
             part=part,
@@ -78,6 +80,14 @@ def load_split(
         more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
         print(f"left out {len(split.skipped)} that could not be read ({named}{more})", file=sys.stderr)  # noqa: T201
     return split.limit(options.limit or limit, seed=options.seed)
+
+
+def _trained_here(specimen: Specimen) -> bool:
+    """Whether `vitlens train` wrote its weights: then a test part was held out, whatever the architecture."""
+    place = Path(specimen.provenance.name)
+    with suppress(InputError):
+        return read_run(place if place.is_dir() else place.parent).command == "train"
+    return False
 
 
 def load_splits(

@@ -15,10 +15,10 @@ from vitlens.names import BUNDLED, PRESETS
 
 _LOOK_AT_MOST = 40  # hub models whose anatomy is read; more take long
 _SUPPORTED: dict[Family, str] = {
-    "vit": "predict evaluate attention rollout study",
-    "windowed": "predict evaluate attention",
-    "cnn": "predict evaluate study",
-    "other": "predict evaluate",
+    "vit": "predict train evaluate attention rollout profile study",
+    "windowed": "predict train evaluate attention profile",
+    "cnn": "predict train evaluate profile study",
+    "other": "predict train evaluate profile",
 }
 
 
@@ -54,7 +54,7 @@ def _own(pattern: str) -> Iterator[str]:
             yield _line(name, f"{family}, bundled", _SUPPORTED[family])
     for name in PRESETS:
         if _matches(name, pattern):
-            yield _line(name, f"{'vit' if name.startswith('vit') else 'cnn'}, untrained", "train study")
+            yield _line(name, f"{'vit' if name.startswith('vit') else 'cnn'}, untrained", "train profile study")
 
 
 def _hub_model(kind: str, name: str) -> tuple[str, str]:
@@ -64,7 +64,7 @@ def _hub_model(kind: str, name: str) -> tuple[str, str]:
         with torch.device("meta"):
             model, preprocessing = build(Architecture("timm" if kind == "timm" else "torchvision", name))
     except (NotImplementedError, RuntimeError):  # some look at their weights while they are made
-        return "not looked at", "predict evaluate"
+        return "not looked at", "predict evaluate profile"
     family = read_anatomy(model, image_size=preprocessing.size).family
     return f"{family}, {sum(part.numel() for part in model.parameters()) / 1e6:.1f} M parameters", _SUPPORTED[family]
 

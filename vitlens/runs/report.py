@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     "ablate": "vitlens.runs.ablate",
     "evaluate": "vitlens.runs.evaluate",
     "predict": "vitlens.runs.predict",
+    "profile": "vitlens.runs.profile",
     "attention": "vitlens.runs.attention",
     "rollout": "vitlens.runs.rollout",
     "stats": "vitlens.runs.stats",

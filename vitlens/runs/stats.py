@@ -17,6 +17,7 @@ from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
 from vitlens.lens.observe import survey
+from vitlens.names import AnimationFormat
 from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
@@ -26,6 +27,8 @@ from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 from vitlens.runs.stats_draw import draw
+from vitlens.runs.stats_film import require_writer, write_film
+from vitlens.runs.stats_learning import keep_learning, kept_of, over_training
 from vitlens.runs.stats_tell import tell
 from vitlens.uncertainty import Estimate, holm
 
@@ -40,14 +43,21 @@ def stats(
     data: str | None = None,
     images: Sequence[str] | None = None,
     renormalise: bool = True,
+    learning: bool = False,
+    animate: AnimationFormat | None = None,
     model_options: ModelOptions,
     options: RunOptions,
 ) -> Path | None:
     """Statistics of every head of one model, or of two on the same images, and the report; returns its path.
 
-    renormalise: distances are of the attention on patches alone. Of several processes each takes its share of the
-    images; all but the first return None. Raises InputError for more than two models.
+    renormalise: distances are of the attention on patches alone; learning: with the weights that the model's run kept
+    over its training, too; animate: these as a film. Of several processes each takes its share of the images; all but
+    the first return None. Raises InputError for more than two models, and for a run that kept no weights.
     """
+    if animate is not None and not learning:
+        raise InputError(f"expected --over-training with --animate {animate}, found --animate alone; add it")
+    require_writer(animate)
+    kept = kept_of(models) if learning else ()
     if len(models) > MOST:
         raise InputError(f"expected one model, or two to compare, found {len(models)}; run vitlens stats for each pair")
     processes, options = join_run(options)
@@ -63,19 +73,26 @@ def stats(
     shares = [share_of(split, processes) for split in splits]
     if not processes.is_first:
         _stream(streams, shares, processes, options)
+        over_training(kept, splits[0], processes, options, renormalise=renormalise)
         return None
     aliases, split = [specimen.alias for specimen in specimens], splits[0]
+    choices = {"renormalise": renormalise, "learning": learning, "animate": animate}
     with RunFolder.create(
         "stats",
         name_parts=(*aliases, split.name),
         title=f"How the heads of {' and '.join(aliases)} look, on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=described(options, specimens=specimens, split=split, choices={"renormalise": renormalise}),
+        config=described(options, specimens=specimens, split=split, choices=choices),
         formats=options.formats,
     ) as folder:
         _stream(streams, shares, processes, options)
         keep(folder, streams, aliases)
+        moments = over_training(kept, split, processes, options, renormalise=renormalise)
+        if moments:
+            keep_learning(folder, moments)
+        if animate is not None:
+            write_film(folder.record(), animate)
         return publish(folder, draw, tell)
 
 

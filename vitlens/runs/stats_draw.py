@@ -12,6 +12,7 @@ from vitlens.figures.specialisation import specialisation_matrix
 from vitlens.figures.stats import distance_by_layer, layer_evolution, token_norms
 from vitlens.files import RunRecord
 from vitlens.runs.report import Drawn
+from vitlens.runs.stats_learning_report import draw_learning
 
 MAPS = ("normalised_entropy", "hoyer", "gini", "cls_mass", "self_mass", "sink_mass")
 _WHOLE = ("normalised_entropy", "hoyer", "gini")  # their colours reach from 0 to 1; the masses', to the greatest
@@ -39,6 +40,7 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
         yield from _roles(record, alias, end, of)
     if record.has_arrays("differences"):
         yield _differences(record, aliases)
+    yield from draw_learning(record)
 
 
 def _distance(record: RunRecord, tables: Mapping[str, Any]) -> Iterator[Drawn]:

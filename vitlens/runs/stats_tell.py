@@ -12,6 +12,7 @@ from vitlens.files import RunRecord
 from vitlens.report import Section, Table, metrics
 from vitlens.runs.describe import data_words
 from vitlens.runs.stats_draw import MAPS, aliases_of, is_measured, title_of
+from vitlens.runs.stats_learning_report import tell_learning
 from vitlens.runs.stats_words import depth_words, token_words
 
 _SHOWN = 400  # heads in the report's table: more than a ViT-L has
@@ -32,7 +33,7 @@ def tell(record: RunRecord) -> list[Section]:
         sections.append(_specialisation(record, alias, heads, end, of))
     if len(aliases) > 1:
         sections.append(_difference_section(record, aliases))
-    return [*sections, _definitions(record), Section("Limits", _LIMITS)]
+    return [*sections, *tell_learning(record), _definitions(record), Section("Limits", _LIMITS)]
 
 
 _LIMITS = (

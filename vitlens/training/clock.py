@@ -1,6 +1,8 @@
 """How fast training goes: images a second, time spent, time left; looks at the test images do not count as training."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Clock:
@@ -24,6 +26,15 @@ class Clock:
     def pause(self) -> None:
         """Training waits from here on."""
         self._pause_began = time.perf_counter()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """What happens inside is not training, within an epoch."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - began
 
     def begin_epoch(self) -> None:
         """Training goes on; the epoch's rate counts from here."""

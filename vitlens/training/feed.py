@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlens.data.split import Chosen, InMemory, Renewable, Source
+from vitlens.errors import RunError
 from vitlens.shapes import Pixels
 
 _MOST_WORKERS = 8  # decoding gains little beyond
+_KILLED = ("is killed by signal", "exited unexpectedly")  # PyTorch of a worker, at once or at its next batch
 
 
 class Portion(NamedTuple):
@@ -88,6 +91,20 @@ def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterato
     loader = DataLoader(_Reads(source), batch_size=None, sampler=list(batches), num_workers=workers, pin_memory=pin)
     for pixels, keys in loader:
         yield Portion(pixels, keys % count, keys)
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """What is said, wherever the program then is, when a process that decodes was killed: RunError, how to go on."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in _KILLED):
+            raise
+        raise RunError(
+            "expected the processes that decode images to work on, found one that was killed (for its memory, maybe); "
+            "go on with vitlens train --resume FOLDER"
+        ) from error
 
 
 class _Reads(Dataset[tuple[Tensor, Tensor]]):

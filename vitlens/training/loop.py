@@ -7,7 +7,7 @@ batch normalisation, whose statistics are per process (a CNN then sees smaller b
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -18,12 +18,13 @@ from accelerate import Accelerator
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen, trainable
-from vitlens.processes import Processes, accelerated
+from vitlens.models.specimen import Specimen
+from vitlens.processes import Processes, accelerated, meeting
 from vitlens.training.average import copy_into
 from vitlens.training.checkpoint import Checkpoint, read_checkpoint, require_same, told_as_storage, write_checkpoint
 from vitlens.training.clock import Clock
-from vitlens.training.feed import Portion, epoch_batches, portions, share
+from vitlens.training.feed import Portion, decoding, epoch_batches, portions, share
+from vitlens.training.finetune import partly_trainable
 from vitlens.training.kept import forget_after, keep_weights, require_interval
 from vitlens.training.metrics import (
     EpochMetrics,
@@ -39,6 +40,7 @@ from vitlens.training.speed import Speed, attending, choose, recomputing
 from vitlens.training.task import Task, require_fitting
 from vitlens.training.update import Updates
 from vitlens.training.validation import look
+from vitlens.training.watch import StepFacts, Watcher, watched
 
 BEST_FILE = "best.safetensors"
 _PROGRESS_INTERVAL = 0.1  # seconds
@@ -58,8 +60,10 @@ def fit(
     checkpoint_every: int | None = None,
     keep_every: int | None = None,
     objective: Objective | None = None,
+    train_last: int | None = None,
     compiling: str = "auto",
     recompute: bool = False,
+    watchers: Sequence[Watcher] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainingResult:
     """Train a specimen, which ends with the last weights (averaged ones where the recipe averages).
@@ -68,10 +72,12 @@ def fit(
     whole; resume: go on from its checkpoint, or begin when there is none yet; checkpoint_every: steps between
     checkpoints within an epoch (None: one at each epoch's end); keep_every: epochs between copies of the weights that
     stay, as kept/epoch-NNNN.safetensors in half precision, the first one before training (None: none); objective: what
-    is made small (None: cross-entropy with the labels); precision, compiling: see speed.choose; recompute: activations
-    of the blocks in the backward pass, to spare memory. Raises InputError when data, model, or the checkpoint do not fit together, NonFiniteError when the loss becomes NaN or
-    infinite (the files keep the last good weights), StorageError when the disk is full (the previous checkpoint
-    survives).
+    is made small (None: cross-entropy with the labels); train_last: the last K blocks and what comes after them alone
+    (0: the head; None: everything); precision, compiling: see speed.choose; recompute: activations
+    of the blocks in the backward pass, to spare memory; watchers: told every step and epoch in the first process, and
+    closed at the end. Raises InputError when data, model, or the checkpoint do not fit together, NonFiniteError when
+    the loss becomes NaN or infinite (the files keep the last good weights), StorageError when the disk is full (the
+    previous checkpoint survives), RunError when another process has ended.
     """
     require_interval(keep_every)
     require_fitting(specimen, train, test)
@@ -84,14 +90,15 @@ def fit(
     speed = choose(device, precision=precision, compiling=compiling, steps=steps)
     task = Task(
         specimen, train, test, recipe, directory, seed, device, speed.precision, checkpoint_every, keep_every,
-        objective or FromLabels(),
+        objective or FromLabels(), train_last,
     )  # fmt: skip
     specimen.to(device)
     if specimen.anatomy.family == "cnn":  # the layout in which convolutions are fast; the values are the same
         specimen.model.to(memory_format=torch.channels_last)
     fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    with fork, trainable(specimen), recomputing(specimen, on=recompute), attending(specimen, device):
-        training = _Training(task, accelerator, processes, speed, on_progress)
+    looked, learning = watched(watchers if processes.is_first else ()), partly_trainable(specimen, last=train_last)
+    with fork, learning, recomputing(specimen, on=recompute), attending(specimen, device), looked as told, decoding():
+        training = _Training(task, accelerator, processes, speed, told, on_progress)
         training.begin(resume=resume)
         return training.run()
 
@@ -105,10 +112,11 @@ class _Training:
         accelerator: Accelerator,
         processes: Processes,
         speed: Speed,
+        watchers: Sequence[Watcher],
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self.task, self.accelerator, self.processes, self.on_progress = task, accelerator, processes, on_progress
-        self.speed = speed
+        self.speed, self.watchers = speed, watchers
         self.updates = Updates(task, accelerator, compiled=speed.compiled)
         # of this epoch, in this process: loss, right ones, images, and norms of gradients over the processes
         self.sums = torch.zeros(4, dtype=torch.float64)
@@ -119,7 +127,8 @@ class _Training:
     def begin(self, *, resume: bool) -> None:
         """Take up the checkpoint, or write the first one."""
         checkpoint = read_checkpoint(self.task.directory) if resume else None
-        self.accelerator.wait_for_everyone()  # nobody writes before all have read
+        with meeting():
+            self.accelerator.wait_for_everyone()  # nobody writes before all have read
         if checkpoint is not None:
             self._take_up(checkpoint)
         if self.processes.is_first:
@@ -183,6 +192,11 @@ class _Training:
         norm = learned.norm / self.processes.count  # all have the same
         self.sums += torch.tensor((learned.loss, learned.right, len(labels), norm), dtype=torch.float64)
         self.clock.count(whole)
+        rate, loss = self.task.learning_rate(self.updates.step - 1), learned.loss / len(labels)
+        facts = StepFacts(self.updates.step, epoch, loss, rate, learned.norm, self.clock.rate())
+        with self.clock.stopped():
+            for watcher in self.watchers:
+                watcher.on_step(facts)
         self._report(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
@@ -212,6 +226,8 @@ class _Training:
                 append_metrics(task.directory, metrics)
                 self._save_weights(best=self.standing.best_epoch == epoch)
                 self._keep_weights(epochs=epoch + 1)
+            for watcher in self.watchers:
+                watcher.on_epoch(metrics, task.specimen)
         self._report(epoch, now=True)
         self.sums.zero_()
         self._write_checkpoint()

@@ -134,7 +134,7 @@ NAMED: Final[Mapping[str, Recipe]] = MappingProxyType(
             crop_padding=4, flip=True, source="a university course's ViT from scratch on CIFAR-10",
         ),
         "short": Recipe(
-            epochs=6, batch_size=128, optimiser="muon", learning_rate=2e-3, warmup=0.1, minimum=0.0, crop_padding=4,
+            epochs=10, batch_size=128, optimiser="muon", learning_rate=3e-3, warmup=0.1, minimum=0.0, crop_padding=4,
             flip=True, source="Muon (Jordan 2024) with little augmentation, for some epochs on a laptop",
         ),
         "deit": _LARGE_VIT,
@@ -143,6 +143,10 @@ NAMED: Final[Mapping[str, Recipe]] = MappingProxyType(
 FINE_TUNING: Final = Recipe(
     epochs=10, batch_size=64, learning_rate=5e-5, flip=True, label_smoothing=0.1, source="for timm: and torchvision:"
 )
+FROZEN: Final = Recipe(
+    epochs=30, batch_size=64, learning_rate=1e-3, label_smoothing=0.1,
+    source="for a head on cached features: rate and epochs from some trials with DeiT-tiny on held-out images",
+)  # fmt: skip
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
         "vit-micro": _SMALL_VIT,

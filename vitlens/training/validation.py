@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluate import answers
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
-from vitlens.processes import Processes
+from vitlens.processes import Processes, meeting
 from vitlens.training.feed import share
 
 
@@ -34,4 +34,5 @@ def _agree_on_buffers(module: nn.Module, processes: Processes) -> None:
     """Give every process the first one's buffers: batch statistics are each process's own while training."""
     if processes.count > 1:
         for buffer in module.buffers():
-            broadcast(buffer, from_process=0)
+            with meeting():
+                broadcast(buffer, from_process=0)

@@ -1,0 +1,106 @@
+"""A new head: what was learned stays, the head's logits are zero, positions fit the size asked for."""
+
+import json
+
+import pytest
+import timm
+import torch
+import torchvision
+
+from tests.training.tiny import CLASSES, tiny_specimen
+from vitlens.models.new_head import classifiers, for_classes
+from vitlens.models.positions import interpolate_positions
+from vitlens.models.specimen import Specimen
+from vitlens.models.vit import VisionTransformer
+from vitlens.models.zoo import load, save, untrained
+
+NEW = ("x", "y", "z", "w")
+MADE = {
+    "ours": tiny_specimen,
+    "ours with a distillation token": lambda: untrained(
+        "vit-mini", classes=CLASSES, overrides={"dim": 8, "depth": 1, "heads": 2, "distillation": True}
+    ),
+    "resnet": lambda: untrained("resnet20", classes=CLASSES),
+    "timm": lambda: load("timm:vit_tiny_patch16_224", random_weights=True, image_size=(32, 32)),
+    "timm, distilled": lambda: load("timm:deit_tiny_distilled_patch16_224", random_weights=True, image_size=(32, 32)),
+    "timm, without a head": lambda: load("timm:vit_small_patch14_dinov2", random_weights=True, image_size=(28, 28)),
+    "timm, a CNN": lambda: load("timm:resnet10t", random_weights=True, image_size=(32, 32)),
+    "torchvision": lambda: load("torchvision:mobilenet_v3_small", random_weights=True),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_head_is_new_and_nothing_else(name: str, tmp_path) -> None:
+    old = MADE[name]()
+    before = {key: value.clone() for key, value in old.model.state_dict().items()}
+    made = for_classes(old, NEW)
+    assert made.classes == NEW
+    images = torch.rand(2, 3, *made.input_size)
+    assert made(images).abs().max() == 0
+    heads = tuple(f"{path}." for path in classifiers(made.model))
+    for key, value in made.model.state_dict().items():
+        if not key.startswith(heads):
+            assert torch.equal(value, before[key]), key
+    assert old.model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in old.model.state_dict().items())
+    assert "by one of the data's 4, all zeros" in made.provenance.notes[-1]
+    assert not made.training
+    assert not any(parameter.requires_grad for parameter in made.parameters())
+    with torch.no_grad():
+        for path in classifiers(made.model):
+            made.model.get_submodule(path).weight.normal_()
+    save(made, tmp_path / "model.safetensors")  # and it is a model like any other
+    again = load(str(tmp_path / "model.safetensors"))
+    assert again.classes == NEW
+    assert torch.equal(again(images), made(images))
+
+
+def test_a_head_for_the_same_classes_is_kept() -> None:
+    old = tiny_specimen().eval()
+    made = for_classes(old, CLASSES)
+    images = torch.rand(2, 3, 8, 12)
+    assert torch.equal(made(images), old(images))
+    assert made.provenance.notes == ()
+    assert made.model is not old.model
+
+
+def larger(tmp_path) -> Specimen:
+    save(tiny_specimen(), tmp_path / "model.safetensors")
+    return load(str(tmp_path / "model.safetensors"), image_size=(16, 20))
+
+
+def test_positions_are_resized_for_another_input_size(tmp_path) -> None:
+    old = larger(tmp_path)
+    images = torch.rand(2, 3, 16, 20)
+    made = for_classes(old, CLASSES)
+    model = made.model
+    assert isinstance(model, VisionTransformer)
+    assert model.pos_embed is not None
+    assert model.pos_embed.shape == (1, 1 + 4 * 5, 16)
+    # as the old one interpolates them in every forward pass
+    assert torch.allclose(made(images), old(images), atol=1e-5)
+    expected = interpolate_positions(old.model.get_parameter("pos_embed"), prefix=1, grid=(2, 3), to=(4, 5))
+    assert torch.equal(model.pos_embed, expected)
+    assert made.anatomy.layout is not None
+    assert made.anatomy.layout.grid == (4, 5)
+    assert "resized the position embeddings from 8x12 to 16x20 px" in made.provenance.notes
+    save(made, tmp_path / "again.safetensors")
+    again = load(str(tmp_path / "again.safetensors"))
+    assert torch.equal(again(images), made(images))
+    assert json.loads(json.dumps(made.architecture))["image_size"] == [16, 20]
+
+
+@pytest.mark.parametrize("name", ["vit_b_16", "swin_t", "resnet18", "convnext_tiny", "densenet121"])
+def test_torchvisions_classifier_is_its_last_linear_map(name: str) -> None:
+    with torch.device("meta"):
+        model = torchvision.models.get_model(name, weights=None)
+    (path,) = classifiers(model)
+    assert model.get_submodule(path).out_features == 1000
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_distilled_patch16_224", "swin_tiny_patch4_window7_224", "convnext_atto"])
+def test_timm_says_its_classifier(name: str) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    assert [model.get_submodule(path).out_features for path in classifiers(model)] == [1000] * len(classifiers(model))
+    assert len(classifiers(model)) == 1 + ("distilled" in name)

@@ -1,0 +1,174 @@
+"""Statistics over training say what the functions say of each of the kept weights, on the same images."""
+
+import json
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.together import together
+from vitlens.analysis.attention import position_similarity
+from vitlens.analysis.stats import statistics
+from vitlens.data.digits import CLASSES, digits
+from vitlens.errors import InputError
+from vitlens.files import write_text
+from vitlens.models.zoo import load, save, untrained
+from vitlens.processes import Processes
+from vitlens.runs import stats_learning
+from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.report import report
+from vitlens.runs.stats import stats
+from vitlens.runs.stats_learning import kept_of, over_training, similarity_by_offset
+from vitlens.training.kept import keep_weights
+from vitlens.training.metrics import METRICS_FILE, EpochMetrics
+
+OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
+
+
+def taught(seed: int, *, patch_size: tuple[int, int] = (8, 8)):
+    shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": list(patch_size)}
+    return untrained("vit-mini", classes=CLASSES, seed=seed, overrides=shape)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that kept its weights before training and after epochs 2 and 4, of 5."""
+    folder = tmp_path_factory.mktemp("runs") / "taught"
+    for epochs in (0, 2, 4):
+        keep_weights(folder, taught(epochs), epochs=epochs)
+    save(taught(5), folder / "model.safetensors")
+    lines = [EpochMetrics(epoch, epoch + 1, 8, 1e-3, 1.0, 0.5, None, None, 1.0, 8.0) for epoch in range(5)]
+    write_text(folder / METRICS_FILE, "".join(json.dumps(asdict(line)) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reports") / "out"
+    run(trained, out, animate="gif")
+    return out
+
+
+def run(folder: Path, out: Path, **changes: object) -> dict:
+    given = {"data": "digits", "learning": True, "options": replace(OPTIONS, out=out), **changes}
+    assert stats([str(folder)], model_options=ModelOptions(), **given) == out / "report.md"
+    return json.loads((out / "results.json").read_text())
+
+
+def test_numbers_are_those_of_the_function_at_every_moment(trained, told):
+    results = json.loads((told / "results.json").read_text())
+    (batch,) = digits("test").limit(12).batches(12)
+    files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
+    files[5] = trained / "model.safetensors"
+    arrays = np.load(told / "arrays" / "learning.npz")
+    assert arrays["epochs"].tolist() == [0, 2, 4, 5]
+    rows = {(row["epochs"], row["layer"], row["head"]): row for row in results["tables"]["learning"]}
+    assert len(rows) == 4 * 2 * 2
+    for moment, (epochs, file) in enumerate(files.items()):
+        table = statistics(load(str(file)), batch.images)
+        for name in ("distance", "normalised_entropy", "cls_normalised_entropy"):
+            found = getattr(table, name)
+            np.testing.assert_allclose(arrays[name][moment], found.numpy(), rtol=1e-5)
+            np.testing.assert_allclose(arrays[f"{name}_low"][moment], table.low(name).numpy(), rtol=1e-4)
+            assert rows[epochs, 1, 0][name] == pytest.approx(found[1, 0].item(), abs=1e-5)
+            mean = results["metrics"][f"learning/{name}/{epochs}"]
+            assert mean["value"] == pytest.approx(found.mean().item(), rel=1e-5)
+            assert mean["low"] < mean["value"] < mean["high"]
+            assert mean["n"] == 12
+    assert not np.array_equal(arrays["distance"][0], arrays["distance"][1])
+
+
+def test_the_same_few_images_at_a_few_moments(trained, monkeypatch):
+    monkeypatch.setattr(stats_learning, "IMAGES", 4)
+    monkeypatch.setattr(stats_learning, "MOMENTS", 2)
+    alone, split = Processes(0, 1, torch.device("cpu")), digits("test").limit(12)
+    moments = over_training(kept_of([str(trained)]), split, alone, OPTIONS, renormalise=True)
+    assert [moment.epochs for moment in moments] == [0, 5]
+    (batch,) = split.limit(4).batches(4)
+    table = statistics(load(str(trained)), batch.images)
+    assert moments[1].table.images == 4
+    torch.testing.assert_close(moments[1].table.distance, table.distance, rtol=1e-5, atol=1e-6)
+
+
+def test_two_processes_find_what_one_does(trained, monkeypatch):
+    def work(processes: Processes) -> torch.Tensor:
+        moments = over_training(kept_of([str(trained)]), digits("test").limit(7), processes, OPTIONS, renormalise=True)
+        return torch.stack([moment.table.normalised_entropy for moment in moments])
+
+    (alone,), (first, second) = (together(count, work, monkeypatch) for count in (1, 2))
+    torch.testing.assert_close(first, alone, rtol=1e-6, atol=1e-9)
+    assert torch.equal(first, second)
+
+
+def test_similarity_by_offset_is_the_mean_over_pairs():
+    specimen = taught(3, patch_size=(8, 16))  # a grid of 4 x 2
+    similarity, found = position_similarity(specimen), similarity_by_offset(specimen)
+    assert found.shape == (7, 3)
+    for down in range(-3, 4):
+        for across in range(-1, 2):
+            pairs = [
+                similarity[2 * row + column, 2 * (row + down) + column + across].item()
+                for row in range(4)
+                for column in range(2)
+                if 0 <= row + down < 4 and 0 <= column + across < 2
+            ]
+            assert found[down + 3, across + 1].item() == pytest.approx(np.mean(pairs), abs=1e-6)
+
+
+def test_neighbours_are_weighed_by_their_pairs(trained, told):
+    results = json.loads((told / "results.json").read_text())
+    similarity = position_similarity(load(str(trained)))
+    places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(-1, 2).double()
+    apart = torch.cdist(places, places)
+    [row] = [row for row in results["tables"]["positions"] if row["epochs"] == 5]
+    assert row["neighbours"] == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
+    assert row["others"] == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
+
+
+def test_the_report_tells_and_draws_it_and_can_be_made_again(told):
+    text = (told / "report.md").read_text()
+    assert "## How the heads came to be" in text
+    assert "The weights of 4 moments, after 0 to 5 epochs, looked at 12 images" in text
+    assert "(animations/learning.gif)" in text
+    for name in ("distance", "normalised_entropy", "cls_normalised_entropy", "positions"):
+        assert f"](figures/learning_{name}.png)" in text
+    before = {path: path.read_bytes() for path in (told / "report.md", *(told / "figures").glob("learning*.png"))}
+    report(told)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_film_has_a_frame_a_moment_and_one_scale(told):
+    file = told / "animations" / "learning.gif"
+    assert file.stat().st_size < 3e6
+    with Image.open(file) as film:
+        frames = []
+        for index in range(film.n_frames):
+            film.seek(index)
+            frames.append(np.asarray(film.convert("RGB")).astype(int))
+        assert "duration" in film.info
+    assert len({frame.shape for frame in frames}) == 1
+    assert len(frames) == 4  # equal frames at the end are one that stays
+    edge = int(0.9 * frames[0].shape[1])  # the colour bar and its numbers
+    assert all(np.abs(frame[40:, edge:] - frames[0][40:, edge:]).max() < 40 for frame in frames)
+    assert all((one != other).any() for one, other in pairwise(frames))
+
+
+def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path, monkeypatch):
+    options = replace(OPTIONS, out=tmp_path / "out")
+    for models, said in (
+        ([str(tiny_vit)], "found none kept in .*; train one with vitlens train PRESET --keep-every N"),
+        (["vit-digits"], "found none kept in vit-digits"),
+        ([str(trained), str(trained)], "one run for --over-training, found 2 models"),
+    ):
+        with pytest.raises(InputError, match=said):
+            stats(models, data="digits", learning=True, model_options=ModelOptions(), options=options)
+    with pytest.raises(InputError, match="expected --over-training with --animate gif"):
+        stats([str(trained)], data="digits", animate="gif", model_options=ModelOptions(), options=options)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="expected ffmpeg for --animate mp4, found none on the PATH; install it"):
+        run(trained, tmp_path / "out", animate="mp4")
+    assert not (tmp_path / "out").exists()

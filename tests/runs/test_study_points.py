@@ -1,0 +1,250 @@
+"""Studies of points: the registry, every point, whole results, and going on as if nothing had happened."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitlens
+from vitlens.analysis.flops import vit_flops
+from vitlens.data.digits import digits
+from vitlens.errors import DataError, InputError, UnknownNameError
+from vitlens.files import read_arrays
+from vitlens.models.vit_config import VIT_PRESETS
+from vitlens.names import PRESETS, STUDY_KINDS
+from vitlens.runs import study_trial
+from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.study import study
+from vitlens.runs.study_kinds import KINDS, Point
+from vitlens.runs.study_trial import Ground, run_trial
+from vitlens.runs.training_progress import training_progress
+from vitlens.training.metrics import Progress, read_metrics
+
+OPTIONS = RunOptions(device="cpu", limit=20, batch_size=10, quiet=True)
+POINTS = {(p.preset, repr(p.shape)): (name, p) for name, kind in KINDS.items() for p in kind.points}
+
+
+def pooling(**changes: object) -> Path:
+    settings = {"kind": "pooling", "epochs": 2, "seeds": 2, "model_options": ModelOptions(), **changes}
+    return study([], **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studies") / "pooling"
+    assert pooling(options=replace(OPTIONS, out=folder)) == folder / "report.md"
+    return folder
+
+
+def shape_of(point: Point) -> dict[str, object]:
+    """A point's changes as a ViTConfig takes them."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in point.shape.items()}
+
+
+def results(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_kinds_are_those_that_the_command_line_offers():
+    assert ("whole", *KINDS) == STUDY_KINDS
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kind_is_well_formed(name):
+    kind = KINDS[name]
+    labels = [point.label for point in kind.points]
+    assert len(set(labels)) == len(labels) >= 2
+    assert len({point.words for point in kind.points}) == len(labels)
+    for point in kind.points:
+        assert point.preset in PRESETS
+        assert point.label.replace("-", "").isalnum()  # it names a folder
+        assert point.against in ("", *labels)
+        assert (point.place is not None) == bool(kind.axis)
+
+
+def test_neighbouring_rungs_of_the_architecture_differ_in_one_thing():
+    base = VIT_PRESETS["vit-mini"]
+    configs = [replace(base, **shape_of(point)) for point in KINDS["architecture"].points]
+    changed = [
+        {name for name in vars(one) if getattr(one, name) != getattr(other, name)} for one, other in pairwise(configs)
+    ]
+    assert changed == [
+        {"attention", "mlp", "heads"}, {"heads"}, {"residual"}, {"norm"}, {"mlp"}, {"depth"}, {"depth"}, {"depth"}
+    ]  # fmt: skip
+    assert not configs[0].attention
+    assert [config.depth for config in configs[5:]] == [1, 2, 4, 6]
+    assert {config.pooling for config in configs} == {"mean"}
+
+
+@pytest.mark.parametrize("key", POINTS, ids=lambda key: "-".join((POINTS[key][0], POINTS[key][1].label)))
+def test_every_point_is_built_and_does_a_step(key, tmp_path):
+    point = replace(POINTS[key][1], share=None)
+    train, test = (digits(part).limit(10) for part in ("train", "test"))
+    ground = Ground("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    telling = training_progress("one step", quiet=True)
+    trial = run_trial(ground, point, tmp_path, seed=0, resume=False, telling=telling)
+    assert (trial.steps, trial.train_images, len(trial.correct)) == (1, 10, 10)
+    before = dict(ground.specimen(point, seed=0).model.named_parameters())
+    after = dict(vitlens.load(str(tmp_path)).model.named_parameters())
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert trial.parameters == sum(value.numel() for value in before.values())
+    if point.preset in VIT_PRESETS:
+        config = replace(VIT_PRESETS[point.preset], **shape_of(point))
+        assert trial.flops == sum(vit_flops(config).values())
+
+
+def test_the_folder_of_a_study_is_whole(done):
+    found = results(done)
+    assert found["status"] == "done"
+    assert [row["label"] for row in found["tables"]["points"]] == ["cls", "mean"]
+    assert [(row["label"], row["seed"]) for row in found["tables"]["trials"]] == [
+        ("cls", 0), ("cls", 1), ("mean", 0), ("mean", 1)
+    ]  # fmt: skip
+    correct = read_arrays(done / "arrays" / "correct.npz")
+    for label in ("cls", "mean"):
+        assert correct[label].shape == (2, 20)
+        assert found["metrics"][f"accuracy/{label}"]["value"] == pytest.approx(correct[label].mean())
+    lost = 100 * (correct["mean"].mean() - correct["cls"].mean())
+    assert found["metrics"]["difference/mean"]["value"] == pytest.approx(lost)
+    text = (done / "report.md").read_text()
+    for words in ("2 points, each trained with 2 seeds, 2 epochs", "rank the points for that budget alone", "4 steps"):
+        assert words in text
+    assert "](figures/points.png)" in text
+
+
+def test_a_trial_is_a_model_with_the_accuracy_that_is_told(done):
+    specimen = vitlens.load(str(done / "points" / "mean" / "seed-1"))
+    split = digits("test").limit(20)
+    right = specimen(split.source.read(torch.arange(20)).float() / 255).argmax(1) == split.labels
+    assert read_arrays(done / "arrays" / "correct.npz")["mean"][1].tolist() == right.tolist()
+    left = {path.name for path in (done / "points" / "mean" / "seed-1").iterdir()}
+    assert left == {"metrics.jsonl", "model.safetensors", "result.npz"}  # no checkpoint, no second copy of the weights
+
+
+def stop_in(trial: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Stop the trial of that number (from 1) in its second epoch; the list counts the trainings that were begun."""
+    fit, begun = study_trial.fit, []
+
+    def interrupted(*args: object, on_progress: Callable[[Progress], None], **options: object) -> object:
+        begun.append(1)
+
+        def tell(progress: Progress) -> None:
+            if len(begun) == trial and progress.epoch == 1:
+                raise KeyboardInterrupt
+            on_progress(progress)
+
+        return fit(*args, on_progress=tell, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(study_trial, "fit", interrupted)
+    return begun
+
+
+def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path, monkeypatch):
+    folder = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        stop_in(3, patch)
+        with pytest.raises(KeyboardInterrupt):
+            pooling(options=replace(OPTIONS, out=folder))
+    assert results(folder)["status"] == "interrupted"
+    assert not (folder / "report.md").exists()
+    stopped = folder / "points" / "mean" / "seed-0"
+    assert read_metrics(stopped)  # an epoch was through
+    assert (stopped / "checkpoint").is_dir()
+    assert not (stopped / "result.npz").exists()
+    (stopped / ".model-0123abcd.safetensors").touch()  # as a kill while writing leaves it
+    earlier = (folder / "points" / "cls" / "seed-1" / "result.npz").stat().st_mtime_ns
+    begun = stop_in(99, monkeypatch)
+    study([], resume=folder, model_options=ModelOptions(), options=RunOptions(device="cpu", quiet=True, seed=7))
+    assert len(begun) == 2  # the stopped one and the one that had not begun
+    assert (folder / "points" / "cls" / "seed-1" / "result.npz").stat().st_mtime_ns == earlier
+    assert results(folder)["status"] == "done"
+    assert not list(folder.rglob(".*"))
+    for name in ("arrays/correct.npz", "points/mean/seed-0/model.safetensors"):
+        assert (folder / name).read_bytes() == (done / name).read_bytes()
+    for name, metric in results(done)["metrics"].items():
+        assert results(folder)["metrics"][name] == metric
+
+
+def test_a_whole_study_is_not_trained_again(done, monkeypatch):
+    before = (done / "arrays" / "correct.npz").read_bytes()
+    begun = stop_in(99, monkeypatch)
+    assert study([], resume=done, model_options=ModelOptions(), options=OPTIONS) == done / "report.md"
+    assert not begun
+    assert (done / "arrays" / "correct.npz").read_bytes() == before
+
+
+def test_overwriting_takes_earlier_results_away(done, tmp_path):
+    folder = tmp_path / "again"
+    pooling(epochs=1, seeds=1, options=replace(OPTIONS, out=folder))
+    assert "There was one seed" in (folder / "report.md").read_text()
+    from vitlens.runs.folder import RunFolder
+
+    RunFolder.create("study", out=folder, overwrite=True)
+    assert not [path for path in folder.glob("points/**/*") if path.is_file()]
+
+
+def test_shares_are_of_the_data_and_steps_are_equal(tmp_path):
+    point = next(point for point in KINDS["data"].points if point.label == "vit-25")
+    train, test = digits("train").limit(40), digits("test").limit(10)
+    ground = Ground("digits", train, test, 2, None, torch.device("cpu"), OPTIONS)
+    telling = training_progress("a share", quiet=True)
+    trial = run_trial(ground, point, tmp_path, seed=0, resume=False, telling=telling)
+    assert (trial.steps, trial.train_images) == (8, 10)
+
+
+def refuses(match: str, error: type[Exception] = InputError, **changes: object) -> None:
+    out = changes["options"].out if "options" in changes else None  # type: ignore[attr-defined]
+    with pytest.raises(error, match=match):
+        pooling(**{"options": OPTIONS, **changes})
+    assert out is None or not out.exists()
+
+
+def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, done):
+    out = replace(OPTIONS, out=tmp_path / "out")
+    refuses("did you mean 'pooling'", UnknownNameError, kind="poolin", options=out)
+    refuses("--seeds of at least 1, found 0", seeds=0, options=out)
+    refuses("--epochs at least 1", epochs=0, options=out)
+    refuses("did you mean 'digits'", UnknownNameError, data="digts", options=out)
+    refuses("expected no --weights with --kind pooling", model_options=ModelOptions(weights=Path("w.pth")), options=out)
+    sized = ModelOptions(image_size=(36, 36))
+    refuses("'patch 8 px' cannot be built: .* found 36 and 8 px", kind="patch-size", model_options=sized, options=out)
+    refuses("an image of each of 10 classes in 5%", DataError, kind="data", options=out)
+    with pytest.raises(
+        InputError, match="expected no MODEL with --kind pooling, whose points are fixed, found vit-tiny"
+    ):
+        study(["vit-tiny"], kind="pooling", model_options=ModelOptions(), options=out)
+    with pytest.raises(InputError, match="expected --kind with --seeds 2"):
+        study([], seeds=2, model_options=ModelOptions(), options=out)
+    refuses("found both", resume=done, options=out)
+    refuses("with its kind, pooling, found size; leave it out", resume=done, kind="size")
+    refuses("with its epochs, 2, found 5; leave it out", resume=done, epochs=5)
+    refuses("expected the folder of a run", resume=tmp_path)
+
+
+def test_another_study_is_not_resumed_as_one_of_points(done, tmp_path, monkeypatch):
+    from vitlens.runs.folder import RunFolder
+
+    whole = tmp_path / "whole"
+    RunFolder.create("study", out=whole, config={"options": {"models": ["vit-micro"]}})
+    refuses("folder of vitlens study --kind to resume", resume=whole)
+    config = json.loads((done / "config.json").read_text())
+    other = tmp_path / "other"
+    RunFolder.create("study", out=other, config={**config, "points": config["points"][:1]})
+    refuses("expected the points that", resume=other)
+
+
+def test_results_about_other_images_are_refused(done, tmp_path):
+    train, test = (digits(part).limit(10) for part in ("train", "test"))
+    ground = Ground("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    with pytest.raises(InputError, match=r"expected the 20 test images that .* found 10"):
+        run_trial(
+            ground, KINDS["pooling"].points[0], done / "points" / "cls" / "seed-0", seed=0, resume=True,
+            telling=training_progress("none", quiet=True),
+        )  # fmt: skip
+    assert np.isfinite(results(done)["seconds"])

@@ -1,0 +1,123 @@
+"""A run with a teacher: what is learned, kept, told, and refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitlens
+from vitlens.data.digits import CLASSES
+from vitlens.errors import InputError
+from vitlens.models.zoo import load, save
+from vitlens.runs.options import RunOptions
+from vitlens.runs.report import report
+from vitlens.runs.train import train
+from vitlens.runs.train_options import Teaching
+
+TINY = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [8, 8]}
+OPTIONS = RunOptions(device="cpu", limit=60, batch_size=20, quiet=True)
+
+
+def taught(out: Path, teacher: str = "cnn-digits", *, epochs: int = 2, **settings: object) -> Path:
+    teaching = Teaching(teacher, **settings)
+    train("vit-mini", recipe={"epochs": epochs}, shape=TINY, teaching=teaching, options=replace(OPTIONS, out=out))
+    return out
+
+
+def results(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> Path:
+    return taught(tmp_path_factory.mktemp("runs") / "taught", beside=str(tiny_vit))
+
+
+def test_the_student_has_a_token_of_its_own(run):
+    specimen = vitlens.load(str(run))
+    assert specimen.layout.prefix == ("cls", "distillation")
+    found = results(run)
+    assert found["status"] == "done"
+    rows = {row["role"]: row for row in found["tables"]["beside"]}
+    assert list(rows) == ["student", "teacher", "plain"]
+    assert rows["student"]["accuracy"]["value"] == found["metrics"]["accuracy"]["value"]
+    assert rows["teacher"]["accuracy"]["value"] > 0.9
+    assert rows["teacher"]["agreement"] is None
+    assert set(found["metrics"]) >= {"accuracy/vit-mini", "accuracy/cnn-digits", "agreement_with_teacher/vit-mini"}
+    assert [(row["first"], row["second"]) for row in found["tables"]["pairs"]] == [
+        ("vit-mini", "cnn-digits"), ("vit-mini", "tiny-vit"), ("cnn-digits", "tiny-vit"),
+    ]  # fmt: skip
+
+
+def test_the_numbers_are_those_of_the_models(run):
+    from vitlens.data.catalogue import load_data
+
+    split = load_data("digits", part="test").limit(60)
+    images = next(split.batches(60)).images
+    answers = {name: vitlens.load(name)(images).argmax(1) for name in (str(run), "cnn-digits")}
+    agreement = (answers[str(run)] == answers["cnn-digits"]).float().mean().item()
+    found = results(run)["metrics"]
+    assert found["agreement_with_teacher/vit-mini"]["value"] == pytest.approx(agreement)
+    right = (answers["cnn-digits"] == split.labels).float().mean().item()
+    assert found["accuracy/cnn-digits"]["value"] == pytest.approx(right)
+
+
+def test_the_report_tells_and_is_made_again(run):
+    text = (run / "report.md").read_text()
+    assert "`cnn-digits` taught it: the teacher's choice as a second label, 0.5 of the loss, learned by a token" in text
+    assert "](figures/beside.png)" in text
+    assert "McNemar" in text
+    assert "- cnn-digits: cnn-digits, weights: bundled" in text
+    report(run)
+    assert (run / "report.md").read_text() == text
+
+
+def test_without_the_token(tmp_path):
+    out = taught(tmp_path / "out", epochs=1, kind="soft", temperature=2.0, weight=0.4, token=False)
+    assert vitlens.load(str(out)).layout.prefix == ("cls",)
+    text = (out / "report.md").read_text()
+    assert "the teacher's probabilities at temperature 2, 0.4 of the loss, learned by the head that" in text
+
+
+def test_a_stopped_run_goes_on_with_its_teacher(tmp_path, monkeypatch):
+    from tests.runs.test_train import stop_at
+
+    teacher = tmp_path / "teacher"
+    save(load("cnn-digits"), teacher / "model.safetensors")
+    whole = taught(tmp_path / "whole", str(teacher))
+    with monkeypatch.context() as patch:
+        stop_at(4, patch)
+        with pytest.raises(KeyboardInterrupt):
+            taught(tmp_path / "cut", str(teacher))
+    train(None, resume=tmp_path / "cut", options=RunOptions(device="cpu", quiet=True))
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (whole, tmp_path / "cut")]
+    assert weights[0] == weights[1]
+    with pytest.raises(InputError, match="with its teaching"):
+        train(None, resume=whole, teaching=Teaching("cnn-digits"), options=OPTIONS)
+    # another teacher in its place is not gone on with
+    specimen = load("cnn-digits")
+    with torch.no_grad():
+        specimen.model.get_parameter("fc.bias").add_(1.0)
+    save(specimen, teacher / "model.safetensors")
+    with pytest.raises(InputError, match=r"with its distillation\.teacher\.sha256"):
+        train(None, resume=tmp_path / "cut", options=RunOptions(device="cpu", quiet=True))
+
+
+def test_a_teacher_of_other_classes_is_refused(tmp_path):
+    from vitlens.models.zoo import untrained
+
+    classes = (*CLASSES[:-1], "a letter")
+    save(untrained("resnet20", classes=classes), tmp_path / "teacher" / "model.safetensors")
+    with pytest.raises(InputError, match=r"the teacher teacher knows other classes.*in the model: 'a letter'"):
+        taught(tmp_path / "out", str(tmp_path / "teacher"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cnn_learns_from_a_teacher_too(tmp_path):
+    options = replace(OPTIONS, out=tmp_path / "out", limit=20)
+    train("resnet20", recipe={"epochs": 1}, teaching=Teaching("vit-digits", "soft"), options=options)
+    assert "learned by the head that learns the labels too" in (tmp_path / "out" / "report.md").read_text()
+    with pytest.raises(InputError, match="add --no-distill-token"):
+        train("resnet20", teaching=Teaching("vit-digits", token=True), options=replace(options, out=tmp_path / "no"))

@@ -1,0 +1,30 @@
+import pytest
+
+from vitlens.training import clock as module
+from vitlens.training.clock import Clock
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A time that stands still until it is set."""
+    time = [100.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: time[0])
+    return time
+
+
+def test_what_is_not_training_does_not_slow_it_down(now: list[float]) -> None:
+    clock = Clock(seconds=5.0)
+    clock.begin_epoch()
+    clock.count(100)
+    now[0] += 4
+    with clock.stopped():
+        now[0] += 6
+    assert clock.rate() == clock.epoch_rate() == 25.0
+    assert clock.seconds() == 15.0
+    clock.pause()
+    now[0] += 10
+    clock.begin_epoch()
+    clock.count(20)
+    now[0] += 1
+    assert clock.epoch_rate() == 20.0
+    assert clock.rate() == 24.0

@@ -1,0 +1,112 @@
+"""Cached features are what the head reads, and the head on them gives the model's own logits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.lens.tiny import specimen_of
+from tests.training.tiny import CLASSES, tiny_specimen
+from vitlens.errors import UnsupportedError
+from vitlens.models.new_head import classifiers
+from vitlens.models.specimen import Specimen
+from vitlens.models.zoo import load, untrained
+from vitlens.processes import Processes
+from vitlens.training.frozen import (
+    HeadOnly,
+    cached_features,
+    forget_features,
+    keep_features,
+    read_features,
+    recall_features,
+)
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+MADE = {
+    "ours": tiny_specimen,
+    "ours, distilled": lambda: untrained(
+        "vit-mini", classes=CLASSES, overrides={"dim": 8, "depth": 1, "heads": 2, "distillation": True}
+    ),
+    "ours, mean of patches": lambda: untrained(
+        "vit-mini", classes=CLASSES, overrides={"dim": 8, "depth": 1, "heads": 2, "pooling": "mean"}
+    ),
+    "resnet": lambda: untrained("resnet20", classes=CLASSES),
+    "timm, distilled": lambda: load("timm:deit_tiny_distilled_patch16_224", random_weights=True, image_size=(32, 32)),
+    "timm, a CNN": lambda: load("timm:resnet10t", random_weights=True, image_size=(32, 32)),
+    "torchvision": lambda: load("torchvision:mobilenet_v3_small", random_weights=True),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_head_on_features_gives_the_models_logits(name: str) -> None:
+    specimen = MADE[name]().eval()
+    images = torch.rand(3, 3, *specimen.input_size)
+    features = read_features(specimen, images)
+    head = HeadOnly(specimen)
+    assert features.shape[:2] == (3, len(classifiers(specimen.model)))
+    with torch.no_grad():
+        assert torch.allclose(head(features), specimen(images), atol=1e-5)
+    assert {id(part) for part in head.parameters()} <= {id(part) for part in specimen.parameters()}
+
+
+def test_reading_leaves_nothing_behind() -> None:
+    specimen = tiny_specimen().train().requires_grad_(True)
+    first, second = (read_features(specimen, torch.ones(2, 3, 8, 12)) for _ in range(2))
+    assert torch.equal(first, second)  # no dropout, although the specimen is in training mode
+    assert not first.requires_grad
+    assert all(module.training for module in specimen.modules())
+    assert not any(module._forward_pre_hooks for module in specimen.modules())
+
+
+class Twice(nn.Module):
+    """Logits that are doubled after the head, or a head that reads every patch."""
+
+    def __init__(self, *, patches: bool) -> None:
+        super().__init__()
+        self.first, self.head, self.patches = nn.Conv2d(3, 4, 8, stride=8), nn.Linear(4, 5), patches
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.first(images).flatten(2).transpose(1, 2)  # (batch, patches, 4)
+        return self.head(maps).mean(1) if self.patches else 2 * self.head(maps.mean(1))
+
+
+@pytest.mark.parametrize(("patches", "match"), [(True, r"one vector an image, found \(2, 16, 4\)"), (False, "differ")])
+def test_a_head_that_is_not_the_last_step_is_refused(patches: bool, match: str) -> None:
+    specimen = specimen_of(Twice(patches=patches))
+    with pytest.raises(UnsupportedError, match=f"{match}.*--train-last 1 in place of --freeze-backbone"):
+        read_features(specimen, torch.rand(2, 3, 32, 32))
+    assert not any(module._forward_pre_hooks for module in specimen.modules())
+
+
+def made(specimen: Specimen, images: Tensor, processes: Processes = ALONE) -> Tensor:
+    def shown(view: int, batches):
+        for indices in batches:
+            yield images[indices] / (1 + view)
+
+    return cached_features(specimen, len(images), shown, processes, views=2, batch_size=4)
+
+
+def test_every_image_in_every_view_in_order() -> None:
+    specimen, images = tiny_specimen(), torch.rand(7, 3, 8, 12)
+    features = made(specimen, images)
+    assert features.shape == (2, 7, 1, 16)
+    for view in range(2):
+        assert torch.allclose(features[view], read_features(specimen, images / (1 + view)), atol=1e-6)
+
+
+def test_features_are_kept_with_what_they_are_of(tmp_path: Path) -> None:
+    features = made(tiny_specimen(), torch.rand(5, 3, 8, 12))
+    about = {"part": "train", "recipe": {"epochs": 3}}
+    assert recall_features(tmp_path, "train", about) is None
+    keep_features(tmp_path, "train", features, about)
+    found = recall_features(tmp_path, "train", about)
+    assert found is not None
+    assert torch.equal(found, features)
+    assert recall_features(tmp_path, "train", {**about, "part": "test"}) is None
+    assert recall_features(tmp_path, "test", about) is None
+    (tmp_path / "features" / "train.safetensors").write_bytes(b"half a file")
+    assert recall_features(tmp_path, "train", about) is None
+    forget_features(tmp_path)
+    assert not list(tmp_path.iterdir())
+    forget_features(tmp_path)

@@ -1,0 +1,174 @@
+"""A head trained on cached features is the head trained with the backbone run each time."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.tiny import CLASSES, tiny_recipe, tiny_specimen, tiny_split
+from vitlens.errors import DataError, InputError
+from vitlens.models import zoo
+from vitlens.models.new_head import for_classes
+from vitlens.models.specimen import Specimen
+from vitlens.training import head, head_loop
+from vitlens.training.head import fit_head, require_cacheable
+from vitlens.training.loop import BEST_FILE, fit
+from vitlens.training.metrics import Progress, TrainingResult, read_metrics
+from vitlens.training.recipe import Recipe
+
+TRAIN, TEST = tiny_split("train", 40), tiny_split("test", 12)
+PLAIN: dict[str, Any] = {"learning_rate": 0.03, "crop_padding": 0, "flip": False, "average": 0.0, "epochs": 4}
+
+
+class InterruptedTrainingError(Exception):
+    """Stands for a Ctrl-C, or for anything else."""
+
+
+def start(*, seed: int = 0) -> Specimen:
+    """A model of other classes with dropout in its blocks, given a head for these."""
+    return for_classes(
+        zoo.untrained("vit-mini", classes=("1", "2"), image_size=(8, 12), seed=seed, overrides=SHAPE), CLASSES
+    )
+
+
+SHAPE = {"dim": 16, "depth": 2, "heads": 2, "drop_path": 0.2, "dropout": 0.1, "patch_size": [4, 4]}
+
+
+def trained(folder: Path, specimen: Specimen | None = None, **changes: Any) -> tuple[Specimen, TrainingResult]:
+    specimen = specimen or start()
+    settings: dict[str, Any] = {"train": TRAIN, "test": TEST, "recipe": tiny_recipe(**PLAIN), "directory": folder}
+    settings["precision"] = "fp32"
+    return specimen, fit_head(specimen, **{**settings, **changes})
+
+
+def state(specimen: Specimen) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in specimen.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_it_ends_where_running_the_backbone_each_time_ends(tmp_path: Path, average: float) -> None:
+    recipe = tiny_recipe(**{**PLAIN, "average": average})
+    cached, result = trained(tmp_path / "cached", recipe=recipe)
+    uncached = start()
+    expected = fit(
+        uncached, TRAIN, TEST, recipe=recipe, directory=tmp_path / "uncached", precision="fp32", train_last=0
+    )
+    before, one, other = state(start()), state(cached), state(uncached)
+    for name, value in one.items():
+        assert torch.allclose(value, other[name], rtol=1e-4, atol=1e-6), name
+        assert torch.equal(value, before[name]) == (not name.startswith("head.")), name
+    assert one["head.weight"].abs().max() > 1e-3
+    for found, wanted in zip(result.history, expected.history, strict=True):
+        assert found.train_loss == pytest.approx(wanted.train_loss, rel=1e-5)
+        assert found.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-4)
+        assert (found.step, found.images, found.learning_rate) == (wanted.step, wanted.images, wanted.learning_rate)
+        assert found.test_accuracy == wanted.test_accuracy
+    assert (result.best_epoch, result.best_accuracy) == (expected.best_epoch, expected.best_accuracy)
+
+
+def test_it_starts_from_no_opinion(tmp_path: Path) -> None:
+    one_step = tiny_recipe(**{**PLAIN, "epochs": 1, "batch_size": 40, "label_smoothing": 0.0})
+    _, result = trained(tmp_path, recipe=one_step)
+    assert result.history[0].train_loss == pytest.approx(torch.tensor(3.0).log().item(), rel=1e-6)
+
+
+def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
+    specimen, result = trained(tmp_path)
+    for file, accuracy in ((result.weights, result.accuracy), (result.best_weights, result.best_accuracy)):
+        with torch.inference_mode():
+            logits = zoo.load(str(file))(next(TEST.batches(12)).images)
+        assert (logits.argmax(1) == TEST.labels).float().mean().item() == pytest.approx(accuracy)
+    found = load_file(result.weights)
+    assert all(torch.equal(found[name], value) for name, value in state(specimen).items())
+    assert read_metrics(tmp_path) == result.history
+    assert {path.name for path in tmp_path.iterdir()} == {BEST_FILE, zoo.WEIGHTS_FILE, "metrics.jsonl", "checkpoint"}
+    assert "features computed once (images as they are" in result.notes[-1]
+    # the checkpoint holds the head alone
+    assert all(value.numel() <= 3 * 16 for value in load_file(tmp_path / "checkpoint" / "state.safetensors").values())
+    assert not any(module.training for module in specimen.modules())
+    assert not any(parameter.requires_grad for parameter in specimen.parameters())
+
+
+def test_a_stopped_run_goes_on_without_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, expected = trained(tmp_path / "whole")
+    monkeypatch.setattr(head_loop, "CHECKPOINT_INTERVAL", 0.0)
+    monkeypatch.setattr(head_loop, "_PROGRESS_INTERVAL", 0.0)
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 1:
+            raise InterruptedTrainingError
+
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path / "cut", on_progress=stop)
+    assert sorted(path.name for path in (tmp_path / "cut" / "features").iterdir()) == [
+        "test.safetensors", "train.safetensors",
+    ]  # fmt: skip
+    monkeypatch.setattr(head, "cached_features", None)  # not called again
+    resumed, result = trained(tmp_path / "cut", resume=True)
+    assert all(torch.equal(value, state(whole)[name]) for name, value in state(resumed).items())
+    assert [epoch.train_loss for epoch in result.history] == [epoch.train_loss for epoch in expected.history]
+    assert result.best_epoch == expected.best_epoch
+    assert load_file(result.best_weights).keys() == load_file(expected.best_weights).keys()
+    best, wanted = load_file(result.best_weights), load_file(expected.best_weights)
+    assert all(torch.equal(best[name], wanted[name]) for name in wanted)
+
+
+def test_another_backbone_is_not_gone_on_with(tmp_path: Path) -> None:
+    trained(tmp_path)
+    with pytest.raises(InputError, match=r"with its frozen\.backbone = "):
+        trained(tmp_path, start(seed=1), resume=True)
+    with pytest.raises(InputError, match=r"with its frozen\.views = 1, found 2"):
+        trained(tmp_path, resume=True, views=2)
+
+
+def test_views_take_turns(tmp_path: Path) -> None:
+    """With as many cached views as epochs, each epoch sees what a training without a cache would see."""
+    recipe = tiny_recipe(**{**PLAIN, "crop_padding": 1, "flip": True})
+    cached, result = trained(tmp_path / "cached", recipe=recipe, views=4)
+    uncached = start()
+    expected = fit(
+        uncached, TRAIN, TEST, recipe=recipe, directory=tmp_path / "uncached", precision="fp32", train_last=0
+    )
+    assert [epoch.train_loss for epoch in result.history] == pytest.approx(
+        [epoch.train_loss for epoch in expected.history], rel=1e-5
+    )
+    for name, value in state(cached).items():
+        assert torch.allclose(value, state(uncached)[name], rtol=1e-4, atol=1e-6), name
+    assert "in 4 augmented views" in result.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "views", "match"),
+    [
+        (Recipe(flip=True), 1, "found a recipe with flip; add --cached-views 4"),
+        (Recipe(crop_padding=4, erasing=0.1), 1, "with crop_padding, erasing; add"),
+        (Recipe(mixup=0.8), 4, "found a recipe with mixup 0.8; add --set mixup=0, or train with --train-last 1"),
+        (Recipe(views=3), 4, "with views 3; add --set views=1"),
+        (Recipe(), 0, "--cached-views at least 1, found 0"),
+    ],
+)
+def test_what_cannot_be_cached_is_refused(recipe: Recipe, views: int, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        require_cacheable(recipe, views=views)
+    require_cacheable(Recipe(), views=1)
+    require_cacheable(Recipe(flip=True), views=2)
+
+
+def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="found images without labels"):
+        trained(tmp_path, train=replace(TRAIN, labels=None))
+    with pytest.raises(InputError, match="expected a model of random's 2 classes"):
+        trained(tmp_path, test=replace(TEST, classes=("a", "b")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cnn_and_its_batch_statistics(tmp_path: Path) -> None:
+    specimen = for_classes(zoo.untrained("resnet20", classes=("1", "2"), image_size=(8, 12)), CLASSES)
+    before = state(specimen)
+    trained(tmp_path, specimen)
+    changed = {name for name, value in state(specimen).items() if not torch.equal(value, before[name])}
+    assert changed == {"fc.weight", "fc.bias"}
+    assert tiny_specimen().classes == CLASSES

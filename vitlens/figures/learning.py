@@ -1,0 +1,165 @@
+"""How a model came to be: the statistics of its heads over the epochs, and the order that its positions found."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.board import BAR_ROOM, Margins, board
+from vitlens.figures.gaps import as_gapped, as_measured
+from vitlens.figures.inputs import Array, as_array, require_length
+from vitlens.figures.overlay import Scale, colour_bar
+from vitlens.figures.style import BLUE, GREY, LABEL, SERIES, SIGNED, WIDE, heading, sheet, styled
+
+MOMENTS: Final = 6  # maps of positions that a line holds
+_AXES: Final = ("moments", "layers", "heads")
+_FAINT: Final = 0.2  # similarity below which colours stay pale: that of random embeddings
+_MEAN: Final[dict[str, Any]] = {"color": "black", "linewidth": 1.6}
+_ALIKE: Final[dict[str, Any]] = {"color": BLUE, "linewidth": 0.6, "alpha": 0.85}  # heads too many for colours
+_UNIFORM: Final[dict[str, Any]] = {"color": GREY, "linestyle": "--", "linewidth": 1.0}
+
+
+@styled
+def head_courses(
+    *, epochs: Sequence[int], values: ArrayLike, title: str, label: str, uniform: ArrayLike | None = None
+) -> Figure:
+    """One statistic of every head over a training: a panel a layer, a line a head, one vertical axis for all panels.
+
+    epochs: how many were done at each moment, rising; values: (moments, layers, heads), NaN where there is no such
+    head; label: the statistic and its unit; uniform: (layers,), what uniform attention gives, NaN where undefined. Up
+    to six heads have a colour each; more are thin lines alike. Layers and heads are labelled from 1; a layer without
+    values is left out. Raises InputError when shapes do not fit, for infinite numbers and where all are NaN.
+    """
+    found = as_measured(values, name="values", axes=_AXES)
+    places = _rising(epochs, len(found))
+    expected = None if uniform is None else as_gapped(uniform, name="uniform", axes=("layers",))
+    if expected is not None:
+        require_length(len(expected), found.shape[1], name="layers of uniform", of="the layers of values")
+    layers = [layer for layer in range(found.shape[1]) if not np.isnan(found[:, layer]).all()]
+    across = next(count for limit, count in ((3, len(layers)), (6, 3), (12, 4), (np.inf, 6)) if len(layers) <= limit)
+    down = -(-len(layers) // across)
+    figure = sheet(WIDE * (0.6 if across == 1 else 1), 0.5 + min(1.75, 7.6 / down) * down)
+    panels = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
+    coloured = found.shape[2] <= len(SERIES)
+    for axes, layer in zip(panels, layers, strict=False):
+        _course(axes, places, found[:, layer], coloured=coloured)
+        if expected is not None and not np.isnan(expected[layer]):
+            axes.axhline(expected[layer], **_UNIFORM)
+        axes.set_title(f"layer {layer + 1}")
+    for axes in panels[len(layers) :]:
+        axes.set_visible(False)
+    if np.nanmin(found) >= 0:
+        most = np.nanmax(found if expected is None else [np.nanmax(found), *expected[layers]])
+        panels[0].set_ylim(0.0, 1.06 * most or 1.0)
+    _label(figure, panels[: len(layers)], across, places, label)
+    _legend(figure, found.shape[2] if coloured else 0, uniform=expected is not None)
+    heading(figure, title)
+    return figure
+
+
+def _course(axes: Axes, places: Array, values: Array, *, coloured: bool) -> None:
+    """A layer's heads as lines, and their mean."""
+    for head, course in enumerate(values.T):
+        axes.plot(places, course, **(_head_look(head) if coloured else _ALIKE))
+    axes.plot(places, np.ma.masked_invalid(values).mean(axis=1), **_MEAN)
+
+
+def _head_look(head: int) -> dict[str, Any]:
+    return {"color": SERIES[head], "linewidth": 1.1, "alpha": 0.85}
+
+
+def _label(figure: Figure, panels: Sequence[Axes], across: int, places: Array, label: str) -> None:
+    for index, axes in enumerate(panels):
+        axes.grid(axis="y")
+        axes.set_xlim(places[0], places[-1] if len(places) > 1 else places[0] + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
+        if index + across >= len(panels):  # nothing stands below it
+            axes.set_xlabel("epoch")
+            axes.tick_params(labelbottom=True)
+    figure.supylabel(label, fontsize=LABEL)
+
+
+def _legend(figure: Figure, heads: int, *, uniform: bool) -> None:
+    looks: dict[str, dict[str, Any]] = {f"head {head + 1}": _head_look(head) for head in range(heads)}
+    looks |= {**({} if heads else {"one head": _ALIKE}), "mean of heads": _MEAN}
+    looks |= {"uniform attention": _UNIFORM} if uniform else {}
+    handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // (1 + (len(handles) > 6))))
+
+
+@styled
+def position_courses(*, epochs: Sequence[int], similarity: ArrayLike) -> Figure:
+    """How alike positions are by how far apart they lie, at up to six moments of a training, in one scale of colours.
+
+    epochs: done at each moment, rising; similarity: (moments, 2 down + 1, 2 across + 1), mean cosine similarity of all
+    pairs of position embeddings by offset, none in the middle, where it is 1. Colours are symmetric around 0 and reach
+    to the greatest similarity elsewhere, 0.2 at least. Raises InputError for other shapes, more moments, or values
+    beyond [-1, 1].
+    """
+    maps = as_similarity(similarity)
+    places = _rising(epochs, len(maps))
+    if len(maps) > MOMENTS:
+        raise InputError(f"expected 1 to {MOMENTS} moments, found {len(maps)}; choose some of them")
+    scale, ratio = similarity_scale(maps), maps.shape[1] / maps.shape[2]
+    wide = min(1.5, (WIDE - 0.5 - BAR_ROOM) / len(maps) - 0.1)
+    drawn = board(
+        title="Position embeddings: mean cosine similarity of two positions by how far apart they lie",
+        count=len(maps),
+        across=len(maps),
+        panel=(wide, wide * ratio),
+        gap=(0.1, 0.0),
+        margins=Margins(left=0.5, right=BAR_ROOM, top=0.22, bottom=0.45),
+    )
+    for index, (axes, one, epoch) in enumerate(zip(drawn.panels, maps, places, strict=True)):
+        draw_offsets(axes, one, scale=scale)
+        axes.set_title(f"epoch {epoch:.0f}")
+        axes.set_ylabel("" if index else "rows apart")
+        if index:
+            axes.tick_params(labelleft=False)
+    colour_bar(drawn.bar(), scale=scale, label="cosine similarity", colours=SIGNED)
+    return drawn.figure
+
+
+def as_similarity(values: ArrayLike) -> Array:
+    """Maps (moments, down, across) of odd sides within [-1, 1]; raises InputError for others."""
+    maps = as_array(values, name="similarity", axes=("moments", "down", "across"))
+    if not maps.shape[1] % 2 == maps.shape[2] % 2 == 1:
+        raise InputError(
+            f"expected similarity of shape (moments, 2 down + 1, 2 across + 1), found {maps.shape}; sum it by offset"
+        )
+    if np.abs(maps).max() > 1 + 1e-3:
+        raise InputError(f"expected cosine similarity in [-1, 1], found {np.abs(maps).max():.3g}")
+    return maps
+
+
+def similarity_scale(maps: Array) -> Scale:
+    """Symmetric around 0, to the greatest similarity of two different positions, and at least to _FAINT."""
+    apart = np.ones(maps.shape[1:], dtype=bool)
+    apart[maps.shape[1] // 2, maps.shape[2] // 2] = False
+    most = max(float(np.abs(maps[:, apart]).max()) if apart.any() else 0.0, _FAINT)
+    return Scale(-most, most, clipped=most < 1)
+
+
+def draw_offsets(axes: Axes, one: Array, *, scale: Scale) -> None:
+    """Fill axes with a map (down, across) by offset, no offset in the middle."""
+    down, across = (side // 2 for side in one.shape)
+    area = (-across - 0.5, across + 0.5, down + 0.5, -down - 0.5)
+    axes.imshow(one, cmap=SIGNED, norm=scale.norm, interpolation="nearest", extent=area, aspect="auto")
+    axes.set_xticks([-across, 0, across] if across else [0])
+    axes.set_yticks([-down, 0, down] if down else [0])
+    axes.set_xlabel("columns apart")
+    axes.spines[:].set_visible(False)
+
+
+def _rising(epochs: Sequence[int], moments: int) -> Array:
+    require_length(len(epochs), moments, name="epochs", of="the moments of values")
+    places = as_array(list(epochs), name="epochs", axes=("moments",))
+    if (np.diff(places) <= 0).any():
+        raise InputError(f"expected epochs that rise, found {list(epochs)}")
+    return places

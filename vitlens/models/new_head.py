@@ -1,0 +1,94 @@
+"""A trained model given a new head: what it learned stays, what it says is about other classes."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from vitlens.errors import UnsupportedError
+from vitlens.models.assembly import assemble, count_classes
+from vitlens.models.build import Architecture
+from vitlens.models.positions import interpolate_positions
+from vitlens.models.specimen import Specimen
+from vitlens.models.vit import VisionTransformer
+
+
+def for_classes(specimen: Specimen, classes: tuple[str, ...]) -> Specimen:
+    """The specimen with a head for these classes, all zeros (Dosovitskiy 2021, section 3.2), unless it has them.
+
+    A ViT of ours gets position embeddings of the grid of its input size, to be trained like any others. What was
+    done stands in the provenance's notes. The given specimen is not changed. Raises UnsupportedError for a model
+    whose classifier is not found.
+    """
+    model, notes = deepcopy(specimen.model), list(_placed(specimen))
+    if notes:
+        _place(model, specimen.input_size)
+    if specimen.classes != classes:
+        known = len(specimen.classes)
+        model = _with_zeroed_head(model, len(classes), name=specimen.alias)
+        found = count_classes(model, specimen.input_size)
+        if found != len(classes):
+            raise UnsupportedError(f"expected {len(classes)} logits of {specimen.alias} with a new head, found {found}")
+        notes.append(f"replaced the head of {known} classes by one of the data's {len(classes)}, all zeros")
+    told = Architecture.from_json(specimen.architecture)
+    told = replace(told, classes=len(classes), image_size=specimen.input_size)
+    provenance = replace(specimen.provenance, notes=(*specimen.provenance.notes, *notes))
+    made = assemble(model, told, specimen.preprocessing, classes, specimen.alias, provenance)
+    return made.to(specimen.device).eval().requires_grad_(False)
+
+
+def classifiers(model: nn.Module) -> tuple[str, ...]:
+    """Names of the modules that make the logits: one, or two of a distilled model.
+
+    timm says them of its models; else head and head_dist, or the last linear map of all. Raises UnsupportedError.
+    """
+    config = getattr(model, "pretrained_cfg", None)
+    named = config.get("classifier") if isinstance(config, dict) else None
+    if named:
+        return (named,) if isinstance(named, str) else tuple(named)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise UnsupportedError("expected a model that ends in a linear map, found none; choose another model")
+    return ("head", "head_dist") if linear[-1] == "head_dist" else (linear[-1],)
+
+
+def _with_zeroed_head(model: nn.Module, classes: int, *, name: str) -> nn.Module:
+    """The model with a classifier of that width, zeros throughout."""
+    reset: Any = getattr(model, "reset_classifier", None)  # timm's own way: some heads are more than a linear map
+    if reset is not None:
+        reset(classes)
+    else:
+        for path in classifiers(model):
+            old = model.get_submodule(path)
+            if not isinstance(old, nn.Linear):
+                raise UnsupportedError(f"expected a linear map at {path!r} of {name}, found {type(old).__name__}")
+            parent, _, last = path.rpartition(".")
+            new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
+            setattr(model.get_submodule(parent), last, new)
+    for path in classifiers(model):
+        for parameter in model.get_submodule(path).parameters():
+            nn.init.zeros_(parameter)
+    if isinstance(model, VisionTransformer):
+        model.config = replace(model.config, classes=classes)
+    return model
+
+
+def _placed(specimen: Specimen) -> Iterator[str]:
+    """What is to be said of position embeddings that another input size needs; nothing where they fit."""
+    model = specimen.model
+    if isinstance(model, VisionTransformer) and model.config.image_size != specimen.input_size:
+        (height, width), (new_height, new_width) = model.config.image_size, specimen.input_size
+        yield f"resized the position embeddings from {height}x{width} to {new_height}x{new_width} px"
+
+
+def _place(model: nn.Module, image_size: tuple[int, int]) -> None:
+    """Give a ViT of ours the position embeddings of another image size."""
+    assert isinstance(model, VisionTransformer)
+    config = replace(model.config, image_size=image_size)
+    if model.pos_embed is not None:
+        prefix = len(config.layout.prefix) - config.registers
+        grids = {"grid": model.layout.grid, "to": config.layout.grid}
+        model.pos_embed = nn.Parameter(interpolate_positions(model.pos_embed.detach(), prefix=prefix, **grids))
+    model.config = config

@@ -1,0 +1,153 @@
+"""`vitlens profile`: what models cost, side by side: parameters, FLOPs, memory, latency, growth with tokens."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from vitlens.analysis.flops import CONVENTION
+from vitlens.analysis.latency import LONGEST, TimedBatch, latencies
+from vitlens.analysis.memory import process_peak
+from vitlens.analysis.parts import in_order
+from vitlens.analysis.profile import Profile
+from vitlens.analysis.profile import profile as profile_specimen
+from vitlens.devices import autocast, device_name
+from vitlens.models.resizing import untrained_at
+from vitlens.models.specimen import Specimen
+from vitlens.runs.describe import described
+from vitlens.runs.folder import RunFolder
+from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.profile_draw import draw
+from vitlens.runs.profile_growth import growth, keep_growth
+from vitlens.runs.profile_models import Size, load_for_cost
+from vitlens.runs.profile_tell import tell
+from vitlens.runs.progress import Advance, progress
+from vitlens.runs.report import publish
+from vitlens.uncertainty import Estimate, median_of
+
+__all__ = ["draw", "profile", "tell"]
+
+_LARGEST: Final = {"cpu": 64, "other": 1024}  # batch, where none is asked for
+
+
+def profile(
+    models: Sequence[str],
+    *,
+    patch_sizes: Sequence[Size] = (),
+    sizes: Sequence[Size] = (),
+    batch_sizes: Sequence[int] = (),
+    model_options: ModelOptions,
+    options: RunOptions,
+) -> Path:
+    """What each model costs, and the report; returns its path. Models without weights of their own are untrained.
+
+    patch_sizes: ViT presets are taken with each; sizes: images (height, width) by which the number of tokens is
+    varied (default: from half to double each model's side; with several patch sizes, by these); batch_sizes: default
+    1, 2, 4 ... until a pass takes longer than LONGEST. Raises InputError (or one of its kind) before anything is
+    written.
+    """
+    specimens, variants = load_for_cost(models, patch_sizes=patch_sizes, model_options=model_options, options=options)
+    for specimen in specimens:
+        for size in sizes:
+            untrained_at(specimen, size)  # one that does not fit is refused before anything is measured
+    device = specimens[0].device
+    kind = "cpu" if device.type == "cpu" else "other"
+    asked = tuple(batch_sizes) or (() if options.batch_size is None else (options.batch_size,))
+    batches = asked or tuple(2**power for power in range(_LARGEST[kind].bit_length()))
+    aliases = [specimen.alias for specimen in specimens]
+    choices = {"patch_sizes": list(patch_sizes), "sizes": list(sizes), "batch_sizes": list(batches)}
+    config = described(options, specimens=specimens, choices={**choices, "bounded": not asked, "longest": LONGEST})
+    effective = "fp32" if isinstance(autocast(device, options.precision), nullcontext) else "bf16"
+    machine = {"name": device_name(device), "threads": torch.get_num_threads(), "arithmetic": effective}
+    with (
+        RunFolder.create(
+            "profile",
+            name_parts=tuple(models) if len(models) < 4 else (f"{len(models)}-models",),
+            title=f"What {_listed(aliases)} cost{'s' if len(aliases) == 1 else ''}",
+            out=options.out,
+            overwrite=options.overwrite,
+            config={**config, "machine": machine},
+            formats=options.formats,
+        ) as folder,
+        progress("Measuring", len(aliases) * (1 + len(batches)), unit="measurements", quiet=options.quiet) as advance,
+    ):
+        keep_costs(folder, [_cost(specimen, effective, advance) for specimen in specimens], specimens)
+        longest = None if asked else LONGEST
+        speeds = latencies(specimens, batches, precision=effective, longest=longest, advance=advance)
+        keep_speeds(folder, aliases, speeds)
+        keep_growth(folder, growth(specimens, variants, sizes, precision=effective), several=len(models) > 1)
+        peak = process_peak()
+        if peak is not None:
+            folder.metric("process_peak", Estimate(float(peak), unit="bytes"))
+        return publish(folder, draw, tell)
+
+
+def _cost(specimen: Specimen, precision: str, advance: Advance) -> Profile:
+    found = profile_specimen(specimen, batch_sizes=(), precision=precision)
+    advance(1)
+    return found
+
+
+def keep_costs(folder: RunFolder, costs: Sequence[Profile], specimens: Sequence[Specimen]) -> None:
+    """Write the tables models and parts, and the totals as metrics."""
+    rows: list[dict[str, object]] = []
+    parts: list[dict[str, object]] = []
+    for cost, specimen in zip(costs, specimens):
+        totals = {
+            "parameters": sum(cost.parameters.values()),
+            "flops": sum(cost.flops.values()),
+            "training_bytes": cost.training_bytes,
+            "inference_bytes": cost.inference_bytes,
+        }
+        end = f"/{specimen.alias}" if len(specimens) > 1 else ""
+        for name, total in totals.items():
+            unit = {"parameters": "", "flops": "FLOPs"}.get(name, "bytes")
+            folder.metric(f"{name}{end}", Estimate(float(total), unit=unit))
+        rows.append(
+            {
+                "model": specimen.alias,
+                "family": specimen.anatomy.family,
+                "untrained": specimen.provenance.weights == "random",
+                "size": list(specimen.input_size),
+                "tokens": cost.tokens,
+                "one_sequence": specimen.anatomy.layout is not None,
+                "by_formula": cost.by_formula,
+                **totals,
+            }
+        )
+        for part in in_order({*cost.parameters, *cost.flops}):
+            counts = {"parameters": cost.parameters.get(part, 0), "flops": cost.flops.get(part, 0)}
+            parts.append({"model": specimen.alias, "part": part, **counts})
+    folder.table("conventions", [{"of": "FLOPs", "says": CONVENTION}])
+    folder.table("models", rows)
+    folder.table("parts", parts)
+
+
+def keep_speeds(folder: RunFolder, aliases: Sequence[str], speeds: Sequence[Sequence[TimedBatch]]) -> None:
+    """Write the table speed (seconds, quartiles), every pass as arrays, and medians in ms as metrics."""
+    rows: list[dict[str, object]] = []
+    arrays: dict[str, list[float]] = {}
+    for alias, timed in zip(aliases, speeds):
+        end = f"/{alias}" if len(aliases) > 1 else ""
+        for one in timed:
+            size = one.latency.images
+            rows.append({"model": alias, **asdict(one.latency), "device_bytes": one.device_bytes})
+            arrays[f"{alias}_batch{size}"] = list(one.seconds)
+            found = median_of([1000 * second for second in one.seconds], unit="ms")
+            folder.metric(f"latency{end}/{size}", found)
+            folder.metric(f"throughput{end}/{size}", _rate(found, size))
+    folder.table("speed", rows)
+    folder.arrays("seconds", **arrays)
+
+
+def _rate(milliseconds: Estimate, images: int) -> Estimate:
+    """Images per second; the ends of the interval change places."""
+    low, high = (None if end is None else 1000 * images / end for end in (milliseconds.high, milliseconds.low))
+    return Estimate(1000 * images / milliseconds.value, low, high, milliseconds.n, "images/s")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

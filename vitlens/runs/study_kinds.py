@@ -1,0 +1,157 @@
+"""What `vitlens study --kind` trains: every kind of study as a literal list of points."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from vitlens.models.build import Overrides
+
+SEEDS: Final = 3
+# Passes over the data where --epochs says nothing: enough to rank on a laptop, not to reach what a model can.
+EPOCHS: Final[Mapping[str, int]] = MappingProxyType({"digits": 6})
+OTHER_EPOCHS: Final = 20
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model of a study, trained once for each seed.
+
+    label: in names of folders and metrics; words: in figures and tables; shape, recipe: what differs from the
+    preset's; share: of the training images, held still and repeated (None: all, as a training sees them); place: on the
+    axis of a kind that has one; against: the label of the point that it is compared with ("": the first).
+    """
+
+    label: str
+    words: str
+    preset: str = "vit-mini"
+    shape: Overrides = field(default_factory=dict)
+    recipe: Mapping[str, object] = field(default_factory=dict)
+    share: float | None = None
+    place: float | None = None
+    against: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A study: its title, its points in order, and what must be said of their design.
+
+    axis: what the places are, for a figure against a logarithmic axis ("": one row a point); steps: whether each
+    point is the one before it with one thing changed, so that neighbours are compared too.
+    """
+
+    title: str
+    points: tuple[Point, ...]
+    notes: tuple[str, ...] = ()
+    axis: str = ""
+    steps: bool = False
+
+
+# vit-mini at half its width: a quarter of the arithmetic, so that a laptop can train every point several times.
+_SMALL: Final[Overrides] = {"dim": 64, "heads": 4, "depth": 4}
+_BARE: Final[Overrides] = {
+    **_SMALL, "depth": 1, "pooling": "mean", "residual": False, "norm": False, "mlp": False,
+}  # fmt: skip
+_BLOCK: Final[Overrides] = {**_SMALL, "depth": 1, "pooling": "mean"}
+_BASE: Final = "The base is `vit-mini` at half its width: dim 64, depth 4, 4 heads, patch 4."
+_SHARES: Final = (5, 10, 25, 50, 100)
+
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "architecture": Kind(
+            "A vision transformer, one part at a time",
+            (
+                Point("no-attention", "no attention (an MLP)", shape={**_BARE, "attention": False, "mlp": True}),
+                Point("one-head", "attention, one head", shape={**_BARE, "heads": 1}),
+                Point("four-heads", "four heads", shape=_BARE),
+                Point("residual", "+ residual connection", shape={**_BARE, "residual": True}),
+                Point("norm", "+ norm", shape={**_BARE, "residual": True, "norm": True}),
+                Point("mlp", "+ MLP: a whole block", shape=_BLOCK),
+                Point("depth-2", "depth 2", shape={**_BLOCK, "depth": 2}),
+                Point("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}),
+                Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}),
+            ),
+            (
+                "All rungs have dim 64, patch 4 and positions, and read the mean of the patches: without attention a "
+                "CLS token would never see one.",
+                "The first rung has an MLP in the place of attention, the next ones have attention and no MLP, up to "
+                "the rung that adds it back. Depth is 1 until it is named.",
+            ),
+            steps=True,
+        ),
+        "patch-size": Kind(
+            "Patch size",
+            tuple(
+                Point(
+                    f"patch-{side}", f"patch {side} px", shape={**_SMALL, "patch_size": [side, side]},
+                    place=float(side),
+                )
+                for side in (2, 4, 8, 16)
+            ),
+            (_BASE, "Halving the patch makes four times the tokens; attention grows with the square of their number."),
+            axis="patch size (px)",
+        ),
+        "pooling": Kind(
+            "What the classifier reads",
+            (
+                Point("cls", "CLS token", shape={**_SMALL, "pooling": "cls"}),
+                Point("mean", "mean of the patches", shape={**_SMALL, "pooling": "mean"}),
+            ),
+            (_BASE,),
+        ),
+        "size": Kind(
+            "Size of the model",
+            (
+                Point("vit-mini", "vit-mini", "vit-mini"),
+                Point("vit-micro", "vit-micro", "vit-micro"),
+                Point("vit-tiny", "vit-tiny", "vit-tiny"),
+            ),
+            ("The presets as they are: dim 128, depth 4; dim 128, depth 6; dim 192, depth 6.",),
+        ),
+        "data": Kind(
+            "Share of the training data",
+            (
+                *(
+                    Point(f"vit-{share}", f"ViT, {share} %", shape=_SMALL, share=share / 100, place=float(share))
+                    for share in _SHARES
+                ),
+                *(
+                    Point(
+                        f"cnn-{share}", f"CNN, {share} %", "resnet20", share=share / 100, place=float(share),
+                        against=f"vit-{share}",
+                    )
+                    for share in _SHARES
+                ),
+            ),
+            (
+                "The ViT is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4), the CNN is `resnet20`.",
+                "The number of optimiser steps is the same at every share: a share is repeated to the length of the "
+                "whole, so small shares are seen more often. Shares are class-balanced and nested; each seed draws "
+                "its own. Images are still: data that is drawn anew every epoch is held at its first images.",
+            ),
+            axis="share of the training images (%)",
+        ),
+        "registers": Kind(
+            "Register tokens",
+            tuple(
+                Point(f"registers-{count}", f"{count} register{'' if count == 1 else 's'}",
+                      shape={**_SMALL, "registers": count})
+                for count in (0, 1, 4)
+            ),
+            (_BASE, "Registers (Darcet 2024) are for high-norm tokens, which small models may not have."),
+        ),
+        "positions": Kind(
+            "Position embeddings",
+            (
+                Point("with-positions", "with positions", shape={**_SMALL, "positions": True}),
+                Point("without-positions", "without positions", shape={**_SMALL, "positions": False}),
+            ),
+            (_BASE, "Without positions the model sees its patches as a bag: their order changes nothing."),
+        ),
+    }
+)  # fmt: skip
+
+
+def epochs_for(data: str) -> int:
+    """Passes over a data set where the user names no number."""
+    return EPOCHS.get(data, OTHER_EPOCHS)

@@ -1,0 +1,151 @@
+"""One point of a study with one seed: trained in a folder of its own, and done only when its result is whole."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitlens.analysis.evaluate import evaluate
+from vitlens.analysis.flops import flops_by_part
+from vitlens.data.shares import images_in, share_of
+from vitlens.data.split import Split
+from vitlens.errors import InputError
+from vitlens.files import read_arrays, write_arrays
+from vitlens.models.specimen import Specimen
+from vitlens.models.zoo import untrained
+from vitlens.runs.options import RunOptions
+from vitlens.runs.study_kinds import Point
+from vitlens.training import checkpoint
+from vitlens.training.loop import BEST_FILE, fit
+from vitlens.training.metrics import Progress
+from vitlens.training.recipe import Recipe, override, recipe_for
+
+RESULT = "result.npz"
+_FIELDS = ("seconds", "images_per_second", "steps", "train_images", "parameters", "flops")
+
+Telling = AbstractContextManager[Callable[[Progress], None]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one training left.
+
+    correct: (n,) whether each test image is right; seconds: of training, looks included; images_per_second: of
+    training alone, the median over epochs; train_images: different ones; flops: of one image's forward pass.
+    """
+
+    correct: NDArray[np.bool_]
+    seconds: float
+    images_per_second: float
+    steps: int
+    train_images: int
+    parameters: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all trainings of a study share: the images, the epochs, the size of the input, and the options."""
+
+    data: str
+    train: Split
+    test: Split
+    epochs: int
+    image_size: tuple[int, int] | None
+    device: torch.device
+    options: RunOptions
+
+    def specimen(self, point: Point, *, seed: int) -> Specimen:
+        """The point's untrained model. Raises InputError, naming the point, for one that cannot be built."""
+        try:
+            return untrained(
+                point.preset,
+                classes=self.train.classes,
+                image_size=self.image_size,
+                seed=seed,
+                alias=point.label,
+                overrides=point.shape,
+            )
+        except InputError as error:
+            raise InputError(f"the point {point.words!r} cannot be built: {error}") from error
+
+    def recipe(self, point: Point) -> Recipe:
+        """The point's recipe: the preset's for this data, with the study's epochs and one look at the end.
+
+        Without stochastic depth: it would leave out blocks where their number is the question.
+        """
+        changes = {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0, **point.recipe}
+        if self.options.batch_size is not None:
+            changes["batch_size"] = self.options.batch_size
+        return override(recipe_for(point.preset, self.data), changes)
+
+    def images(self, point: Point, *, seed: int) -> Split:
+        """What the point is trained on."""
+        return self.train if point.share is None else share_of(self.train, point.share, seed=seed)
+
+
+def run_trial(ground: Ground, point: Point, folder: Path, *, seed: int, resume: bool, telling: Telling) -> Trial:
+    """Train a point with a seed in its folder, or read what an earlier run finished there.
+
+    resume: take a finished result, or go on from a checkpoint. The weights stay in the folder, the checkpoint does not.
+    """
+    trial = _read(folder / RESULT, images=len(ground.test)) if resume else None
+    if trial is None:
+        trial = _trained(ground, point, folder, seed=seed, resume=resume, telling=telling)
+        _write(folder / RESULT, trial)
+    # when a kill came between the result and this, the next run does it
+    shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+    for spare in (folder / BEST_FILE, *folder.glob(".*-*.safetensors"), *folder.glob(".result-*.npz")):
+        spare.unlink(missing_ok=True)  # the second copy of the weights, and what a kill while writing left
+    return trial
+
+
+def _trained(ground: Ground, point: Point, folder: Path, *, seed: int, resume: bool, telling: Telling) -> Trial:
+    specimen = ground.specimen(point, seed=seed).to(ground.device)
+    images = ground.images(point, seed=seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    with telling as tell_progress:
+        result = fit(
+            specimen,
+            images,
+            ground.test,
+            recipe=ground.recipe(point),
+            directory=folder,
+            seed=seed,
+            device=ground.device,
+            precision=ground.options.precision,
+            resume=resume,
+            on_progress=tell_progress,
+        )
+    answers = evaluate(specimen, ground.test, batch_size=ground.options.batch_size)
+    return Trial(
+        correct=answers.correct.numpy(),
+        seconds=result.seconds,
+        images_per_second=float(np.median([epoch.images_per_second for epoch in result.history])),
+        steps=result.history[-1].step,
+        train_images=len(ground.train) if point.share is None else images_in(ground.train, point.share),
+        parameters=specimen.parameter_count(),
+        flops=sum(flops_by_part(specimen).values()),
+    )
+
+
+def _write(path: Path, trial: Trial) -> None:
+    write_arrays(path, {"correct": trial.correct, **{name: np.array(getattr(trial, name)) for name in _FIELDS}})
+
+
+def _read(path: Path, *, images: int) -> Trial | None:
+    """A finished result, or None where there is none yet. Raises InputError where it is of other images."""
+    if not path.is_file():
+        return None
+    found = read_arrays(path)
+    if len(found["correct"]) != images:
+        raise InputError(
+            f"expected the {len(found['correct'])} test images that {path} is about, found {images}; "
+            "resume with the data that the study began with"
+        )
+    return Trial(correct=found["correct"].astype(bool), **{name: found[name].item() for name in _FIELDS})

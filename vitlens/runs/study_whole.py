@@ -1,0 +1,146 @@
+"""What a whole study says: the summary, then the figures and the words of all its chapters."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from vitlens.figures.study import Estimate as Bar
+from vitlens.figures.study import study_summary
+from vitlens.files import RunRecord, read_run
+from vitlens.models.naming import parse_models
+from vitlens.models.saved import WEIGHTS_FILE
+from vitlens.report import Section, in_words, metrics
+from vitlens.runs.report import Drawn
+from vitlens.uncertainty import Estimate
+
+CHAPTERS: Final = "chapters"
+FUSION: Final = "mean"  # whose pointing game the summary tells
+
+_TITLES: Final = {
+    "train": "Training",
+    "evaluate": "Accuracy",
+    "attention": "Attention",
+    "rollout": "Attention followed to the image",
+    "stats": "What every head does",
+    "ablate": "Which heads matter",
+    "profile": "Cost",
+}
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One run within the study: its command, the model it is about ("" for all), and its folder."""
+
+    word: str
+    alias: str
+    folder: str
+
+
+def gathered(path: Path, chapters: Sequence[Chapter]) -> Mapping[str, Estimate]:
+    """The numbers of the chapters, under names that say whose they are."""
+    found: dict[str, Estimate] = {}
+    for chapter in chapters:
+        for name, estimate in metrics(read_run(path / chapter.folder)).items():
+            if chapter.word == "train":
+                continue  # evaluate measures the same images again
+            first, *rest = name.split("/")
+            found["/".join((first, chapter.alias, *rest)) if chapter.alias else name] = estimate
+    return found
+
+
+def draw_whole(record: RunRecord) -> Iterator[Drawn]:
+    """The summary, and the figures of all chapters under names of their own."""
+    yield Drawn(
+        "summary", _summary(record), "Accuracy on the test images, and how often the map's peak is on the object."
+    )
+    for chapter in _chapters(record):
+        module = import_module(f"vitlens.runs.{chapter.word}")
+        for drawn in module.draw(read_run(record.folder / chapter.folder)):
+            yield replace(drawn, name=_figure_name(chapter, drawn.name))
+
+
+def _summary(record: RunRecord) -> Any:
+    found = metrics(record)
+    aliases = _aliases(record)
+    accuracy = [_bar(alias, _accuracy(found, alias)) for alias in aliases]
+    pointing = [
+        _bar(f"{word}, {chapter.alias}", hits)
+        for chapter in _chapters(record)
+        if chapter.word == "rollout"
+        for word, hits in _hits(found, chapter.alias)
+    ]
+    areas = [estimate for name, estimate in found.items() if name.endswith("pointing/mask-area")]
+    return study_summary(
+        accuracy=accuracy, pointing=pointing, mask_area=areas[0].value if areas else None, title="What was found"
+    )
+
+
+def _hits(found: Mapping[str, Estimate], alias: str) -> Iterator[tuple[str, Estimate]]:
+    """How often the maps of one model point at the object, where that is known."""
+    for word, name in (("rollout", f"rollout-{FUSION}"), ("relevance", "relevance")):
+        hits = found.get(f"localisation/{alias}/pointing/{name}")
+        if hits is not None:
+            yield word, hits
+
+
+def _bar(name: str, estimate: Estimate) -> Bar:
+    low = estimate.value if estimate.low is None else estimate.low
+    high = estimate.value if estimate.high is None else estimate.high
+    return Bar(name, estimate.value, low, high, estimate.n or 0)
+
+
+def tell_whole(record: RunRecord) -> list[Section]:
+    """The summary in words, then what each chapter says, then everybody's limits."""
+    found = metrics(record)
+    lines = [
+        f"`{alias}` is right on {in_words(_accuracy(found, alias))} of the test images." for alias in _aliases(record)
+    ]
+    for chapter in _chapters(record):
+        hits = list(_hits(found, chapter.alias)) if chapter.word == "rollout" else []
+        if hits:
+            area = found[f"localisation/{chapter.alias}/pointing/mask-area"]
+            listed = ", of its ".join(f"{word} in {in_words(hit)}" for word, hit in hits)
+            lines.append(
+                f"The highest point of `{chapter.alias}`'s {listed} of the images is on the object; the mean mask "
+                f"area, which a random point would hit, is {in_words(area, with_n=False)}."
+            )
+    sections = [Section("Summary", tuple(lines), figures=("summary",))]
+    limits: dict[str, None] = {}
+    for chapter in _chapters(record):
+        module = import_module(f"vitlens.runs.{chapter.word}")
+        for section in module.tell(read_run(record.folder / chapter.folder)):
+            if section.title == "Limits":
+                limits |= dict.fromkeys(section.paragraphs)
+                continue
+            of = f" of {chapter.alias}" if chapter.alias else ""
+            figures = tuple(_figure_name(chapter, name) for name in section.figures)
+            title = f"{_TITLES[chapter.word]}{of}: {section.title[0].lower()}{section.title[1:]}"
+            sections.append(replace(section, title=title, figures=figures))
+    where = f"Each chapter is a whole run in `{CHAPTERS}/`, with its own report, numbers and settings."
+    trained = [chapter for chapter in _chapters(record) if chapter.word == "train"]
+    if trained:
+        first = trained[0]
+        where += (
+            f" The trained models are there too: `vitlens rollout {record.folder / first.folder}` takes one by its "
+            f"folder (weights in {WEIGHTS_FILE})."
+        )
+    return [*sections, Section("Where things are", (where,)), Section("Limits", tuple(limits))]
+
+
+def _chapters(record: RunRecord) -> list[Chapter]:
+    return [Chapter(str(row["word"]), str(row["alias"]), str(row["folder"])) for row in record.table("chapters")]
+
+
+def _aliases(record: RunRecord) -> list[str]:
+    options: Any = record.config["options"]
+    return [model.alias for model in parse_models(options["models"])]
+
+
+def _accuracy(found: Mapping[str, Estimate], alias: str) -> Estimate:
+    return found.get(f"accuracy/{alias}") or found["accuracy"]
+
+
+def _figure_name(chapter: Chapter, name: str) -> str:
+    return "_".join(part for part in (chapter.word, chapter.alias, name) if part)

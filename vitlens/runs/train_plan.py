@@ -1,0 +1,61 @@
+"""What decides the result of a training, as it was typed, and as a resumed run finds it in its folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vitlens.errors import InputError
+from vitlens.files import read_run
+from vitlens.models.build import Overrides
+from vitlens.runs.options import RunOptions
+from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning
+
+_KEPT = ("seed", "limit", "batch_size", "precision", "data_dir")  # options that a resumed run takes from its beginning
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What decides the result besides the options: a run is resumed with the plan that it began with.
+
+    recipe, shape: what differs from the preset's; image_size: (height, width) in pixels, None for the preset's;
+    keep_every: epochs between copies of the weights that stay, None for none; named: a recipe that serves any model,
+    None for the preset's own; compiling, recompute: see training.loop.fit; tuning: what of a trained model is trained
+    further; teaching: who teaches it.
+    """
+
+    model: str
+    data: str = "digits"
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    shape: Overrides = field(default_factory=dict)
+    image_size: tuple[int, int] | None = None
+    keep_every: int | None = None
+    named: str | None = None
+    compiling: str = "auto"
+    recompute: bool = False
+    tuning: Tuning = WHOLE
+    teaching: Teaching = UNTAUGHT
+
+
+def as_begun(resume: Path, given: Mapping[str, object], options: RunOptions) -> tuple[Plan, RunOptions]:
+    """The plan and the options that a run began with. Raises InputError when something else was asked for now."""
+    if options.out is not None:
+        raise InputError(
+            f"expected --resume {resume} or --out {options.out}, found both; a resumed run keeps its folder"
+        )
+    record = read_run(resume)
+    asked = record.config.get("options")
+    if record.command != "train" or not isinstance(asked, dict):
+        raise InputError(f"expected the folder of vitlens train to resume, found one of vitlens {record.command}")
+    size = asked["image_size"]
+    size, every = tuple(size) if size else None, asked.get("keep_every")
+    plan = Plan(asked["model"], asked["data"], asked["recipe"], asked["shape"], size, every)
+    plan = replace(plan, **{name: asked[name] for name in ("named", "compiling", "recompute") if name in asked})
+    plan = replace(plan, tuning=Tuning(**asked.get("tuning", {})), teaching=Teaching(**asked.get("teaching", {})))
+    for name, value in given.items():
+        if value != getattr(plan, name):
+            raise InputError(
+                f"expected to resume {resume} with its {name}, {getattr(plan, name)}, found {value}; leave it out"
+            )
+    kept = {name: asked[name] for name in _KEPT}
+    return plan, replace(options, **{**kept, "data_dir": Path(kept["data_dir"])})
