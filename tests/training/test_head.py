@@ -13,9 +13,10 @@ from vitlens.errors import DataError, InputError
 from vitlens.models import zoo
 from vitlens.models.new_head import for_classes
 from vitlens.models.specimen import Specimen
-from vitlens.training import head, head_loop
+from vitlens.training import account, head, head_loop
+from vitlens.training.account import BEST_FILE
 from vitlens.training.head import fit_head, require_cacheable
-from vitlens.training.loop import BEST_FILE, fit
+from vitlens.training.loop import fit
 from vitlens.training.metrics import Progress, TrainingResult, read_metrics
 from vitlens.training.recipe import Recipe
 
@@ -95,7 +96,7 @@ def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
 def test_a_stopped_run_goes_on_without_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, expected = trained(tmp_path / "whole")
     monkeypatch.setattr(head_loop, "CHECKPOINT_INTERVAL", 0.0)
-    monkeypatch.setattr(head_loop, "_PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr(account, "PROGRESS_INTERVAL", 0.0)
 
     def stop(progress: Progress) -> None:
         if progress.epoch == 1:

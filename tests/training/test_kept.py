@@ -10,13 +10,13 @@ from tests.training.test_loop import InterruptedTrainingError, interrupting, sta
 from tests.training.tiny import tiny_recipe, tiny_specimen
 from vitlens.errors import InputError
 from vitlens.models import zoo
-from vitlens.training import loop
+from vitlens.training import account
 from vitlens.training.kept import FOLDER, Kept, forget_after, keep_weights, read_kept, weights_over_training
 
 
 @pytest.fixture(autouse=True)
 def told_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr(account, "PROGRESS_INTERVAL", 0.0)
 
 
 def epochs(folder: Path) -> list[int]:

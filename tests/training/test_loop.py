@@ -13,9 +13,10 @@ from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
 from vitlens.models import zoo
 from vitlens.models.specimen import Specimen
+from vitlens.training import account
 from vitlens.training import checkpoint as checkpoint_module
-from vitlens.training import loop
-from vitlens.training.loop import BEST_FILE, fit
+from vitlens.training.account import BEST_FILE
+from vitlens.training.loop import fit
 from vitlens.training.metrics import METRICS_FILE, Progress, TrainingResult, read_metrics
 
 TRAIN, TEST = tiny_split("train", 40), tiny_split("test", 12)
@@ -28,7 +29,7 @@ class InterruptedTrainingError(Exception):
 
 @pytest.fixture(autouse=True)
 def told_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr(account, "PROGRESS_INTERVAL", 0.0)
 
 
 def trained(folder: Path, specimen: Specimen | None = None, **changes: Any) -> tuple[Specimen, TrainingResult]:

@@ -75,7 +75,7 @@ def test_the_weights_that_are_seen_are_those_that_were_tested(tmp_path: Path) ->
 
 
 def test_a_resumed_run_tells_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlens.training.loop._PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr("vitlens.training.account.PROGRESS_INTERVAL", 0.0)
     first, second = Notes(), Notes()
     with pytest.raises(InterruptedTrainingError):
         trained(tmp_path, on_progress=interrupting(7), watchers=[first])

@@ -1,47 +1,34 @@
 """What every head, MLP and block is worth: a signed map, a ranking with intervals, and whether replacements agree."""
 
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
-from vitlens.figures.board import Board, Margins, board
-from vitlens.figures.gaps import as_gapped, as_measured, blank, require_shape
+from vitlens.figures.gaps import as_gapped, as_measured
+from vitlens.figures.head_board import head_board
 from vitlens.figures.inputs import Array, as_array, require_length
-from vitlens.figures.overlay import Scale, in_words
+from vitlens.figures.signed import Marks, as_marks, draw_dots
 from vitlens.figures.style import (
     BLUE,
     GREY,
-    HALF,
-    SIGNED,
     SMALL,
-    TALL,
     VERMILLION,
     WIDE,
-    broken,
     heading,
     sheet,
     shortened,
     styled,
 )
 
-Marks = NDArray[np.bool_]
-BESIDE: Final = 0.94  # inch beside a signed map for its colour bar with numbers and label
 _HEADS: Final = ("layers", "heads")
-_FEW: Final = 12  # values, below which none is called far beyond the others
-_FAR: Final = 3.0  # times larger or smaller: colours of its own
-_LONGEST: Final = 3.0  # inch of a colour bar
-_COLUMN, _GAP = 0.38, 0.08  # inch: a column of MLPs or blocks, and the room before it
 _LEAST: Final = 10  # least important units drawn where there are too many for a page
 _SKEWED: Final = 50.0  # times the median, from where an axis is logarithmic
 
@@ -73,163 +60,6 @@ def importance_map(
     drawn, _ = head_board(title=f"{title}; {dots}", heads=values, columns=columns, unit=unit)
     draw_dots(drawn.panels[0], marks)
     return drawn.figure
-
-
-def head_board(
-    *, title: str, heads: Array, columns: Mapping[str, ArrayLike], unit: str, right: float = 0.0
-) -> tuple[Board, float]:
-    """A signed map of heads (layers, heads), and a column (layers,) for each further kind.
-
-    right: inches of room beside them; returned with the board is where it begins. Colours, bars and errors as
-    importance_map; the columns that have their own colours stand last.
-    """
-    beside = {name: as_gapped(one, name=name, axes=("layers",))[:, None] for name, one in columns.items()}
-    for name, one in beside.items():
-        require_length(len(one), len(heads), name=f"layers of {name}", of="the layers of heads")
-    own = {name: one for name, one in beside.items() if _far_apart(one, heads)}
-    alike = {name: one for name, one in beside.items() if name not in own}
-    groups = [{"head": heads, **alike}, *({name: one} for name, one in own.items())]
-    scales = [_clipped(symmetric_scale(group.values()), list(group.values())) for group in groups]
-    notes = [_beyond(name, one, scale) for group, scale in zip(groups, scales) for name, one in group.items()]
-    drawn = _room(
-        title=title + (f"; {' and '.join(own)} in {'its' if len(own) == 1 else 'their'} own colours" if own else ""),
-        shape=heads.shape,
-        beside=len(beside) * (_GAP + _COLUMN) + len(groups) * BESIDE + right,
-        below=". ".join(filter(None, notes)),
-        gaps=any(np.isnan(one).any() for one in (heads, *beside.values())),
-    )
-    place, tall = drawn.right, drawn.bottom - drawn.top
-    for group, scale in zip(groups, scales):
-        for name, one in group.items():
-            axes = drawn.panels[0] if name == "head" else drawn.place(place + _GAP, drawn.top, _COLUMN, tall)
-            draw_signed(axes, one, scale)
-            if name != "head":
-                place += _GAP + _COLUMN
-                axes.set_xticks([0], labels=[name])
-                axes.set_yticks([])
-        long = min(tall, _LONGEST)
-        signed_bar(drawn.place(place + 0.08, drawn.top + (tall - long) / 2, 0.09, long), scale, unit)
-        place += BESIDE
-    name_heads(drawn.panels[0], heads.shape)
-    return drawn, place
-
-
-def _room(*, title: str, shape: tuple[int, ...], beside: float, below: str, gaps: bool) -> Board:
-    """One panel for heads with cells as square as the page allows, and what is written below it."""
-    layers, heads = shape
-    wide = min(0.42 * heads, WIDE - 0.45 - beside)
-    whole = max(HALF, 0.45 + wide + beside)
-    lines = textwrap.wrap(below, int(whole * 15))
-    bottom = 0.42 + 0.14 * len(lines) + 0.2 * gaps
-    most = TALL - bottom - 0.1 - broken(title, whole)[1]
-    tall = float(np.clip(layers * max(0.2, wide / heads), 1.15, most))
-    margins = Margins(left=0.45, right=beside, bottom=bottom)
-    drawn = board(title=title, count=1, across=1, panel=(wide, tall), gap=(0.0, 0.0), margins=margins)
-    if lines:
-        below_map = (drawn.bottom + 0.4) / drawn.figure.get_figheight()
-        drawn.figure.text(0.5, 1 - below_map, "\n".join(lines), ha="center", va="top", fontsize=SMALL)
-    if gaps:
-        drawn.figure.legend(handles=[blank(label="no value")], loc="lower center", borderaxespad=0.2)
-    return drawn
-
-
-def _far_apart(column: Array, heads: Array) -> bool:
-    """Whether one range of colours would leave either the heads or the column pale."""
-    means = [float(np.nansum(np.abs(values)) / max(1, np.sum(~np.isnan(values)))) for values in (column, heads)]
-    ends = [symmetric_scale([values]).high for values in (column, heads)]
-    return any(max(sizes) > _FAR * min(sizes) > 0 for sizes in (means, ends))
-
-
-def symmetric_scale(values: Iterable[Array]) -> Scale:
-    """Colours for signed maps: white at 0, and as far on both sides as the greatest size of any value."""
-    most = max((float(np.abs(one[~np.isnan(one)]).max(initial=0.0)) for one in values), default=0.0)
-    return Scale(0.0 - most, most)
-
-
-def _clipped(scale: Scale, values: Sequence[Array]) -> Scale:
-    """Only up to what all but 2 % (and one at least) reach, where the greatest is more than three times that."""
-    every = np.sort(np.abs(np.concatenate([one[~np.isnan(one)] for one in values])))
-    if len(every) < _FEW:
-        return scale
-    usual = float(every[min(len(every) - 2, int(0.98 * len(every)))])
-    return Scale(0.0 - usual, usual, clipped=True) if 0 < _FAR * usual < scale.high else scale
-
-
-def _beyond(name: str, values: Array, scale: Scale) -> str:
-    """The greatest three values of a map (layers, heads or 1) that the colours do not reach, in words."""
-    places = np.argwhere(np.abs(np.nan_to_num(values)) > scale.high).tolist() if scale.clipped else []
-    places.sort(key=lambda place: -abs(values[tuple(place)]))
-    words = [
-        f"layer {layer + 1} {name}{f' {head + 1}' if values.shape[1] > 1 else ''} ({values[layer, head]:.3g})"
-        for layer, head in places[:3]
-    ]
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return f"Beyond the colours: {', '.join(words)}{more}" if words else ""
-
-
-def draw_signed(axes: Axes, values: Array, scale: Scale) -> None:
-    """Fill axes with a map (rows, columns) in signed colours, hatched where it is NaN."""
-    axes.add_patch(blank(transform=axes.transAxes, zorder=-1))
-    axes.imshow(values, cmap=SIGNED, norm=scale.norm, aspect="auto")
-    axes.spines[:].set(visible=True, color="#B0B0B0")
-
-
-def draw_dots(axes: Axes, marks: Marks) -> None:
-    """A dot in each cell that is marked (rows, columns), as large as the cells allow."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    wide, tall = axes.get_position().size * figure.get_size_inches()
-    size = float(np.clip(22 * min(tall / marks.shape[0], wide / marks.shape[1]), 1.5, 4.0))
-    down, across = np.nonzero(marks)
-    axes.plot(across, down, "o", color="black", markersize=size, markeredgecolor="white", markeredgewidth=0.4)
-
-
-def signed_bar(axes: Axes, scale: Scale, label: str) -> None:
-    """Fill axes with the upright bar of a signed scale; arrows and signs where values lie beyond its ends."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    extend = "both" if scale.clipped else "neither"
-    bar = figure.colorbar(ScalarMappable(scale.norm, SIGNED), cax=axes, extend=extend, extendfrac=0.05)
-    bar.outline.set_visible(False)
-    tall = axes.get_position().height * figure.get_figheight()
-    bar.set_label("\n".join(textwrap.wrap(label, int(13 * tall + 3), max_lines=2, placeholder="…")))
-    if scale.low == scale.high:
-        bar.set_ticks([0.0], labels=["0\nall\nequal"])
-        return
-    ticks = np.linspace(scale.low, scale.high, 5).tolist()
-    labels = in_words(ticks)
-    first, last = ("≤ ", "≥ ") if scale.clipped else ("", "")
-    bar.set_ticks(ticks, labels=[first + labels[0], labels[1], "0", labels[3], last + labels[-1]])
-
-
-def rounded(values: Sequence[float]) -> list[str]:
-    """As in_words, but nothing is rounded to a minus zero."""
-    return [word if float(word) else word.lstrip("-") for word in in_words(values)]
-
-
-def name_heads(axes: Axes, shape: tuple[int, ...]) -> None:
-    """Layers down and heads across, numbered from 1, as many as there is room for."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    wide, tall = axes.get_position().size * figure.get_size_inches()
-    count_from_one(axes.yaxis, shape[0], tall / 0.16)
-    count_from_one(axes.xaxis, shape[1], wide / 0.2)
-    axes.set(xlabel="head", ylabel="layer")
-
-
-def count_from_one(axis: Axis, count: int, room: float) -> None:
-    """Label as many places from 1 as there is room for."""
-    places = range(0, count, -(-count // max(1, int(room))))
-    axis.set_ticks(places, labels=[str(place + 1) for place in places])
-
-
-def as_marks(marked: ArrayLike, *, name: str, values: Array) -> Marks:
-    """Yes or no for each of the values; raises InputError for another shape, and for a yes where the value is NaN."""
-    marks: Marks = as_array(marked, name=name, axes=[str(length) for length in values.shape]) != 0
-    require_shape(marks, values, name)
-    if np.isnan(values[marks]).any():
-        raise InputError(f"expected a value wherever {name} is true, found NaN")
-    return marks
 
 
 @styled

@@ -10,20 +10,20 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.ablate import (
+from vitlens.figures.board import Board, Margins, bare, board
+from vitlens.figures.gaps import as_measured
+from vitlens.figures.head_board import head_board
+from vitlens.figures.inputs import Array, as_array, as_image, require_length
+from vitlens.figures.overlay import enlarged
+from vitlens.figures.signed import (
     BESIDE,
     count_from_one,
     draw_signed,
-    head_board,
     name_heads,
     rounded,
     signed_bar,
     symmetric_scale,
 )
-from vitlens.figures.board import Board, Margins, bare, board
-from vitlens.figures.gaps import as_measured
-from vitlens.figures.inputs import Array, as_array, as_image, require_length
-from vitlens.figures.overlay import enlarged
 from vitlens.figures.style import (
     BLUE,
     GREY,

@@ -10,7 +10,11 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
-from vitlens.figures.ablate import (
+from vitlens.figures.board import BAR_ROOM, Board, Margins, board
+from vitlens.figures.gaps import as_gapped, as_measured, blank
+from vitlens.figures.inputs import Array, as_array, require_length
+from vitlens.figures.overlay import Scale, colour_bar
+from vitlens.figures.signed import (
     BESIDE,
     as_marks,
     draw_dots,
@@ -19,10 +23,6 @@ from vitlens.figures.ablate import (
     signed_bar,
     symmetric_scale,
 )
-from vitlens.figures.board import BAR_ROOM, Board, Margins, board
-from vitlens.figures.gaps import as_gapped, as_measured, blank
-from vitlens.figures.inputs import Array, as_array, require_length
-from vitlens.figures.overlay import Scale, colour_bar
 from vitlens.figures.style import MAGNITUDE, WIDE, shortened, styled
 
 _WRITTEN: Final = 0.36  # inch, the narrowest cells that bear their value

@@ -21,7 +21,8 @@ from vitlens.models.zoo import untrained
 from vitlens.runs.options import RunOptions
 from vitlens.runs.study_kinds import Point
 from vitlens.training import checkpoint
-from vitlens.training.loop import BEST_FILE, fit
+from vitlens.training.account import BEST_FILE
+from vitlens.training.loop import fit
 from vitlens.training.metrics import Progress
 from vitlens.training.recipe import Recipe, override, recipe_for
 

@@ -1,11 +1,27 @@
-"""What is typed of a fine-tuning and of a distillation, free of torch, so that the command line can name it at once."""
+"""What is typed of a training, in bundles free of torch, so that the command line can name it at once."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
 from vitlens.errors import InputError
-from vitlens.names import PRESETS, DistillKind
+from vitlens.names import PRESETS, DistillKind, RecipeName
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What of the recipe is another than the preset's: a named recipe in its place, and numbers by field."""
+
+    named: RecipeName | None
+    numbers: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of the model's shape is another than the preset's: the image's (height, width) in pixels; sides by field."""
+
+    image_size: tuple[int, int] | None
+    sides: Mapping[str, object]
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from vitlens.data.split import Split
 from vitlens.errors import InputError
+from vitlens.models.fingerprint import fingerprint
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, accelerated
 from vitlens.shapes import Images
 from vitlens.training.clock import Clock
 from vitlens.training.feed import portions
 from vitlens.training.finetune import partly_trainable
-from vitlens.training.fingerprint import fingerprint
 from vitlens.training.frozen import (
     Cached,
     CachedTest,
@@ -76,8 +76,10 @@ def fit_head(
             ready = _Features(specimen, task, processes, views, chosen.precision, advance)
             parts = ready.of("train"), ready.of("test")
         with watched(watchers if processes.is_first else ()) as told:
-            training = HeadTraining(specimen, task, Updates(task, accelerator), processes, clock, *parts)
-            training.told, training.on_progress = told, on_progress
+            training = HeadTraining(
+                specimen, task, Updates(task, accelerator), processes, clock, *parts,
+                watchers=told, on_progress=on_progress,
+            )  # fmt: skip
             training.begin(resume=resume)
             result = training.run(notes=(*chosen.notes[:1], _said(*parts)))
     if processes.is_first:

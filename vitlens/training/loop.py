@@ -6,10 +6,7 @@ Several processes take shares of the same global batches; their averaged gradien
 batch normalisation, whose statistics are per process (a CNN then sees smaller batches), and dropout, drawn per process.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -20,20 +17,14 @@ from vitlens.errors import InputError
 from vitlens.models import zoo
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, accelerated, meeting
+from vitlens.training.account import BEST_FILE, Account
 from vitlens.training.average import copy_into
-from vitlens.training.checkpoint import Checkpoint, read_checkpoint, require_same, told_as_storage, write_checkpoint
+from vitlens.training.checkpoint import Checkpoint, read_checkpoint, told_as_storage, write_checkpoint
 from vitlens.training.clock import Clock
 from vitlens.training.feed import Portion, decoding, epoch_batches, portions, share
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.kept import forget_after, keep_weights, require_interval
-from vitlens.training.metrics import (
-    EpochMetrics,
-    Progress,
-    Standing,
-    TrainingResult,
-    append_metrics,
-    rewrite_metrics,
-)
+from vitlens.training.metrics import Progress, TrainingResult, append_metrics, rewrite_metrics
 from vitlens.training.objective import FromLabels, Objective
 from vitlens.training.recipe import Recipe
 from vitlens.training.speed import Speed, attending, choose, recomputing
@@ -41,9 +32,6 @@ from vitlens.training.task import Task, require_fitting
 from vitlens.training.update import Updates
 from vitlens.training.validation import look
 from vitlens.training.watch import StepFacts, Watcher, watched
-
-BEST_FILE = "best.safetensors"
-_PROGRESS_INTERVAL = 0.1  # seconds
 
 
 def fit(
@@ -115,14 +103,12 @@ class _Training:
         watchers: Sequence[Watcher],
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self.task, self.accelerator, self.processes, self.on_progress = task, accelerator, processes, on_progress
+        self.task, self.accelerator, self.processes = task, accelerator, processes
         self.speed, self.watchers = speed, watchers
         self.updates = Updates(task, accelerator, compiled=speed.compiled)
         # of this epoch, in this process: loss, right ones, images, and norms of gradients over the processes
         self.sums = torch.zeros(4, dtype=torch.float64)
-        self.standing = Standing()
-        self.clock = Clock()
-        self.reported = 0.0
+        self.account = Account(task, processes, Clock(), on_progress)
 
     def begin(self, *, resume: bool) -> None:
         """Take up the checkpoint, or write the first one."""
@@ -132,8 +118,8 @@ class _Training:
         if checkpoint is not None:
             self._take_up(checkpoint)
         if self.processes.is_first:
-            rewrite_metrics(self.task.directory, self.standing.history)
-            forget_after(self.task.directory, -1 if checkpoint is None else len(self.standing.history))
+            rewrite_metrics(self.task.directory, self.account.standing.history)
+            forget_after(self.task.directory, -1 if checkpoint is None else len(self.account.standing.history))
             if checkpoint is None:
                 self._keep_weights(epochs=0)
         if checkpoint is None:
@@ -145,33 +131,18 @@ class _Training:
             self._epoch()
         if self.updates.average is not None:
             copy_into(self.task.specimen.model, self.updates.average.tensors)
-        standing, directory = self.standing, self.task.directory
-        accuracy = standing.history[-1].test_accuracy
-        assert accuracy is not None  # the last epoch always looks
-        return TrainingResult(
-            history=standing.history,
-            accuracy=accuracy,
-            best_accuracy=standing.best_accuracy,
-            best_epoch=standing.best_epoch,
-            seconds=standing.history[-1].seconds,
-            weights=directory / zoo.WEIGHTS_FILE,
-            best_weights=directory / BEST_FILE,
-            notes=self.speed.notes,
-        )
+        return self.account.result(self.speed.notes)
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
-        facts = checkpoint.facts
-        require_same(facts["identity"], self.task.identity(), folder=self.task.directory)
+        self.account.take_up(checkpoint)
         self.updates.take_up(checkpoint)
         if self.processes.is_first:  # the others' sums are in the first one's
             self.sums.copy_(checkpoint.tensors["sums"])
-        self.standing = Standing.from_json(facts["standing"])
-        self.clock = Clock(seconds=facts["seconds"])
 
     def _epoch(self) -> None:
         task, recipe, place = self.task, self.task.recipe, self.processes.index
         epoch, within = divmod(self.updates.step, task.steps_per_epoch)
-        self.clock.begin_epoch()
+        self.account.clock.begin_epoch()
         batches = epoch_batches(len(task.train), recipe.batch_size, seed=task.seed, epoch=epoch, views=recipe.views)[
             within:
         ]
@@ -191,10 +162,11 @@ class _Training:
         learned = self.updates.apply(self.task.augmented(portion, epoch), labels, whole=whole)
         norm = learned.norm / self.processes.count  # all have the same
         self.sums += torch.tensor((learned.loss, learned.right, len(labels), norm), dtype=torch.float64)
-        self.clock.count(whole)
+        clock = self.account.clock
+        clock.count(whole)
         rate, loss = self.task.learning_rate(self.updates.step - 1), learned.loss / len(labels)
-        facts = StepFacts(self.updates.step, epoch, loss, rate, learned.norm, self.clock.rate())
-        with self.clock.stopped():
+        facts = StepFacts(self.updates.step, epoch, loss, rate, learned.norm, clock.rate())
+        with clock.stopped():
             for watcher in self.watchers:
                 watcher.on_step(facts)
         self._report(epoch)
@@ -203,28 +175,14 @@ class _Training:
         """Look at the test images when it is time, and write everything down."""
         task = self.task
         self.updates.require_finite()
-        loss, correct, images, norms = self.processes.total(self.sums).tolist()
-        self.clock.pause()
-        due = epoch + 1 == task.recipe.epochs or (epoch + 1) % task.recipe.evaluate_every == 0
-        with self._kept_weights():
-            test_loss, test_accuracy = self._look() if due else (None, None)
-            metrics = EpochMetrics(
-                epoch=epoch,
-                step=self.updates.step,
-                images=self.updates.step * task.batch_size,
-                learning_rate=task.learning_rate(self.updates.step - 1),
-                train_loss=loss / images,
-                train_accuracy=correct / images,
-                test_loss=test_loss,
-                test_accuracy=test_accuracy,
-                seconds=self.clock.seconds(),
-                images_per_second=self.clock.epoch_rate(),
-                gradient_norm=norms / task.steps_per_epoch,
-            )
-            self.standing = self.standing.after(metrics)
+        sums = self.processes.total(self.sums).tolist()
+        self.account.clock.pause()
+        with self.updates.averaged():
+            looked = self._look() if self.account.is_due(epoch) else (None, None)
+            metrics = self.account.close(epoch, self.updates.step, sums, looked)
             if self.processes.is_first:
                 append_metrics(task.directory, metrics)
-                self._save_weights(best=self.standing.best_epoch == epoch)
+                self._save_weights(best=self.account.standing.best_epoch == epoch)
                 self._keep_weights(epochs=epoch + 1)
             for watcher in self.watchers:
                 watcher.on_epoch(metrics, task.specimen)
@@ -235,10 +193,6 @@ class _Training:
     def _look(self) -> tuple[float, float]:
         task = self.task
         return look(task.specimen, task.test, self.processes, precision=task.precision)
-
-    def _kept_weights(self) -> AbstractContextManager[None]:
-        """The weights that are tested and kept, in place of the trained ones for a while."""
-        return nullcontext() if self.updates.average is None else self.updates.average.applied(self.task.specimen.model)
 
     def _save_weights(self, *, best: bool) -> None:
         for name in (zoo.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
@@ -256,33 +210,10 @@ class _Training:
         if not self.processes.is_first:
             return
         self.updates.require_finite()
-        facts = {
-            "identity": self.task.identity(),
-            "step": self.updates.step,
-            "seconds": self.clock.seconds(),
-            "standing": asdict(self.standing),
-        }
-        write_checkpoint(self.task.directory, Checkpoint({**self.updates.tensors(), "sums": sums}, facts))
+        tensors = {**self.updates.tensors(), "sums": sums}
+        write_checkpoint(self.task.directory, Checkpoint(tensors, self.account.facts(self.updates.step)))
 
     def _report(self, epoch: int, *, now: bool = False) -> None:
-        """Tell whoever listens, not more often than an eye can follow."""
-        if self.on_progress is None or not self.processes.is_first:
-            return
-        if not now and time.perf_counter() - self.reported < _PROGRESS_INTERVAL:
-            return
-        self.reported = time.perf_counter()
         loss, correct, images, _ = self.sums.tolist()
-        looks = [metrics.test_accuracy for metrics in self.standing.history if metrics.test_accuracy is not None]
-        self.on_progress(
-            Progress(
-                epoch=epoch,
-                epochs=self.task.recipe.epochs,
-                step=self.updates.step,
-                steps=self.task.steps,
-                loss=loss / images,
-                accuracy=correct / images,
-                test_accuracy=looks[-1] if looks else None,
-                images_per_second=self.clock.rate(),
-                seconds_left=self.clock.seconds_left((self.task.steps - self.updates.step) * self.task.batch_size),
-            )
-        )
+        images = max(images, 1)  # a process may have had none yet
+        self.account.tell(epoch, self.updates.step, loss / images, correct / images, now=now)

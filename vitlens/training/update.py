@@ -1,7 +1,7 @@
 """One update of the weights from one process's share of a global batch, and all the state that updates leave."""
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -86,6 +86,10 @@ class Updates:
         labels = targets if targets.ndim == 1 else targets.argmax(1)
         correct = (objective.logits(answers).detach().argmax(1) == labels).sum()
         return torch.stack((summed.detach(), correct))
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The weights that are tested and kept, in place of the trained ones for a while."""
+        return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that must be kept to go on from here."""

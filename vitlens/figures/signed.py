@@ -1,0 +1,91 @@
+"""Signed maps, white at 0: their colours, bar, dots, and the numbering of layers and heads."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.cm import ScalarMappable
+from numpy.typing import ArrayLike, NDArray
+
+from vitlens.errors import InputError
+from vitlens.figures.gaps import blank, require_shape
+from vitlens.figures.inputs import Array, as_array
+from vitlens.figures.overlay import Scale, in_words
+from vitlens.figures.style import SIGNED
+
+Marks = NDArray[np.bool_]
+BESIDE: Final = 0.94  # inch beside a signed map for its colour bar with numbers and label
+
+
+def symmetric_scale(values: Iterable[Array]) -> Scale:
+    """Colours for signed maps: white at 0, and as far on both sides as the greatest size of any value."""
+    most = max((float(np.abs(one[~np.isnan(one)]).max(initial=0.0)) for one in values), default=0.0)
+    return Scale(0.0 - most, most)
+
+
+def draw_signed(axes: Axes, values: Array, scale: Scale) -> None:
+    """Fill axes with a map (rows, columns) in signed colours, hatched where it is NaN."""
+    axes.add_patch(blank(transform=axes.transAxes, zorder=-1))
+    axes.imshow(values, cmap=SIGNED, norm=scale.norm, aspect="auto")
+    axes.spines[:].set(visible=True, color="#B0B0B0")
+
+
+def draw_dots(axes: Axes, marks: Marks) -> None:
+    """A dot in each cell that is marked (rows, columns), as large as the cells allow."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    wide, tall = axes.get_position().size * figure.get_size_inches()
+    size = float(np.clip(22 * min(tall / marks.shape[0], wide / marks.shape[1]), 1.5, 4.0))
+    down, across = np.nonzero(marks)
+    axes.plot(across, down, "o", color="black", markersize=size, markeredgecolor="white", markeredgewidth=0.4)
+
+
+def signed_bar(axes: Axes, scale: Scale, label: str) -> None:
+    """Fill axes with the upright bar of a signed scale; arrows and signs where values lie beyond its ends."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    extend = "both" if scale.clipped else "neither"
+    bar = figure.colorbar(ScalarMappable(scale.norm, SIGNED), cax=axes, extend=extend, extendfrac=0.05)
+    bar.outline.set_visible(False)
+    tall = axes.get_position().height * figure.get_figheight()
+    bar.set_label("\n".join(textwrap.wrap(label, int(13 * tall + 3), max_lines=2, placeholder="…")))
+    if scale.low == scale.high:
+        bar.set_ticks([0.0], labels=["0\nall\nequal"])
+        return
+    ticks = np.linspace(scale.low, scale.high, 5).tolist()
+    labels = in_words(ticks)
+    first, last = ("≤ ", "≥ ") if scale.clipped else ("", "")
+    bar.set_ticks(ticks, labels=[first + labels[0], labels[1], "0", labels[3], last + labels[-1]])
+
+
+def rounded(values: Sequence[float]) -> list[str]:
+    """As in_words, but nothing is rounded to a minus zero."""
+    return [word if float(word) else word.lstrip("-") for word in in_words(values)]
+
+
+def name_heads(axes: Axes, shape: tuple[int, ...]) -> None:
+    """Layers down and heads across, numbered from 1, as many as there is room for."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    wide, tall = axes.get_position().size * figure.get_size_inches()
+    count_from_one(axes.yaxis, shape[0], tall / 0.16)
+    count_from_one(axes.xaxis, shape[1], wide / 0.2)
+    axes.set(xlabel="head", ylabel="layer")
+
+
+def count_from_one(axis: Axis, count: int, room: float) -> None:
+    """Label as many places from 1 as there is room for."""
+    places = range(0, count, -(-count // max(1, int(room))))
+    axis.set_ticks(places, labels=[str(place + 1) for place in places])
+
+
+def as_marks(marked: ArrayLike, *, name: str, values: Array) -> Marks:
+    """Yes or no for each of the values; raises InputError for another shape, and for a yes where the value is NaN."""
+    marks: Marks = as_array(marked, name=name, axes=[str(length) for length in values.shape]) != 0
+    require_shape(marks, values, name)
+    if np.isnan(values[marks]).any():
+        raise InputError(f"expected a value wherever {name} is true, found NaN")
+    return marks

@@ -1,0 +1,28 @@
+"""A model's weights as one number, wherever they come from: what a checkpoint or a cache remembers of a model."""
+
+import hashlib
+import json
+
+import torch
+from torch import nn
+
+from vitlens.models.specimen import Specimen
+
+
+def fingerprint(module: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers, with their names, types and shapes; the same on every device."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def identity(specimen: Specimen) -> str:
+    """SHA-256 of everything that decides what a specimen computes: weights, architecture, modules, preprocessing.
+
+    Its alias, its file and its class names are left out: the same model under another name is the same.
+    """
+    architecture = json.dumps(specimen.architecture, sort_keys=True, default=str)
+    parts = (fingerprint(specimen.model), architecture, repr(specimen.model), repr(specimen.preprocessing))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
