@@ -11,11 +11,14 @@ from vitlens.version import __version__
 if TYPE_CHECKING:
     from vitlens.analysis.ablate import ablate as ablate
     from vitlens.analysis.attention import attention as attention
+    from vitlens.analysis.compare import compare as compare
     from vitlens.analysis.evaluate import evaluate as evaluate
     from vitlens.analysis.profile import profile as profile
     from vitlens.analysis.relevance import relevance as relevance
     from vitlens.analysis.rollout import rollout as rollout
+    from vitlens.analysis.shape_bias import shape_bias as shape_bias
     from vitlens.analysis.stats import statistics as statistics
+    from vitlens.attribution.registry import explain as explain
     from vitlens.models.specimen import Specimen as Specimen
     from vitlens.models.zoo import load as load
     from vitlens.training.loop import fit as train
@@ -24,11 +27,14 @@ _HOMES = {
     "Specimen": ("vitlens.models.specimen", "Specimen"),
     "ablate": ("vitlens.analysis.ablate", "ablate"),
     "attention": ("vitlens.analysis.attention", "attention"),
+    "compare": ("vitlens.analysis.compare", "compare"),
     "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
+    "explain": ("vitlens.attribution.registry", "explain"),
     "load": ("vitlens.models.zoo", "load"),
     "profile": ("vitlens.analysis.profile", "profile"),
     "relevance": ("vitlens.analysis.relevance", "relevance"),
     "rollout": ("vitlens.analysis.rollout", "rollout"),
+    "shape_bias": ("vitlens.analysis.shape_bias", "shape_bias"),
     "statistics": ("vitlens.analysis.stats", "statistics"),
     "train": ("vitlens.training.loop", "fit"),
 }
@@ -38,11 +44,14 @@ __all__ = [
     "__version__",
     "ablate",
     "attention",
+    "compare",
     "evaluate",
+    "explain",
     "load",
     "profile",
     "relevance",
     "rollout",
+    "shape_bias",
     "statistics",
     "train",
 ]

@@ -16,6 +16,28 @@ PresetName = Literal[
 BundledName = Literal["vit-digits", "cnn-digits"]
 Fusion = Literal["mean", "max", "min"]
 AttentionMethod = Literal["rollout", "relevance", "gradient-rollout", "attention", "flow"]
+AttributionName = Literal[
+    "relevance",
+    "rollout",
+    "gradient-rollout",
+    "attention",
+    "gradcam",
+    "gradcam++",
+    "layercam",
+    "hirescam",
+    "xgradcam",
+    "eigencam",
+    "scorecam",
+    "ablationcam",
+    "saliency",
+    "input-x-gradient",
+    "smoothgrad",
+    "integrated-gradients",
+    "occlusion",
+    "rise",
+    "kernel-shap",
+]
+Substrate = Literal["blur", "mean", "black", "absent"]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
 Replacement = Literal["mean", "zero", "resample"]
 UnitKind = Literal["head", "mlp", "block"]
@@ -39,6 +61,8 @@ CommandName = Literal[
     "rollout",
     "stats",
     "ablate",
+    "compare",
+    "explain",
     "profile",
     "report",
     "models",
@@ -49,6 +73,8 @@ PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
 BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
 READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 ATTENTION_METHODS: Final[tuple[AttentionMethod, ...]] = get_args(AttentionMethod)
+ATTRIBUTIONS: Final[tuple[AttributionName, ...]] = get_args(AttributionName)
+SUBSTRATES: Final[tuple[Substrate, ...]] = get_args(Substrate)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
 REPLACEMENTS: Final[tuple[Replacement, ...]] = get_args(Replacement)
 UNIT_KINDS: Final[tuple[UnitKind, ...]] = get_args(UnitKind)
@@ -62,7 +88,7 @@ TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
 STUDY_KINDS: Final[tuple[str, ...]] = get_args(StudyKind)
 COMMANDS: Final[tuple[str, ...]] = get_args(CommandName)
 
-EMBEDDED_DATA: Final = ("digits",)
+EMBEDDED_DATA: Final = ("digits", "shapes", "shapes-conflict")
 TORCHVISION_DATA: Final = (
     "cifar10",
     "cifar100",

@@ -12,10 +12,10 @@ from vitlens.analysis.evaluate import (
     confusion,
     evaluate,
     fitting_batch_size,
-    match_classes,
     per_class,
     top_k,
 )
+from vitlens.analysis.reading import match_classes
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError
 from vitlens.models.specimen import Anatomy, Provenance, Specimen

@@ -11,7 +11,16 @@ import torch
 import vitlens
 
 README = Path(__file__).parents[2] / "README.md"
-EXAMPLES = ("ablate", "attention", "profile", "relevance", "rollout", "statistics")
+EXAMPLES = (
+    "ablate",
+    "attention",
+    "compare",
+    "explain",
+    "profile",
+    "relevance",
+    "rollout",
+    "statistics",
+)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -67,6 +67,8 @@ def test_an_unknown_public_name_says_the_known_ones():
         (names.BundledName, names.BUNDLED),
         (names.Fusion, names.FUSIONS),
         (names.AttentionMethod, names.ATTENTION_METHODS),
+        (names.AttributionName, names.ATTRIBUTIONS),
+        (names.Substrate, names.SUBSTRATES),
         (names.CommandName, names.COMMANDS),
         (names.FigureFormat, names.FORMATS),
         (names.TrackerName, names.TRACKERS),
@@ -91,6 +93,12 @@ def test_every_method_of_attention_has_its_entry():
     from vitlens.analysis.methods import METHODS
 
     assert tuple(METHODS) == names.ATTENTION_METHODS
+
+
+def test_every_attribution_has_its_entry():
+    from vitlens.attribution.registry import METHODS
+
+    assert tuple(METHODS) == names.ATTRIBUTIONS
 
 
 def test_everything_that_can_be_removed_has_a_word():

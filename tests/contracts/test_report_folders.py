@@ -22,6 +22,12 @@ LINES = {
     "ablate": "ablate {vit} --data digits --limit 12 --replace mean,zero,resample --greedy --prune 0.25",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
     "ablate for the top": "ablate {vit} --data digits --limit 12 --top 1",
+    "compare": "compare {vit} {cnn} --data digits --limit 12 --panels 3",
+    "compare of one family": "compare {vit} {vit}@random --data digits --limit 8 --panels 2 --no-harder "
+    "--method attention,saliency --target true",
+    "explain": "explain {vit} {cnn} --data digits --limit 4 --method relevance,gradcam,integrated-gradients,occlusion",
+    "explain by every method": "explain {vit} --images {pictures} --method all --target 3",
+    "explain verified": "explain {vit} --data digits --limit 4 --method relevance,saliency --verify",
     "profile": "profile {vit} {cnn} --batch-sizes 1,2 --sizes 16,32",
     "profile by patch size": "profile vit-mini --patch-size 8,16 --batch-sizes 1",
     "train": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 --heads 2",

@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -86,12 +89,39 @@ def test_loose_images_have_no_labels_and_no_parts(tmp_path):
         assert split.classes == ()
 
 
-def test_images_beside_masks_are_loose(tmp_path):
-    put(tmp_path / "images", "a.png")
-    put(tmp_path / "masks", "a.png")
-    split = load_folder(tmp_path, part="test", preprocessing=SMALL)
-    assert split.files == ("images/a.png",)
+@pytest.mark.parametrize("preprocessing", [SMALL, None])
+def test_images_beside_masks_are_loose_and_have_them(tmp_path, monkeypatch, preprocessing):
+    put(tmp_path / "seen/images", "a.png", "b.png", "c.png")
+    put(tmp_path / "seen/masks", "a.png")
+    put(tmp_path / "seen/masks", "b.png", size=(9, 9))
+    monkeypatch.chdir(tmp_path)
+    split = load_folder(Path("seen"), part="test", preprocessing=preprocessing)
+    assert split.files == ("a.png",)
+    assert (split.name, split.title) == ("seen", "seen")
     assert split.labels is None
+    assert split.masks.shape == (1, *((4, 4) if preprocessing else (4, 5)))
+    assert split.masks.all()
+    assert [(one.file, one.reason[:15]) for one in split.skipped] == [
+        ("b.png", "expected a mask"), ("c.png", "expected a read"),
+    ]  # fmt: skip
+
+
+def test_images_beside_cocos_boxes_have_them(tmp_path):
+    put(tmp_path / "images", "a.png")
+    content = {
+        "images": [{"id": 7, "file_name": "a.png", "height": 4, "width": 5}],
+        "annotations": [{"image_id": 7, "bbox": [0, 0, 2, 1]}],
+    }
+    (tmp_path / "annotations.json").write_text(json.dumps(content))
+    split = load_folder(tmp_path, part="test")
+    assert split.masks.nonzero().tolist() == [[0, 0, 0], [0, 0, 1]]
+
+
+def test_no_mask_that_fits_says_how_to_do_without(tmp_path):
+    put(tmp_path / "images", "a.png")
+    put(tmp_path / "masks", "b.png")
+    with pytest.raises(DataError, match=r"found none \(a\.png: .*try --images .*images to do without"):
+        load_folder(tmp_path, part="test", preprocessing=SMALL)
 
 
 def test_images_beside_class_folders_are_left_out_and_counted(tmp_path):

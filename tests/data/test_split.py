@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,3 +62,18 @@ def test_no_limit_is_the_split_itself(split):
 def test_a_limit_below_one_is_refused(split):
     with pytest.raises(DataError, match="at least 1, found 0"):
         split.limit(0)
+
+
+def test_images_named_stand_in_front_and_the_rest_keeps_its_order(split):
+    led = split.led_by(["10", "1.png", "10.png"])
+    assert led.files[:4] == ("10.png", "1.png", "0.png", "2.png")
+    assert led.labels.tolist() == [1, *[0] * 8, *[1] * 2, 2]
+    assert led.source.read(torch.arange(3))[:, 0, 0, 0].tolist() == [10, 1, 0]
+    assert split.led_by([]) is split
+
+
+def test_a_name_that_is_not_there_is_said(split):
+    with pytest.raises(DataError, match=r"such as 0.png, found 'e'"):
+        split.led_by(["e"])
+    with pytest.raises(DataError, match="leave out --show"):
+        replace(split, files=None).led_by(["0"])

@@ -3,10 +3,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
+from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, NonFiniteError, OutputError
 from vitlens.files import read_run
+from vitlens.labels import imagenet_classes
 from vitlens.models.zoo import save, untrained
 from vitlens.report import metrics
 from vitlens.runs.evaluate import evaluate
@@ -109,3 +112,30 @@ def test_a_model_that_gives_nan_fails_and_says_so(models: dict[str, str], tmp_pa
         evaluate([str(tmp_path / "broken.safetensors")], options=options(tmp_path / "run"))
     assert read_run(tmp_path / "run").status == "failed"
     assert not (tmp_path / "run" / "report.md").exists()
+
+
+def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path: Path) -> None:
+    for name in ("cat/cat1-dog2", "cat/cat1-bear3", "dog/dog4-cat1"):
+        place = tmp_path / "conflicts" / f"{name}.png"
+        place.parent.mkdir(exist_ok=True, parents=True)
+        Image.new("RGB", (32, 32), (10, 20, 200)).save(place)
+    overrides = {"dim": 16, "depth": 2, "heads": 2}
+    save(untrained("vit-micro", classes=imagenet_classes(), overrides=overrides), tmp_path / "vit.safetensors")
+    path = evaluate(
+        [str(tmp_path / "vit.safetensors")], data=str(tmp_path / "conflicts"), options=options(tmp_path / "run")
+    )
+    arrays = read_run(tmp_path / "run").arrays("predictions-vit")
+    assert list(arrays["classes"][:3]) == ["bear", "cat", "dog"]
+    assert set(arrays["classes"]) == set(imagenet16())
+    assert arrays["label"].tolist() == [1, 1, 2]
+    text = path.read_text()
+    assert "ImageNet's 1000 classes answer for the 16" in text
+    assert "its label is the shape" in text
+
+
+def test_other_models_cannot_answer_for_cue_conflicts(models: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "conflicts" / "cat").mkdir(parents=True)
+    Image.new("RGB", (32, 32)).save(tmp_path / "conflicts" / "cat" / "cat1-dog2.png")
+    with pytest.raises(InputError, match=r"only in the data: 'cat', 'dog'.*--classes FILE"):
+        evaluate([models["vit"]], data=str(tmp_path / "conflicts"), options=options(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -53,7 +53,7 @@ def test_an_unreadable_image_is_counted_and_named(tiny_vit, pictures, tmp_path):
     broken.write_text("no image")
     run(tiny_vit, tmp_path / "out", images=[str(pictures), str(broken)])
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "1 image could not be read" in text
+    assert "1 image was left out" in text
     assert "broken.jpg" in text
 
 

@@ -20,8 +20,8 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     results = json.loads((out / "results.json").read_text())
     assert results["status"] == "done"
     folders = [row["folder"] for row in results["tables"]["chapters"]]
-    words = ("train-resnet20", "evaluate", "attention-mine", "rollout-mine", "stats-mine", "ablate-mine", "profile")
-    assert folders == [f"chapters/{name}" for name in words]
+    looks = [f"{word}-mine" for word in ("attention", "rollout", "stats", "ablate", "explain")]
+    assert folders == [f"chapters/{name}" for name in ("train-resnet20", "evaluate", *looks, "compare", "profile")]
     for folder in folders:
         assert json.loads((out / folder / "results.json").read_text())["status"] == "done"
     evaluated = json.loads((out / "chapters/evaluate/results.json").read_text())["metrics"]
@@ -29,7 +29,12 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
         assert results["metrics"][f"accuracy/{alias}"] == evaluated[f"accuracy/{alias}"]
     assert "localisation/mine/pointing/rollout-mean" in results["metrics"]
     assert results["metrics"]["parameters/resnet20"]["value"] == 269_722
+    assert results["metrics"]["faithfulness/mine/gap/relevance"]["n"] == 12
+    assert "agreement/spearman/mine/resnet20" in results["metrics"]
     text = written.read_text()
+    assert "ways to explain `mine`" in text
+    assert "## Explanations checked of mine: which map can be trusted" in text
+    assert "## Side by side: summary" in text
     assert "`resnet20` is right on" in text
     assert "mean mask area" in text
     for figure in (out / "figures").glob("*.png"):

@@ -1,15 +1,16 @@
 """How often a model is right, where it is not, and whether its confidence can be trusted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitlens.analysis.reading import reading
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.errors import DataError, InputError, NonFiniteError
+from vitlens.errors import DataError, NonFiniteError
 from vitlens.models.specimen import Specimen
 from vitlens.shapes import Labels, Logits
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
@@ -85,9 +86,9 @@ def evaluate(
     for a split without labels, InputError when the classes do not match, NonFiniteError naming model and image.
     """
     labels = require_labels(split)
-    columns, classes = match_classes(specimen.classes, split.classes)
+    read = reading(specimen.classes, split.classes)
     logits = answers(specimen, split, batch_size=batch_size, precision=precision, advance=advance)
-    return Evaluation(specimen.alias, classes, logits[:, columns], labels.cpu().long(), split.groups)
+    return Evaluation(specimen.alias, read.classes, read.read(logits), labels.cpu().long(), split.groups)
 
 
 def require_labels(split: Split) -> Labels:
@@ -129,28 +130,6 @@ def fitting_batch_size(specimen: Specimen) -> int:
     height, width = specimen.input_size
     budget = _PIXELS_AT_ONCE["cpu" if specimen.device.type == "cpu" else "other"]
     return max(1, min(512, budget // (height * width)))
-
-
-def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
-    """Which of the model's logits stands for which class: column indices, and the names in that order.
-
-    The data's classes come first, in the data's order, found by name among the model's; a model whose classes are
-    only numbered, and as many, is taken by position. Raises InputError listing the differences.
-    """
-    if tuple(model) == tuple(data) or _are_numbers(model, len(data)):
-        return list(range(len(model))), tuple(data)
-    place = {name: index for index, name in enumerate(model)}
-    missing = [name for name in data if name not in place]
-    if missing or len(place) != len(model):
-        only = [name for name in model if name not in set(data)]
-        raise InputError(
-            f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the data: "
-            f"{_some(missing)}; only in the model: {_some(only)}; name the model's with --classes FILE"
-        )
-    columns = [place[name] for name in data]
-    taken = set(columns)
-    columns += [index for index in range(len(model)) if index not in taken]
-    return columns, tuple(model[index] for index in columns)
 
 
 def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
@@ -201,13 +180,3 @@ def calibration(probabilities: Logits, labels: Labels, *, bins: int = BINS) -> C
     mean_accuracy = torch.bincount(member, weights=(predictions == labels).double(), minlength=bins) / share
     error = (count * (mean_confidence - mean_accuracy).abs()).sum() / count.sum()
     return CalibrationBins(mean_confidence, mean_accuracy, count, float(error))
-
-
-def _are_numbers(names: Sequence[str], count: int) -> bool:
-    return len(names) == count and list(names) == [str(index) for index in range(count)]
-
-
-def _some(names: Sequence[str]) -> str:
-    """A few of these names, and how many more."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return (", ".join(repr(name) for name in names[:5]) or "none") + more

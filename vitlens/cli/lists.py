@@ -24,6 +24,14 @@ def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
     return tuple(found[word] for word in words)
 
 
+def names_of(option: str, text: str) -> tuple[str, ...]:
+    """The names of a comma-separated list, each once. Raises InputError for an empty list."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise InputError(f"expected {option} with at least one name, found {text!r}")
+    return names
+
+
 def numbers(option: str, text: str) -> tuple[float, float, float]:
     """Three channels "R,G,B" in [0, 1]; one number stands for all three. Raises InputError."""
     try:

@@ -11,8 +11,10 @@ import typer
 from vitlens.cli.ablate import ablate
 from vitlens.cli.attention import attention
 from vitlens.cli.bundles import expanded
+from vitlens.cli.compare import compare
 from vitlens.cli.data import data
 from vitlens.cli.evaluate import evaluate
+from vitlens.cli.explain import explain
 from vitlens.cli.models import models
 from vitlens.cli.predict import predict
 from vitlens.cli.profile import profile
@@ -34,6 +36,8 @@ EXAMPLES: dict[Callable[..., None], str] = {
     rollout: "vitlens rollout vit-digits --fusion mean,max,min",
     stats: "vitlens stats vit-digits --limit 100",
     ablate: "vitlens ablate vit-digits --limit 100",
+    compare: "vitlens compare vit-digits cnn-digits",
+    explain: "vitlens explain vit-digits --method gradcam,relevance",
     profile: "vitlens profile vit-micro resnet20",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",
@@ -83,12 +87,12 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        message, code = explain(error)
+        message, code = told(error)
         typer.echo(f"error: {' '.join(message.split())}", err=True)
         return code
 
 
-def explain(error: Exception) -> tuple[str, int]:
+def told(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     if isinstance(error, VitlensError):
         return str(error), error.exit_code

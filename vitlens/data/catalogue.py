@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitlens.data.arrays import load_arrays
+from vitlens.data.cue_conflict import is_cue_conflict, load_cue_conflict
 from vitlens.data.digits import CANVAS, digits
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images, load_folder, load_listing
 from vitlens.data.reading import Progress
+from vitlens.data.shapes import CLASSES as SHAPES
+from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.data.torchvision_sets import SETS, load_torchvision
 from vitlens.errors import DataError, UnknownNameError
@@ -55,6 +58,8 @@ def load_data(
     """
     if name != "digits" and (canvas is not None or scenes is not None):
         raise DataError(f"expected --data digits for a canvas or a number of scenes, found {name!r}")
+    if name in ("shapes", "shapes-conflict"):
+        return shapes(part, cue="agree" if name == "shapes" else "conflict", seed=seed)
     if name == "digits":
         return digits(part, canvas=CANVAS if canvas is None else canvas, scenes=scenes, seed=seed)
     if name in SETS:
@@ -62,6 +67,8 @@ def load_data(
     path = Path(name).expanduser()
     if path.suffix.lower() == ".npz":
         return load_arrays(path, part=part, seed=seed, whole=whole)
+    if path.is_dir() and is_cue_conflict(path):
+        return load_cue_conflict(path, part=part, preprocessing=preprocessing, progress=progress)
     if path.is_dir():
         return load_folder(path, part=part, preprocessing=preprocessing, seed=seed, whole=whole, progress=progress)
     if path.is_file():
@@ -92,7 +99,17 @@ def describe_data() -> tuple[DataInfo, ...]:
     embedded = DataInfo(
         "digits", "Digits in scenes", len(DIGITS), (CANVAS, CANVAS), "scikit-learn's digits, drawn here", False
     )
-    return embedded, *(
-        DataInfo(name, SETS[name].title, SETS[name].classes, SETS[name].size, f"torchvision's {SETS[name].cls}", True)
-        for name in TORCHVISION_DATA
+    size = (CANVAS, CANVAS)
+    agreeing = DataInfo("shapes", "Shapes", len(SHAPES), size, "shape and texture agree, drawn here", False)
+    conflicting = DataInfo("shapes-conflict", "Shapes with another's texture", len(SHAPES), size, "drawn here", False)
+    return (
+        embedded,
+        agreeing,
+        conflicting,
+        *(
+            DataInfo(
+                name, SETS[name].title, SETS[name].classes, SETS[name].size, f"torchvision's {SETS[name].cls}", True
+            )
+            for name in TORCHVISION_DATA
+        ),
     )

@@ -9,6 +9,7 @@ import torch
 
 from vitlens.data.decode import SUFFIXES, Header
 from vitlens.data.holdout import describe_hold_out, hold_out
+from vitlens.data.masks import has_objects, load_masked_folder
 from vitlens.data.reading import MEMORY_LIMIT, Progress, load_files, probe
 from vitlens.data.split import Split
 from vitlens.errors import DataError
@@ -43,10 +44,15 @@ def load_folder(
 ) -> Split:
     """One part of a folder; see list_folder for how parts, classes and labels are found.
 
-    preprocessing: None keeps the size that all images share, else 224x224. Raises DataError for a folder without
-    images or without readable ones.
+    preprocessing: None keeps the size that all images share, else 224x224. Images beside masks/ or COCO's boxes come
+    with their masks (see load_masked_folder). Raises DataError for a folder without images or without readable ones.
     """
     listing = list_folder(root, part=part, seed=seed, whole=whole)
+    if root / "images" == listing.paths[0].parent and has_objects(root):
+        wanted = preprocessing or _stored_size(listing.paths)
+        return load_masked_folder(
+            root, listing.paths, part=part, preprocessing=wanted, memory=memory, progress=progress
+        )
     split = load_listing(listing, part=part, preprocessing=preprocessing, memory=memory, progress=progress)
     title = root.resolve().name
     return replace(split, name=str(root), title=title, files=_relative(split.files or (), root))
@@ -82,8 +88,8 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
 
     With train/ and test/ (or val/) inside, each is its part. With train/ alone, or class folders at the top, a seeded
     fifth of each class is held out for test; `whole` gives all of them instead (for a model that never saw any).
-    Images at the top, or in images/ beside masks/, are loose: no labels, no parts. Class folders that are all wnids of
-    ImageNet get its indices and names.
+    Images at the top, or in images/ beside masks/ or COCO's boxes, are loose: no labels, no parts. Class folders that
+    are all wnids of ImageNet get its indices and names.
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
@@ -94,7 +100,7 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
         if part == "train":
             raise DataError(f"expected train/ in {root}, found {test.name}/ alone; it is for evaluation")
         return _list_classes(test, (test,))
-    if (root / "images").is_dir() and (root / "masks").is_dir():
+    if has_objects(root):
         return _list_loose(root / "images")
     top = train or root
     listing = _list_classes(top, (top,)) if _class_folders(top) else _list_loose(root)

@@ -64,8 +64,8 @@ def _draw(glyphs: Tensor, keys: Tensor, style: SceneStyle) -> Scenes:
     for index in range(STROKES):
         between = ground_tone + (0.3 + 0.7 * shape[:, index, 5]) * (ink_tone - ground_tone)
         cover = _stroke(shape[:, index], style.canvas) * clear
-        canvas = _paint(canvas, _colour(hues[:, 3 + index], between), cover)
-    canvas = _paint(canvas, _colour(hues[:, 2], ink_tone), alpha)
+        canvas = paint(canvas, colour(hues[:, 3 + index], between), cover)
+    canvas = paint(canvas, colour(hues[:, 2], ink_tone), alpha)
     grain = uniform(keys, style.canvas**2, stream=4).reshape(-1, style.canvas, style.canvas)
     canvas = canvas + (grain - 0.5)[:, None] * 0.06
     return Scenes((canvas.clamp(0, 1) * 255).round().to(torch.uint8), alpha >= 0.5)
@@ -108,7 +108,7 @@ def _tones(ground: Tensor, ink: Tensor, contrast: float) -> tuple[Tensor, Tensor
     return dark, dark + contrast + (0.92 - contrast - dark) * ink
 
 
-def _colour(hue: Colours, luminance: Tensor) -> Colours:
+def colour(hue: Colours, luminance: Tensor) -> Colours:
     """A colour of this luminance: a random one moved along grey, paled as far as [0, 1] demands."""
     weights = torch.tensor(LUMINANCE, device=hue.device)
     chroma = hue - (hue * weights).sum(1, keepdim=True)  # without luminance
@@ -123,8 +123,8 @@ def _ground(keys: Tensor, tone: Tensor, hues: Tensor, canvas: int) -> Float[Tens
     y, x = _axes(canvas, keys.device)
     angle = draws[:, 0] * (2 * math.pi)
     along = (angle.cos() * (x / canvas - 0.5) + angle.sin() * (y / canvas - 0.5)) / math.sqrt(2)  # -0.5 to 0.5
-    first, second = _colour(hues[:, 0], tone), _colour(hues[:, 1], tone)
-    colours = _paint(first[:, :, None, None].expand(-1, -1, canvas, canvas), second, along + 0.5)
+    first, second = colour(hues[:, 0], tone), colour(hues[:, 1], tone)
+    colours = paint(first[:, :, None, None].expand(-1, -1, canvas, canvas), second, along + 0.5)
 
     lattice = uniform(keys, 36, stream=6).reshape(-1, 1, 6, 6) - 0.5
     clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)[:, 0].clamp(-0.5, 0.5)
@@ -149,6 +149,6 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     return (half_width - distance + 0.5).clamp(0, 1)
 
 
-def _paint(canvas: Tensor, colour: Colours, cover: Plane) -> Tensor:
+def paint(canvas: Tensor, colour: Colours, cover: Plane) -> Tensor:
     """The canvas with a colour laid on where cover is 1."""
     return canvas + cover[:, None] * (colour[:, :, None, None] - canvas)

@@ -1,7 +1,8 @@
 """Split: one part of a data set, whether it lies in memory or on disk."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -48,7 +49,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that could not be read, and why."""
+    """A file that was left out, as it could not be read or lacks its mask, and why."""
 
     file: str
     reason: str
@@ -69,7 +70,7 @@ class Split:
     name: as the user gave it ("digits"); title: as a report says it ("CIFAR-10 (JPEG)"); part: "train" or "test";
     size: pixels (height, width); labels: (n,) class indices or None; masks: (n, height, width) True on the object,
     or None; groups: (n,) what the images share (source digit), for clustered intervals, or None; files: one name an
-    image, or None; skipped: files that could not be read; notes: what else a report must say of how it was loaded.
+    image, or None; skipped: files left out; notes: what else a report must say of how it was loaded.
     """
 
     name: str
@@ -106,6 +107,26 @@ class Split:
             groups=None if self.groups is None else self.groups[indices],
             files=None if self.files is None else tuple(self.files[index] for index in chosen),
         )
+
+    def led_by(self, files: Sequence[str]) -> "Split":
+        """The same images with these in front, by file name (with or without its ending).
+
+        Raises DataError for a name that is not there, and where images have no files.
+        """
+        if not files:
+            return self
+        if self.files is None:
+            raise DataError(
+                f"expected images with file names, found {self.name}, whose images have none; leave out --show"
+            )
+        places = {PurePath(file).name: index for index, file in reversed(list(enumerate(self.files)))}
+        places = {PurePath(name).stem: index for name, index in places.items()} | places
+        unknown = [name for name in files if name not in places]
+        if unknown:
+            raise DataError(f"expected names of images in {self.name}, such as {self.files[0]}, found {unknown[0]!r}")
+        first = list(dict.fromkeys(places[name] for name in files))
+        rest = [index for index in range(len(self)) if index not in set(first)]
+        return self.pick(torch.tensor(first + rest))
 
     def epoch(self, number: int) -> "Split":
         """The split as epoch `number` (from 0) of a training sees it: new images where its source draws them.

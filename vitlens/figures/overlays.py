@@ -69,7 +69,7 @@ def overlay_rows(
             _caption(axes, titles[panel] if above else "", below)
         if outlines is not None:
             for axes in cells[index]:
-                _outline(axes, outlines[index])
+                outline(axes, outlines[index])
     bare(drawn.panels)
     colour_bar(drawn.bar(), scale=shared, label=label)
     return drawn.figure
@@ -121,7 +121,7 @@ def _mark_peak(axes: Axes, values: Array, *, hit: bool) -> str:
     return f"{symbol} {word}"
 
 
-def _outline(axes: Axes, mask: Array) -> None:
+def outline(axes: Axes, mask: Array) -> None:
     """Draw the border of a mask (height, width) in white over black, seen on any ground."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     edge = np.pad(upsample(mask, (height, width), smooth=False), 1)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.ablate import units_of
-from vitlens.analysis.evaluate import match_classes, require_labels
+from vitlens.analysis.evaluate import require_labels
+from vitlens.analysis.reading import match_classes
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.files import read_run

@@ -72,5 +72,5 @@ def data_words(record: RunRecord) -> Iterator[str]:
     if skipped:
         files = "; ".join(f"{row['file']}: {row['reason']}" for row in skipped[:10])
         more = f"; and {len(skipped) - 10} more in config.json" if len(skipped) > 10 else ""
-        were = "images" if len(skipped) > 1 else "image"
-        yield f"{len(skipped)} {were} could not be read and left out ({files}{more})."
+        were = "images were" if len(skipped) > 1 else "image was"
+        yield f"{len(skipped)} {were} left out ({files}{more})."

@@ -15,13 +15,13 @@ from vitlens.analysis.evaluate import (
     accuracy,
     calibration,
     confusion,
-    match_classes,
     per_class,
     require_labels,
     top_k,
 )
 from vitlens.analysis.evaluate import evaluate as evaluate_specimen
 from vitlens.analysis.pairs import pairs
+from vitlens.analysis.reading import reading
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
@@ -58,10 +58,10 @@ def evaluate(
     with processes.first_ahead():
         specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
         splits = load_splits(specimens, options=options, data=data)
-    for specimen, split in zip(specimens, splits):
+    for split in splits:
         require_labels(split)
-        match_classes(specimen.classes, split.classes)
         share_of(split, processes)
+    splits = [_read_as(specimen, split) for specimen, split in zip(specimens, splits)]
     if not processes.is_first:
         _evaluations(specimens, splits, processes, options)
         return None
@@ -72,7 +72,7 @@ def evaluate(
         title=f"{' and '.join(aliases)} on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=described(options, specimens=specimens, split=split),
+        config=described(options, specimens=specimens, split=_with_all_notes(splits)),
         formats=options.formats,
     ) as folder:
         evaluations = _evaluations(specimens, splits, processes, options)
@@ -97,6 +97,16 @@ def _evaluations(
         labels = require_labels(split).cpu().long()
         found.append(replace(part, logits=processes.gathered(part.logits), labels=labels, groups=split.groups))
     return found
+
+
+def _read_as(specimen: Specimen, split: Split) -> Split:
+    """The split, with what must be said of how this specimen's classes answer in its classes; InputError if none do."""
+    note = reading(specimen.classes, split.classes).note
+    return replace(split, notes=(*split.notes, note)) if note else split
+
+
+def _with_all_notes(splits: Sequence[Split]) -> Split:
+    return replace(splits[0], notes=tuple(dict.fromkeys(note for split in splits for note in split.notes)))
 
 
 def keep_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed: int) -> None:

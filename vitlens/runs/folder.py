@@ -29,6 +29,7 @@ _OURS = (
     "figures/*.png",
     "figures/*.svg",
     "figures/*.pdf",
+    "panels/*.png",
     "arrays/*.npz",
     "checkpoint/*",
     "progress/*.npz",

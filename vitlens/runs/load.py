@@ -3,10 +3,14 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
+from vitlens.data.digits import digits
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
@@ -52,19 +56,24 @@ def load_split(
     images: Sequence[str] | None = None,
     part: Part = "test",
     limit: int | None = None,
+    repeat: bool = False,
 ) -> Split:
     """The images asked for, as this specimen takes them: --images, --data, or for a model of digits those.
 
-    limit: at most so many where --limit says nothing. Raises InputError when both are given, or neither for a model
-    of something else.
+    limit: at most so many where --limit says nothing; repeat: digits are shown in several scenes each where more images
+    are asked for than there are digits to test on (for what takes its intervals over source digits). Raises InputError
+    when both are given, or neither for a model of something else.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
+    count = options.limit or limit
     if images:
         split = load_images([Path(image) for image in images], preprocessing=specimen.preprocessing)
     else:
         if data is None and specimen.classes != DIGITS:
             raise InputError(f"expected images for {specimen.alias}, found none; give --images PATH... or --data DATA")
+        if repeat and part == "test" and count is not None and (data or "digits") == "digits":
+            return scenes_of_digits(count, seed=options.seed)
         # nothing of a folder without a test part was held out from a model that vitlens did not train
         foreign = specimen.architecture["kind"] != "preset" and not _trained_here(specimen)
         split = load_data(
@@ -78,8 +87,28 @@ def load_split(
     if split.skipped and not options.quiet:
         named = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
         more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
-        print(f"left out {len(split.skipped)} that could not be read ({named}{more})", file=sys.stderr)  # noqa: T201
-    return split.limit(options.limit or limit, seed=options.seed)
+        print(f"left out {len(split.skipped)} of the images ({named}{more})", file=sys.stderr)  # noqa: T201
+    return split.limit(count, seed=options.seed)
+
+
+def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
+    """So many scenes of the digits to test on: a seeded subset of them, or all of them in as many scenes as it takes.
+
+    The first scenes are those that a run without more would see; of the last round a class-balanced subset is taken.
+    """
+    once = digits("test", seed=seed)
+    rounds = -(-count // len(once))
+    if rounds == 1:
+        return once.limit(count, seed=seed)
+    split, whole = digits("test", seed=seed, scenes=rounds), len(once) * (rounds - 1)
+    last = torch.arange(whole, len(split))
+    numbered = replace(split.pick(last), groups=last).limit(count - whole, seed=seed)
+    assert numbered.groups is not None
+    note = (
+        f"There are {len(once)} source digits: each is shown in {rounds - 1} to {rounds} scenes, and intervals are "
+        "bootstrapped over source digits."
+    )
+    return replace(split.pick(torch.cat([torch.arange(whole), numbered.groups])), notes=(*split.notes, note))
 
 
 def _trained_here(specimen: Specimen) -> bool:
@@ -97,15 +126,19 @@ def load_splits(
     data: str | None = None,
     images: Sequence[str] | None = None,
     limit: int | None = None,
+    repeat: bool = False,
 ) -> list[Split]:
-    """The same images in the same order for each specimen, as it takes them; read once for those that agree."""
+    """The same images in the same order for each specimen, as it takes them; read once for those that agree.
+
+    limit, repeat: as load_split.
+    """
     found: dict[tuple[object, ...], Split] = {}
     splits = []
     for specimen in specimens:
         wanted = specimen.preprocessing
         key = (wanted.size, wanted.resize, wanted.interpolation)
         if key not in found:
-            found[key] = load_split(specimen, options=options, data=data, images=images, limit=limit)
+            found[key] = load_split(specimen, options=options, data=data, images=images, limit=limit, repeat=repeat)
         splits.append(found[key])
     return splits
 

@@ -20,7 +20,9 @@ _DOTS_PER_INCH = 200
 # The module of each command that leaves a report; imported when its folder is read.
 _COMMANDS: Final = {
     "ablate": "vitlens.runs.ablate",
+    "compare": "vitlens.runs.compare",
     "evaluate": "vitlens.runs.evaluate",
+    "explain": "vitlens.runs.explain",
     "predict": "vitlens.runs.predict",
     "profile": "vitlens.runs.profile",
     "attention": "vitlens.runs.attention",

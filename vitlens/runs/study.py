@@ -12,8 +12,10 @@ from vitlens.names import PRESETS
 from vitlens.report import Section
 from vitlens.runs.ablate import ablate
 from vitlens.runs.attention import attention
+from vitlens.runs.compare import compare
 from vitlens.runs.describe import described
 from vitlens.runs.evaluate import evaluate
+from vitlens.runs.explain import explain
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -30,6 +32,10 @@ from vitlens.runs.train import train
 DEFAULT_MODELS: Final = ("vit-micro", "resnet20")
 WHOLE: Final = "whole"  # the kind that is all of this module
 PROFILED: Final = (1, 8, 32)  # batch sizes
+EXPLAINED: Final = ("relevance", "rollout", "gradcam", "occlusion")  # ways whose maps are checked
+CHECKED: Final = 50  # images on which they are
+COMPARED: Final = 100  # images whose maps are compared
+PANELS: Final = 12  # of those shown side by side
 
 
 def study(
@@ -79,6 +85,10 @@ def study(
             chapters.run("rollout", parse_models([name])[0].alias, [name])
             chapters.run("stats", parse_models([name])[0].alias, [name])
             chapters.run("ablate", parse_models([name])[0].alias, [name])
+            chapters.explain(name)
+        others = [name for name in ready if name not in vits] or [name for name in ready if name != vits[0]]
+        if others:
+            chapters.compare(vits[0], others[0])
         chapters.profile(ready)
         folder.table("chapters", [vars(chapter) for chapter in chapters.done])
         for name, estimate in gathered(folder.path, chapters.done).items():
@@ -126,6 +136,39 @@ class _Chapters:
             attention(names[0], **shared)
         else:
             rollout(names[0], **shared)
+
+    def explain(self, name: str) -> None:
+        """Which map of a model can be trusted: a few methods of each kind in every check."""
+        limit = min(self.options.limit or CHECKED, CHECKED)
+        options = self._options(
+            "explain",
+            parse_models([name])[0].alias,
+            f"vitlens explain {name} --data {self.data} --method {','.join(EXPLAINED)} --verify --limit {limit}",
+        )
+        explain(
+            [name],
+            data=self.data,
+            method=EXPLAINED,
+            verify=True,
+            model_options=self.model_options,
+            options=replace(options, limit=limit),
+        )
+
+    def compare(self, first: str, second: str) -> None:
+        """Two models side by side."""
+        options = self._options(
+            "compare",
+            "",
+            f"vitlens compare {first} {second} --data {self.data} --panels {PANELS} --maps {COMPARED}",
+        )
+        compare(
+            [first, second],
+            data=self.data,
+            panels=PANELS,
+            maps=COMPARED,
+            model_options=self.model_options,
+            options=options,
+        )
 
     def profile(self, names: Sequence[str]) -> None:
         """What all models cost, on a few batch sizes."""

@@ -25,6 +25,8 @@ _TITLES: Final = {
     "rollout": "Attention followed to the image",
     "stats": "What every head does",
     "ablate": "Which heads matter",
+    "explain": "Explanations checked",
+    "compare": "Side by side",
     "profile": "Cost",
 }
 
@@ -46,7 +48,8 @@ def gathered(path: Path, chapters: Sequence[Chapter]) -> Mapping[str, Estimate]:
             if chapter.word == "train":
                 continue  # evaluate measures the same images again
             first, *rest = name.split("/")
-            found["/".join((first, chapter.alias, *rest)) if chapter.alias else name] = estimate
+            # what two chapters measure is that of the first: the later ones take fewer images
+            found.setdefault("/".join((first, chapter.alias, *rest)) if chapter.alias else name, estimate)
     return found
 
 
@@ -106,6 +109,7 @@ def tell_whole(record: RunRecord) -> list[Section]:
                 f"The highest point of `{chapter.alias}`'s {listed} of the images is on the object; the mean mask "
                 f"area, which a random point would hit, is {in_words(area, with_n=False)}."
             )
+    lines += [line for chapter in _chapters(record) if chapter.word == "explain" for line in _trust(record, chapter)]
     sections = [Section("Summary", tuple(lines), figures=("summary",))]
     limits: dict[str, None] = {}
     for chapter in _chapters(record):
@@ -127,6 +131,19 @@ def tell_whole(record: RunRecord) -> list[Section]:
             f"folder (weights in {WEIGHTS_FILE})."
         )
     return [*sections, Section("Where things are", (where,)), Section("Limits", tuple(limits))]
+
+
+def _trust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
+    """The most faithful of a model's maps, by what its removal does, and what the checks say of it."""
+    explained = read_run(record.folder / chapter.folder)
+    rows = [row for row in explained.table("league") if not row["baseline"]]
+    if rows:
+        best = rows[0]
+        gap = metrics(explained)[f"faithfulness/gap/{best['method']}"]
+        yield (
+            f"Of {len(rows)} ways to explain `{chapter.alias}`, {best['method']} is the most faithful on these images: "
+            f"insertion minus deletion {in_words(gap)}; {best['verdict']}."
+        )
 
 
 def _chapters(record: RunRecord) -> list[Chapter]:

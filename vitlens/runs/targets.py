@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluate import match_classes
+from vitlens.analysis.reading import match_classes
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.specimen import Specimen

@@ -2,7 +2,8 @@
 
 from dataclasses import asdict, dataclass
 
-from vitlens.analysis.evaluate import Evaluation, match_classes
+from vitlens.analysis.evaluate import Evaluation
+from vitlens.analysis.reading import match_classes
 from vitlens.data.split import Split
 from vitlens.models.build import Overrides
 from vitlens.models.specimen import Specimen

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluate import match_classes
+from vitlens.analysis.reading import match_classes
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, NonFiniteError
+from vitlens.models.fingerprint import fingerprint
 from vitlens.models.specimen import Specimen
 from vitlens.shapes import Images, Logits
-from vitlens.training.fingerprint import fingerprint
 
 
 class Teacher:

@@ -1,0 +1,37 @@
+"""What methods cost, where the number is known."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.lens.tiny import images, ours
+from vitlens.analysis.effort import forward_equivalents
+from vitlens.attribution.registry import explain
+from vitlens.models.specimen import Specimen
+from vitlens.models.zoo import load
+
+
+def cost(specimen: Specimen, method: str) -> float:
+    batch = images(specimen.input_size)
+
+    def maps(own: Specimen, some: Tensor, targets: Tensor) -> Tensor:
+        return explain(own, some, targets=targets, method=method)
+
+    maps(specimen, batch, torch.tensor([0, 1]))  # what is read of a model once does not count
+    return forward_equivalents(specimen, batch, torch.tensor([0, 1]), maps)
+
+
+@torch.no_grad()
+def test_forwards_are_forwards():
+    specimen, batch = ours(), images((32, 48))
+
+    def three(own: Specimen, some: Tensor, _targets: Tensor) -> Tensor:
+        return sum(own(some) for _ in range(3))[:, :, None]
+
+    assert forward_equivalents(specimen, batch, torch.tensor([0, 1]), three) == pytest.approx(3.0)
+    assert forward_equivalents(specimen, batch, torch.tensor([0, 1]), lambda _s, i, _t: i[:, 0]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["vit-digits", "cnn-digits"])
+def test_a_gradient_of_the_pixels_is_a_forward_and_about_another(name):
+    assert 1.9 < cost(load(name), "saliency") < 2.3

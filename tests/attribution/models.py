@@ -1,0 +1,57 @@
+"""Tiny models for attributions: ViTs with a grid that is not square and with registers, a CNN on images not square."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tests.lens.tiny import CLASSES, FAMILIES, ours, shaken, specimen_of
+from vitlens.layout import TokenLayout
+from vitlens.models.resnet import CifarResNet
+from vitlens.models.specimen import Anatomy, Provenance, Specimen
+from vitlens.preprocessing import Preprocessing
+
+
+def cnn(size: tuple[int, int] = (32, 48)) -> Specimen:
+    """One block a stage; the last map has a quarter of the rows and columns."""
+    return specimen_of(shaken(lambda: CifarResNet(blocks=1, classes=5)), alias="cnn", size=size)
+
+
+def registers() -> Specimen:
+    """CLS and four registers before 4 x 4 patches."""
+    return FAMILIES["dinov2-registers"]()
+
+
+MODELS: dict[str, Callable[[], Specimen]] = {"vit": ours, "registers": registers, "cnn": lambda: cnn((16, 24))}
+
+
+class Linear(nn.Module):
+    """Logits that are linear in the pixels."""
+
+    def __init__(self, size: tuple[int, int], *, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(len(CLASSES), 3 * size[0] * size[1], generator=generator))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1) @ self.weight.T + 0.5
+
+
+def linear(size: tuple[int, int] = (8, 12), *, grid: tuple[int, int] = (4, 3)) -> Specimen:
+    """A linear model with a ViT's patches and nothing else of it."""
+    patch = size[0] // grid[0], size[1] // grid[1]
+    return with_layout(Linear(size), TokenLayout(grid, patch))
+
+
+def with_layout(model: nn.Module, layout: TokenLayout) -> Specimen:
+    """A specimen around any model, said to have these patches; pixels are not normalised."""
+    specimen = Specimen(
+        model,
+        alias="made",
+        anatomy=Anatomy("other", (), layout),
+        preprocessing=Preprocessing(layout.image_size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
+        classes=CLASSES,
+        provenance=Provenance("made", "random"),
+        architecture={},
+    )
+    return specimen.eval().requires_grad_(False)

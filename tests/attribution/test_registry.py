@@ -1,0 +1,158 @@
+"""What every attribution promises, whatever it is: parametrised from the registry."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.attribution.models import MODELS, cnn, linear
+from tests.contracts.test_nothing_left_behind import Break, BrokenError, state_of
+from tests.lens.tiny import FAMILIES, images, ours, timm_specimen
+from vitlens.analysis.resampled import removal_grid
+from vitlens.attribution.place import cam_place
+from vitlens.attribution.registry import METHODS, explain, methods_for
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.models.specimen import Specimen
+
+CHAINED = ("relevance", "rollout", "gradient-rollout")
+CLASSLESS = ("rollout", "attention", "eigencam")
+CAMS = tuple(name for name in METHODS if name.endswith(("cam", "cam++")))
+RANDOM = ("smoothgrad", "rise", "kernel-shap")
+SLOW = ("scorecam", "ablationcam", "rise", "kernel-shap", "smoothgrad", "integrated-gradients")
+CASES = [
+    (method, name)
+    for method in METHODS
+    for name in MODELS
+    if not (name == "cnn" and method in (*CHAINED, "attention")) and not (name == "registers" and method in SLOW)
+]
+TARGETS = torch.tensor([3, 0, 4])
+
+
+def expected_shape(method: str, specimen: Specimen, batch: Tensor) -> tuple[int, ...]:
+    if METHODS[method].resolution == "pixel":
+        return len(batch), *batch.shape[2:]
+    if method in CAMS and specimen.anatomy.layout is None:
+        return len(batch), 4, 6
+    return len(batch), *removal_grid(specimen)
+
+
+def test_the_registry_is_one_literal_list():
+    assert all(name == method.name for name, method in METHODS.items())
+    assert len({method.title for method in METHODS.values()}) == len(METHODS)
+    with pytest.raises(TypeError):
+        METHODS["other"] = METHODS["rollout"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("method", "name"), CASES)
+def test_every_method_keeps_the_contract(method, name):
+    """Finite, of its shape, an image on its own, nothing mutated, nothing left behind."""
+    specimen = MODELS[name]()
+    for number, module in enumerate(specimen.modules()):
+        if number % 5 == 0 and not any(True for _ in module.children()) and not isinstance(module, nn.BatchNorm2d):
+            module.train()
+    for number, parameter in enumerate(specimen.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    batch = images(specimen.input_size, batch=3)
+    cam_place(specimen)
+    before = state_of(specimen)
+    maps = explain(specimen, batch, targets=TARGETS, method=method)
+    assert state_of(specimen) == before
+    assert torch.equal(batch, images(specimen.input_size, batch=3))
+    assert not batch.requires_grad
+    assert not maps.requires_grad
+    assert maps.dtype == torch.float32
+    assert maps.shape == expected_shape(method, specimen, batch)
+    assert torch.isfinite(maps).all()
+    assert maps.flatten(1).std(1).min() > 0
+    if not METHODS[method].signed:
+        assert maps.min() >= -1e-6 * maps.max()
+    alone = explain(specimen, batch[1:2], targets=TARGETS[1:2], method=method)
+    tolerance = 1e-3 * maps[1].abs().max().item()  # where rounding turns a ReLU, gradients jump
+    torch.testing.assert_close(alone[0], maps[1], atol=tolerance, rtol=0)
+    in_parts = explain(specimen, batch, targets=TARGETS, method=method, batch_size=2)
+    torch.testing.assert_close(in_parts, maps, atol=1e-3 * maps.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_class_asked_for_matters_where_it_should(method):
+    specimen, batch = ours(), images((32, 48))
+    one, other = (explain(specimen, batch, targets=torch.full((2,), target), method=method) for target in (0, 3))
+    assert torch.equal(one, other) is (method in CLASSLESS)
+
+
+def test_no_target_means_the_prediction():
+    specimen, batch = cnn(), images((32, 48), batch=3)
+    with torch.no_grad():
+        predicted = specimen(batch).argmax(-1)
+    found = explain(specimen, batch, method="gradcam", batch_size=2)
+    assert torch.equal(found, explain(specimen, batch, targets=predicted, method="gradcam", batch_size=2))
+
+
+@pytest.mark.parametrize("method", RANDOM)
+def test_a_seed_gives_the_same_map_again_and_another_another(method):
+    specimen, batch = ours(), images((32, 48), batch=1)
+    one, again, other = (explain(specimen, batch, method=method, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("after", [1, 2, 4])
+@pytest.mark.parametrize("method", ["gradcam", "scorecam", "ablationcam", "saliency", "integrated-gradients", "rise"])
+@pytest.mark.parametrize("name", ["vit", "cnn"])
+def test_nothing_stays_after_an_exception(name, method, after):
+    """Raised in the head, at some pass or other; AblationCAM has swapped the layer by then."""
+    specimen, batch = MODELS[name](), images((32, 48))
+    place = cam_place(specimen)
+    kept = specimen.model.get_submodule(place.module)
+    head = specimen.model.head if name == "vit" else specimen.model.fc
+    handle = head.register_forward_pre_hook(Break(BrokenError, after))
+    before = state_of(specimen)
+    try:
+        explain(specimen, batch, targets=TARGETS[:2], method=method, batch_size=1)
+    except BrokenError:
+        pass
+    else:
+        assert after > 1, "nothing broke"
+    assert state_of(specimen) == before
+    assert specimen.model.get_submodule(place.module) is kept
+    handle.remove()
+    assert torch.isfinite(explain(specimen, batch, method=method)).all()
+
+
+def test_a_model_has_the_methods_of_its_family():
+    assert methods_for(ours()) == tuple(METHODS)
+    assert methods_for(FAMILIES["swin"]()) == tuple(METHODS)
+    without_attention = tuple(name for name in METHODS if name not in (*CHAINED, "attention"))
+    assert methods_for(cnn()) == without_attention
+    assert methods_for(linear()) == tuple(name for name in without_attention if name not in CAMS)
+    channels = timm_specimen("xcit_nano_12_p16_224", embed_dim=64)
+    assert methods_for(channels) == tuple(name for name in METHODS if name not in CHAINED)
+
+
+@pytest.mark.parametrize("name", ["swin", "torchvision-swin", "torchvision-vit", "siglip", "cait", "deit-distilled"])
+@pytest.mark.parametrize("method", ["gradcam", "relevance", "occlusion"])
+def test_other_families(name, method):
+    specimen = FAMILIES[name]()
+    maps = explain(specimen, images(specimen.input_size), method=method)
+    assert torch.isfinite(maps).all()
+    assert maps.flatten(1).std(1).min() > 0
+
+
+def test_what_cannot_be_asked():
+    specimen, batch = cnn(), images((32, 48))
+    with pytest.raises(UnknownNameError, match="no method 'gradcm'; did you mean 'gradcam'"):
+        explain(specimen, batch, method="gradcm")
+    with pytest.raises(UnsupportedError, match=r"a method that cnn \(cnn\) has, found 'relevance'; it has gradcam, "):
+        explain(specimen, batch, method="relevance")
+    for wrong in (5, -1):
+        with pytest.raises(InputError, match=f"target classes from 0 to 4, found {wrong}"):
+            explain(specimen, batch, targets=torch.tensor([0, wrong]), method="gradcam")
+    with pytest.raises(InputError, match=r"batch > 0, found \(0, 3, 32, 48\)"):
+        explain(specimen, batch[:0], method="gradcam")
+
+
+def test_images_of_another_size_are_explained_at_theirs():
+    specimen, batch = ours(), images((40, 40))
+    assert explain(specimen, batch, method="integrated-gradients").shape == (2, 40, 40)
+    assert explain(specimen, batch, method="rise").shape == (2, 40, 40)
+    assert explain(specimen, batch, method="gradcam").shape == (2, 4, 3)
+    assert explain(specimen, batch, method="occlusion").shape == (2, 4, 3)

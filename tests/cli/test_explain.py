@@ -1,0 +1,42 @@
+"""What is typed after `vitlens explain` is what the run gets."""
+
+import pytest
+
+from vitlens.cli.main import run
+from vitlens.runs.options import ModelOptions, RunOptions
+
+
+def test_defaults(stand_in):
+    calls = stand_in("explain")
+    assert run(["explain", "vit-digits"]) == 0
+    [(args, options)] = calls
+    assert args == (["vit-digits"],)
+    assert options == {
+        "images": None,
+        "data": None,
+        "method": (),
+        "target": "predicted",
+        "verify": False,
+        "show": (),
+        "model_options": ModelOptions(),
+        "options": RunOptions(command="vitlens explain vit-digits"),
+    }
+
+
+def test_every_option_arrives(stand_in):
+    calls = stand_in("explain")
+    line = "explain a b --data d --method gradcam++,rise,all --target cat --verify --show b.png,a --seed 3"
+    assert run(line.split()) == 0
+    [(args, options)] = calls
+    assert args == (["a", "b"],)
+    assert (options["data"], options["method"]) == ("d", ("gradcam++", "rise", "all"))
+    assert options["show"] == ("b.png", "a")
+    assert (options["target"], options["verify"], options["options"].seed) == ("cat", True, 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "says"), [("gradcm", "did you mean 'gradcam'"), (",", "expected --method with at least one of")]
+)
+def test_a_wrong_method_is_said_before_anything_is_loaded(method, says, capsys):
+    assert run(["explain", "vit-digits", "--method", method]) == 2
+    assert says in capsys.readouterr().err

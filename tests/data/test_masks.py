@@ -1,0 +1,125 @@
+"""Images beside masks: what fits, what is left out and named."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlens.data.masks import has_objects, load_masked_folder
+from vitlens.errors import DataError
+from vitlens.preprocessing import Preprocessing
+
+SIZE = (24, 32)  # height, width
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    generator = np.random.default_rng(0)
+    for name in "abcd":
+        pixels = generator.integers(0, 256, size=(*SIZE, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{name}.png")
+    for name in "ab":
+        mask = np.zeros(SIZE, np.uint8)
+        mask[4:12, 8:20] = 255 if name == "a" else 1  # both ways of saying it
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{name}.png")
+    Image.fromarray(np.ones((8, 8), np.uint8)).save(tmp_path / "masks" / "c.png")
+    return tmp_path
+
+
+def load(root: Path, **changes: object):
+    options = {"part": "test", "preprocessing": Preprocessing(SIZE), **changes}
+    return load_masked_folder(root, sorted((root / "images").iterdir()), **options)
+
+
+def test_masks_fit_their_images_and_the_rest_is_named(folder):
+    split = load(folder)
+    assert split.files == ("a.png", "b.png")
+    assert split.masks.shape == (2, *SIZE)
+    expected = torch.zeros(SIZE, dtype=torch.bool)
+    expected[4:12, 8:20] = True
+    assert torch.equal(split.masks[0], expected)
+    assert torch.equal(split.masks[1], expected)
+    reasons = {skipped.file: skipped.reason for skipped in split.skipped}
+    assert reasons["c.png"] == "expected a mask of 32x24 px, found 8x8"
+    assert "no" in reasons["d.png"]
+    assert "mask" in reasons["d.png"]
+    assert split.labels is None
+
+
+def test_masks_are_cropped_and_resized_as_the_images(folder):
+    """A picture of the mask itself, taken through the same door, is the mask."""
+    Image.open(folder / "masks" / "a.png").convert("RGB").save(folder / "images" / "a.png")
+    split = load(folder, preprocessing=Preprocessing((40, 40), resize=48))
+    pixels = split.source.read(torch.tensor([0]))[0, 0]
+    assert split.masks.shape[1:] == (40, 40)
+    assert torch.equal(split.masks[0], pixels > 127)
+
+
+def test_images_of_the_models_size_are_taken_whole(folder):
+    split = load(folder, preprocessing=Preprocessing(SIZE, resize=48))
+    assert torch.equal(
+        split.source.read(torch.tensor([0]))[0].permute(1, 2, 0),
+        torch.from_numpy(np.array(Image.open(folder / "images" / "a.png"))),
+    )
+    assert any("whole" in note for note in split.notes)
+
+
+def test_an_index_gives_classes(folder):
+    entries = [{"file": f"{name}.png", "imagenet_class": number} for number, name in enumerate("ab", 5)]
+    (folder / "index.json").write_text(json.dumps(entries))
+    split = load(folder)
+    assert split.labels.tolist() == [5, 6]
+    assert len(split.classes) == 1000
+    (folder / "index.json").write_text(json.dumps(entries[:1]))  # of some images alone: no labels
+    assert load(folder).labels is None
+    (folder / "index.json").write_text("{}")
+    assert load(folder).labels is None
+
+
+def test_boxes_in_cocos_form(folder):
+    for file in (folder / "masks").iterdir():
+        file.unlink()
+    (folder / "masks").rmdir()
+    assert not has_objects(folder)
+    content = {
+        "images": [{"id": n, "file_name": f"{name}.png", "height": 24, "width": 32} for n, name in enumerate("abc")],
+        "annotations": [
+            {"image_id": 0, "bbox": [8, 4, 12, 8]},
+            {"image_id": 1, "bbox": [0, 0, 2, 2]},
+            {"image_id": 1, "bbox": [30, 22, 10, 10]},
+        ],
+    }
+    (folder / "annotations.json").write_text(json.dumps(content))
+    assert has_objects(folder)
+    split = load(folder)
+    assert split.files == ("a.png", "b.png")
+    assert split.masks[0, 4:12, 8:20].all()
+    assert split.masks[0].sum() == 96
+    assert split.masks[1].nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [22, 30], [22, 31], [23, 30], [23, 31]]
+    assert {skipped.file for skipped in split.skipped} == {"c.png", "d.png"}
+    assert any("box" in note for note in split.notes)
+    content["images"][0]["height"] = 25
+    (folder / "annotations.json").write_text(json.dumps(content))
+    assert load(folder).files == ("b.png",)
+    (folder / "annotations.json").write_text("[]")
+    with pytest.raises(DataError, match="COCO's images"):
+        load(folder)
+
+
+def test_a_mask_that_cannot_be_read_is_none(folder):
+    (folder / "masks" / "b.png").write_text("no image")
+    split = load(folder)
+    assert split.files == ("a.png",)
+    assert {skipped.file for skipped in split.skipped} == {"b.png", "c.png", "d.png"}
+
+
+def test_no_mask_at_all(folder):
+    for file in (folder / "masks").iterdir():
+        file.unlink()
+    with pytest.raises(DataError, match="found none"):
+        load(folder)

@@ -1,0 +1,93 @@
+"""How a model's logits are read as answers in the data's classes: by name, or ImageNet's 1000 as groups of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.data.cue_conflict import imagenet16
+from vitlens.errors import InputError
+from vitlens.labels import imagenet_classes
+from vitlens.shapes import Logits
+
+
+@dataclass(frozen=True)
+class Reading:
+    """classes: the names of the columns that `read` gives, the data's first; read: the model's logits in that order;
+    note: what a report must say of it, "" where names were enough."""
+
+    classes: tuple[str, ...]
+    read: Callable[[Logits], Logits]
+    note: str = ""
+
+
+def reading(model: Sequence[str], data: Sequence[str]) -> Reading:
+    """How a model of these classes answers in the classes of the data.
+
+    ImageNet's 1000 answer for Geirhos's 16 by the mean probability of those that a class stands for; else classes are
+    matched by name. Raises InputError listing the differences.
+    """
+    groups = imagenet16()
+    if tuple(model) == imagenet_classes() and set(data) <= groups.keys():
+        names = (*data, *(name for name in groups if name not in set(data)))
+        return Reading(names, lambda logits: grouped(logits, [groups[name] for name in names]), _NOTE)
+    columns, classes = match_classes(model, data)
+    return Reading(classes, lambda logits: logits[:, columns])
+
+
+def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+    """Which of the model's logits stands for which class: column indices, and the names in that order.
+
+    The data's classes come first, in the data's order, found by name among the model's; a model whose classes are
+    only numbered, and as many, is taken by position. Raises InputError listing the differences.
+    """
+    if tuple(model) == tuple(data) or _are_numbers(model, len(data)):
+        return list(range(len(model))), tuple(data)
+    place = {name: index for index, name in enumerate(model)}
+    missing = [name for name in data if name not in place]
+    if missing or len(place) != len(model):
+        only = [name for name in model if name not in set(data)]
+        raise InputError(
+            f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the data: "
+            f"{_some(missing)}; only in the model: {_some(only)}; name the model's with --classes FILE"
+        )
+    columns = [place[name] for name in data]
+    taken = set(columns)
+    columns += [index for index in range(len(model)) if index not in taken]
+    return columns, tuple(model[index] for index in columns)
+
+
+def grouped(logits: Logits, groups: Sequence[Sequence[int]]) -> Float[Tensor, "batch groups"]:
+    """The logarithm of the mean probability of each group of classes (Geirhos 2019): (batch, groups)."""
+    logarithms = logits.float().log_softmax(-1)
+    columns = [logarithms[:, list(group)].logsumexp(-1) - torch.tensor(float(len(group))).log() for group in groups]
+    return torch.stack(columns, 1)
+
+
+def require_shared(first: Sequence[str], second: Sequence[str], data: Sequence[str]) -> tuple[Reading, Reading]:
+    """How two models answer in the data's classes. Raises InputError naming the model that cannot, and what differs."""
+    found = []
+    for which, model in (("first", first), ("second", second)):
+        try:
+            found.append(reading(model, data))
+        except InputError as error:
+            raise InputError(f"the {which} model does not know the data's classes: {error}") from error
+    return found[0], found[1]
+
+
+def _are_numbers(names: Sequence[str], count: int) -> bool:
+    return len(names) == count and list(names) == [str(index) for index in range(count)]
+
+
+def _some(names: Sequence[str]) -> str:
+    """A few of these names, and how many more."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return (", ".join(repr(name) for name in names[:5]) or "none") + more
+
+
+_NOTE = (
+    "ImageNet's 1000 classes answer for the 16 of the cue conflicts by the mean probability of those that each stands "
+    "for (Geirhos 2019); what a model gives to the other classes is left out."
+)

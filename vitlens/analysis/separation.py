@@ -1,0 +1,138 @@
+"""Does a number differ between a model's failures and its successes? The area under the ROC curve, with its interval.
+
+The area is the chance that a failure has the greater value of a random failure and a random success (ties count half):
+0.5 where the number says nothing. Interval and test follow DeLong 1988, with Obuchowski 1997's sums over groups where
+images share a source; on the logit scale, so that the interval stays inside 0 and 1.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from vitlens.errors import InputError
+from vitlens.uncertainty import Estimate, holm
+
+FEWEST = 10  # failures, and successes, below which no interval or test is given
+
+Array = NDArray[np.float64]
+Ends = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Separation:
+    """How well a number tells failures from successes.
+
+    area: with its interval, None ends where there are too few; failures, successes: how many images, and the medians of
+    the number among them; p: two-sided that the area is 0.5 (None where there are too few); p_holm: corrected for all
+    tests made together.
+    """
+
+    name: str
+    area: Estimate
+    failures: int
+    successes: int
+    median_failure: float
+    median_success: float
+    p: float | None
+    p_holm: float | None = None
+
+
+def separations(
+    numbers: Mapping[str, Float[Tensor, " batch"]], correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None
+) -> tuple[Separation, ...]:
+    """One for each number (n,), p-values corrected (Holm) for how many there are; images of NaN (not known) are left
+    out, and numbers without both failures and successes."""
+    found = []
+    for name, values in numbers.items():
+        known = values.isfinite()
+        right = correct[known.to(correct.device)]
+        if 0 < int(right.sum()) < len(right):
+            own = None if groups is None else groups[known]
+            found.append(separation(values[known], right, name=name, groups=own))
+    return corrected(found)
+
+
+def corrected(found: list[Separation]) -> tuple[Separation, ...]:
+    """The same tests with p_holm for their number; those without a test are left as they are."""
+    tested = [one for one in found if one.p is not None]
+    adjusted = iter(holm([one.p for one in tested if one.p is not None]))
+    return tuple(replace(one, p_holm=next(adjusted)) if one.p is not None else one for one in found)
+
+
+def separation(
+    values: Float[Tensor, " batch"],
+    correct: Bool[Tensor, " batch"],
+    *,
+    name: str = "",
+    groups: Tensor | None = None,
+) -> Separation:
+    """How well one number (n,) tells failures from successes. Raises InputError without both, or for NaN."""
+    numbers = values.detach().cpu().double().numpy()
+    wrong = ~correct.cpu().numpy()
+    if not np.isfinite(numbers).all():
+        raise InputError(f"expected finite values of {name or 'the number'}, found NaN or infinity")
+    high, low = numbers[wrong], numbers[~wrong]
+    if not len(high) or not len(low):
+        raise InputError(f"expected failures and successes, found {len(high)} and {len(low)}")
+    shares = _shares(high, low)
+    area = float(shares[0].mean())
+    members = None if groups is None else groups.cpu().numpy()
+    error = _standard_error(*shares, area, members, wrong)
+    interval: Ends = (None, None)
+    p = None
+    if min(len(high), len(low)) >= FEWEST:
+        interval, p = _inference(area, error, len(high), len(low))
+    return Separation(
+        name,
+        Estimate(area, *interval, len(numbers), ""),
+        len(high),
+        len(low),
+        float(np.median(high)),
+        float(np.median(low)),
+        p,
+    )
+
+
+def _shares(high: Array, low: Array) -> tuple[Array, Array]:
+    """For each failure the share of successes below it; for each success the share of failures above it."""
+    ordered, others = np.sort(low), np.sort(high)
+    below = (np.searchsorted(ordered, high, "left") + np.searchsorted(ordered, high, "right")) / 2 / len(low)
+    above = 1 - (np.searchsorted(others, low, "left") + np.searchsorted(others, low, "right")) / 2 / len(high)
+    return below, above
+
+
+def _standard_error(
+    failing: Array, passing: Array, area: float, groups: NDArray[np.generic] | None, wrong: NDArray[np.bool_]
+) -> float:
+    """Of the area: each image's share of the deviation, summed over groups (DeLong's where each is its own)."""
+    parts = np.empty(len(wrong))
+    parts[wrong] = (failing - area) / len(failing)
+    parts[~wrong] = (passing - area) / len(passing)
+    if groups is not None and len(np.unique(groups)) < len(groups):
+        sums = np.bincount(np.unique(groups, return_inverse=True)[1].ravel(), weights=parts)
+        return float(np.sqrt(len(sums) / max(len(sums) - 1, 1) * (sums**2).sum()))
+    variance = sum(
+        (chosen**2).sum() * len(chosen) / max(len(chosen) - 1, 1) for chosen in (parts[wrong], parts[~wrong])
+    )
+    return float(np.sqrt(variance))
+
+
+def _inference(area: float, error: float, failures: int, successes: int) -> tuple[Ends, float]:
+    """The 95 % interval on the logit scale, and the test against 0.5.
+
+    Where all failures lie on one side there is no interval, and p is the share of orders that are so extreme.
+    """
+    if area in (0.0, 1.0):
+        return (None, None), min(1.0, 2 / math.comb(failures + successes, failures))
+    if error == 0:
+        return (None, None), 1.0
+    slope = 1 / (area * (1 - area))
+    centre, half = math.log(area / (1 - area)), float(stats.norm.ppf(0.975)) * error * slope
+    low, high = (1 / (1 + math.exp(-end)) for end in (centre - half, centre + half))
+    return (low, high), float(2 * stats.norm.sf(abs(centre) / (error * slope)))

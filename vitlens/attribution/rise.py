@@ -1,0 +1,52 @@
+"""RISE (Petsiuk 2018): the mean of random soft masks, each weighted by the probability that the image under it gets."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.devices import evaluating
+from vitlens.errors import InputError
+from vitlens.models.specimen import Specimen
+from vitlens.shapes import Images, Labels, Maps
+
+MASKS = 512
+_CELLS = 7  # along each side of a mask before it is enlarged, as in the paper
+_KEPT = 0.5  # share of cells that stay
+
+
+def rise(specimen: Specimen, images: Images, targets: Labels, *, masks: int = MASKS, seed: int = 0) -> Maps:
+    """The target's mean probability where a pixel is seen, (batch, height, width), a fraction.
+
+    Every image gets the same masks: 7 x 7 cells, each seen with a chance of one half, enlarged bilinearly and shifted
+    at random; what is not seen is the specimen's mean colour, which its normalisation turns into 0. One forward a mask
+    and image. Raises InputError for less than one mask.
+    """
+    if masks < 1:
+        raise InputError(f"expected masks of at least 1, found {masks}")
+    size = (int(images.shape[2]), int(images.shape[3]))
+    together = max(1, fitting_batch_size(specimen) // len(images))
+    generator, covered = torch.Generator().manual_seed(seed), images.new_zeros(size)
+    total = images.new_zeros(len(images), *size)
+    with evaluating(specimen), torch.no_grad():
+        for start in range(0, masks, together):
+            count = min(together, masks - start)
+            kept = torch.stack([_mask(size, generator) for _ in range(count)]).to(images)
+            seen = specimen.mean + kept[:, None, None] * (images - specimen.mean)  # masks, batch, 3, height, width
+            probabilities = specimen(seen.flatten(0, 1)).float().softmax(-1)
+            scores = probabilities.gather(1, targets.repeat(count)[:, None]).view(count, -1)
+            total += torch.einsum("mb,mhw->bhw", scores.to(kept), kept)
+            covered += kept.sum(0)
+    # the paper divides by the share expected to be seen; by that which was seen, uneven masks leave no pattern
+    return total / covered.clamp_min(torch.finfo(covered.dtype).tiny)
+
+
+def _mask(size: tuple[int, int], generator: torch.Generator) -> Float[Tensor, "height width"]:
+    """One soft mask, cut at a random place from one that is a cell larger each way."""
+    cell = [-(-side // _CELLS) for side in size]
+    coarse = (torch.rand(1, 1, _CELLS, _CELLS, generator=generator) < _KEPT).float()
+    larger = [(_CELLS + 1) * side for side in cell]
+    fine = F.interpolate(coarse, size=larger, mode="bilinear", align_corners=False)[0, 0]
+    top, left = (int(torch.randint(side, (1,), generator=generator)) for side in cell)
+    return fine[top : top + size[0], left : left + size[1]]

@@ -1,0 +1,63 @@
+"""`vitlens explain`: what of each image speaks for a class, by any method of the registry."""
+
+from typing import Annotated
+
+import typer
+
+from vitlens.cli.lists import names_of, one_of
+from vitlens.cli.options import Data, Images, Models
+from vitlens.names import ATTRIBUTIONS
+from vitlens.runs.options import ModelOptions, RunOptions
+
+
+def explain(
+    models: Models,
+    *,
+    images: Images = None,
+    data: Data = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="LIST",
+            help=f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}.",
+            show_default="relevance, rollout, gradcam, integrated-gradients and occlusion, as far as a model has them",
+        ),
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option("--target", metavar="CLASS", help="Explained: predicted, true, or a class (name or index)."),
+    ] = "predicted",
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Check every method: patches removed, weights randomised, localisation; a league table.",
+        ),
+    ] = False,
+    show: Annotated[
+        str | None,
+        typer.Option(
+            "--show", metavar="LIST", help="Draw these images, by file name (default: the first).", show_default=False
+        ),
+    ] = None,
+    model_options: ModelOptions,
+    options: RunOptions,
+) -> None:
+    """What of each image speaks for a class: GradCAM and its kin, attention, gradients, occlusion, RISE, KernelSHAP."""
+    methods = () if method is None else one_of("--method", method, (*ATTRIBUTIONS, "all"))
+    from vitlens.runs.explain import explain as run
+
+    typer.echo(
+        run(
+            models,
+            images=images,
+            data=data,
+            method=methods,
+            target=target,
+            verify=verify,
+            show=() if show is None else names_of("--show", show),
+            model_options=model_options,
+            options=options,
+        )
+    )

@@ -1,0 +1,107 @@
+"""Images whose shape is one class and whose texture is another: `shape-class/shapeN-textureM.png`, read as data.
+
+Layout and stimuli: Geirhos et al., "ImageNet-trained CNNs are biased towards texture" (ICLR 2019). Their 16 classes
+stand for groups of ImageNet's 1000 (`imagenet16.txt`, from the same authors).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from vitlens.data.folder import list_folder, load_listing
+from vitlens.data.reading import Progress
+from vitlens.data.split import Split
+from vitlens.errors import DataError
+from vitlens.names import Part
+from vitlens.preprocessing import Preprocessing
+from vitlens.shapes import Labels
+
+_LABELLED = "Each image has the shape of one class and the texture of one: its label is the shape."
+_NAME = re.compile(r"^([A-Za-z][A-Za-z_ ]*?)(\d+)-([A-Za-z][A-Za-z_ ]*?)(\d+)$")
+
+
+@dataclass(frozen=True)
+class Cues:
+    """What each of n images shows: shape, texture: (n,) indices into the split's classes; source: (n,) which images
+    have their shape from one source."""
+
+    shape: Labels
+    texture: Labels
+    source: Tensor
+
+    @property
+    def conflict(self) -> Tensor:
+        """Which images' shape and texture differ (n,)."""
+        return self.shape != self.texture
+
+
+def cues_of(split: Split) -> Cues | None:
+    """The cues that a split's file names tell of, or None where they do not. The label is the shape."""
+    found = [_parsed(file) for file in split.files or ()]
+    place = {name: index for index, name in enumerate(split.classes)}
+    if not found or any(one is None or not {one[0], one[2]} <= place.keys() for one in found):
+        return None
+    named = [one for one in found if one is not None]
+    sources = {source: index for index, source in enumerate(dict.fromkeys((shape, n) for shape, n, _ in named))}
+    return Cues(
+        torch.tensor([place[shape] for shape, _, _ in named]),
+        torch.tensor([place[texture] for _, _, texture in named]),
+        torch.tensor([sources[shape, number] for shape, number, _ in named]),
+    )
+
+
+def is_cue_conflict(root: Path) -> bool:
+    """Whether the images in a folder's class folders are all named shapeN-textureM, the shape being the folder."""
+    folders = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith((".", "__"))]
+    names = [(folder.name, _parsed(file.name)) for folder in folders for file in folder.iterdir() if file.is_file()]
+    return bool(names) and all(found is not None and found[0] == folder for folder, found in names)
+
+
+def load_cue_conflict(
+    root: Path, *, part: Part, preprocessing: Preprocessing | None = None, progress: Progress | None = None
+) -> Split:
+    """All images of such a folder, labelled by shape; classes are the names of shapes and textures together.
+
+    Images with one source of shape share a group, so that intervals do not count them as many. Raises DataError for
+    the training part: these images are for testing.
+    """
+    if part == "train":
+        raise DataError(f"expected images to train on, found cue conflicts in {root}; they are for vitlens compare")
+    listing = list_folder(root, part=part, whole=True)
+    named = [_parsed(path.name) for path in listing.paths]
+    classes = tuple(sorted({*listing.classes, *(one[2] for one in named if one is not None)}))
+    labels = tuple(classes.index(listing.classes[label]) for label in listing.labels)
+    split = load_listing(
+        replace(listing, classes=classes, labels=labels), part=part, preprocessing=preprocessing, progress=progress
+    )
+    files = tuple(str(Path(file).relative_to(root)) for file in split.files or ())
+    title, notes = f"{root.resolve().name} (cue conflicts)", (*split.notes, _LABELLED)
+    split = replace(split, name=str(root), title=title, files=files, notes=notes)
+    cues = cues_of(split)
+    return split if cues is None else replace(split, groups=cues.source)
+
+
+@cache
+def imagenet16() -> Mapping[str, tuple[int, ...]]:
+    """The 16 classes of the cue conflicts, each with the indices among ImageNet's 1000 that it stands for."""
+    text = (Path(__file__).parents[1] / "imagenet16.txt").read_text(encoding="utf-8")
+    pairs = (line.split(" ", 1) for line in text.splitlines())
+    return MappingProxyType({name: tuple(_indices(ranges)) for name, ranges in pairs})
+
+
+def _indices(ranges: str) -> list[int]:
+    """ "3,5-7" as 3, 5, 6, 7."""
+    ends = [part.split("-") for part in ranges.split(",")]
+    return [index for pair in ends for index in range(int(pair[0]), int(pair[-1]) + 1)]
+
+
+def _parsed(file: str) -> tuple[str, str, str] | None:
+    """Shape, the number of its source, and texture of a file name; None for another kind of name."""
+    found = _NAME.match(Path(file).stem)
+    return None if found is None else (found[1], found[2], found[3])

@@ -1,0 +1,97 @@
+"""The embedded set `shapes`: shape x texture x colour, drawn when read, with exact masks.
+
+In `shapes` every shape has a texture of its own, so that either tells the class, while colours say nothing; in
+`shapes-conflict` the texture is another class's, so that an answer shows which of the two the model goes by. The label
+is the shape.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from vitlens.data.draws import keys
+from vitlens.data.split import InMemory, Split
+from vitlens.data.textured import SHAPES, Drawn, render
+from vitlens.errors import DataError
+from vitlens.names import Part
+from vitlens.shapes import Labels, Pixels
+
+Cue = Literal["agree", "conflict"]
+
+CLASSES: Final = tuple(SHAPES)
+CANVAS: Final = 32
+PER_CLASS: Final = {"train": 560, "test": 70}  # multiples of the 7 other textures: conflicts come out even
+_PART: Final = {"train": 1, "test": 2}  # in the keys: no image is in both parts
+
+
+@dataclass(frozen=True)
+class ShapeImages:
+    """Images that are drawn when they are read: image i shows shapes[i] with the texture of class textures[i].
+
+    An image is decided by its key, the seed and the canvas; not by its neighbours.
+    """
+
+    shapes: Labels
+    textures: Labels
+    numbers: Tensor
+    part: Part
+    seed: int = 0
+    canvas: int = CANVAS
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def read(self, indices: Tensor) -> Pixels:
+        """Pixels of these images."""
+        return self.draw(indices).pixels
+
+    def draw(self, indices: Tensor) -> Drawn:
+        """Pixels and masks of these images."""
+        part = torch.full_like(indices, _PART[self.part])
+        drawn = keys(self.seed, part, self.shapes[indices], self.numbers[indices])
+        return render(self.shapes[indices], self.textures[indices], drawn, canvas=self.canvas)
+
+    def epoch(self, number: int) -> "ShapeImages":
+        """Other images of the same shapes and textures: those of another epoch (from 0)."""
+        return replace(self, numbers=self.numbers + number * (int(self.numbers.max()) + 1))
+
+
+def shapes(
+    part: Part, *, cue: Cue = "agree", seed: int = 0, canvas: int = CANVAS, per_class: int | None = None
+) -> Split:
+    """One part of the set; class = shape, masks = its silhouette (test part).
+
+    cue: "agree": each shape in its own texture; "conflict": in those of the other classes, all equally often. The
+    files' names say shape and texture (`circle/circle3-star3.png`), as in folders of cue conflicts. The test part lies
+    in memory; the training part is drawn when read and gives fresh images every epoch. canvas: px. Raises DataError.
+    """
+    if not 16 <= canvas <= 1024:
+        raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try {CANVAS}")
+    each = PER_CLASS[part] if per_class is None else per_class
+    if each < 1:
+        raise DataError(f"expected at least 1 image a class, found {each}")
+    count = len(CLASSES)
+    order = torch.arange(each * count)
+    shown, numbers = order % count, order // count
+    textures = shown if cue == "agree" else (shown + 1 + numbers % (count - 1)) % count
+    drawn = ShapeImages(shown, textures, numbers, part, seed, canvas)
+    split = Split(
+        name="shapes" if cue == "agree" else "shapes-conflict",
+        title="Shapes" if cue == "agree" else "Shapes with another's texture",
+        part=part,
+        source=drawn,
+        size=(canvas, canvas),
+        classes=CLASSES,
+        labels=shown,
+        files=tuple(_file(*image) for image in zip(shown.tolist(), textures.tolist(), numbers.tolist())),
+    )
+    if part == "train":
+        return split
+    finished = drawn.draw(torch.arange(len(drawn)))
+    return replace(split, source=InMemory(finished.pixels), masks=finished.masks)
+
+
+def _file(shape: int, texture: int, number: int) -> str:
+    return f"{CLASSES[shape]}/{CLASSES[shape]}{number + 1}-{CLASSES[texture]}{number + 1}.png"

@@ -1,0 +1,166 @@
+"""Two models' maps of the same images: input, first, second side by side; and where each looks on average."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Margins, bare, board
+from vitlens.figures.inputs import Array, as_array, as_images, require_length
+from vitlens.figures.overlay import Scale, blend, colour_bar, draw_map, enlarged, is_constant
+from vitlens.figures.overlays import outline
+from vitlens.figures.style import (
+    GREY,
+    RIGHT,
+    RIGHT_SYMBOL,
+    SERIES,
+    SMALL,
+    WIDE,
+    WRONG,
+    WRONG_SYMBOL,
+    heading,
+    sheet,
+    shortened,
+    styled,
+)
+
+_GAP = 0.06  # inch between the three panels of an image
+_BETWEEN = 0.16  # inch between images
+_LETTER = 0.062  # inch that a letter of a caption takes
+_PERCENT = Scale(0.0, 100.0)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model's half of a sheet of n images.
+
+    name: of the model; maps: (n, rows, columns), not negative, each drawn in % of its own greatest value; prediction:
+    one word an image; probability: of it, fractions (n,); right: (n,).
+    """
+
+    name: str
+    maps: ArrayLike
+    prediction: Sequence[str]
+    probability: ArrayLike
+    right: Sequence[bool]
+
+
+@styled
+def contact_sheet(
+    *,
+    images: ArrayLike,
+    first: Side,
+    second: Side,
+    truths: Sequence[str],
+    agreement: Sequence[float | None],
+    title: str,
+    masks: ArrayLike | None = None,
+    across: int = 2,
+) -> Figure:
+    """Images (n, 3, height, width) in [0, 1], each followed by the two models' maps laid over it in grey.
+
+    truths: one word an image; agreement: of the two maps (None where one says nothing), written below the input;
+    masks: (n, height, width), outlined; across: images side by side. Below each map stand the prediction, right or
+    wrong by colour and symbol, and its probability. Raises InputError when shapes do not fit.
+    """
+    pictures = as_images(images)
+    count = len(pictures)
+    for name, values in (("truths", truths), ("agreements", agreement)):
+        require_length(len(values), count, name=name, of="the images")
+    sides = [_checked(side, count) for side in (first, second)]
+    outlines = None if masks is None else as_array(masks, name="masks", axes=("batch", "height", "width"))
+    across = min(across, count)
+    ratio = pictures.shape[2] / pictures.shape[3]
+    room = WIDE - BAR_ROOM - 0.06 - (across - 1) * _BETWEEN - across * 2 * _GAP
+    panel = min(room / (3 * across), (PHOTOGRAPHS / (3 * count * ratio)) ** 0.5, 1.5)
+    written = 0.12 + 0.14 * 2
+    drawn = board(
+        title=title,
+        count=count,
+        across=across,
+        panel=(3 * panel + 2 * _GAP, panel * ratio),
+        gap=(_BETWEEN, written),
+        margins=Margins(right=BAR_ROOM, top=0.22, bottom=written),
+    )
+    figure, letters = drawn.figure, max(8, int(panel / _LETTER))
+    for index, frame in enumerate(drawn.panels):
+        box = frame.get_position()
+        frame.remove()
+        width, height = figure.get_size_inches()
+        places = [
+            figure.add_axes((box.x0 + step * (panel + _GAP) / width, box.y0, panel / width, panel * ratio / height))
+            for step in range(3)
+        ]
+        places[0].imshow(enlarged(pictures[index]))
+        known = agreement[index]
+        below = f"{shortened(truths[index], letters)}\n" + ("no agreement" if known is None else f"agree {known:.2f}")
+        places[0].set_xlabel(below, fontsize=SMALL, labelpad=2)
+        for axes, side, (maps, _) in zip(places[1:], (first, second), sides):
+            axes.imshow(blend(pictures[index], maps[index], scale=_PERCENT))
+            _caption(axes, side, index, letters, maps[index])
+        if outlines is not None:
+            for axes in places:
+                outline(axes, outlines[index])
+        bare(places)
+        if index < across:
+            for axes, word in zip(places, ("input", first.name, second.name)):
+                axes.set_title(shortened(word, letters))
+    colour_bar(drawn.bar(), scale=_PERCENT, label="% of its greatest")
+    return figure
+
+
+def _checked(side: Side, count: int) -> tuple[Array, Array]:
+    maps = as_array(side.maps, name=f"maps of {side.name}", axes=("batch", "rows", "columns"))
+    sure = as_array(side.probability, name=f"probability of {side.name}", axes=("batch",))
+    for name, values in (
+        ("maps", maps),
+        ("probabilities", sure),
+        ("predictions", side.prediction),
+        ("rights", side.right),
+    ):
+        require_length(len(values), count, name=f"{name} of {side.name}", of="the images")
+    if maps.min() < 0:
+        raise InputError(f"expected maps of {side.name} without negative values, found {maps.min():.3g}")
+    greatest = maps.max((1, 2), keepdims=True)
+    return 100 * maps / np.where(greatest > 0, greatest, 1.0), sure
+
+
+def _caption(axes: Axes, side: Side, index: int, letters: int, values: Array) -> None:
+    right = bool(side.right[index])
+    symbol, colour = (RIGHT_SYMBOL, RIGHT) if right else (WRONG_SYMBOL, WRONG)
+    sure = f"{100 * float(np.asarray(side.probability)[index]):.0f} %"
+    said = f"{symbol} {shortened(side.prediction[index], max(3, letters - 2))}\n{sure}"
+    axes.set_xlabel(said + (", map empty" if is_constant(values) else ""), fontsize=SMALL, labelpad=2, color=colour)
+
+
+@styled
+def mean_looks(
+    *, first: ArrayLike, second: ArrayLike, names: tuple[str, str], agreement: ArrayLike, title: str
+) -> Figure:
+    """Where each model looks on average, maps (rows, columns) that sum to 1 on one scale; and how maps agree.
+
+    agreement: one number an image, -1 to 1, drawn as a histogram with its median. Raises InputError for other shapes.
+    """
+    one, two = (as_array(maps, name="mean map", axes=("rows", "columns")) for maps in (first, second))
+    values = as_array(agreement, name="agreement", axes=("batch",))
+    figure = sheet(WIDE, 2.5)
+    left, middle, bar, right = figure.subplots(1, 4, width_ratios=[1, 1, 0.06, 1.35])
+    densities = [values * values.size for values in (one, two)]
+    shared = Scale(min(map(np.min, densities)), max(map(np.max, densities)))
+    for axes, density, name in zip((left, middle), densities, names):
+        draw_map(axes, density, scale=shared)
+        axes.set_aspect(density.shape[1] / density.shape[0] * density.shape[0] / density.shape[1])
+        axes.set_title(shortened(name, 24))
+        bare([axes])
+    colour_bar(bar, scale=shared, label="times an even map")
+    right.hist(values, bins=np.linspace(-1, 1, 33).tolist(), color=GREY)
+    middle_value = float(np.median(values))
+    right.axvline(middle_value, color=SERIES[1], linewidth=1.2)
+    right.set_title(f"agreement of the maps, median {middle_value:.2f}")
+    right.set(xlabel="rank correlation over cells", ylabel="images", xlim=(-1, 1))
+    heading(figure, title)
+    return figure

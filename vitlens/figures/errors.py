@@ -1,0 +1,165 @@
+"""Errors of two models taken apart: who is wrong where, by class, by what images are like, and what errors share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.inputs import as_array, require_length
+from vitlens.figures.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SERIES,
+    SMALL,
+    VERMILLION,
+    WIDE,
+    heading,
+    sheet,
+    shortened,
+    styled,
+)
+
+_COLOURS: Final = ("#D0D0D0", BLUE, VERMILLION, PURPLE, ORANGE)
+_MOST_ROWS = 30
+_MARKERS: Final = ("o", "s")
+
+
+@styled
+def error_cells(*, counts: Mapping[str, Sequence[int]], cells: Sequence[str], all_name: str = "all") -> Figure:
+    """Which of two models is wrong, as shares of each row's images.
+
+    counts: images in each cell, by row ("all", then classes); cells: the cells' names in words, the first of them the
+    one in which both are right. Of more than 30 classes those with most errors are drawn. Raises InputError for a row
+    without images or of another length.
+    """
+    rows = {name: as_array(values, name=f"counts of {name}", axes=("cells",)) for name, values in counts.items()}
+    for name, values in rows.items():
+        require_length(len(values), len(cells), name=f"counts of {name}", of="the cells")
+        if values.sum() <= 0 or values.min() < 0:
+            raise InputError(f"expected images in row {name}, found {values.tolist()}")
+    names = [name for name in rows if name != all_name]
+    if len(names) > _MOST_ROWS:
+        names = sorted(names, key=lambda name: rows[name][0] / rows[name].sum())[:_MOST_ROWS]
+    shown = [*([all_name] if all_name in rows else []), *names]
+    figure = sheet(WIDE * 0.85, 0.9 + 0.21 * len(shown))
+    axes = figure.add_subplot()
+    place = np.arange(len(shown))
+    left = np.zeros(len(shown))
+    for index, cell in enumerate(cells):
+        share = np.array([100 * rows[name][index] / rows[name].sum() for name in shown])
+        axes.barh(place, share, 0.78, left=left, color=_COLOURS[index % len(_COLOURS)], label=cell)
+        left += share
+    axes.set_yticks(place.tolist(), [f"{shortened(name)} ({rows[name].sum():,.0f})" for name in shown])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set(xlim=(0, 100), xlabel="images (%); in brackets: how many")
+    figure.legend(loc="outside lower center", ncols=2)
+    some = f": the {_MOST_ROWS} of {len(rows) - 1} classes with most errors" if len(rows) - 1 > _MOST_ROWS else ""
+    heading(figure, f"Which model is wrong, by class{some}")
+    return figure
+
+
+@dataclass(frozen=True)
+class Course:
+    """Accuracy of both models over slices of one number.
+
+    title: what the number is; labels: one a slice; n: images in each; first, second: rows value, low, high as
+    fractions (3, slices).
+    """
+
+    title: str
+    labels: Sequence[str]
+    n: Sequence[int]
+    first: ArrayLike
+    second: ArrayLike
+
+
+@styled
+def errors_by_number(*, courses: Sequence[Course], names: tuple[str, str]) -> Figure:
+    """Accuracy of both models by what images are like, one panel a number, with 95 % intervals.
+
+    Raises InputError when a course has other lengths.
+    """
+    if not courses:
+        raise InputError("expected at least one number to divide images by, found none")
+    across = min(3, len(courses))
+    down = -(-len(courses) // across)
+    figure = sheet(WIDE, 0.3 + 1.95 * down)
+    panels = figure.subplots(down, across, squeeze=False, sharey=True)
+    for axes, course in zip(panels.flat, courses):
+        for index, values in enumerate((course.first, course.second)):
+            value, low, high = 100 * as_array(values, name=course.title, axes=("ends", "slices"))
+            require_length(len(value), len(course.labels), name="accuracies", of=f"the slices of {course.title}")
+            place = np.arange(len(value)) + (index - 0.5) * 0.16
+            spread = np.stack([value - low, high - value]).clip(min=0)
+            axes.errorbar(
+                place, value, spread, color=SERIES[index], marker=_MARKERS[index], markersize=4, linewidth=1,
+                elinewidth=0.9, capsize=2, label=names[index],
+            )  # fmt: skip
+        axes.set_xticks(range(len(course.labels)), list(course.labels), rotation=0)
+        axes.set_xlim(-0.5, len(course.labels) - 0.5)
+        axes.set_title(course.title)
+        axes.set_ylim(0, 105)
+        axes.grid(axis="y")
+    for axes in panels.flat[len(courses) :]:
+        axes.set_visible(False)
+    for row in panels:
+        row[0].set_ylabel("accuracy (%)")
+    handles, labels = panels.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    heading(figure, "Accuracy by what the images are like, in quarters of the images; lines: 95 % intervals")
+    return figure
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number's chance to be greater in a failure than in a success: area, low and high (None: too few images);
+    clear: whether the test holds after Holm's correction."""
+
+    name: str
+    area: float
+    low: float | None
+    high: float | None
+    clear: bool
+
+
+@styled
+def separation_chart(*, rows: Mapping[str, Sequence[Row]], title: str) -> Figure:
+    """For each model, which numbers are greater in its failures (right of the middle) or in its successes (left).
+
+    Filled marks hold after Holm's correction. Raises InputError when there is nothing to draw.
+    """
+    shown = {model: list(some) for model, some in rows.items() if some}
+    if not shown:
+        raise InputError("expected at least one number that tells failures from successes, found none")
+    names = list(dict.fromkeys(row.name for some in shown.values() for row in some))
+    figure = sheet(WIDE * 0.8, 0.8 + 0.25 * len(names))
+    axes = figure.add_subplot()
+    for index, (model, some) in enumerate(shown.items()):
+        shift = (index - (len(shown) - 1) / 2) * 0.26
+        for row in some:
+            _mark(axes, row, names.index(row.name) + shift, SERIES[index % len(SERIES)], _MARKERS[index % 2])
+        axes.plot([], [], _MARKERS[index % 2], color=SERIES[index % len(SERIES)], label=shortened(model, 30))
+    axes.axvline(0.5, color=GREY, linewidth=0.8, linestyle="--")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set(xlim=(0, 1), xlabel="chance that a failure has the greater value")
+    axes.grid(axis="x")
+    axes.text(0.01, 1.01, "← greater in successes", transform=axes.transAxes, fontsize=SMALL, color=GREY)
+    axes.text(0.99, 1.01, "greater in failures →", transform=axes.transAxes, fontsize=SMALL, color=GREY, ha="right")
+    figure.legend(loc="outside lower center", ncols=2)
+    heading(figure, title)
+    return figure
+
+
+def _mark(axes: Axes, row: Row, place: float, colour: str, marker: str) -> None:
+    if row.low is not None and row.high is not None:
+        axes.hlines(place, row.low, row.high, color=colour, linewidth=1.1)
+    face = colour if row.clear else "white"
+    axes.plot([row.area], [place], marker, color=colour, markerfacecolor=face, markersize=4.5)

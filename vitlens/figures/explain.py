@@ -1,0 +1,137 @@
+"""What speaks for a class and what against: an image and its attributions by several methods, side by side.
+
+Methods have units of their own, so that each map is drawn as a share of its own largest values, and signs are kept: red
+for the class, blue against it, nothing where nothing is said. A map without signs begins at its least value.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, bare, board
+from vitlens.figures.inputs import Array, as_array, as_images, require_length
+from vitlens.figures.overlay import Scale, colour_bar, enlarged, is_constant, upsample
+from vitlens.figures.overlays import outline
+from vitlens.figures.style import SIGNED, SMALL, TALL, WIDE, styled
+
+ACROSS: Final = 7  # panels side by side before an image's are broken into lines
+LARGEST: Final = 99.5  # percentile of a map's absolute values that gets the full colour
+_OPACITY = 0.85  # of the full colour over the image in grey
+_LINE = 0.13  # inch that a line of small letters takes
+_LETTER = 0.064  # and a letter
+
+
+def lines_of(panels: int) -> int:
+    """Lines that one image's panels take, its own among them."""
+    return -(-panels // ACROSS)
+
+
+@styled
+def attribution_overlays(
+    *,
+    images: ArrayLike,
+    maps: Sequence[ArrayLike],
+    signed: Sequence[bool],
+    titles: Sequence[str],
+    names: Sequence[str],
+    title: str,
+    masks: ArrayLike | None = None,
+) -> Figure:
+    """Images (batch, 3, height, width) in [0, 1], each followed by its attribution by each method.
+
+    maps: one a method, (batch, rows, columns) in the method's own resolution, raw and signed; one that is all equal or
+    has a number that is not finite is not drawn, and the panel says so. signed: whether a method's values have signs;
+    titles: the methods; names: one an image; masks: (batch, height, width), outlined. Raises InputError when shapes do
+    not fit.
+    """
+    pictures = as_images(images)
+    require_length(len(titles), len(maps), name="titles", of="the methods")
+    require_length(len(signed), len(maps), name="signs", of="the methods")
+    require_length(len(names), len(pictures), name="names", of="the images")
+    for found in maps:
+        require_length(len(np.asarray(found)), len(pictures), name="maps of a method", of="the images")
+    outlines = None if masks is None else as_array(masks, name="masks", axes=("batch", "height", "width"))
+    if outlines is not None and outlines.shape != pictures[:, 0].shape:
+        raise InputError(f"expected masks of shape {pictures[:, 0].shape}, found {outlines.shape}")
+    drawn, cells = _board(title, len(pictures), titles, pictures.shape[2] / pictures.shape[3], names)
+    for index, picture in enumerate(pictures):
+        own = cells[index]
+        own[0].imshow(enlarged(picture))
+        _write(own[0], "input", names[index])
+        for axes, found, method, two_sided in zip(own[1:], maps, titles, signed):
+            pixels, flaw = _overlay(picture, np.asarray(found, dtype=np.float64)[index], signed=two_sided)
+            axes.imshow(pixels)
+            _write(axes, method, flaw)
+        if outlines is not None:
+            for axes in own:
+                outline(axes, outlines[index])
+    bare(drawn.panels)
+    colour_bar(
+        drawn.bar(), scale=Scale(-1.0, 1.0, clipped=True), label="share of the map's largest values", colours=SIGNED
+    )
+    return drawn.figure
+
+
+def _overlay(picture: Array, values: Array, *, signed: bool) -> tuple[Array, str]:
+    """The image in grey with a map over it, or the grey image alone and what is wrong with the map."""
+    pixels = enlarged(picture)
+    grey = np.repeat((pixels @ np.array([0.2126, 0.7152, 0.0722]))[..., None], 3, axis=2)
+    if not np.isfinite(values).all():
+        return grey, "not finite"
+    if is_constant(values):
+        return grey, "all equal"
+    values = values if signed else values - values.min()
+    most = float(np.percentile(np.abs(values), LARGEST)) or float(np.abs(values).max())
+    shares = upsample(np.clip(values / most, -1, 1), grey.shape[:2])
+    colours = colormaps[SIGNED](0.5 + shares / 2)[..., :3]
+    weight = _OPACITY * np.abs(shares)[..., None]
+    return np.asarray((1 - weight) * grey + weight * colours), ""
+
+
+def _board(
+    title: str, batch: int, titles: Sequence[str], ratio: float, names: Sequence[str]
+) -> tuple[Board, list[list[Axes]]]:
+    """The board and, for each image, its panels: the input and one a method; what its last line has left is empty."""
+    panels = 1 + len(titles)
+    lines = lines_of(panels)
+    across = -(-panels // lines)
+    width = min((WIDE - BAR_ROOM - 0.06) / across - 0.07, (PHOTOGRAPHS / (batch * lines * across * ratio)) ** 0.5, 1.7)
+    letters = max(8, int(width / _LETTER))
+    above = _LINE * max(len(_broken(word, letters, whole=True)) for word in titles) + 0.06
+    below = _LINE * max(len(_broken(word, letters)) for word in (*names, "not finite")) + 0.04
+    width = min(width, ((TALL - 0.7) / (batch * lines) - above - below) / ratio)
+    drawn = board(
+        title=title,
+        count=batch * lines * across,
+        across=across,
+        panel=(width, width * ratio),
+        gap=(0.07, above + below),
+        margins=Margins(right=BAR_ROOM, top=above, bottom=below),
+    )
+    cells = []
+    for index in range(batch):
+        own = drawn.panels[index * lines * across : (index + 1) * lines * across]
+        for axes in own[panels:]:
+            axes.set_axis_off()
+        cells.append(own[:panels])
+    return drawn, cells
+
+
+def _write(axes: Axes, above: str, below: str) -> None:
+    width = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
+    letters = max(8, int(width / _LETTER))
+    axes.set_title("\n".join(_broken(above, letters, whole=True)), fontsize=SMALL, pad=2)
+    axes.set_xlabel("\n".join(_broken(below, letters)), fontsize=SMALL, labelpad=2)
+
+
+def _broken(words: str, letters: int, *, whole: bool = False) -> list[str]:
+    """Words in at most three lines; a number stays with its % sign; whole: no word is cut."""
+    kept = words.replace(" %", "\u00a0%")
+    return textwrap.wrap(kept, letters, max_lines=3, placeholder="…", break_long_words=not whole) or [""]

@@ -1,0 +1,159 @@
+"""The league of explanation methods: what each reaches in every check, and how the prediction falls along its order."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.inputs import Array, as_array, require_length
+from vitlens.figures.style import BLUE, GREY, SERIES, SMALL, VERMILLION, WIDE, heading, sheet, shortened, styled
+
+_ROW: Final = 0.21  # inch a method
+_LOOKS: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
+_ACROSS: Final = 4  # panels side by side
+
+
+@dataclass(frozen=True)
+class Column:
+    """One check: value, low, high (methods,), NaN where a method has none; title and unit above; better: "more" or
+    "less"; chance: what no knowledge gives, a grey line, None where that has no one value."""
+
+    title: str
+    value: ArrayLike
+    low: ArrayLike
+    high: ArrayLike
+    better: str = "more"
+    chance: float | None = None
+
+
+@styled
+def league_figure(
+    *,
+    methods: Sequence[str],
+    columns: Sequence[Column],
+    baselines: Sequence[str] = (),
+    flagged: Sequence[str] = (),
+    title: str,
+) -> Figure:
+    """Every method (down) in every check (across): a dot with its 95 % interval.
+
+    methods: in the order to show, baselines among them, which are drawn in grey; flagged: methods that failed the
+    randomisation check, in red. Raises InputError when lengths differ or there is nothing to show.
+    """  # fmt: skip
+    if not methods or not columns:
+        raise InputError("expected at least one method and one check, found none")
+    checked = [_numbers(column, len(methods)) for column in columns]
+    lines = -(-len(columns) // _ACROSS)
+    across = min(_ACROSS, len(columns))
+    figure = sheet(WIDE, lines * (0.75 + _ROW * len(methods)))
+    grid = figure.subplots(lines, across, sharey=True, squeeze=False)
+    places = np.arange(len(methods), dtype=np.float64)[::-1]
+    for axes, column, numbers in zip(grid.flat, columns, checked):
+        _draw(axes, places, numbers, [_colour(name, baselines, flagged) for name in methods], column)
+    for axes in list(grid.flat)[len(columns) :]:
+        axes.set_visible(False)
+    for row in grid:
+        row[0].set_yticks(places, [shortened(name, 26) for name in methods])
+        row[0].set_ylim(-0.6, len(methods) - 0.4)
+    _explained(figure, baselines, flagged)
+    heading(figure, title)
+    return figure
+
+
+@styled
+def fidelity_curves(
+    *,
+    shares: ArrayLike,
+    inserted: ArrayLike | None = None,
+    deletion: Mapping[str, ArrayLike],
+    insertion: Mapping[str, ArrayLike],
+    baselines: Sequence[str] = (),
+    substrate: str,
+    title: str,
+) -> Figure:
+    """Mean probability of the target (%) as patches are removed, and as they are inserted, most relevant first.
+
+    shares: (points,) of the patches removed, fractions from 0; inserted: of those inserted (None: the same);
+    deletion, insertion: by method, (points,) fractions; baselines are drawn in grey. substrate: what stands where a
+    patch is not. Raises InputError when the methods of the two differ or lengths do.
+    """
+    if deletion.keys() != insertion.keys() or not deletion:
+        raise InputError(f"expected the same methods twice, found {list(deletion)} and {list(insertion)}")
+    removed = as_array(shares, name="shares", axes=("points",))
+    given = removed if inserted is None else as_array(inserted, name="inserted", axes=("points",))
+    figure = sheet(WIDE, 3.0)
+    panels = figure.subplots(1, 2, sharey=True)
+    handles: list[Line2D] = []
+    kinds = ((deletion, removed, "removed"), (insertion, given, "inserted"))
+    for axes, (curves, steps, verb) in zip(panels, kinds):
+        handles = []
+        own = [name for name in curves if name not in baselines]
+        for name, values in curves.items():
+            line = 100 * as_array(values, name=f"{verb} {name!r}", axes=("points",))
+            require_length(len(line), len(steps), name=f"points of {name!r}", of="the shares")
+            handles += axes.plot(100 * steps, line, **_look(name, own, baselines))
+        axes.set(xlim=(0, 100), ylim=(0, None), xlabel=f"patches {verb}, most relevant first (%)")
+        axes.grid(axis="y")
+        axes.set_title("deletion: lower is better" if verb == "removed" else "insertion: higher is better")
+    panels[0].set_ylabel("probability of the target (%)")
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
+    figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(handles) // 4))
+    heading(figure, f"{title}; what is not there: {substrate}")
+    return figure
+
+
+def _numbers(column: Column, methods: int) -> Array:
+    """Rows value, low, high; NaN is let through."""
+    rows = []
+    for name in ("value", "low", "high"):
+        array = np.asarray(getattr(column, name), dtype=np.float64)
+        if array.shape != (methods,):
+            raise InputError(f"expected {name} of {column.title!r} for {methods} methods, found shape {array.shape}")
+        rows.append(array)
+    return np.stack(rows)
+
+
+def _colour(name: str, baselines: Sequence[str], flagged: Sequence[str]) -> str:
+    return VERMILLION if name in flagged else GREY if name in baselines else BLUE
+
+
+def _draw(axes: Axes, places: Array, numbers: Array, colours: Sequence[str], column: Column) -> None:
+    for place, (value, low, high), colour in zip(places, numbers.T, colours):
+        if np.isnan(value):
+            continue
+        if not np.isnan(low):
+            axes.plot([low, high], [place, place], color=colour, linewidth=1.2, solid_capstyle="butt")
+        axes.plot(value, place, "o" if colour != GREY else "D", color=colour, markersize=3.6)
+    if column.chance is not None:
+        axes.axvline(column.chance, color="black", linestyle=(0, (4, 3)), linewidth=0.7)
+    axes.set_title(f"{column.title}\n({column.better} is better)", fontsize=SMALL)
+    axes.grid(axis="x")
+    axes.margins(x=0.08)
+    axes.locator_params(axis="x", nbins=4)
+
+
+def _explained(figure: Figure, baselines: Sequence[str], flagged: Sequence[str]) -> None:
+    """What the colours mean, below the panels."""
+    looks = [("method", BLUE, "o")]
+    looks += [("knows nothing of the model", GREY, "D")] if baselines else []
+    looks += [("hardly changes with randomised weights", VERMILLION, "o")] if flagged else []
+    handles = [
+        Line2D([], [], color=colour, marker=marker, markersize=3.6, label=word) for word, colour, marker in looks
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.set_figheight(figure.get_figheight() + 0.2)
+
+
+def _look(name: str, own: Sequence[str], baselines: Sequence[str]) -> dict[str, object]:
+    label = shortened(name, 24)
+    if name in baselines:
+        return {"color": GREY, "linestyle": "--" if baselines.index(name) else ":", "linewidth": 1.2, "label": label}
+    index = own.index(name)
+    style = _LOOKS[(index // len(SERIES)) % len(_LOOKS)]
+    return {"color": SERIES[index % len(SERIES)], "linestyle": style, "linewidth": 1.3, "label": label}

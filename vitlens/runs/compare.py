@@ -1,0 +1,141 @@
+"""`vitlens compare`: two models on the same images, side by side: maps, errors taken apart, and what they go by."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from vitlens.analysis.compare import evaluations
+from vitlens.analysis.errors import compare_answers
+from vitlens.analysis.evaluate import Evaluation, require_labels
+from vitlens.analysis.image_traits import image_traits
+from vitlens.analysis.reading import require_shared
+from vitlens.data.split import Split
+from vitlens.errors import InputError
+from vitlens.models.specimen import Specimen
+from vitlens.runs.compare_draw import draw
+from vitlens.runs.compare_harder import conflicts, keep_robustness, keep_shape_bias
+from vitlens.runs.compare_keep import keep_answers, keep_numbers, keep_separations
+from vitlens.runs.compare_keep_maps import keep_images, keep_looks, sheets_of
+from vitlens.runs.compare_maps import attention_numbers, chosen_methods, computed, examples, looks, sample
+from vitlens.runs.compare_panels import write_panels
+from vitlens.runs.compare_tell import tell
+from vitlens.runs.describe import described
+from vitlens.runs.folder import RunFolder
+from vitlens.runs.load import load_specimens, load_splits
+from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.progress import progress
+from vitlens.runs.report import publish
+from vitlens.runs.targets import PREDICTED, chosen_targets
+
+__all__ = ["compare", "draw", "tell"]
+
+PANELS = 50  # images shown side by side
+MAPPED = 500  # images whose maps are computed for the numbers
+WATCHED = 2000  # images whose attention is measured
+
+
+def compare(
+    models: Sequence[str],
+    *,
+    data: str | None = None,
+    method: Sequence[str] = (),
+    target: str = PREDICTED,
+    panels: int = PANELS,
+    maps: int = MAPPED,
+    harder: bool = True,
+    cue_conflict: str | None = None,
+    model_options: ModelOptions,
+    options: RunOptions,
+) -> Path:
+    """Compare two models on labelled images and write the report; returns its path.
+
+    method: of the maps, one for both models or one each (none: relevance for a ViT, GradCAM for a CNN); target: whose
+    logit they ask about, "predicted", "true" or a class; panels: images shown; maps: images whose maps the numbers are
+    made of, drawn with the seed; harder: also on filtered, shuffled and covered images; cue_conflict: images of
+    conflicting shape and texture. Raises InputError (or one of its kind) before anything is written.
+    """
+    if len(models) != 2:
+        raise InputError(
+            f"expected two models to compare, found {len(models)}; e.g. vitlens compare vit-digits cnn-digits"
+        )
+    if panels > maps:
+        raise InputError(f"expected --maps of at least --panels ({panels}), found {maps}")
+    first, second = load_specimens(models, model_options=model_options, options=options)
+    specimens = (first, second)
+    one, two = load_splits(specimens, options=options, data=data)
+    for split in (one, two):
+        require_labels(split)
+    require_shared(first.classes, second.classes, one.classes)
+    methods = chosen_methods(method, specimens)
+    for specimen, split in zip(specimens, (one, two)):
+        chosen_targets(target, specimen, split)
+    disputed = conflicts(specimens, (one, two), cue_conflict, options)
+    if disputed:
+        require_shared(first.classes, second.classes, disputed[0].classes)
+    aliases = first.alias, second.alias
+    choices = {
+        "method": list(methods), "target": target, "panels": panels, "maps": maps, "harder": harder,
+        "cue_conflict": cue_conflict,
+    }  # fmt: skip
+    with RunFolder.create(
+        "compare",
+        name_parts=(*aliases, one.name),
+        title=f"{first.alias} and {second.alias} side by side, on {one.title or one.name}",
+        out=options.out,
+        overwrite=options.overwrite,
+        config=described(options, specimens=specimens, split=one, choices=choices),
+        formats=options.formats,
+    ) as folder:
+        found = _answered(specimens, (one, two), options)
+        _keep(folder, specimens, (one, two), found, methods, target=target, panels=panels, mapped=maps, options=options)
+        if harder:
+            keep_robustness(folder, specimens, (one, two), options)
+        keep_shape_bias(folder, specimens, disputed, options)
+        write_panels(folder.record())
+        return publish(folder, draw, tell)
+
+
+def _answered(
+    specimens: tuple[Specimen, Specimen], splits: tuple[Split, Split], options: RunOptions
+) -> tuple[Evaluation, Evaluation]:
+    with progress("answering", len(splits[0]) + len(splits[1]), quiet=options.quiet) as advance:
+        return evaluations(
+            specimens, splits, batch_size=options.batch_size, precision=options.precision, advance=advance
+        )
+
+
+def _keep(
+    folder: RunFolder,
+    specimens: tuple[Specimen, Specimen],
+    splits: tuple[Split, Split],
+    found: tuple[Evaluation, Evaluation],
+    methods: tuple[str, str],
+    *,
+    target: str,
+    panels: int,
+    mapped: int,
+    options: RunOptions,
+) -> None:
+    """Answers, errors by everything known of the images, maps of a sample of them, and attention on failures."""
+    split, seed = splits[0], options.seed
+    comparison = compare_answers(*found)
+    traits = image_traits(split)
+    keep_answers(folder, comparison, found, seed=seed)
+    keep_numbers(folder, comparison, traits, seed=seed)
+    drawn = sample(split, mapped, seed=seed)
+    chosen = examples(comparison)
+    indices = torch.cat([drawn, *chosen]).unique()
+    maps = computed(
+        specimens, splits, methods, indices=indices, sampled=torch.isin(indices, drawn), target=target, options=options
+    )
+    looking = looks(maps, specimens, split)
+    keep_looks(folder, maps, looking, split, comparison, seed=seed)
+    watched = sample(split, WATCHED, seed=seed)
+    attention = [
+        (watched, attention_numbers(specimen, own.pick(watched), options=options))
+        for specimen, own in zip(specimens, splits)
+    ]
+    keep_separations(folder, comparison, traits, attention, maps, looking)
+    sheets = dict(sheets_of(maps, looking, chosen, panels=panels))
+    keep_images(folder, comparison, split, maps, looking, sheets)

@@ -1,0 +1,143 @@
+"""The maps of a comparison: which method for which model, which images, and what the maps show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.errors import CELLS, Comparison
+from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.looking import Looking, Overlap, look, overlap
+from vitlens.analysis.measure import measure
+from vitlens.analysis.resampled import removal_grid
+from vitlens.analysis.stats import STATISTICS, over_heads
+from vitlens.attribution.registry import METHODS, explain, methods_for, require_method
+from vitlens.data.split import Split
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.models.specimen import Specimen
+from vitlens.runs.options import RunOptions
+from vitlens.runs.progress import progress
+from vitlens.runs.targets import chosen_targets
+
+EXAMPLES = 6  # images of each cell that are shown with their maps
+_PREFERRED = ("relevance", "gradcam", "attention", "occlusion")  # the first that a model has
+# of the attention statistics, those whose mean over heads says something of one image
+ATTENTION = ("normalised_entropy", "hoyer", "distance", "sink_mass", "cls_mass", "cls_normalised_entropy", "cls_hoyer")
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Maps of some images: indices (m,) into the split, sorted; sampled: (m,), those of the random subset that numbers
+    are made of, the others are examples; first, second: raw maps of each model (m, rows, columns)."""
+
+    indices: Tensor
+    sampled: Tensor
+    first: Tensor
+    second: Tensor
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What the maps show: each model's looking, and how much the two share, all (m,); on what grid of cells."""
+
+    first: Looking
+    second: Looking
+    overlap: Overlap
+    grid: tuple[int, int]
+    size: tuple[int, int]
+
+
+def chosen_methods(method: Sequence[str], specimens: Sequence[Specimen]) -> tuple[str, str]:
+    """One method for each model: as given (one for both, or A,B), else the first of its family's that it has.
+
+    Raises InputError for more than two, UnknownNameError and UnsupportedError as the registry does.
+    """
+    if len(method) > 2:
+        raise InputError(f"expected --method A or A,B (the first model's, the second's), found {len(method)} methods")
+    for name in method:
+        if name not in METHODS:
+            raise UnknownNameError("method", name, METHODS)
+    asked = [*method, *method][:2] if method else [_default(specimen) for specimen in specimens]
+    for specimen, name in zip(specimens, asked):
+        require_method(specimen, name)
+    return asked[0], asked[1]
+
+
+def _default(specimen: Specimen) -> str:
+    able = methods_for(specimen)
+    return next((name for name in _PREFERRED if name in able), able[0])
+
+
+def sample(split: Split, count: int, *, seed: int) -> Tensor:
+    """Indices (sorted) of a seeded, class-balanced subset of at most count images."""
+    numbered = replace(split, groups=torch.arange(len(split))).limit(count, seed=seed)
+    return torch.arange(len(split)) if numbered.groups is None else numbered.groups
+
+
+def examples(comparison: Comparison) -> list[Tensor]:
+    """For each cell the indices of at most 6 of its images: those whose wrong answers are surest (right: at random)."""
+    first, second = comparison.first, comparison.second
+    sure = torch.where(first.correct, torch.zeros_like(first.confidence), first.confidence)
+    sure = torch.maximum(sure, torch.where(second.correct, torch.zeros_like(sure), second.confidence))
+    chosen = []
+    for cell in range(len(CELLS)):
+        members = (comparison.cells == cell).nonzero().flatten()
+        if cell == 0:
+            order = torch.randperm(len(members), generator=torch.Generator().manual_seed(0))
+        else:
+            order = sure[members].argsort(descending=True, stable=True)
+        chosen.append(members[order[:EXAMPLES]])
+    return chosen
+
+
+def computed(
+    specimens: Sequence[Specimen],
+    splits: Sequence[Split],
+    methods: Sequence[str],
+    *,
+    indices: Tensor,
+    sampled: Tensor,
+    target: str,
+    options: RunOptions,
+) -> Maps:
+    """Both models' maps of the images at these indices, for the class asked about."""
+    found = []
+    for specimen, split, method in zip(specimens, splits, methods):
+        targets = chosen_targets(target, specimen, split)
+        size = options.batch_size or max(1, fitting_batch_size(specimen) // 3)
+        parts = []
+        with progress(f"{method} of {specimen.alias}", len(indices), quiet=options.quiet) as advance:
+            for batch in split.pick(indices).batches(size, device=specimen.device):
+                own = None if targets is None else targets[indices[batch.indices]].to(specimen.device)
+                maps = explain(specimen, batch.images, targets=own, method=method, seed=options.seed)
+                parts.append(maps.detach().float().cpu())
+                advance(len(maps))
+        found.append(torch.cat(parts))
+    return Maps(indices, sampled, found[0], found[1])
+
+
+def looks(maps: Maps, specimens: Sequence[Specimen], split: Split) -> Looks:
+    """What the maps show, on the patches of the first model that has patches (else about 14 cells a side)."""
+    owner = next((one for one in specimens if one.anatomy.layout is not None), specimens[0])
+    grid = removal_grid(owner)
+    height, width = owner.input_size
+    size = grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1])
+    masks = None if split.masks is None else split.masks[maps.indices]
+    first, second = (look(values, size=size, grid=grid, masks=masks) for values in (maps.first, maps.second))
+    return Looks(first, second, overlap(maps.first, maps.second, size=size, grid=grid), grid, size)
+
+
+def attention_numbers(specimen: Specimen, split: Split, *, options: RunOptions) -> dict[str, Tensor]:
+    """For each image the mean over all heads of the ATTENTION statistics (n,); nothing for a model without heads."""
+    if specimen.anatomy.family not in ("vit", "windowed"):
+        return {}
+    size = options.batch_size or fitting_batch_size(specimen)
+    parts: dict[str, list[Tensor]] = {}
+    with progress(f"attention of {specimen.alias}", len(split), quiet=options.quiet) as advance:
+        for batch in split.batches(size, device=specimen.device):
+            for (name, _), values in over_heads(measure(specimen, batch.images).values).items():
+                if name in ATTENTION:
+                    parts.setdefault(name, []).append(values[:, 0].cpu())
+            advance(len(batch.images))
+    return {STATISTICS[name].title: torch.cat(parts[name]).double() for name in ATTENTION if name in parts}

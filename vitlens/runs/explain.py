@@ -1,0 +1,113 @@
+"""`vitlens explain`: what of each image speaks for a class, by several methods, of one model or several."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vitlens.analysis.evaluate import answers
+from vitlens.attribution.registry import METHODS, methods_for, require_method
+from vitlens.errors import UnknownNameError
+from vitlens.models.specimen import Specimen
+from vitlens.runs.describe import described
+from vitlens.runs.explain_keep import Rows, keep_maps
+from vitlens.runs.explain_maps import explained, precision
+from vitlens.runs.explain_report import SHOWN, draw, tell
+from vitlens.runs.explain_verify import keep_league
+from vitlens.runs.folder import RunFolder
+from vitlens.runs.load import load_specimens, load_splits
+from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.progress import progress
+from vitlens.runs.report import publish
+from vitlens.runs.targets import PREDICTED, chosen_targets
+
+__all__ = ["draw", "explain", "tell"]
+
+DEFAULT_METHODS = ("relevance", "rollout", "gradcam", "integrated-gradients", "occlusion")
+ALL = "all"
+
+
+def explain(
+    models: Sequence[str],
+    *,
+    images: Sequence[str] | None = None,
+    data: str | None = None,
+    method: Sequence[str] = (),
+    target: str = PREDICTED,
+    verify: bool = False,
+    show: Sequence[str] = (),
+    model_options: ModelOptions | None = None,
+    options: RunOptions | None = None,
+) -> Path:
+    """Explain images with every method asked for and write the report; returns the path of report.md.
+
+    method: names of the registry, "all", or none for the usual ones; of several models each takes those that it has.
+    target: "predicted", "true", or a class by name or index; verify: every check on every method as well, by default
+    on all methods and all images. Without it and without --limit, a few images of a data set are looked at. show: file
+    names of the images that figures draw (none: the first ones). Raises InputError (or one of its kind) before anything
+    is written.
+    """
+    options = options or RunOptions()
+    specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
+    chosen = chosen_methods(specimens, (ALL,) if verify and not method else method)
+    limit = None if images or verify else SHOWN
+    splits = load_splits(specimens, options=options, data=data, images=images, limit=limit, repeat=True)
+    splits = [split.led_by(show) for split in splits]
+    targets = [chosen_targets(target, *pair) for pair in zip(specimens, splits)]
+    aliases, split = [specimen.alias for specimen in specimens], splits[0]
+    choices: Mapping[str, object] = {
+        "method": list(method), "methods": dict(zip(aliases, chosen)), "target": target, "verify": verify,
+        "show": list(show),
+    }  # fmt: skip
+    folder = RunFolder.create(
+        "explain",
+        name_parts=(*aliases, split.name),
+        title=f"{' and '.join(aliases)} explained on {split.title or split.name}",
+        out=options.out,
+        overwrite=options.overwrite,
+        config=described(options, specimens=specimens, split=split, choices=choices),
+        formats=options.formats,
+    )
+    with folder:
+        tables: dict[str, Rows] = {}
+        for specimen, own, asked, names in zip(specimens, splits, targets, chosen):
+            alias = specimen.alias if len(specimens) > 1 else None
+            logits = answers(specimen, own, batch_size=options.batch_size, precision=precision(options))
+            classes = logits.argmax(-1) if asked is None else asked
+            with progress(f"Explaining {specimen.alias}", len(names) * len(own), quiet=options.quiet) as advance:
+                made = [explained(specimen, own, classes, name, options=options, advance=advance) for name in names]
+            _append(tables, keep_maps(folder, specimen, own, logits, classes, made, alias=alias))
+            if verify:
+                maps = {one.method: (one.maps, one.seconds) for one in made}
+                _append(
+                    tables,
+                    keep_league(folder, specimen, own, classes, methods=names, alias=alias, made=maps, options=options),
+                )
+        for name, rows in tables.items():
+            folder.table(name, rows)
+        return publish(folder, draw, tell)
+
+
+def chosen_methods(specimens: Sequence[Specimen], method: Sequence[str]) -> list[tuple[str, ...]]:
+    """The methods of each specimen, in the order asked for; none: the usual ones.
+
+    Raises UnknownNameError for a name that is no method, UnsupportedError for one that no specimen has, and for a
+    specimen that has none of those asked for.
+    """
+    able = [methods_for(specimen) for specimen in specimens]
+    if ALL in method:
+        return able
+    wanted = tuple(dict.fromkeys(method or DEFAULT_METHODS))
+    for name in wanted:
+        if name not in METHODS:
+            raise UnknownNameError("method", name, (*METHODS, ALL))
+        if method and not any(name in own for own in able):
+            require_method(specimens[0], name)
+    found = [tuple(name for name in wanted if name in own) for own in able]
+    for specimen, own in zip(specimens, found):
+        if not own:
+            require_method(specimen, wanted[0])
+    return found
+
+
+def _append(tables: dict[str, Rows], more: Mapping[str, Rows]) -> None:
+    for name, rows in more.items():
+        tables.setdefault(name, []).extend(rows)

@@ -1,0 +1,86 @@
+"""What a run of `vitlens explain` keeps of each model: rows of methods and images, completeness, maps to draw from."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.map_faults import map_faults
+from vitlens.attribution.registry import METHODS
+from vitlens.data.split import Split
+from vitlens.models.specimen import Specimen
+from vitlens.runs.explain_maps import Explained
+from vitlens.runs.explain_report import SHOWN
+from vitlens.runs.folder import RunFolder
+from vitlens.uncertainty import bootstrap_mean
+
+Rows = list[dict[str, object]]
+
+_KEPT_BYTES = 32 << 20  # of a model's maps
+
+
+def keep_maps(
+    folder: RunFolder,
+    specimen: Specimen,
+    split: Split,
+    logits: Tensor,
+    targets: Tensor,
+    made: Sequence[Explained],
+    *,
+    alias: str | None = None,
+) -> dict[str, Rows]:
+    """Write a model's metrics and arrays; the rows of the tables methods and images, to be kept beside other models'.
+
+    alias: of the specimen in the names of metrics, where the run has several.
+    """
+    groups = None if split.groups is None else split.groups.numpy()
+    for found in made:
+        if found.gains is not None and bool(found.maps.isfinite().all()):
+            error = (found.maps.sum((1, 2)) - found.gains).abs().numpy()
+            name = "/".join(word for word in ("completeness", alias, found.method) if word)
+            folder.metric(name, bootstrap_mean(error, groups=groups, unit="logits"))
+    size = sum(4 * found.maps[0].numel() for found in made)
+    kept, shown = max(SHOWN, _KEPT_BYTES // size), torch.arange(min(SHOWN, len(split)))
+    masks = {} if split.masks is None else {"masks": split.masks[shown].numpy()}
+    maps = {f"maps/{found.method}": found.maps[:kept].numpy() for found in made}
+    folder.arrays(f"explain-{specimen.alias}", images=split.source.read(shown).numpy(), **masks, **maps)
+    return {
+        "methods": [_method_row(specimen, found) for found in made],
+        "images": _image_rows(specimen, split, logits, targets),
+    }
+
+
+def _method_row(specimen: Specimen, found: Explained) -> dict[str, object]:
+    method, faults = METHODS[found.method], map_faults(found.maps)
+    row: dict[str, object] = {
+        "model": specimen.alias,
+        "method": method.name,
+        "title": method.title,
+        "source": method.source,
+        "map": "x".join(str(side) for side in found.maps.shape[1:]),
+        "signed": method.signed,
+        "maps": len(found.maps),
+        "constant": int(faults.constant.sum()),
+        "not_finite": int(faults.not_finite.sum()),
+        "seconds": round(found.seconds, 5),
+    }
+    if found.gains is not None:
+        row["gain"] = float(found.gains.abs().mean())
+    return row
+
+
+def _image_rows(specimen: Specimen, split: Split, logits: Tensor, targets: Tensor) -> Rows:
+    probabilities = logits.softmax(-1)
+    names = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
+    return [
+        {
+            "model": specimen.alias,
+            "image": names[index],
+            "prediction": specimen.classes[int(own.argmax())],
+            "probability": round(float(own.max()), 4),
+            "target": specimen.classes[int(targets[index])],
+            "target_probability": round(float(own[targets[index]]), 4),
+            "label": None if split.labels is None else split.classes[int(split.labels[index])],
+        }
+        for index, own in enumerate(probabilities)
+    ]

@@ -1,0 +1,57 @@
+"""One method on every image of a split, batch by batch, with what it cost."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.attribution.gradients import BACKWARD, logit_gain
+from vitlens.attribution.registry import explain
+from vitlens.data.split import Split
+from vitlens.devices import autocast
+from vitlens.models.specimen import Specimen
+from vitlens.runs.options import RunOptions
+from vitlens.runs.progress import Advance
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One method on all images of one model: maps (n, rows, columns) on the CPU, raw; seconds: an image; gains: what
+    each target's logit has over that of black (n,), None for a method whose maps do not add up to it."""
+
+    method: str
+    maps: Tensor
+    seconds: float
+    gains: Tensor | None = None
+
+
+def explained(
+    specimen: Specimen,
+    split: Split,
+    targets: Tensor,
+    method: str,
+    *,
+    options: RunOptions,
+    advance: Advance = lambda _: None,
+) -> Explained:
+    """One method on every image of a split, for target classes (n,)."""
+    size = options.batch_size or max(1, fitting_batch_size(specimen) // BACKWARD)
+    maps, gains, seconds = [], [], 0.0
+    for batch in split.batches(size, device=specimen.device):
+        own = targets[batch.indices].to(specimen.device)
+        with autocast(specimen.device, precision(options)):
+            start = time.perf_counter()
+            found = explain(specimen, batch.images, targets=own, method=method, batch_size=size, seed=options.seed)
+            maps.append(found.cpu())  # which waits for a device that works by itself
+            seconds += time.perf_counter() - start
+            if method == "integrated-gradients":
+                gains.append(logit_gain(specimen, batch.images, own).cpu())
+        advance(len(found))
+    return Explained(method, torch.cat(maps), seconds / len(split), torch.cat(gains) if gains else None)
+
+
+def precision(options: RunOptions) -> str:
+    """fp32 unless bf16 is asked for: attributions are small differences of large numbers."""
+    return "bf16" if options.precision == "bf16" else "fp32"

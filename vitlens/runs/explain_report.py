@@ -1,0 +1,197 @@
+"""What `vitlens explain` draws and tells, from its folder alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitlens.figures.explain import attribution_overlays, lines_of
+from vitlens.files import RunRecord
+from vitlens.report import Section, Table, metrics
+from vitlens.runs.describe import data_words
+from vitlens.runs.explain_verify_draw import draw_league
+from vitlens.runs.explain_verify_tell import tell_league
+from vitlens.runs.report import Drawn
+from vitlens.runs.targets import PREDICTED, TRUE
+
+_LINES = 8  # of panels in a figure, at most
+_ROWS = 24  # of the report's table of images
+SHOWN = 6  # images in a figure, at most
+
+
+def images_shown(methods: int) -> int:
+    """Images in a figure of so many methods."""
+    return max(1, min(SHOWN, _LINES // lines_of(1 + methods)))
+
+
+def draw(record: RunRecord) -> Iterator[Drawn]:
+    """For each model, its first images with every method's map; none where no map can be drawn."""
+    for alias, methods in _methods(record).items():
+        if not _drawable(record, alias):
+            continue
+        found, count = record.arrays(f"explain-{alias}"), images_shown(len(methods))
+        maps = [found[f"maps/{row['method']}"][:count] for row in methods]
+        masks = found.get("masks")
+        figure = attribution_overlays(
+            images=found["images"][:count] / np.float32(255),
+            maps=maps,
+            signed=[bool(row["signed"]) for row in methods],
+            titles=[str(row["title"]) for row in methods],
+            names=[_caption(row) for row in _images(record, alias)[:count]],
+            masks=None if masks is None else masks[:count],
+            title=f"{alias}: what speaks for the target class (red) and what against it (blue)",
+        )
+        yield Drawn(_figure(record, alias), figure, _figure_caption(record, alias, outlined=masks is not None))
+    if _verified(record):
+        yield from draw_league(record)
+
+
+def _figure(record: RunRecord, alias: str) -> str:
+    return "explain" if len(_methods(record)) == 1 else f"explain_{alias}"
+
+
+def _sound(values: Any) -> bool:
+    return bool(np.isfinite(values).all() and np.ptp(values) > 1e-6 * np.abs(values).max())
+
+
+def _caption(row: Mapping[str, object]) -> str:
+    asked = f"{row['target']} ({100 * float(str(row['target_probability'])):.0f} %)"
+    return asked if row["target"] == row["prediction"] else f"target: {asked}; predicted: {row['prediction']}"
+
+
+def _figure_caption(record: RunRecord, alias: str, *, outlined: bool) -> str:
+    unsigned = [str(row["title"]) for row in _methods(record)[alias] if not row["signed"]]
+    known = f" Without signs, and drawn from the least value: {', '.join(unsigned)}." if unsigned else ""
+    outline = " Outlined: the object." if outlined else ""
+    checked = "see the league below" if _verified(record) else "vitlens explain --verify tells which can be trusted"
+    return (
+        f"Below each image: {_asked(record)} and its probability. Each map is drawn as a share of its own largest "
+        f"values (99.5th percentile of their size), smoothly enlarged: places can be compared between methods, amounts "
+        f"cannot.{known}{outline} A map alone is no evidence; {checked}."
+    )
+
+
+def _asked(record: RunRecord) -> str:
+    words = {PREDICTED: "the predicted class", TRUE: "the true class"}
+    return words.get(_options(record)["target"], "the class asked for")
+
+
+def tell(record: RunRecord) -> list[Section]:
+    """Which methods were run, whether their maps can be read, and what they cost."""
+    drawn = [_figure(record, alias) for alias in _methods(record) if _drawable(record, alias)]
+    lines = (
+        " ".join(data_words(record)),
+        f"Each map is of the logit of {_asked(record)}.",
+        *_left_out(record),
+        *_fault_words(record),
+        *_completeness_words(record),
+    )
+    checked = tell_league(record) if _verified(record) else []
+    limits = [line for section in checked if section.title == "Limits" for line in section.paragraphs]
+    return [
+        Section("What was found", lines, (), tuple(drawn)),
+        *(section for section in checked if section.title != "Limits"),
+        Section("Methods", (), tuple(_tables(record))),
+        Section("Images", (), (Table(_images_title(record), _image_rows(record)),)),
+        Section("Limits", (*_limits(), *limits)),
+    ]
+
+
+def _verified(record: RunRecord) -> bool:
+    return bool(_options(record)["verify"])
+
+
+def _drawable(record: RunRecord, alias: str) -> bool:
+    count = images_shown(len(_methods(record)[alias]))
+    found = record.arrays(f"explain-{alias}")
+    return any(_sound(one) for row in _methods(record)[alias] for one in found[f"maps/{row['method']}"][:count])
+
+
+def _left_out(record: RunRecord) -> Iterator[str]:
+    wanted: list[str] = _options(record)["method"]
+    for alias, methods in _methods(record).items():
+        own = {row["method"] for row in methods}
+        lacking = [name for name in wanted if name not in own and name != "all"]
+        if lacking:
+            yield f"{alias} has no {', '.join(lacking)}: not defined for its family."
+
+
+def _fault_words(record: RunRecord) -> Iterator[str]:
+    for alias, methods in _methods(record).items():
+        for row in methods:
+            for key, word in (("constant", "the same everywhere"), ("not_finite", "not finite")):
+                if row[key]:
+                    yield (
+                        f"**{row[key]} of {row['maps']} maps of {row['title']} of {alias} are {word}** and say "
+                        "nothing; they are not drawn."
+                    )
+
+
+def _completeness_words(record: RunRecord) -> Iterator[str]:
+    found = metrics(record)
+    for alias, methods in _methods(record).items():
+        for row in methods:
+            names = [f"completeness/{row['method']}", f"completeness/{alias}/{row['method']}"]
+            error = next((found[name] for name in names if name in found), None)
+            if error is not None:
+                yield (
+                    f"{alias}: the sum of a map of {row['title']} differs from F(image) - F(black) by "
+                    f"{error.value:.2g} logits on average; that difference itself is {row['gain']:.3g} on average."
+                )
+
+
+def _tables(record: RunRecord) -> Iterator[Table]:
+    for alias, methods in _methods(record).items():
+        yield Table(
+            f"{alias}: methods",
+            [
+                {
+                    "method": str(row["method"]),
+                    "source": str(row["source"]),
+                    "map": str(row["map"]),
+                    "signed": "yes" if row["signed"] else "no",
+                    "constant": int(str(row["constant"])),
+                    "not finite": int(str(row["not_finite"])),
+                    "ms an image": round(1000 * float(str(row["seconds"])), 1),
+                }
+                for row in methods
+            ],
+        )
+
+
+def _image_rows(record: RunRecord) -> Sequence[dict[str, Any]]:
+    return [
+        {key.replace("_", " "): Path(str(value)).name if key == "image" else value for key, value in row.items()}
+        for row in record.table("images")[:_ROWS]
+    ]
+
+
+def _images_title(record: RunRecord) -> str:
+    total = len(record.table("images"))
+    some = f" (the first {_ROWS} of {total:,}; all are in results.json)" if total > _ROWS else ""
+    return f"Images, predictions and targets{some}"
+
+
+def _limits() -> Iterator[str]:
+    yield (
+        "Methods answer different questions: gradients say what a small change would do, occlusion, RISE and "
+        "KernelSHAP what is lost when parts are taken away, attention what was passed on. They need not agree."
+    )
+    yield "A map shows what the model used under one method's assumptions, not why the object is what it is."
+
+
+def _methods(record: RunRecord) -> dict[str, list[dict[str, object]]]:
+    """The rows of the methods, by model."""
+    found: dict[str, list[dict[str, object]]] = {}
+    for row in record.table("methods"):
+        found.setdefault(str(row["model"]), []).append(row)
+    return found
+
+
+def _images(record: RunRecord, alias: str) -> list[dict[str, object]]:
+    return [row for row in record.table("images") if row["model"] == alias]
+
+
+def _options(record: RunRecord) -> Any:
+    return record.config["options"]

@@ -1,0 +1,98 @@
+"""Beside the league: how alike the methods' maps are, and which patches turn the prediction."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlens.analysis.agreement import map_iou, spearman, top_overlap
+from vitlens.analysis.counterfactual import Counterfactuals
+from vitlens.analysis.evaluate import accuracy
+from vitlens.analysis.league import BASELINES, Marks
+from vitlens.analysis.paired import intervals
+from vitlens.analysis.resampled import on_grid, removal_grid
+from vitlens.data.split import Split
+from vitlens.models.specimen import Specimen
+from vitlens.runs.folder import RunFolder
+from vitlens.uncertainty import Estimate
+
+SEARCHED = 32  # images on which the greedy search is run too
+SHOWN = 5  # images whose counterfactuals are drawn
+SEARCH = "search"  # the greedy search's name among the counterfactuals
+
+
+def named(metric: str, method: str, alias: str | None) -> str:
+    """The name of a method's metric: of one model "faithfulness/gap/rollout", of several with the alias second."""
+    first, _, rest = metric.partition("/")
+    return "/".join(part for part in (first, alias, rest, method) if part)
+
+
+def keep_agreement(
+    folder: RunFolder, marks: Sequence[Marks], specimen: Specimen, split: Split, alias: str | None
+) -> list[dict[str, object]]:
+    """How alike the maps of each two methods are, in the cells in which images are taken apart; rows of a table.
+
+    A constant map has no ranks: its correlation with any other counts as 0.
+    """
+    grid = removal_grid(specimen)
+    maps = {mark.name: on_grid(mark.maps, grid) for mark in marks if mark.name not in BASELINES}
+    pairs = list(combinations(maps, 2))
+    if not pairs:
+        return []
+    measures = {"spearman": spearman, "top_overlap": top_overlap, "iou": map_iou}
+    columns: dict[str, list[Estimate]] = {}
+    for name, measure in measures.items():
+        values = torch.stack([measure(maps[one], maps[other]).nan_to_num(0.0) for one, other in pairs])
+        low, high = intervals(values, groups=split.groups)
+        unit = "" if name == "spearman" else "fraction"
+        columns[name] = [
+            Estimate(mean, down, up, values.shape[1], unit)
+            for mean, down, up in zip(values.double().mean(1).tolist(), low.tolist(), high.tolist())
+        ]
+    rows = []
+    for place, (one, other) in enumerate(pairs):
+        folder.metric(named("agreement", f"{one}/{other}", alias), columns["spearman"][place])
+        found = {name: round(estimates[place].value, 4) for name, estimates in columns.items()}
+        rows.append({"model": specimen.alias, "first": one, "second": other, **found, "n": len(split)})
+    return rows
+
+
+def keep_counterfactuals(
+    folder: RunFolder,
+    marks: Sequence[Marks],
+    searched: Counterfactuals | None,
+    split: Split,
+    specimen: Specimen,
+    alias: str | None,
+) -> None:
+    """Whether and with how many patches the prediction turned; the first images' sets, to be drawn."""
+    if searched is None:
+        return
+    count = len(searched.prediction)
+    found = {mark.name: mark.counterfactuals for mark in marks if mark.counterfactuals is not None}
+    for name, own in found.items():
+        folder.metric(named("counterfactual/turned", name, alias), accuracy(own.found, groups=split.groups))
+    first = {name: shares_gone(own)[:count] for name, own in found.items()} | {SEARCH: shares_gone(searched)}
+    groups = None if split.groups is None else split.groups[:count]
+    values = torch.stack(list(first.values()))
+    low, high = intervals(values, groups=groups)
+    for name, mean, down, up in zip(first, values.double().mean(1).tolist(), low.tolist(), high.tolist()):
+        folder.metric(named("counterfactual/size_searched", name, alias), Estimate(mean, down, up, count))
+    shown = torch.arange(min(SHOWN, count))
+    sets = {**found, SEARCH: searched}
+    folder.arrays(
+        f"counterfactuals-{specimen.alias}",
+        images=split.source.read(shown).numpy(),
+        methods=np.array(list(sets)),
+        removed=np.stack([own.removed[: len(shown)].numpy() for own in sets.values()], 1),
+        turned=np.stack([own.turned[: len(shown)].numpy() for own in sets.values()], 1),
+        prediction=searched.prediction[: len(shown)].numpy(),
+        classes=np.array(specimen.classes),
+    )
+
+
+def shares_gone(own: Counterfactuals) -> Tensor:
+    """The share of the patches in each image's set; all of them where nothing turned the prediction."""
+    return own.sizes.float() / own.removed[0].numel()
