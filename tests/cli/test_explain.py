@@ -17,6 +17,8 @@ def test_defaults(stand_in):
         "method": (),
         "target": "predicted",
         "verify": False,
+        "substrate": "blur",
+        "counterfactuals": True,
         "show": (),
         "model_options": ModelOptions(),
         "options": RunOptions(command="vitlens explain vit-digits"),
@@ -25,11 +27,12 @@ def test_defaults(stand_in):
 
 def test_every_option_arrives(stand_in):
     calls = stand_in("explain")
-    line = "explain a b --data d --method gradcam++,rise,all --target cat --verify --show b.png,a --seed 3"
-    assert run(line.split()) == 0
+    line = "explain a b --data d --method gradcam++,rise,all --target cat --show b.png,a --seed 3"
+    assert run([*line.split(), "--verify", "--substrate", "mean", "--no-counterfactuals"]) == 0
     [(args, options)] = calls
     assert args == (["a", "b"],)
     assert (options["data"], options["method"]) == ("d", ("gradcam++", "rise", "all"))
+    assert (options["substrate"], options["counterfactuals"]) == ("mean", False)
     assert options["show"] == ("b.png", "a")
     assert (options["target"], options["verify"], options["options"].seed) == ("cat", True, 3)
 

@@ -6,7 +6,7 @@ import typer
 
 from vitlens.cli.lists import names_of, one_of
 from vitlens.cli.options import Data, Images, Models
-from vitlens.names import ATTRIBUTIONS
+from vitlens.names import ATTRIBUTIONS, Substrate
 from vitlens.runs.options import ModelOptions, RunOptions
 
 
@@ -35,6 +35,17 @@ def explain(
             help="Check every method: patches removed, weights randomised, localisation; a league table.",
         ),
     ] = False,
+    substrate: Annotated[
+        Substrate,
+        typer.Option("--substrate", help="With --verify: what stands where a patch is removed."),
+    ] = "blur",
+    counterfactuals: Annotated[
+        bool,
+        typer.Option(
+            "--counterfactuals/--no-counterfactuals",
+            help="With --verify: look for sets of patches that turn the prediction (the costliest check).",
+        ),
+    ] = True,
     show: Annotated[
         str | None,
         typer.Option(
@@ -56,6 +67,8 @@ def explain(
             method=methods,
             target=target,
             verify=verify,
+            substrate=substrate,
+            counterfactuals=counterfactuals,
             show=() if show is None else names_of("--show", show),
             model_options=model_options,
             options=options,

@@ -94,6 +94,6 @@ def shape_options(
 ) -> Shape:
     """What of the model's shape is another than the preset's."""
     patches = None if patch_size is None else list(side_lengths("--patch-size", patch_size))
-    shape = {"patch_size": patches, "dim": dim, "depth": depth, "heads": heads}
+    shape: dict[str, int | list[int] | None] = {"patch_size": patches, "dim": dim, "depth": depth, "heads": heads}
     size = None if image_size is None else side_lengths("--image-size", image_size)
     return Shape(size, {name: value for name, value in shape.items() if value is not None})

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitlens.analysis.evaluate import answers
+from vitlens.analysis.league import Settings
+from vitlens.analysis.masking import require_substrate
 from vitlens.attribution.registry import METHODS, methods_for, require_method
 from vitlens.errors import UnknownNameError
 from vitlens.models.specimen import Specimen
+from vitlens.names import Substrate
 from vitlens.runs.describe import described
 from vitlens.runs.explain_keep import Rows, keep_maps
 from vitlens.runs.explain_maps import explained, precision
@@ -33,6 +36,8 @@ def explain(
     method: Sequence[str] = (),
     target: str = PREDICTED,
     verify: bool = False,
+    substrate: Substrate = "blur",
+    counterfactuals: bool = True,
     show: Sequence[str] = (),
     model_options: ModelOptions | None = None,
     options: RunOptions | None = None,
@@ -41,13 +46,17 @@ def explain(
 
     method: names of the registry, "all", or none for the usual ones; of several models each takes those that it has.
     target: "predicted", "true", or a class by name or index; verify: every check on every method as well, by default
-    on all methods and all images. Without it and without --limit, a few images of a data set are looked at. show: file
-    names of the images that figures draw (none: the first ones). Raises InputError (or one of its kind) before anything
-    is written.
+    on all methods and all images. Without it and without --limit, a few images of a data set are looked at.
+    substrate: what stands where the checks remove a patch; counterfactuals: whether they look for sets of patches that
+    turn the prediction, the costliest of them; show: file names of the images that figures draw (none: the first ones).
+    Raises InputError (or one of its kind) before anything is written.
     """
     options = options or RunOptions()
     specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
     chosen = chosen_methods(specimens, (ALL,) if verify and not method else method)
+    if verify:
+        for specimen in specimens:
+            require_substrate(specimen, substrate)
     limit = None if images or verify else SHOWN
     splits = load_splits(specimens, options=options, data=data, images=images, limit=limit, repeat=True)
     splits = [split.led_by(show) for split in splits]
@@ -55,7 +64,7 @@ def explain(
     aliases, split = [specimen.alias for specimen in specimens], splits[0]
     choices: Mapping[str, object] = {
         "method": list(method), "methods": dict(zip(aliases, chosen)), "target": target, "verify": verify,
-        "show": list(show),
+        "show": list(show), "substrate": substrate, "counterfactuals": counterfactuals,
     }  # fmt: skip
     folder = RunFolder.create(
         "explain",
@@ -65,6 +74,9 @@ def explain(
         overwrite=options.overwrite,
         config=described(options, specimens=specimens, split=split, choices=choices),
         formats=options.formats,
+    )
+    settings = Settings(
+        substrate=substrate, counterfactuals=counterfactuals, seed=options.seed, batch_size=options.batch_size
     )
     with folder:
         tables: dict[str, Rows] = {}
@@ -79,7 +91,17 @@ def explain(
                 maps = {one.method: (one.maps, one.seconds) for one in made}
                 _append(
                     tables,
-                    keep_league(folder, specimen, own, classes, methods=names, alias=alias, made=maps, options=options),
+                    keep_league(
+                        folder,
+                        specimen,
+                        own,
+                        classes,
+                        methods=names,
+                        alias=alias,
+                        made=maps,
+                        settings=settings,
+                        options=options,
+                    ),
                 )
         for name, rows in tables.items():
             folder.table(name, rows)

@@ -14,7 +14,8 @@ from vitlens.uncertainty import Estimate
 def tell_league(record: RunRecord) -> list[Section]:
     """For every model the league table, localisation, randomisation, agreement and counterfactuals; then the limits."""
     sections = [section for league in leagues(record) for section in _tell(record, league)]
-    return [*sections, Section("Limits", LEAGUE_LIMITS)]
+    searched = any(record.has_arrays(f"counterfactuals-{league.alias}") for league in leagues(record))
+    return [*sections, Section("Limits", LEAGUE_LIMITS if searched else LEAGUE_LIMITS[:-1])]
 
 
 def _tell(record: RunRecord, league: League) -> Iterator[Section]:

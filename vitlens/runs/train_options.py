@@ -21,7 +21,7 @@ class Shape:
     """What of the model's shape is another than the preset's: the image's (height, width) in pixels; sides by field."""
 
     image_size: tuple[int, int] | None
-    sides: Mapping[str, object]
+    sides: Mapping[str, int | float | bool | str | list[int]]
 
 
 @dataclass(frozen=True)
