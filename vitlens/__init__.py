@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from vitlens.analysis.attention import attention as attention
     from vitlens.analysis.compare import compare as compare
     from vitlens.analysis.evaluate import evaluate as evaluate
+    from vitlens.analysis.features import features as features
     from vitlens.analysis.profile import profile as profile
     from vitlens.analysis.relevance import relevance as relevance
     from vitlens.analysis.rollout import rollout as rollout
     from vitlens.analysis.shape_bias import shape_bias as shape_bias
+    from vitlens.analysis.similarity import similarity as similarity
     from vitlens.analysis.stats import statistics as statistics
+    from vitlens.analysis.zero_shot import zero_shot as zero_shot
     from vitlens.attribution.registry import explain as explain
     from vitlens.models.specimen import Specimen as Specimen
     from vitlens.models.zoo import load as load
@@ -30,13 +33,16 @@ _HOMES = {
     "compare": ("vitlens.analysis.compare", "compare"),
     "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.registry", "explain"),
+    "features": ("vitlens.analysis.features", "features"),
     "load": ("vitlens.models.zoo", "load"),
     "profile": ("vitlens.analysis.profile", "profile"),
     "relevance": ("vitlens.analysis.relevance", "relevance"),
     "rollout": ("vitlens.analysis.rollout", "rollout"),
     "shape_bias": ("vitlens.analysis.shape_bias", "shape_bias"),
+    "similarity": ("vitlens.analysis.similarity", "similarity"),
     "statistics": ("vitlens.analysis.stats", "statistics"),
     "train": ("vitlens.training.loop", "fit"),
+    "zero_shot": ("vitlens.analysis.zero_shot", "zero_shot"),
 }
 
 __all__ = [
@@ -47,13 +53,16 @@ __all__ = [
     "compare",
     "evaluate",
     "explain",
+    "features",
     "load",
     "profile",
     "relevance",
     "rollout",
     "shape_bias",
+    "similarity",
     "statistics",
     "train",
+    "zero_shot",
 ]
 
 

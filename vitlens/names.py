@@ -39,6 +39,10 @@ AttributionName = Literal[
 ]
 Substrate = Literal["blur", "mean", "black", "absent"]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
+TemplateSet = Literal["photo", "simple", "openai"]
+FeaturePool = Literal["cls", "mean", "cls+mean"]  # of an image: its CLS token, the mean of its patches, both
+Weighting = Literal["dino", "majority"]  # of neighbours that vote
+Projection = Literal["tsne", "pca"]
 Replacement = Literal["mean", "zero", "resample"]
 UnitKind = Literal["head", "mlp", "block"]
 DistillKind = Literal["soft", "hard"]
@@ -63,6 +67,7 @@ CommandName = Literal[
     "ablate",
     "compare",
     "explain",
+    "features",
     "profile",
     "report",
     "models",
@@ -76,7 +81,11 @@ ATTENTION_METHODS: Final[tuple[AttentionMethod, ...]] = get_args(AttentionMethod
 ATTRIBUTIONS: Final[tuple[AttributionName, ...]] = get_args(AttributionName)
 SUBSTRATES: Final[tuple[Substrate, ...]] = get_args(Substrate)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
+FEATURE_POOLS: Final[tuple[FeaturePool, ...]] = get_args(FeaturePool)
+WEIGHTINGS: Final[tuple[Weighting, ...]] = get_args(Weighting)
+PROJECTIONS: Final[tuple[Projection, ...]] = get_args(Projection)
 REPLACEMENTS: Final[tuple[Replacement, ...]] = get_args(Replacement)
+TEMPLATE_SETS: Final[tuple[TemplateSet, ...]] = get_args(TemplateSet)
 UNIT_KINDS: Final[tuple[UnitKind, ...]] = get_args(UnitKind)
 DISTILL_KINDS: Final[tuple[DistillKind, ...]] = get_args(DistillKind)
 OPTIMISERS: Final[tuple[str, ...]] = get_args(OptimiserName)

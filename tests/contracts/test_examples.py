@@ -16,9 +16,11 @@ EXAMPLES = (
     "attention",
     "compare",
     "explain",
+    "features",
     "profile",
     "relevance",
     "rollout",
+    "similarity",
     "statistics",
 )
 

@@ -9,6 +9,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.lens.tiny import images, ours, timm_specimen, torchvision_swin, torchvision_vit
 from vitlens.analysis.attention import attention, attention_maps
+from vitlens.analysis.features import features
 from vitlens.analysis.flops import flops_by_part
 from vitlens.analysis.memory import inference_peak, saved_for_training
 from vitlens.analysis.profile import profile
@@ -76,6 +77,7 @@ USES: dict[str, Callable[[Specimen, Tensor], object]] = {
     "graph": lambda specimen, batch: observe(specimen, batch, lambda call: call.output, graph=True),
     "relevance": relevance,
     "statistics": statistics,
+    "features": features,
     "query_maps": lambda specimen, batch: query_maps(specimen, batch, query=(0, 0)),
     "flops": lambda specimen, _batch: flops_by_part(specimen),
     "saved_for_training": saved_for_training,

@@ -28,6 +28,8 @@ LINES = {
     "explain": "explain {vit} {cnn} --data digits --limit 4 --method relevance,gradcam,integrated-gradients,occlusion",
     "explain by every method": "explain {vit} --images {pictures} --method all --target 3",
     "explain verified": "explain {vit} --data digits --limit 4 --method relevance,saliency --verify",
+    "features": "features {vit} {cnn} --data digits --limit 20 --k 1,3 --no-cache --no-tsne",
+    "features of pictures": "features {vit} --images {pictures} --thumbnails --no-cache",
     "profile": "profile {vit} {cnn} --batch-sizes 1,2 --sizes 16,32",
     "profile by patch size": "profile vit-mini --patch-size 8,16 --batch-sizes 1",
     "train": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 --heads 2",

@@ -8,7 +8,7 @@ from vitlens.names import BUNDLED, EMBEDDED_DATA, PRESETS, STUDY_KINDS, TORCHVIS
 def complete_model(incomplete: str) -> list[str]:
     """Presets, bundled models, the prefixes of the hubs, and the run folders below runs/."""
     folders = [str(config.parent) for config in Path("runs").glob("*/model.safetensors")]
-    known = (*BUNDLED, *PRESETS, "timm:", "torchvision:", *sorted(folders))
+    known = (*BUNDLED, *PRESETS, "timm:", "torchvision:", "open-clip:", *sorted(folders))
     return [name for name in known if name.startswith(incomplete)]
 
 

@@ -15,6 +15,7 @@ from vitlens.cli.compare import compare
 from vitlens.cli.data import data
 from vitlens.cli.evaluate import evaluate
 from vitlens.cli.explain import explain
+from vitlens.cli.features import features
 from vitlens.cli.models import models
 from vitlens.cli.predict import predict
 from vitlens.cli.profile import profile
@@ -38,6 +39,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     ablate: "vitlens ablate vit-digits --limit 100",
     compare: "vitlens compare vit-digits cnn-digits",
     explain: "vitlens explain vit-digits --method gradcam,relevance",
+    features: "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
     profile: "vitlens profile vit-micro resnet20",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",

@@ -12,7 +12,7 @@ from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.files import sha256
 from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
 from vitlens.models.build import Architecture, Overrides, build_preset
-from vitlens.models.naming import RANDOM, parse_model
+from vitlens.models.naming import RANDOM, ModelName, parse_model
 from vitlens.models.saved import WEIGHTS_FILE, load_saved, load_untaught, save
 from vitlens.models.specimen import Provenance, Specimen
 from vitlens.models.weights import Weights, load_strictly, read_weights
@@ -41,10 +41,10 @@ def load(
 ) -> Specimen:
     """The specimen for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
 
-    NAME: vit-digits, cnn-digits, a run folder, a weights file (with arch), timm:NAME, torchvision:NAME, or a preset
-    with weights; "random" in place of the weights: the same architecture, untrained. image_size: (height, width) in
-    pixels; mean, std: of the model's training, for pixels in [0, 1]; classes: names of the logits. Raises
-    UnknownNameError and ModelError.
+    NAME: vit-digits, cnn-digits, a run folder, a weights file (with arch), timm:NAME, torchvision:NAME,
+    open-clip:ARCH/TAG, or a preset with weights; "random" in place of the weights: the same architecture, untrained.
+    image_size: (height, width) in pixels; mean, std: of the model's training, for pixels in [0, 1]; classes: names of
+    the logits. Raises UnknownNameError and ModelError.
     """
     parsed = parse_model(name)
     untaught = parsed.weights == RANDOM
@@ -58,7 +58,10 @@ def load(
             f"found {parsed.name!r}, which has its own"
         )
     own = None if file else _own_weights(parsed.name)
-    if own is not None and untaught:
+    if parsed.name.startswith("open-clip:"):
+        specimen = _load_language(parsed, file, random_weights or untaught, image_size, classes, seed)
+        classes = None
+    elif own is not None and untaught:
         specimen = load_untaught(own, alias=parsed.alias, name=parsed.name, seed=seed)
     elif own is not None:
         specimen = load_saved(own, alias=parsed.alias, name=parsed.name, image_size=image_size)
@@ -72,6 +75,8 @@ def load(
             image_size=image_size,
             seed=seed,
         )
+    if (mean or std) and parsed.name.startswith("open-clip:"):
+        raise InputError(f"expected no --mean and no --std for {parsed.name}, whose weights say theirs; leave them out")
     if mean or std or classes:
         own_input = specimen.preprocessing
         told = replace(own_input, mean=mean or own_input.mean, std=std or own_input.std)
@@ -99,6 +104,22 @@ def untrained(
     return assemble(
         model, architecture, preprocessing, classes, alias or name, Provenance(name, "training", None, versions())
     )
+
+
+def _load_language(
+    parsed: ModelName,
+    file: Path | None,
+    random: bool,
+    image_size: tuple[int, int] | None,
+    classes: tuple[str, ...] | None,
+    seed: int,
+) -> Specimen:
+    """open_clip's image tower; with class names a zero-shot classifier of them."""
+    from vitlens.models.open_clip_zoo import load_open_clip
+    from vitlens.models.prompting import classified
+
+    made = load_open_clip(parsed.name, alias=parsed.alias, file=file, random=random, image_size=image_size, seed=seed)
+    return made if classes is None else classified(made, classes)
 
 
 def _own_weights(name: str) -> Path | None:
@@ -198,7 +219,8 @@ def _between(
 def _refuse_unknown(name: str) -> NoReturn:
     if "/" in name or name.startswith((".", "~")):
         raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
-    raise UnknownNameError("model", name, (*PRESETS, *BUNDLED, "timm:NAME", "torchvision:NAME"), hint="vitlens models")
+    known = (*PRESETS, *BUNDLED, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG")
+    raise UnknownNameError("model", name, known, hint="vitlens models")
 
 
 def _with(specimen: Specimen, preprocessing: Preprocessing, classes: tuple[str, ...]) -> Specimen:

@@ -8,6 +8,7 @@ import torch
 from vitlens.errors import UnknownNameError
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.build import Architecture
+from vitlens.models.open_clip_library import PREFIX, open_clip_names
 from vitlens.models.specimen import Family
 from vitlens.models.timm_zoo import build_timm, timm_names
 from vitlens.models.torchvision_zoo import build_torchvision, torchvision_names
@@ -15,10 +16,10 @@ from vitlens.names import BUNDLED, PRESETS
 
 _LOOK_AT_MOST = 40  # hub models whose anatomy is read; more take long
 _SUPPORTED: dict[Family, str] = {
-    "vit": "predict train evaluate attention rollout compare explain profile study",
-    "windowed": "predict train evaluate attention compare explain profile",
-    "cnn": "predict train evaluate compare explain profile study",
-    "other": "predict train evaluate compare explain profile",
+    "vit": "predict train evaluate attention rollout compare explain features profile study",
+    "windowed": "predict train evaluate attention compare explain features profile",
+    "cnn": "predict train evaluate compare explain features profile study",
+    "other": "predict train evaluate compare explain features profile",
 }
 
 
@@ -32,10 +33,15 @@ def model_table(pattern: str = "") -> Iterator[str]:
     hubs = {
         "timm": [name for name in timm_names("*") if _matches(f"timm:{name}", pattern)],
         "torchvision": [name for name in torchvision_names() if _matches(f"torchvision:{name}", pattern)],
+        "open-clip": [name for name in open_clip_names() if _matches(f"{PREFIX}{name}", pattern)],
     }
     if not pattern:
         for kind, names in hubs.items():
-            yield _line(f"{kind}:NAME", f"{len(names)} models", f"vitlens models '{kind}:*' lists them")
+            if kind == "open-clip" and not names:
+                yield _line("open-clip:ARCH/TAG", "not installed", "pip install 'vitlens[clip]'")
+                continue
+            what = "ARCH/TAG" if kind == "open-clip" else "NAME"
+            yield _line(f"{kind}:{what}", f"{len(names)} models", f"vitlens models '{kind}:*' lists them")
         return
     few = sum(map(len, hubs.values())) <= _LOOK_AT_MOST
     for kind, names in hubs.items():
@@ -59,6 +65,8 @@ def _own(pattern: str) -> Iterator[str]:
 
 def _hub_model(kind: str, name: str) -> tuple[str, str]:
     """Family and commands, read from the model without giving it any weights."""
+    if kind == "open-clip":
+        return "image and text", "features explain rollout attention stats"
     build = build_timm if kind == "timm" else build_torchvision
     try:
         with torch.device("meta"):

@@ -23,6 +23,7 @@ _COMMANDS: Final = {
     "compare": "vitlens.runs.compare",
     "evaluate": "vitlens.runs.evaluate",
     "explain": "vitlens.runs.explain",
+    "features": "vitlens.runs.features",
     "predict": "vitlens.runs.predict",
     "profile": "vitlens.runs.profile",
     "attention": "vitlens.runs.attention",

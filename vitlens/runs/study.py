@@ -16,6 +16,8 @@ from vitlens.runs.compare import compare
 from vitlens.runs.describe import described
 from vitlens.runs.evaluate import evaluate
 from vitlens.runs.explain import explain
+from vitlens.runs.features import features
+from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -35,6 +37,8 @@ PROFILED: Final = (1, 8, 32)  # batch sizes
 EXPLAINED: Final = ("relevance", "rollout", "gradcam", "occlusion")  # ways whose maps are checked
 CHECKED: Final = 50  # images on which they are
 COMPARED: Final = 100  # images whose maps are compared
+FEATURED: Final = 1000  # test images whose features are read
+BANK: Final = 5000  # training images that answer for them
 PANELS: Final = 12  # of those shown side by side
 
 
@@ -89,6 +93,7 @@ def study(
         others = [name for name in ready if name not in vits] or [name for name in ready if name != vits[0]]
         if others:
             chapters.compare(vits[0], others[0])
+        chapters.features(ready)
         chapters.profile(ready)
         folder.table("chapters", [vars(chapter) for chapter in chapters.done])
         for name, estimate in gathered(folder.path, chapters.done).items():
@@ -168,6 +173,23 @@ class _Chapters:
             maps=COMPARED,
             model_options=self.model_options,
             options=options,
+        )
+
+    def features(self, names: Sequence[str]) -> None:
+        """What the features of all models know, layer by layer."""
+        limit = min(self.options.limit or FEATURED, FEATURED)
+        bank = min(BANK, 10 * limit)
+        options = self._options(
+            "features",
+            "",
+            f"vitlens features {' '.join(names)} --data {self.data} --limit {limit} --bank {bank} --no-cache",
+        )
+        features(
+            names,
+            data=self.data,
+            choices=FeatureChoices(bank=bank, cache=False),
+            model_options=self.model_options,
+            options=replace(options, limit=limit),
         )
 
     def profile(self, names: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ _TITLES: Final = {
     "ablate": "Which heads matter",
     "explain": "Explanations checked",
     "compare": "Side by side",
+    "features": "What the features know",
     "profile": "Cost",
 }
 

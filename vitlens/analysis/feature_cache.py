@@ -1,0 +1,137 @@
+"""Features on disk: a file a layer, written as they come, memory-mapped when read, and known by what they are of.
+
+A file's name follows from its content's origin: weights, data, pooling, norm, precision, layer. What is half-written,
+damaged, foreign or of another version is never read: the reason is given, and the file is built again. Files appear
+whole or not at all, so runs can share a folder.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitlens.errors import InputError
+from vitlens.files import write_atomically
+
+VERSION = 1  # of the file, and of how features are read: whoever changes either raises it
+_TENSOR = "features"
+_UNKNOWN = "0" * 64  # stands for the digest until the last row is written
+_CHUNK = 1 << 22  # bytes hashed at a time
+
+
+class Recalled(NamedTuple):
+    """values (n, dim) mapped from the file, or None; reason: why a file that is there is not used, else empty."""
+
+    values: Tensor | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The features of one model on one set of images, read in one way.
+
+    root: the cache's folder; about: what they are of, JSON's plain values, in which the layer is not named.
+    """
+
+    root: Path
+    about: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        if self.root.exists() and not self.root.is_dir():
+            raise InputError(f"expected a folder for cached features at {self.root}, found a file; give another")
+
+    def file(self, name: str) -> Path:
+        """Where the features of one layer are, or will be."""
+        return self.root / hashlib.sha256(_said(self.about).encode()).hexdigest()[:20] / f"{name}.safetensors"
+
+    def recall(self, name: str, *, rows: int, width: int | None = None) -> Recalled:
+        """The features (rows, width) of one layer, where they are whole and of just this; None: of any width."""
+        path = self.file(name)
+        if not path.exists():
+            return Recalled(None)
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                said = file.metadata() or {}
+                reason = self._fault(path, said, name, list(file.keys()))
+                if not reason:
+                    values: Tensor = file.get_tensor(_TENSOR)
+                    fits = values.dtype == torch.float32 and values.shape == (rows, width or values.shape[-1])
+                    return Recalled(values) if fits else Recalled(None, f"of another shape, {tuple(values.shape)}")
+        except (SafetensorError, OSError) as error:
+            reason = f"half-written or damaged ({error})"
+        return Recalled(None, reason)
+
+    @contextmanager
+    def writing(self, name: str, *, rows: int, width: int) -> Iterator["Writer"]:
+        """A writer of one layer's features, which takes their place on disk when the block ends well.
+
+        Raises InputError when another number of rows was written, StorageError when the disk is full.
+        """
+        with write_atomically(self.file(name)) as temporary, temporary.open("wb") as file:
+            writer = Writer(file, {"about": _said(self._named(name)), "version": str(VERSION)}, rows, width)
+            yield writer
+            writer.finish()
+
+    def _named(self, name: str) -> dict[str, object]:
+        return {**self.about, "layer": name}
+
+    def _fault(self, path: Path, said: Mapping[str, str], name: str, tensors: list[str]) -> str:
+        """Why a readable file is not what is looked for, or nothing."""
+        if "version" not in said or tensors != [_TENSOR]:
+            return "of something else than features"
+        if said["version"] != str(VERSION):
+            return f"of version {said['version']}, not {VERSION}"
+        if said.get("about") != _said(self._named(name)):
+            return "of another model, data or layer"
+        return "" if said.get("sha256") == _digest_of(path) else "damaged (its content is not what was written)"
+
+
+class Writer:
+    """A safetensors file of one (rows, width) fp32 tensor, written row by row; its digest is put in at the end."""
+
+    def __init__(self, file: BinaryIO, metadata: Mapping[str, str], rows: int, width: int) -> None:
+        self._file, self._rows, self._width, self._left = file, rows, width, rows
+        tensor = {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, 4 * rows * width]}
+        header = json.dumps({"__metadata__": {**metadata, "sha256": _UNKNOWN}, _TENSOR: tensor}).encode()
+        header += b" " * (-len(header) % 8)  # so that the numbers are aligned
+        self._place = 8 + header.index(_UNKNOWN.encode())
+        self._digest = hashlib.sha256()
+        file.write(len(header).to_bytes(8, "little") + header)
+
+    def add(self, values: Float[Tensor, "batch dim"]) -> None:
+        """Append rows."""
+        content = values.detach().float().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes()
+        if values.shape[1] != self._width or len(values) > self._left:
+            raise InputError(f"expected {self._left} more rows of {self._width}, found {tuple(values.shape)}")
+        self._left -= len(values)
+        self._digest.update(content)
+        self._file.write(content)
+
+    def finish(self) -> None:
+        """Put the digest into the header. Raises InputError when rows are missing."""
+        if self._left:
+            raise InputError(f"expected {self._rows} rows, found {self._rows - self._left}")
+        self._file.seek(self._place)
+        self._file.write(self._digest.hexdigest().encode())
+
+
+def _said(about: Mapping[str, object]) -> str:
+    return json.dumps(about, sort_keys=True)
+
+
+def _digest_of(path: Path) -> str:
+    """The SHA-256 of what stands behind the header."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,119 @@
+"""The space of features in two dimensions: every image (or patch) a point, what is misclassified marked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+from matplotlib.patheffects import withStroke
+from numpy.typing import ArrayLike, NDArray
+
+from vitlens.errors import InputError
+from vitlens.figures.inputs import Array, as_array, as_images, require_length
+from vitlens.figures.style import GREY, SERIES, SMALL, WIDE, WRONG, heading, sheet, shortened, styled
+
+_NAMED: Final = 20  # classes whose colours and names can still be told apart
+_BUSY: Final = 600  # points from which they are drawn smaller
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """One panel: points (n, 2); labels (n,): class indices, or None; wrong (n,): misclassified, or None; title: what
+    it is and how faithful, thumbnails (n, 3, height, width): drawn in place of the points, or None."""
+
+    title: str
+    points: ArrayLike
+    labels: ArrayLike | None = None
+    wrong: ArrayLike | None = None
+    thumbnails: ArrayLike | None = None
+
+
+@styled
+def feature_space(*, clouds: Sequence[Cloud], classes: Sequence[str], title: str, wrong: str = "") -> Figure:
+    """Clouds of points side by side, two in a row, coloured by class where there are at most twenty.
+
+    wrong: who misclassified what bears a cross ("by the model"). Axes have no unit and no numbers: only what lies near
+    what can be read. Raises InputError for no cloud, and where lengths differ.
+    """
+    if not clouds:
+        raise InputError("expected at least one cloud of points, found none")
+    across = min(2, len(clouds))
+    down = -(-len(clouds) // across)
+    figure = sheet(WIDE if across == 2 else WIDE * 0.62, 0.2 + 3.45 * down)
+    panels = figure.subplots(down, across, squeeze=False)
+    marked = False
+    for axes, cloud in zip(panels.flat, clouds):
+        marked |= _draw(axes, cloud, classes, wrong)
+    for axes in panels.flat[len(clouds) :]:
+        axes.set_visible(False)
+    if marked:
+        cross = Line2D([], [], linestyle="", marker="x", color="black", markersize=5, label=f"misclassified {wrong}")
+        figure.legend(handles=[cross], loc="outside lower center")
+    heading(figure, title)
+    return figure
+
+
+def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], by: str) -> bool:
+    """Fill one panel; whether anything in it bears a cross."""
+    points = as_array(cloud.points, name=f"points of {cloud.title}", axes=("points", "2"))
+    labels = None if cloud.labels is None else as_array(cloud.labels, name="labels", axes=("points",))
+    wrong = np.zeros(len(points), bool) if cloud.wrong is None else np.asarray(cloud.wrong).astype(bool)
+    for name, found in (("labels", labels), ("marks", wrong)):
+        if found is not None:
+            require_length(len(found), len(points), name=name, of="the points")
+    named = labels is not None and len(np.unique(labels)) <= _NAMED
+    colours = _colours(labels, wrong, named=named)
+    size = 7.0 if len(points) > _BUSY else 14.0
+    if cloud.thumbnails is None:
+        axes.scatter(*points.T, s=size, c=colours, linewidths=0, alpha=0.75)
+    else:
+        _pictures(axes, points, as_images(cloud.thumbnails), colours)
+    if named and wrong.any():
+        axes.scatter(*points[wrong].T, s=1.6 * size, marker="x", c="black", linewidths=0.7)
+    if labels is not None and named:
+        _name_classes(axes, points, labels, classes)
+    axes.set_title(cloud.title)
+    axes.set(xticks=[], yticks=[])
+    axes.margins(0.06)
+    axes.spines[:].set_visible(True)
+    axes.spines[:].set_color("#CCCCCC")
+    if not named and wrong.any():
+        axes.set_xlabel(f"red: misclassified {by}".rstrip(), fontsize=SMALL)
+    return bool(named and wrong.any())
+
+
+def _colours(labels: Array | None, wrong: NDArray[np.bool_], *, named: bool) -> Array:
+    """A colour a point: of its class; of many classes whether it is right; grey where nothing is known."""
+    if labels is None or not named:
+        return np.array([to_rgba(WRONG if one else GREY) for one in wrong.tolist()])
+    found = np.unique(labels).tolist()
+    wheel = colormaps["tab20" if len(found) > 10 else "tab10"]
+    palette = SERIES if len(found) <= len(SERIES) else [wheel(index) for index in range(len(found))]
+    place = {label: to_rgba(palette[index]) for index, label in enumerate(found)}
+    return np.array([place[label] for label in labels.tolist()])
+
+
+def _name_classes(axes: Axes, points: Array, labels: Array, classes: Sequence[str]) -> None:
+    """Each class's name at the median of its points."""
+    for label in np.unique(labels).tolist():
+        x, y = np.median(points[labels == label], axis=0)
+        word = axes.text(x, y, shortened(classes[int(label)], 14), ha="center", va="center", fontsize=SMALL)
+        word.set_path_effects([withStroke(linewidth=2.2, foreground="white")])
+
+
+def _pictures(axes: Axes, points: Array, pictures: Array, colours: Array) -> None:
+    """Small images in place of points, each framed in its colour."""
+    require_length(len(pictures), len(points), name="thumbnails", of="the points")
+    axes.scatter(*points.T, s=1, c=colours)  # so that the axes know their range
+    side = float(np.clip(620 / np.sqrt(len(points)), 12, 44))  # pixels at 200 dots an inch
+    for picture, (x, y), colour in zip(pictures, points, colours, strict=True):
+        box = OffsetImage(picture.transpose(1, 2, 0), zoom=side / max(picture.shape[1:]) * 100 / 200)
+        frame = AnnotationBbox(box, (x, y), frameon=True, pad=0.1)
+        frame.patch.set(edgecolor=colour, linewidth=1.0)
+        axes.add_artist(frame)

@@ -1,0 +1,200 @@
+"""Where a specimen's features are read: every block of a transformer, every stage of a CNN; and its final norm.
+
+All is found by watching one pass of two images, so that registers and grids of any shape come out right.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.devices import evaluating
+from vitlens.errors import UnsupportedError
+from vitlens.layout import PrefixKind
+from vitlens.lens.layers import probe_images
+from vitlens.models.specimen import Specimen
+from vitlens.shapes import Tokens
+
+StageKind = Literal["block", "stage"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One layer at which features are read.
+
+    index: from 0; kind: a transformer's "block", a CNN's "stage" (the last map of one resolution or group of blocks);
+    module: the name within the model of what puts it out; width: dim of its tokens, or channels; grid: (rows, columns)
+    of patches or cells, None where their order is unknown; prefix: tokens before them; channel_axis: of the output.
+    """
+
+    index: int
+    kind: StageKind
+    module: str
+    width: int
+    grid: tuple[int, int] | None
+    prefix: tuple[PrefixKind, ...]
+    channel_axis: int
+
+    @property
+    def title(self) -> str:
+        """As a figure names it, counted from 1: "block 6", "stage 3"."""
+        return f"{self.kind} {self.index + 1}"
+
+    def tokens(self, output: Any) -> Tokens:
+        """The module's output as (batch, tokens, width); a map's cells stand row by row."""
+        found = output[0] if isinstance(output, tuple) else output
+        tokens: Tensor = found if found.dim() == 3 else found.movedim(self.channel_axis, 3).flatten(1, 2)
+        return tokens
+
+
+@dataclass(frozen=True)
+class FinalNorm:
+    """The norm between the last block and the classifier.
+
+    width: of what it normalises; on_tokens: whether it is given all tokens, or the pooled vector (timm's fc_norm).
+    """
+
+    module: str
+    width: int
+    on_tokens: bool
+
+
+@dataclass(frozen=True)
+class _Found:
+    stages: tuple[Stage, ...]
+    norm: FinalNorm | None
+
+
+_known: WeakKeyDictionary[Specimen, _Found] = WeakKeyDictionary()
+
+
+def stages(specimen: Specimen) -> tuple[Stage, ...]:
+    """Every layer at which features can be read, in forward order; looked for once and remembered.
+
+    Blocks of other tokens (CaiT's late class attention) are passed over. Raises UnsupportedError where none is left.
+    """
+    return _look(specimen).stages
+
+
+def final_norm(specimen: Specimen) -> FinalNorm | None:
+    """The specimen's final norm; None where it has none (CNNs, post-norm transformers)."""
+    return _look(specimen).norm
+
+
+@contextmanager
+def watching_stages(
+    specimen: Specimen, chosen: Sequence[Stage], reducer: Callable[[Stage, Tokens], None]
+) -> Iterator[None]:
+    """Hand the chosen layers' tokens to the reducer as they are made; gone on exit."""
+    with ExitStack() as stack:
+        for stage in chosen:
+            hook = specimen.model.get_submodule(stage.module).register_forward_hook(_tell(stage, reducer))
+            stack.callback(hook.remove)
+        yield
+
+
+def _tell(stage: Stage, reducer: Callable[[Stage, Tokens], None]) -> Callable[[nn.Module, Any, Any], None]:
+    def tell(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        reducer(stage, stage.tokens(output))
+
+    return tell
+
+
+def _look(specimen: Specimen) -> _Found:
+    if specimen not in _known:
+        seen = _shapes(specimen)
+        found = _stages(specimen, seen)
+        if not found:
+            raise UnsupportedError(
+                f"expected blocks or maps to read features from, found none in {specimen.alias} "
+                f"({specimen.anatomy.family}); see vitlens models"
+            )
+        _known[specimen] = _Found(found, _norm(specimen, seen, found[-1]))
+    return _known[specimen]
+
+
+def _shapes(specimen: Specimen) -> list[tuple[str, Shape]]:
+    """The shape of every module's output for two images, in the order in which they were made."""
+    seen: list[tuple[str, Shape]] = []
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            found = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(found, Tensor):
+                seen.append((name, tuple(found.shape)))
+
+        return hook
+
+    with ExitStack() as stack, evaluating(specimen), torch.no_grad():
+        for name, module in specimen.model.named_modules():
+            if name:
+                stack.callback(module.register_forward_hook(keep(name)).remove)
+        specimen(probe_images(specimen, 2))
+    return seen
+
+
+def _stages(specimen: Specimen, seen: Sequence[tuple[str, Shape]]) -> tuple[Stage, ...]:
+    shapes, layout = dict(seen), specimen.anatomy.layout
+    wanted = None if layout is None else layout.tokens
+    order = {name: place for place, (name, _) in enumerate(seen)}
+    blocks = [name for name in specimen.anatomy.blocks if name in shapes and _is_stream(shapes[name], wanted)]
+    names = sorted((name for name in blocks if not _holds_another(name, blocks)), key=order.__getitem__)
+    kind: StageKind = "block"
+    if specimen.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
+        kind, groups = "stage", groupby(names, key=lambda name: name.rpartition(".")[0])
+        names = [list(group)[-1] for _, group in groups]
+    if not names:
+        maps = {shape[2:]: name for name, shape in seen if len(shape) == 4 and shape[0] == 2 and max(shape[2:]) > 1}
+        kind, names = "stage", list(maps.values())
+    return tuple(_stage(specimen, index, kind, name, shapes[name]) for index, name in enumerate(names))
+
+
+def _stage(specimen: Specimen, index: int, kind: StageKind, name: str, shape: Shape) -> Stage:
+    layout = specimen.anatomy.layout
+    if len(shape) == 3:
+        grid = None if layout is None else layout.grid
+        return Stage(index, kind, name, shape[2], grid, () if layout is None else layout.prefix, 2)
+    last = kind == "block" and _reads(specimen.model.get_submodule(name), shape[3])
+    rows, columns, width = (shape[1], shape[2], shape[3]) if last else (shape[2], shape[3], shape[1])
+    return Stage(index, kind, name, width, (rows, columns), (), 3 if last else 1)
+
+
+def _is_stream(shape: Shape, tokens: int | None) -> bool:
+    """Whether it holds the patches of each of the two images."""
+    if shape[0] != 2 or len(shape) not in (3, 4):
+        return False
+    return len(shape) == 4 or (shape[1] > 1 if tokens is None else shape[1] == tokens)
+
+
+def _holds_another(name: str, blocks: Sequence[str]) -> bool:
+    """Whether there are blocks inside of it (ConvNeXt's stages are repeated units too)."""
+    return any(block.startswith(f"{name}.") for block in blocks)
+
+
+def _reads(block: nn.Module, width: int) -> bool:
+    """Whether the block has layers that read a last axis of this width: its channels stand last."""
+    return any(isinstance(module, nn.Linear) and module.in_features == width for module in block.modules())
+
+
+def _norm(specimen: Specimen, seen: Sequence[tuple[str, Shape]], last: Stage) -> FinalNorm | None:
+    """The first norm of the stream's width that runs after the last block, outside of any."""
+    if last.kind == "stage":
+        return None
+    behind = max(place for place, (name, _) in enumerate(seen) if name == last.module)
+    for name, shape in seen[behind + 1 :]:
+        inside = any(name == block or name.startswith(f"{block}.") for block in specimen.anatomy.blocks)
+        if not inside and shape[-1] == last.width and _is_norm(specimen.model.get_submodule(name)):
+            return FinalNorm(name, last.width, on_tokens=len(shape) > 2)
+    return None
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """LayerNorm, RMSNorm and their kin, which normalise each vector by itself."""
+    kind = type(module).__name__.lower()
+    return "norm" in kind and not any(word in kind for word in ("batch", "group", "instance", "2d"))

@@ -1,0 +1,170 @@
+"""open_clip's models (`open-clip:ARCH/TAG`): a name in, the image tower as a specimen out, its text tower beside it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from vitlens.errors import ModelError, UnknownNameError
+from vitlens.files import sha256
+from vitlens.layout import TokenLayout
+from vitlens.models.anatomy import read_anatomy, read_layout
+from vitlens.models.assembly import count_classes, seeded, versions
+from vitlens.models.hub import pretrained_download
+from vitlens.models.language_image import LanguageImage, TextTower
+from vitlens.models.open_clip_library import (
+    ADDRESS,
+    PREFIX,
+    configuration,
+    context_length,
+    open_clip,
+    quietly,
+    tokenizer,
+)
+from vitlens.models.specimen import Anatomy, Provenance, Specimen
+from vitlens.preprocessing import Interpolation, Preprocessing
+
+_HINT: Final = f"vitlens models '{PREFIX}*'"
+
+
+def load_open_clip(
+    name: str,
+    *,
+    alias: str,
+    file: Path | None = None,
+    random: bool = False,
+    image_size: tuple[int, int] | None = None,
+    seed: int = 0,
+) -> Specimen:
+    """The image tower of `open-clip:ARCH[/TAG]` as a specimen that answers with embeddings.
+
+    TAG: open_clip's name of the weights, downloaded unless a file or random weights are asked for; QuickGELU and the
+    preprocessing are those of the tag, or without one those that all weights of the architecture share. image_size:
+    (height, width) in pixels. Raises ModelError where open_clip is not installed, the hub does not answer or weights do
+    not fit, UnknownNameError for a name that is not in open_clip's lists.
+    """
+    arch, tag = _parsed(name, needs_tag=file is None and not random)
+    config, notes = configuration(arch, tag)
+    with seeded(seed):
+        model = _built(arch, None if file or random else tag, config, image_size)
+    if file is not None:
+        _load_file(model, file, arch)
+    model.eval().requires_grad_(False)
+    preprocessing = _preprocessing(model, config)
+    tower = TextTower(model, lambda: tokenizer(arch), context_length(arch), name)
+    wrapped = _wrapped(model, tower, preprocessing.size)
+    width = count_classes(wrapped, preprocessing.size)
+    return Specimen(
+        wrapped,
+        alias=alias,
+        anatomy=_anatomy(wrapped, preprocessing.size),
+        preprocessing=preprocessing,
+        classes=tuple(str(index) for index in range(width)),
+        provenance=Provenance(
+            name,
+            file.name if file else "random" if random else "hub",
+            sha256(file) if file else None,
+            versions() | {"open_clip": version("open_clip_torch")},
+            notes,
+        ),
+        architecture={"kind": "open-clip", "name": f"{arch}/{tag}" if tag else arch},
+    ).eval()
+
+
+def _parsed(name: str, *, needs_tag: bool) -> tuple[str, str | None]:
+    """ARCH and TAG, both known."""
+    library = open_clip()
+    arch, _, tag = name.removeprefix(PREFIX).partition("/")
+    if arch not in library.list_models():
+        raise UnknownNameError("open_clip architecture", arch, library.list_models(), hint=_HINT)
+    tags = library.list_pretrained_tags_by_model(arch)
+    if tag and not library.get_pretrained_cfg(arch, tag):
+        raise UnknownNameError(f"weights of {PREFIX}{arch}", tag, tags, hint=_HINT)
+    if not tag and needs_tag:
+        listed = ", ".join(tags[:6]) or "none"
+        raise ModelError(
+            f"expected the weights of {PREFIX}{arch}, found none; write {PREFIX}{arch}/TAG (tags: {listed}), "
+            "--weights FILE, or --random-weights for a sanity check"
+        )
+    return arch, tag or None
+
+
+def _built(arch: str, tag: str | None, config: Mapping[str, Any], image_size: tuple[int, int] | None) -> nn.Module:
+    """The whole model, with a tag's weights or random."""
+    options: dict[str, Any] = {
+        "quick_gelu": config["quick_gelu"],
+        "force_image_size": image_size,
+        "force_preprocess_cfg": {key: value for key, value in config.items() if key != "quick_gelu"},
+        "pretrained_text": False,  # else a tower of another library fetches weights of its own
+    }
+    full, library = f"{PREFIX}{arch}" + (f"/{tag}" if tag else ""), open_clip()
+    model: nn.Module
+    try:
+        if tag is None:
+            with quietly():
+                model = library.create_model(arch, **options)
+        else:
+            with pretrained_download(full, ADDRESS), quietly():
+                model = library.create_model(arch, pretrained=tag, require_pretrained=True, **options)
+    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise ModelError(f"expected open_clip to build {full}, found: {reason}; see {_HINT}") from error
+    return model
+
+
+def _load_file(model: nn.Module, file: Path, arch: str) -> None:
+    """Every tensor of a file into its place, by open_clip's own loader and without running code from it."""
+    if not file.is_file():
+        raise ModelError(f"expected a weights file, found nothing at {file}; give --weights FILE")
+    try:
+        with quietly():
+            open_clip("factory").load_checkpoint(model, str(file), strict=True, weights_only=True)
+    except Exception as error:  # torch's reader alone raises a dozen types for a damaged file
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        reason = next((line for line in lines if "key(s)" in line or "size mismatch" in line), lines[0])
+        raise ModelError(f"weights in {file} do not fit {PREFIX}{arch}: {reason[:160]}; check ARCH") from error
+
+
+def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing:
+    """The input that the weights were trained with: "shortest" is resized and cropped, "squash" is resized whole."""
+    known: dict[str, Any] = open_clip().get_model_preprocess_cfg(model) | dict(config)
+    size = known["size"]
+    height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    whole = known.get("resize_mode", "shortest") == "squash"
+    interpolation: Interpolation = "bilinear" if known.get("interpolation") == "bilinear" else "bicubic"
+    return Preprocessing(
+        (height, width), None if whole or height != width else height, interpolation, _triple(known["mean"]),
+        _triple(known["std"]),
+    )  # fmt: skip
+
+
+def _triple(values: Any) -> tuple[float, float, float]:
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue
+
+
+def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
+    visual: Any = model.visual
+    trunk = getattr(visual, "trunk", None)
+    if trunk is not None:  # a timm model, which says itself how it is laid out
+        return LanguageImage(visual, tower, layout=read_layout(trunk, size), pooling=str(trunk.global_pool))
+    grid, patch = getattr(visual, "grid_size", None), getattr(visual, "patch_size", None)
+    if grid is None or patch is None:
+        return LanguageImage(visual, tower, layout=None, pooling="avg")
+    pooling = {"tok": "token", "avg": "avg"}.get(visual.pool_type, "map")
+    layout = TokenLayout((int(grid[0]), int(grid[1])), (int(patch[0]), int(patch[1])), ("cls",))
+    return LanguageImage(visual, tower, layout=layout, pooling=pooling)
+
+
+def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
+    """As of any model, but that a pooling by attention within a tower is none of its blocks."""
+    found = read_anatomy(wrapped, image_size=size)
+    if found.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
+        names = (name for name, _ in wrapped.named_modules())
+        return Anatomy("cnn", tuple(name for name in names if re.fullmatch(r"visual\.layer\d\.\d+", name)))
+    inner = tuple(name for name in found.blocks if not any(other.startswith(f"{name}.") for other in found.blocks))
+    return replace(found, blocks=inner)

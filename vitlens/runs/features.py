@@ -1,0 +1,157 @@
+"""`vitlens features`: what the features of models know, layer by layer, and how alike those of two models are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from vitlens.analysis.evaluate import require_labels
+from vitlens.analysis.extraction import extract
+from vitlens.analysis.features import Features
+from vitlens.analysis.probe import held_out
+from vitlens.data.split import Split
+from vitlens.errors import InputError
+from vitlens.lens.stages import stages
+from vitlens.models.specimen import Specimen
+from vitlens.processes import Processes, share_of
+from vitlens.runs.describe import described
+from vitlens.runs.features_choices import FeatureChoices
+from vitlens.runs.features_draw import draw
+from vitlens.runs.features_keep import keep_knowledge, keep_pairs
+from vitlens.runs.features_keep_look import keep_looks
+from vitlens.runs.features_keep_similarity import keep_similarity
+from vitlens.runs.features_keep_space import keep_space, require_enough
+from vitlens.runs.features_language import keep_language, require_language
+from vitlens.runs.features_load import Sets, load_sets
+from vitlens.runs.features_tell import tell
+from vitlens.runs.folder import RunFolder
+from vitlens.runs.load import load_specimens
+from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.processes import join_run
+from vitlens.runs.progress import progress
+from vitlens.runs.report import publish
+
+__all__ = ["draw", "features", "tell"]
+
+
+def features(
+    models: Sequence[str],
+    *,
+    data: str | None = None,
+    images: Sequence[str] | None = None,
+    choices: FeatureChoices | None = None,
+    model_options: ModelOptions | None = None,
+    options: RunOptions | None = None,
+) -> Path | None:
+    """k-NN, probes, maps of the space, similarity and retrieval, of one model or several; returns report.md's path.
+
+    Images without labels, or without a training part, are mapped and compared but not classified. Of several processes
+    each reads its share of the images; the first does the rest, the others return None. Raises InputError (or one of
+    its kind) before anything is written.
+    """
+    choices = choices or FeatureChoices()
+    processes, options = join_run(options or RunOptions())
+    with processes.first_ahead():
+        specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
+        sets = load_sets(specimens, data=data, images=images, choices=choices, options=options)
+    _require(specimens, sets, choices, processes)
+    if not processes.is_first:
+        for specimen, own in zip(specimens, sets):
+            _read(specimen, own, choices, processes, options)
+        return None
+    aliases, split = [specimen.alias for specimen in specimens], sets[0].test
+    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(choices).items()}
+    with RunFolder.create(
+        "features",
+        name_parts=(*aliases, split.name),
+        title=f"What the features of {' and '.join(aliases)} know, on {split.title or split.name}",
+        out=options.out,
+        overwrite=options.overwrite,
+        config=described(options, specimens=specimens, split=split, choices=asked) | _shown(sets[0]),
+        formats=options.formats,
+    ) as folder:
+        found = [_read(specimen, own, choices, processes, options) for specimen, own in zip(specimens, sets)]
+        tests = [test for test, _, _ in found if test is not None]  # the first process has them all
+        banks, queries = [bank for _, bank, _ in found], [query for _, _, query in found]
+        folder.table("features", [_read_how(one) for one in tests])
+        known = keep_knowledge(folder, specimens, sets, tests, banks, choices, options)
+        keep_pairs(folder, known, sets[0].test, seed=options.seed)
+        keep_space(folder, specimens, sets, tests, known, choices, options)
+        keep_similarity(folder, tests, seed=options.seed)
+        keep_looks(folder, specimens, sets, tests, banks, queries, options)
+        keep_language(folder, specimens, sets, tests, choices, options)
+        return publish(folder, draw, tell)
+
+
+def _read_how(found: Features) -> dict[str, object]:
+    return {
+        "model": found.alias,
+        "pool": found.pool,
+        "layers": len(found.layers),
+        "kind": found.layers[-1].kind,
+        "dim": found.layers[-1].dim,
+        "norm": found.layers[-1].norm,
+        "images": len(found),
+    }
+
+
+def _shown(own: Sets) -> dict[str, object]:
+    """What figures and words need to know of the images."""
+    labels = own.test.labels
+    chance = 0.0 if labels is None else float(torch.bincount(labels.cpu().long()).max()) / len(labels)
+    return {
+        "class_names": list(own.test.classes),
+        "chance": chance,
+        "masked": own.test.masks is not None,
+        "bank": None if own.bank is None else len(own.bank),
+        "reason": own.reason,
+    }
+
+
+def _require(
+    specimens: Sequence[Specimen], sets: Sequence[Sets], choices: FeatureChoices, processes: Processes
+) -> None:
+    """Refuse what cannot be done before a folder is made."""
+    for specimen, own in zip(specimens, sets):
+        stages(specimen)
+        for split in (own.test, own.bank):
+            if split is not None:
+                share_of(split, processes)
+        if own.bank is not None and max(choices.ks) > len(own.bank):
+            raise InputError(
+                f"expected --k of at most the {len(own.bank)} training images, found {max(choices.ks)}; give fewer, or "
+                "a greater --bank"
+            )
+    if sets[0].bank is not None and choices.probe:
+        held_out(
+            require_labels(sets[0].bank).cpu(), groups=sets[0].bank.groups, seed=0
+        )  # refuses what cannot be probed
+    require_enough(len(sets[0].test), choices)
+    require_language(specimens, choices)
+
+
+Read = tuple[Features | None, Features | None, Features | None]
+
+
+def _read(specimen: Specimen, own: Sets, choices: FeatureChoices, processes: Processes, options: RunOptions) -> Read:
+    """The features of the test images, the bank and the queries; None where there are none, and in later processes."""
+    parts = [split for split in (own.test, own.bank, own.query) if split is not None]
+    with progress(f"Reading {specimen.alias}", sum(map(len, parts)), quiet=options.quiet) as advance:
+
+        def one(split: Split | None, *, kept: bool) -> Features | None:
+            if split is None:
+                return None
+            return extract(
+                specimen,
+                split,
+                pool=choices.pool,
+                norm=choices.norm,
+                batch_size=options.batch_size,
+                precision=options.precision,
+                cache=options.data_dir / "features" if kept and choices.cache else None,
+                processes=processes if kept else None,  # a query may be fewer images than there are processes
+                advance=advance,
+            )
+
+        test, bank = one(own.test, kept=True), one(own.bank, kept=True)
+        return test, bank, one(own.query, kept=False)

@@ -1,0 +1,147 @@
+"""What `vitlens features` writes to look at: colours of patches, matches between images, neighbours, CLS by head."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlens.analysis.attention import attention_maps
+from vitlens.analysis.correspondence import correspond
+from vitlens.analysis.features import Features, patch_tokens
+from vitlens.analysis.neighbours import Neighbours, nearest
+from vitlens.analysis.patch_colours import patch_components
+from vitlens.data.split import Split
+from vitlens.errors import UnsupportedError
+from vitlens.lens.stages import stages
+from vitlens.models.specimen import Specimen
+from vitlens.runs.features_load import SHOWN, Sets, names_of, pixels, some
+from vitlens.runs.folder import RunFolder
+from vitlens.runs.options import RunOptions
+
+NEIGHBOURS = 7  # shown of each query
+PAIRS = 2  # of images whose patches are matched
+_HEADED = 3  # images whose heads are shown
+_SIDE = 128  # pixels to which the pictures of a sheet are made smaller
+
+
+def keep_looks(
+    folder: RunFolder,
+    specimens: Sequence[Specimen],
+    sets: Sequence[Sets],
+    tests: Sequence[Features],
+    banks: Sequence[Features | None],
+    queries: Sequence[Features | None],
+    options: RunOptions,
+) -> None:
+    """Everything that is looked at and not counted, for the same few test images, drawn with the seed."""
+    chosen = some(len(sets[0].test), SHOWN, labels=sets[0].test.labels, seed=options.seed)
+    colours: dict[str, Any] = {"pixels": pixels(sets[0].test, chosen).numpy()}
+    rows: list[dict[str, object]] = []
+    for specimen, own, test, bank, query in zip(specimens, sets, tests, banks, queries):
+        near = _retrieved(folder, specimen, own, test, bank, query, chosen)
+        images = _images(own.test, chosen, specimen)
+        if stages(specimen)[-1].grid is None:
+            continue
+        tokens = patch_tokens(specimen, images)
+        if tokens.shape[1] * tokens.shape[2] >= 4 and tokens.shape[3] >= 3:
+            found = patch_components(tokens)
+            colours[f"colours_{specimen.alias}"] = found.colours().numpy().astype(np.float32)
+            rows.append(
+                {
+                    "model": specimen.alias,
+                    "grid": list(tokens.shape[1:3]),
+                    "explained": [float(one) for one in found.explained],
+                }
+            )
+            if near is not None:
+                _matched(folder, specimen, own, near, chosen, tokens)
+        _headed(folder, specimen, images[:_HEADED], own.test, chosen[:_HEADED])
+    folder.arrays("patches", **colours)
+    folder.table("patches", rows)
+
+
+def _images(split: Split, indices: Tensor, specimen: Specimen) -> Tensor:
+    (batch,) = split.pick(indices).batches(max(1, len(indices)), device=specimen.device)
+    return batch.images
+
+
+def _retrieved(
+    folder: RunFolder,
+    specimen: Specimen,
+    own: Sets,
+    test: Features,
+    bank: Features | None,
+    query: Features | None,
+    chosen: Tensor,
+) -> tuple[Neighbours, Split] | None:
+    """The neighbours of the queries, or of some test images; and of these, which images they are found among."""
+    among, pool = (own.bank, bank) if bank is not None and own.bank is not None else (own.test, test)
+    same = bank is None
+    count = min(NEIGHBOURS, len(pool) - (1 if same else 0))
+    if count < 1:
+        return None
+    shown = nearest(test.at(-1)[chosen], pool.at(-1), k=count, leave_out=chosen if same else None)
+    asked, near, places = own.test, shown, chosen
+    if query is not None and own.query is not None:
+        near = nearest(query.at(-1), pool.at(-1), k=min(NEIGHBOURS, len(pool)))
+        asked, places = own.query, torch.arange(len(own.query))
+    indices = near.indices.long()
+    labelled = query is None and among.labels is not None and asked.labels is not None
+    kin = among.labels.cpu()[indices] == asked.labels.cpu()[places][:, None] if labelled else None  # type: ignore[index,union-attr]
+    folder.arrays(
+        f"retrieval-{specimen.alias}",
+        queries=pixels(asked, places, most=_SIDE).numpy(),
+        query_names=np.array(names_of(asked, places)),
+        neighbours=torch.stack([pixels(among, row, most=_SIDE) for row in indices]).numpy(),
+        names=np.array([names_of(among, row) for row in indices]),
+        similarity=near.similarity.double().numpy(),
+        **({} if kin is None else {"same": kin.numpy()}),
+    )
+    return shown, among
+
+
+def _matched(
+    folder: RunFolder,
+    specimen: Specimen,
+    own: Sets,
+    near: tuple[Neighbours, Split],
+    chosen: Tensor,
+    tokens: Tensor,
+) -> None:
+    """Patches of a test image and of its nearest neighbour that are each other's best match."""
+    found, among = near
+    others = found.indices[:PAIRS, 0].long()
+    theirs = patch_tokens(specimen, _images(among, others, specimen))
+    arrays: dict[str, Any] = {
+        "first": pixels(own.test, chosen[:PAIRS]).numpy(),
+        "second": pixels(among, others).numpy(),
+        "names": np.array(
+            [f"{one} and {two}" for one, two in zip(names_of(own.test, chosen[:PAIRS]), names_of(among, others))]
+        ),
+        "grid": np.array(tokens.shape[1:3]),
+    }
+    for place, (mine, other) in enumerate(zip(tokens, theirs)):
+        pair = correspond(mine, other)
+        arrays[f"sources_{place}"] = pair.sources.numpy()
+        arrays[f"targets_{place}"] = pair.targets.numpy()
+        arrays[f"similarity_{place}"] = pair.similarity.double().numpy()
+    folder.arrays(f"matches-{specimen.alias}", **arrays)
+
+
+def _headed(folder: RunFolder, specimen: Specimen, images: Tensor, split: Split, chosen: Tensor) -> None:
+    """The last layer's attention of the CLS token (or what the classifier reads), head by head."""
+    if specimen.anatomy.family != "vit":
+        return
+    try:
+        last = attention_maps(specimen, images)[-1]
+    except UnsupportedError:  # attention that the lens does not know, or none of patches
+        return
+    folder.arrays(
+        f"heads-{specimen.alias}",
+        pixels=pixels(split, chosen).numpy(),
+        maps=last.maps.float().cpu().numpy(),
+        reading=np.array(last.reading),
+        layer=np.array(last.site.layer),
+    )

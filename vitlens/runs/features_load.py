@@ -1,0 +1,143 @@
+"""The images that features are made of: those that are asked about, and the bank that answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitlens.data.catalogue import load_data, load_images
+from vitlens.data.split import Split
+from vitlens.errors import DataError, InputError
+from vitlens.models.specimen import Specimen
+from vitlens.names import Part
+from vitlens.preprocessing import Preprocessing
+from vitlens.runs.features_choices import FeatureChoices
+from vitlens.runs.load import load_splits
+from vitlens.runs.options import RunOptions
+
+SHOWN = 6  # images of a sheet
+_TIMES = 10  # training images for each test image, where --limit is given and --bank is not
+
+
+@dataclass(frozen=True)
+class Sets:
+    """One model's images, as it takes them.
+
+    test: those that are classified, drawn and compared; bank: labelled training images, or None with the reason why;
+    query: images whose neighbours are looked for, or None.
+    """
+
+    test: Split
+    bank: Split | None
+    reason: str
+    query: Split | None = None
+
+
+def load_sets(
+    specimens: Sequence[Specimen],
+    *,
+    data: str | None,
+    images: Sequence[str] | None,
+    choices: FeatureChoices,
+    options: RunOptions,
+) -> list[Sets]:
+    """The same images for every model, read once for those that take them alike. Raises InputError or DataError."""
+    if images or data is None:
+        tests = load_splits(specimens, options=options, data=data, images=images)
+    else:
+        tests = [split.limit(options.limit, seed=options.seed) for split in _parts(specimens, data, "test", options)]
+    banks, reason = _banks(specimens, data, images, choices, options, tests)
+    queries = _queries(specimens, choices)
+    found = []
+    for test, bank, query in zip(tests, banks, queries):
+        named = _relabelled(test, bank) if bank is not None else test
+        found.append(Sets(named, bank, reason, query))
+    return found
+
+
+def _parts(specimens: Sequence[Specimen], data: str, part: Part, options: RunOptions) -> list[Split]:
+    """One part for each model. Nothing here was trained on it, so that a folder without parts is divided for all."""
+    read: dict[object, Split] = {}
+    for specimen in specimens:
+        if _wants(specimen) not in read:
+            read[_wants(specimen)] = load_data(
+                data, part=part, preprocessing=specimen.preprocessing, data_dir=options.data_dir, seed=options.seed
+            )
+    return [read[_wants(specimen)] for specimen in specimens]
+
+
+def _wants(specimen: Specimen) -> object:
+    wanted: Preprocessing = specimen.preprocessing
+    return wanted.size, wanted.resize, wanted.interpolation
+
+
+def _banks(
+    specimens: Sequence[Specimen],
+    data: str | None,
+    images: Sequence[str] | None,
+    choices: FeatureChoices,
+    options: RunOptions,
+    tests: Sequence[Split],
+) -> tuple[list[Split | None], str]:
+    """The labelled training images, or none and why."""
+    nothing: list[Split | None] = [None] * len(specimens)
+    if images or tests[0].labels is None:
+        return nothing, "the images have no labels"
+    try:
+        banks = _parts(specimens, data or "digits", "train", options)
+    except DataError as error:
+        return nothing, f"there is no training part ({error})"
+    count = choices.bank or (None if options.limit is None else _TIMES * options.limit)
+    return [bank.limit(count, seed=options.seed) for bank in banks], ""
+
+
+def _relabelled(test: Split, bank: Split) -> Split:
+    """The test images under the bank's numbers of classes. Raises InputError where a class is not in the bank."""
+    if test.classes == bank.classes:
+        return test
+    missing = [name for name in test.classes if name not in bank.classes]
+    if missing or test.labels is None:
+        raise InputError(f"expected the classes of the training part, found {missing[:5]} in the test part alone")
+    places = torch.tensor([bank.classes.index(name) for name in test.classes])
+    return replace(test, labels=places[test.labels.long()], classes=bank.classes)
+
+
+def _queries(specimens: Sequence[Specimen], choices: FeatureChoices) -> list[Split | None]:
+    if not choices.query:
+        return [None] * len(specimens)
+    return [load_images(list(choices.query), preprocessing=specimen.preprocessing) for specimen in specimens]
+
+
+def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:
+    """Sorted indices of at most so many of count images, drawn with the seed, as many of each class as there are."""
+    if most >= count:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    if labels is None:
+        return order[:most].sort().values
+    shuffled = labels.cpu()[order].long()
+    turn = torch.empty(count, dtype=torch.long)  # the how-manieth of its class each image is
+    for label in shuffled.unique():
+        members = (shuffled == label).nonzero().squeeze(1)
+        turn[members] = torch.arange(len(members))
+    return order[turn.argsort(stable=True)[:most]].sort().values
+
+
+def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
+    """Pixels (n, 3, height, width) uint8 of some images, made smaller where a side has more than that many."""
+    found = split.source.read(indices)
+    longest = max(found.shape[-2:])
+    if not len(found) or longest <= most:
+        return found
+    size = [max(1, round(side * most / longest)) for side in found.shape[-2:]]
+    small = torch.nn.functional.interpolate(found.float(), size=size, mode="bilinear", antialias=True)
+    return small.round().clamp(0, 255).byte()
+
+
+def names_of(split: Split, indices: Tensor) -> list[str]:
+    """What to call some images: their class, else their file, else their number from 1."""
+    chosen = [int(index) for index in indices]
+    if split.labels is not None and split.classes:
+        return [split.classes[int(split.labels[index])] for index in chosen]
+    return [split.files[index].rpartition("/")[2] if split.files else f"image {index + 1}" for index in chosen]

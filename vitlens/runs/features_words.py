@@ -1,0 +1,168 @@
+"""Sentences about features, made from their numbers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from vitlens.report import in_words, number
+from vitlens.uncertainty import Estimate
+
+Found = Mapping[str, Estimate]
+Row = Mapping[str, object]
+
+_POOLS: Final = {
+    "cls": "the CLS token",
+    "mean": "the mean of the patches",
+    "cls+mean": "the CLS token and the mean of the patches, one behind the other",
+}
+_MOSTLY: Final = 0.9  # of the last layer's accuracy
+
+
+def reading(row: Row) -> str:
+    """How one model's features were read."""
+    kind = "block" if row["kind"] == "block" else "stage"
+    pool = _POOLS[str(row["pool"])] if kind == "block" or row["pool"] != "mean" else "the mean of the map's cells"
+    norm = f", behind the model's final norm (`{row['norm']}`)" if row["norm"] else ""
+    count = int(str(row["layers"]))
+    return (
+        f"`{row['model']}`: an image's vector is {pool}{norm}, at each of {count} {kind}s; {row['dim']} numbers in the "
+        "last."
+    )
+
+
+def knowledge(found: Found, alias: str, end: str, ks: Sequence[int], bank: int) -> Iterator[str]:
+    """How often the last layer's neighbours and probe are right, beside the model itself."""
+    parts = []
+    for k in sorted(ks, reverse=True):
+        estimate = found.get(f"knn_accuracy{end}/{k}")
+        if estimate is not None:
+            voters = "the nearest training image names" if k == 1 else f"the {k} nearest name"
+            parts.append(f"{voters} the class of {in_words(estimate, with_n=not parts)}")
+    if not parts:
+        return
+    said = (
+        f"By the last layer's features of `{alias}`, of {bank:,} training images {'; '.join(parts)} of the test images"
+    )
+    probe = found.get(f"probe_accuracy{end}")
+    if probe is not None:
+        said += f"; a linear probe is right on {in_words(probe, with_n=False)}"
+    own = found.get(f"accuracy{end}")
+    yield said + (f"; the model itself on {in_words(own, with_n=False)}." if own is not None else ".")
+
+
+def over_depth(rows: Sequence[Row], alias: str, classifier: str, name: str) -> Iterator[str]:
+    """Where on the way what a classifier can read comes about."""
+    mine = [row for row in rows if row["model"] == alias and row["classifier"] == classifier]
+    mine = [row for row in mine if row.get("weighting", "dino") == "dino"]
+    if len(mine) < 2:
+        return
+    first, last = mine[0], mine[-1]
+    best = max(mine, key=lambda row: float(str(row["accuracy"])))
+    enough = next(row for row in mine if _value(row) >= _MOSTLY * _value(last))
+    where = "highest there" if best is last else f"highest in {best['title']} with {_share(best)}"
+    yield (
+        f"`{alias}`, {name}: from {_share(first)} in {first['title']} to {_share(last)} in {last['title']}, {where}; "
+        f"nine tenths of the last layer's accuracy are reached in {enough['title']}."
+    )
+
+
+def compared(rows: Sequence[Row], name_of: Mapping[str, str]) -> Iterator[str]:
+    """Which model's features know more, by each classifier."""
+    for row in rows:
+        gap = Estimate(
+            _number(row, "difference"), _number(row, "low"), _number(row, "high"), int(str(row["n"])), "points"
+        )
+        p = _number(row, "p_holm")
+        better = row["first"] if gap.value > 0 else row["second"]
+        said = f"`{better}`'s features know more" if p <= 0.05 else "these images do not show whose features know more"
+        tests = f", corrected for {len(rows)} tests" if len(rows) > 1 else ""
+        yield (
+            f"By {name_of[str(row['classifier'])]}, `{row['first']}` minus `{row['second']}`: {in_words(gap)}; {said} "
+            f"(McNemar's exact test{tests}, p = {number(p)})."
+        )
+
+
+def space(rows: Sequence[Row], alias: str) -> Iterator[str]:
+    """How far the maps of one model can be trusted."""
+    mine = [row for row in rows if row["model"] == alias]
+    names = {"tsne": "t-SNE", "pca": "PCA"}
+    listed = "; ".join(
+        f"{names[str(row['method'])]} of {int(str(row['n'])):,} {row['of']}: {_number(row, 'trustworthiness'):.3f}"
+        for row in mine
+    )
+    if listed:
+        yield f"Trustworthiness of the maps of `{alias}` ({mine[0]['neighbours']} neighbours): {listed}."
+
+
+def alike(rows: Sequence[Row]) -> Iterator[str]:
+    """How alike layers are, within and between models."""
+    for row in rows:
+        if row["first"] == row["second"]:
+            if row["first_last"] is None or row["rank_first_last"] is None:
+                yield f"Some layer of `{row['first']}` makes the same of all images: there is nothing to compare."
+                continue
+            yield (
+                f"Within `{row['first']}` the first and the last layer have a CKA of "
+                f"{number(_number(row, 'first_last'))} on {int(str(row['images'])):,} images; the distances between "
+                f"images have a rank correlation of {number(_number(row, 'rank_first_last'))}."
+            )
+        elif row.get("mean") is not None and row["last_last"] is not None:
+            down, across = (int(str(place)) + 1 for place in _pair(row["most_layers"]))
+            yield (
+                f"Between `{row['first']}` and `{row['second']}` the mean CKA of all pairs of layers is "
+                f"{number(_number(row, 'mean'))}; the most alike are layer {down} of the first and layer {across} of "
+                f"the second ({number(_number(row, 'most'))}, the greatest of all, chosen afterwards), their last "
+                f"layers have {number(_number(row, 'last_last'))}."
+            )
+
+
+def retrieved(found: Found, alias: str, end: str, ks: Sequence[int]) -> Iterator[str]:
+    """How many of the nearest images are of the same class."""
+    parts = [
+        f"of the {k} nearest {in_words(found[name], with_n=False)}"
+        if k > 1
+        else f"of the nearest {in_words(found[name])}"
+        for k in ks
+        if (name := f"retrieval_precision{end}/{k}") in found
+    ]
+    if parts:
+        yield f"In the last layer of `{alias}`, on average {', '.join(parts)} are of the test image's class."
+
+
+def worded(rows: Sequence[Row], alias: str) -> Iterator[str]:
+    """What the wording of the prompt does to a model's accuracy."""
+    mine = [row for row in rows if row["model"] == alias]
+    if not mine:
+        return
+    whole, single = mine[0], mine[1:]
+    n = int(str(whole["n"]))
+    yield (
+        f"Told nothing but the names of the classes, `{alias}` is right on {_share(whole)} of {n:,} test images with "
+        f"the ensemble of {len(single)} template{'s' if len(single) > 1 else ''}."
+    )
+    if len(single) > 1:
+        best, worst = max(single, key=_value), min(single, key=_value)
+        apart = sum(_number(row, "p_holm") <= 0.05 for row in single)
+        yield (
+            f"One template alone gives from {_share(worst)} (“{worst['template']}”) to {_share(best)} "
+            f"(“{best['template']}”): {number(100 * (_value(best) - _value(worst)), 1)} points by the wording alone, "
+            f"best and worst being chosen afterwards. {apart} of {len(single)} templates differ from the ensemble by "
+            "more than chance explains (McNemar, Holm)."
+        )
+
+
+def _share(row: Row) -> str:
+    return in_words(Estimate(_value(row), _number(row, "low"), _number(row, "high")), with_n=False)
+
+
+def _value(row: Row) -> float:
+    return _number(row, "accuracy")
+
+
+def _number(row: Row, key: str) -> float:
+    return float(str(row[key]))
+
+
+def _pair(value: object) -> tuple[object, object]:
+    assert isinstance(value, Sequence)  # as it was written
+    first, second = value
+    return first, second
