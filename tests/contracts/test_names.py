@@ -77,7 +77,6 @@ def test_an_unknown_public_name_says_the_known_ones():
         (names.TrackerName, names.TRACKERS),
         (names.StudyKind, names.STUDY_KINDS),
         (names.TemplateSet, names.TEMPLATE_SETS),
-        (names.FeaturePool, names.FEATURE_POOLS),
         (names.DistillKind, names.DISTILL_KINDS),
         (names.Precision, names.PRECISIONS),
     ],

@@ -20,7 +20,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="vit-digits, timm:NAME, torchvision:NAME, open-clip:ARCH/TAG, a run folder or a weights file; see vitlens models.",
+        help="vit-digits, timm:NAME, torchvision:NAME, open-clip:ARCH/TAG, a run folder or a weights file; "
+        "see vitlens models.",
         autocompletion=complete_model,
         show_default=False,
     ),

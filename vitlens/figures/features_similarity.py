@@ -79,5 +79,5 @@ def _count(axis: Axis, count: int, room: float) -> None:
 def _mark_greatest(axes: Axes, values: Array) -> None:
     """A dot on the layer of the other model that each row's layer is most like."""
     across = np.nan_to_num(values, nan=-np.inf).argmax(1)
-    look = {"color": "white", "markersize": 3, "markeredgecolor": "black", "markeredgewidth": 0.5}
-    axes.plot(across, np.arange(len(values)), "o", **look)
+    (dots,) = axes.plot(across, np.arange(len(values)), "o", color="white", markersize=3)
+    dots.set(markeredgecolor="black", markeredgewidth=0.5)

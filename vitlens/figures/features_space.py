@@ -71,11 +71,11 @@ def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], by: str) -> bool:
     colours = _colours(labels, wrong, named=named)
     size = 7.0 if len(points) > _BUSY else 14.0
     if cloud.thumbnails is None:
-        axes.scatter(*points.T, s=size, c=colours, linewidths=0, alpha=0.75)
+        axes.scatter(points[:, 0], points[:, 1], s=size, c=colours, linewidths=0, alpha=0.75)
     else:
         _pictures(axes, points, as_images(cloud.thumbnails), colours)
     if named and wrong.any():
-        axes.scatter(*points[wrong].T, s=1.6 * size, marker="x", c="black", linewidths=0.7)
+        axes.scatter(points[wrong, 0], points[wrong, 1], s=1.6 * size, marker="x", c="black", linewidths=0.7)
     if labels is not None and named:
         _name_classes(axes, points, labels, classes)
     axes.set_title(cloud.title)
@@ -110,7 +110,7 @@ def _name_classes(axes: Axes, points: Array, labels: Array, classes: Sequence[st
 def _pictures(axes: Axes, points: Array, pictures: Array, colours: Array) -> None:
     """Small images in place of points, each framed in its colour."""
     require_length(len(pictures), len(points), name="thumbnails", of="the points")
-    axes.scatter(*points.T, s=1, c=colours)  # so that the axes know their range
+    axes.scatter(points[:, 0], points[:, 1], s=1, c=colours)  # so that the axes know their range
     side = float(np.clip(620 / np.sqrt(len(points)), 12, 44))  # pixels at 200 dots an inch
     for picture, (x, y), colour in zip(pictures, points, colours, strict=True):
         box = OffsetImage(picture.transpose(1, 2, 0), zoom=side / max(picture.shape[1:]) * 100 / 200)

@@ -40,7 +40,7 @@ class TextTower:
     @property
     def scale(self) -> float:
         """What a cosine is multiplied by to be a logit."""
-        return float(self.model.logit_scale.detach().exp())  # type: ignore[operator,union-attr]
+        return float(self.model.logit_scale.detach().exp())  # type: ignore[operator]
 
     @property
     def bias(self) -> float:
@@ -57,7 +57,9 @@ class TextTower:
         if not self._made:
             self._made.append(self.tokenizer())
         encode = getattr(self._made[0], "encode", None)
-        for text in texts if encode is not None else ():
+        for text in texts:
+            if encode is None:  # a tokenizer that does not say how long a text becomes
+                break
             length = 2 + len(encode(text))  # a first and a last token
             if length > self.context:
                 raise InputError(

@@ -51,7 +51,8 @@ def by_template(
     if not templates or not names:
         raise InputError(f"expected templates and classes, found {len(templates)} and {len(names)}")
     texts = [template.replace(PLACE, name) for template in templates for name in names]
-    return tower.embed(texts, device=device).unflatten(0, (len(templates), len(names)))
+    found = tower.embed(texts, device=device)
+    return found.view(len(templates), len(names), -1)
 
 
 def joined(each: ByTemplate) -> Float[Tensor, "classes dim"]:

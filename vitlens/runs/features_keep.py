@@ -13,10 +13,11 @@ from vitlens.analysis.features import Features
 from vitlens.analysis.neighbours import Neighbours, nearest
 from vitlens.analysis.probe import Probe, probe
 from vitlens.analysis.reading import match_classes
-from vitlens.analysis.votes import Weighting, same_class, vote
+from vitlens.analysis.votes import same_class, vote
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.specimen import Specimen
+from vitlens.names import Weighting
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import Sets
 from vitlens.runs.folder import RunFolder
@@ -46,7 +47,7 @@ class Knowledge:
         """Which images are misclassified, and by whom; None where nobody classified them."""
         if self.own is not None:
             return ~self.own, f"by {self.alias} itself"
-        for name, right in reversed(self.classifiers.items()):
+        for name, right in reversed(list(self.classifiers.items())):
             if name.startswith("knn"):
                 return ~right, f"by {name.partition('-')[2]}-NN"
         return None

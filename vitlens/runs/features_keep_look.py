@@ -88,8 +88,7 @@ def _retrieved(
         near = nearest(query.at(-1), pool.at(-1), k=min(NEIGHBOURS, len(pool)))
         asked, places = own.query, torch.arange(len(own.query))
     indices = near.indices.long()
-    labelled = query is None and among.labels is not None and asked.labels is not None
-    kin = among.labels.cpu()[indices] == asked.labels.cpu()[places][:, None] if labelled else None  # type: ignore[index,union-attr]
+    kin = _kin(among, asked, indices, places) if query is None else None
     folder.arrays(
         f"retrieval-{specimen.alias}",
         queries=pixels(asked, places, most=_SIDE).numpy(),
@@ -100,6 +99,13 @@ def _retrieved(
         **({} if kin is None else {"same": kin.numpy()}),
     )
     return shown, among
+
+
+def _kin(among: Split, asked: Split, indices: Tensor, places: Tensor) -> Tensor | None:
+    """Whether each neighbour (queries, k) is of its query's class; None where either has no labels."""
+    if among.labels is None or asked.labels is None:
+        return None
+    return among.labels.cpu()[indices] == asked.labels.cpu()[places][:, None]
 
 
 def _matched(

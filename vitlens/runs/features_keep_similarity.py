@@ -44,8 +44,8 @@ def _metrics(folder: RunFolder, start: str, found: Similarity) -> None:
     for (down, across), value in np.ndenumerate(found.values.numpy()):
         if not np.isfinite(value):
             continue
-        ends = [None if end is None else float(end[down, across]) for end in (found.low, found.high)]
-        folder.metric(f"{start}/{down}/{across}", Estimate(float(value), *ends, n=found.n, unit=""))
+        low, high = (None if end is None else float(end[down, across]) for end in (found.low, found.high))
+        folder.metric(f"{start}/{down}/{across}", Estimate(float(value), low, high, found.n, ""))
 
 
 def _summary(values: Matrix, ranks: Matrix, *, own: bool) -> dict[str, object]:

@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.embedding import PROJECTIONS, Embedding, embed, require_perplexity
+from vitlens.analysis.embedding import Embedding, embed, require_perplexity
 from vitlens.analysis.features import Features, patch_tokens
 from vitlens.data.split import Split
 from vitlens.lens.stages import stages
 from vitlens.models.specimen import Specimen
+from vitlens.names import PROJECTIONS
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_keep import Knowledge
 from vitlens.runs.features_load import Sets, pixels, some

@@ -49,7 +49,7 @@ def _depth(record: RunRecord) -> Iterator[Section]:
     rows = _table(record, "depth")
     if not rows:
         return
-    said = []
+    said: list[str] = []
     for classifier in ("probe", f"knn-{max(_ks(record))}"):
         for alias in aliases_of(record):
             said += words.over_depth(rows, alias, classifier, name_of_classifier(classifier))
@@ -78,7 +78,8 @@ def _similarity(record: RunRecord) -> Iterator[Section]:
 
 def _space(record: RunRecord) -> Iterator[Section]:
     rows = _table(record, "space")
-    said, figures = [], []
+    said: list[str] = []
+    figures: list[str] = []
     for alias in aliases_of(record):
         said += words.space(rows, alias)
         figures += [f"space_{of}_{alias}" for of in ("images", "patches") if any(_is(row, alias, of) for row in rows)]
@@ -87,7 +88,7 @@ def _space(record: RunRecord) -> Iterator[Section]:
 
 
 def _is(row: dict[str, Any], alias: str, of: str) -> bool:
-    return row["model"] == alias and row["of"] == of
+    return bool(row["model"] == alias and row["of"] == of)
 
 
 def _patches(record: RunRecord) -> Iterator[Section]:
@@ -111,14 +112,16 @@ def _patches(record: RunRecord) -> Iterator[Section]:
 def _neighbours(record: RunRecord) -> Iterator[Section]:
     aliases = [alias for alias in aliases_of(record) if record.has_arrays(f"retrieval-{alias}")]
     if aliases:
-        said = []
+        said: list[str] = []
         for alias in aliases:
             said += words.retrieved(metrics(record), alias, _end(record, alias), _ks(record))
         yield Section("Nearest images", tuple(said), (), tuple(f"retrieval_{alias}" for alias in aliases))
 
 
 def _language(record: RunRecord) -> Iterator[Section]:
-    rows, figures, said = _table(record, "templates"), [], []
+    rows = _table(record, "templates")
+    figures: list[str] = []
+    said: list[str] = []
     for alias in aliases_of(record):
         if any(row["model"] == alias for row in rows):
             figures.append(f"templates_{alias}")

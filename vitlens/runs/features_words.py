@@ -31,7 +31,7 @@ def reading(row: Row) -> str:
 
 def knowledge(found: Found, alias: str, end: str, ks: Sequence[int], bank: int) -> Iterator[str]:
     """How often the last layer's neighbours and probe are right, beside the model itself."""
-    parts = []
+    parts: list[str] = []
     for k in sorted(ks, reverse=True):
         estimate = found.get(f"knn_accuracy{end}/{k}")
         if estimate is not None:
