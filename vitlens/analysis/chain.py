@@ -56,7 +56,7 @@ class Chain:
             return like.new_full((first.images, patches), 1 / patches)
         if self.readout == "pool":
             late = [call for call in self.calls if call.site.kind == "class" and call.site.layer >= start_layer]
-            return pool([pooling(call) for call in late])
+            return pool([_over_tokens(pooling(call), layout) for call in late])
         return readout_row(layout, self.readout, batch=first.images, like=like)
 
     def follow(self, row: Vector, step: Step, *, start_layer: int = 0) -> Float[Tensor, "batch first_tokens"]:
@@ -162,6 +162,11 @@ def chain_length(specimen: Specimen, images: Images) -> int:
                 )
             coarser = site.windows.resolution
     return 1 + max(site.layer for site in sites)
+
+
+def _over_tokens(row: Float[Tensor, "batch keys"], layout: TokenLayout) -> Float[Tensor, "batch _"]:
+    """A pooling query's row; where it is shown the patches alone (timm's default), it has nothing of the prefix."""
+    return F.pad(row, (len(layout.prefix), 0)) if row.shape[-1] == layout.patches else row
 
 
 def _fits(site: Site, layout: TokenLayout | None) -> bool:

@@ -82,13 +82,17 @@ def _parsed(name: str, *, needs_tag: bool) -> tuple[str, str | None]:
     if arch not in library.list_models():
         raise UnknownNameError("open_clip architecture", arch, library.list_models(), hint=_HINT)
     tags = library.list_pretrained_tags_by_model(arch)
+    if tag and not tags:
+        raise ModelError(
+            f"no weights of {PREFIX}{arch} are known; give --weights FILE, or --random-weights for a sanity check"
+        )
     if tag and not library.get_pretrained_cfg(arch, tag):
         raise UnknownNameError(f"weights of {PREFIX}{arch}", tag, tags, hint=_HINT)
     if not tag and needs_tag:
-        listed = ", ".join(tags[:6]) or "none"
+        listed = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:6])}), " if tags else "give "
         raise ModelError(
-            f"expected the weights of {PREFIX}{arch}, found none; write {PREFIX}{arch}/TAG (tags: {listed}), "
-            "--weights FILE, or --random-weights for a sanity check"
+            f"expected the weights of {PREFIX}{arch}, found none; {listed}--weights FILE, or --random-weights for a "
+            "sanity check"
         )
     return arch, tag or None
 
