@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import counts
+from vitlens.cli.lists import counts, names_of
 from vitlens.cli.options import Data, Images, Models
 from vitlens.names import TEMPLATE_SETS, FeaturePool
 from vitlens.runs.features_choices import FeatureChoices
@@ -73,6 +73,16 @@ def features(
             show_default=False,
         ),
     ] = None,
+    show: Annotated[
+        str | None,
+        typer.Option(
+            "--show",
+            metavar="LIST",
+            help="Draw these images and no others: file names of the data, or paths (default: some test images).",
+            rich_help_panel=_SPACE,
+            show_default=False,
+        ),
+    ] = None,
     clip_templates: Annotated[
         list[str] | None,
         typer.Option(
@@ -109,6 +119,7 @@ def features(
         perplexity=perplexity,
         thumbnails=thumbnails,
         query=tuple(query or ()),
+        show=() if show is None else names_of("--show", show),
         templates=tuple(clip_templates or default.templates),
         prompts=tuple(prompt or ()),
         cache=cache,

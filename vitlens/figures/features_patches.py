@@ -78,7 +78,7 @@ def correspondence_lines(
     matches: Sequence[Matches],
     titles: Sequence[str],
     title: str,
-    most: int = 25,
+    most: int = 15,
 ) -> Figure:
     """Pairs of images (3, height, width) side by side, lines from patches to those they match, best ones first.
 
@@ -95,7 +95,7 @@ def correspondence_lines(
     panel = min((WIDE - 0.5) / 4 if len(pairs) > 1 else 2.6, 2.6)
     across = 4 if len(pairs) > 1 else 2
     drawn = board(
-        title=f"{title}; similarity of the lines {low:.2f} (dark) to {high:.2f} (light)",
+        title=f"{title}\nsimilarity {low:.2f} (dark) to {high:.2f} (light)",
         count=2 * len(pairs),
         across=across,
         panel=(panel, panel * ratio),
@@ -113,7 +113,15 @@ def correspondence_lines(
         for source, target, value in zip(*ends, values, strict=True):
             colour = colormaps[MAGNITUDE]((value - low) / (high - low) if high > low else 1.0)
             line = ConnectionPatch(
-                source[::-1], target[::-1], "data", "data", axesA=left, axesB=right, color=colour, linewidth=1.2
+                source[::-1],
+                target[::-1],
+                "data",
+                "data",
+                axesA=left,
+                axesB=right,
+                color=colour,
+                linewidth=1.2,
+                connectionstyle="arc3,rad=-0.12",  # level lines would hide one another
             )
             right.add_artist(line)
             line.set_clip_on(False)

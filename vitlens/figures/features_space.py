@@ -1,6 +1,6 @@
 """The space of features in two dimensions: every image (or patch) a point, what is misclassified marked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,19 +19,25 @@ from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.style import GREY, SERIES, SMALL, WIDE, WRONG, heading, sheet, shortened, styled
 
 _NAMED: Final = 20  # classes whose colours and names can still be told apart
+_APART: Final = 0.085  # of a panel's side, between two names in it
 _BUSY: Final = 600  # points from which they are drawn smaller
+
+
+Rgba = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class Cloud:
     """One panel: points (n, 2); labels (n,): class indices, or None; wrong (n,): misclassified, or None; title: what
-    it is and how faithful, thumbnails (n, 3, height, width): drawn in place of the points, or None."""
+    it is and how faithful, thumbnails (n, 3, height, width): drawn in place of the points, or None; named: whether
+    each class's name stands in the middle of its points."""
 
     title: str
     points: ArrayLike
     labels: ArrayLike | None = None
     wrong: ArrayLike | None = None
     thumbnails: ArrayLike | None = None
+    named: bool = True
 
 
 @styled
@@ -47,19 +53,26 @@ def feature_space(*, clouds: Sequence[Cloud], classes: Sequence[str], title: str
     down = -(-len(clouds) // across)
     figure = sheet(WIDE if across == 2 else WIDE * 0.62, 0.2 + 3.45 * down)
     panels = figure.subplots(down, across, squeeze=False)
-    marked = False
+    marked, palette = False, _palette(clouds)
     for axes, cloud in zip(panels.flat, clouds):
-        marked |= _draw(axes, cloud, classes, wrong)
+        marked |= _draw(axes, cloud, classes, palette, wrong)
     for axes in panels.flat[len(clouds) :]:
         axes.set_visible(False)
+    handles = [
+        Line2D([], [], linestyle="", marker="o", markersize=5, color=colour, label=shortened(classes[label], 18))
+        for label, colour in palette.items()
+    ]
     if marked:
-        cross = Line2D([], [], linestyle="", marker="x", color="black", markersize=5, label=f"misclassified {wrong}")
-        figure.legend(handles=[cross], loc="outside lower center")
+        handles.append(
+            Line2D([], [], linestyle="", marker="x", color="black", markersize=5, label=f"misclassified {wrong}")
+        )
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncol=6 if across == 2 else 4, fontsize=SMALL)
     heading(figure, title)
     return figure
 
 
-def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], by: str) -> bool:
+def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], palette: Mapping[int, Rgba], by: str) -> bool:
     """Fill one panel; whether anything in it bears a cross."""
     points = as_array(cloud.points, name=f"points of {cloud.title}", axes=("points", "2"))
     labels = None if cloud.labels is None else as_array(cloud.labels, name="labels", axes=("points",))
@@ -67,8 +80,8 @@ def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], by: str) -> bool:
     for name, found in (("labels", labels), ("marks", wrong)):
         if found is not None:
             require_length(len(found), len(points), name=name, of="the points")
-    named = labels is not None and len(np.unique(labels)) <= _NAMED
-    colours = _colours(labels, wrong, named=named)
+    named = labels is not None and bool(palette)
+    colours = _colours(labels, wrong, palette)
     size = 7.0 if len(points) > _BUSY else 14.0
     if cloud.thumbnails is None:
         axes.scatter(points[:, 0], points[:, 1], s=size, c=colours, linewidths=0, alpha=0.75)
@@ -76,7 +89,7 @@ def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], by: str) -> bool:
         _pictures(axes, points, as_images(cloud.thumbnails), colours)
     if named and wrong.any():
         axes.scatter(points[wrong, 0], points[wrong, 1], s=1.6 * size, marker="x", c="black", linewidths=0.7)
-    if labels is not None and named:
+    if labels is not None and named and cloud.named:
         _name_classes(axes, points, labels, classes)
     axes.set_title(cloud.title)
     axes.set(xticks=[], yticks=[])
@@ -88,21 +101,33 @@ def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], by: str) -> bool:
     return bool(named and wrong.any())
 
 
-def _colours(labels: Array | None, wrong: NDArray[np.bool_], *, named: bool) -> Array:
+def _colours(labels: Array | None, wrong: NDArray[np.bool_], palette: Mapping[int, Rgba]) -> Array:
     """A colour a point: of its class; of many classes whether it is right; grey where nothing is known."""
-    if labels is None or not named:
+    if labels is None or not palette:
         return np.array([to_rgba(WRONG if one else GREY) for one in wrong.tolist()])
-    found = np.unique(labels).tolist()
+    return np.array([palette[int(label)] for label in labels.tolist()])
+
+
+def _palette(clouds: Sequence[Cloud]) -> dict[int, Rgba]:
+    """A colour for each class of all clouds; none where they are too many to be told apart."""
+    known = [as_array(one.labels, name="labels", axes=("points",)) for one in clouds if one.labels is not None]
+    found = sorted({int(label) for labels in known for label in labels.tolist()})
+    if len(found) > _NAMED:
+        return {}
     wheel = colormaps["tab20" if len(found) > 10 else "tab10"]
-    palette = SERIES if len(found) <= len(SERIES) else [wheel(index) for index in range(len(found))]
-    place = {label: to_rgba(palette[index]) for index, label in enumerate(found)}
-    return np.array([place[label] for label in labels.tolist()])
+    colours = SERIES if len(found) <= len(SERIES) else [wheel(index) for index in range(len(found))]
+    return {label: to_rgba(colours[index]) for index, label in enumerate(found)}
 
 
 def _name_classes(axes: Axes, points: Array, labels: Array, classes: Sequence[str]) -> None:
-    """Each class's name at the median of its points."""
+    """Each class's name at the median of its points, where no other name stands yet."""
+    taken: list[Array] = []
+    side = np.ptp(points, axis=0) + 1e-12
     for label in np.unique(labels).tolist():
-        x, y = np.median(points[labels == label], axis=0)
+        x, y = middle = np.median(points[labels == label], axis=0)
+        if any((np.abs(middle - other) / side < (2 * _APART, _APART)).all() for other in taken):
+            continue
+        taken.append(middle)
         word = axes.text(x, y, shortened(classes[int(label)], 14), ha="center", va="center", fontsize=SMALL)
         word.set_path_effects([withStroke(linewidth=2.2, foreground="white")])
 

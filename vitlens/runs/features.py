@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +18,9 @@ from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_draw import draw
-from vitlens.runs.features_keep import keep_knowledge, keep_pairs
-from vitlens.runs.features_keep_look import keep_looks
+from vitlens.runs.features_keep import keep_knowledge
+from vitlens.runs.features_keep_look import Looks, keep_looks
+from vitlens.runs.features_keep_pairs import keep_pairs
 from vitlens.runs.features_keep_similarity import keep_similarity
 from vitlens.runs.features_keep_space import keep_space, require_enough
 from vitlens.runs.features_language import keep_language, require_language
@@ -71,14 +73,14 @@ def features(
         formats=options.formats,
     ) as folder:
         found = [_read(specimen, own, choices, processes, options) for specimen, own in zip(specimens, sets)]
-        tests = [test for test, _, _ in found if test is not None]  # the first process has them all
-        banks, queries = [bank for _, bank, _ in found], [query for _, _, query in found]
+        tests = [one.test for one in found if one.test is not None]  # the first process has them all
+        banks = [one.bank for one in found]
         folder.table("features", [_read_how(one) for one in tests])
         known = keep_knowledge(folder, specimens, sets, tests, banks, choices, options)
         keep_pairs(folder, known, sets[0].test, seed=options.seed)
         keep_space(folder, specimens, sets, tests, known, choices, options)
         keep_similarity(folder, tests, seed=options.seed)
-        keep_looks(folder, specimens, sets, tests, banks, queries, options)
+        keep_looks(folder, specimens, [_looked_at(own, one) for own, one in zip(sets, found)], options)
         keep_language(folder, specimens, sets, tests, choices, options)
         return publish(folder, draw, tell)
 
@@ -130,12 +132,25 @@ def _require(
     require_language(specimens, choices)
 
 
-Read = tuple[Features | None, Features | None, Features | None]
+class Read(NamedTuple):
+    """Features of one model's images; None where there are none of a kind, and in all processes but the first."""
+
+    test: Features | None
+    bank: Features | None
+    query: Features | None
+    shown: Features | None
+
+
+def _looked_at(own: Sets, read: Read) -> Looks:
+    """What figures draw: test images and their neighbours in the bank, or the images asked for among themselves."""
+    if own.shown is not None and read.shown is not None:
+        return Looks(own.shown, read.shown, None, None, own.query, read.query)
+    assert read.test is not None  # of the first process
+    return Looks(own.test, read.test, own.bank, read.bank, own.query, read.query)
 
 
 def _read(specimen: Specimen, own: Sets, choices: FeatureChoices, processes: Processes, options: RunOptions) -> Read:
-    """The features of the test images, the bank and the queries; None where there are none, and in later processes."""
-    parts = [split for split in (own.test, own.bank, own.query) if split is not None]
+    parts = [split for split in (own.test, own.bank, own.query, own.shown) if split is not None]
     with progress(f"Reading {specimen.alias}", sum(map(len, parts)), quiet=options.quiet) as advance:
 
         def one(split: Split | None, *, kept: bool) -> Features | None:
@@ -154,4 +169,4 @@ def _read(specimen: Specimen, own: Sets, choices: FeatureChoices, processes: Pro
             )
 
         test, bank = one(own.test, kept=True), one(own.bank, kept=True)
-        return test, bank, one(own.query, kept=False)
+        return Read(test, bank, one(own.query, kept=False), one(own.shown, kept=False))

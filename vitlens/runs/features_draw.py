@@ -101,9 +101,7 @@ def _space(record: RunRecord) -> Iterator[Drawn]:
 
 def _cloud(found: Mapping[str, Any], of: str, row: Mapping[str, object]) -> Cloud:
     points = found[f"{row['method']}_{of}"]
-    return Cloud(
-        title_of_map(row), points, found.get(f"labels_{of}"), found.get(f"wrong_{of}") if of == "images" else None
-    )
+    return Cloud(title_of_map(row), points, found.get(f"labels_{of}"), found.get(f"wrong_{of}"), named=of == "images")
 
 
 def _space_figure(record: RunRecord, alias: str, of: str, clouds: list[Cloud]) -> tuple[Any, str]:
@@ -123,6 +121,8 @@ def _space_figure(record: RunRecord, alias: str, of: str, clouds: list[Cloud]) -
         "cannot. PCA shows the two directions of greatest variance. Trustworthiness is 1 where the neighbours of the "
         "picture are those of the features, about 0.5 for points thrown at random."
     )
+    if of == "patches":  # the figure before has said the rest
+        caption = "Single patches of these images, drawn with the seed, on maps of the same kinds."
     return figure, caption
 
 

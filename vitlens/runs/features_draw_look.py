@@ -10,10 +10,8 @@ from vitlens.figures.features_retrieval import Found, retrieval_sheet
 from vitlens.figures.features_templates import Wording, template_chart
 from vitlens.figures.overlays import overlay_rows
 from vitlens.files import RunRecord
-from vitlens.runs.features_record import aliases_of, chance_of, has_matches, has_table
+from vitlens.runs.features_record import HEADS, aliases_of, chance_of, has_matches, has_table, heads_figures
 from vitlens.runs.report import Drawn
-
-_HEADS = 6  # in a row
 
 
 def draw_looks(record: RunRecord) -> Iterator[Drawn]:
@@ -60,12 +58,12 @@ def _matches(record: RunRecord, alias: str) -> Drawn:
         pairs=[(first[place] / 255, second[place] / 255) for place in places],
         matches=matches,
         titles=[str(names[place]) for place in places],
-        title=f"Patches of an image and of its nearest neighbour that are each other's best match, {alias}",
+        title=f"Patches that match best, of an image and its nearest neighbour, in {alias}",
     )
     caption = (
-        "A line joins two patches each of which is, of all patches of the other image, the most similar to the other "
-        "(cosine). Lines between like parts say that features know parts; position embeddings alone also draw level "
-        "lines."
+        "An arc joins two patches each of which is, of all patches of the other image, the most similar to the other "
+        "(cosine). At most 15 are drawn, the most similar. Arcs between like parts say that features know parts; "
+        "position embeddings alone also join what lies at the same place."
     )
     return Drawn(f"matches_{alias}", figure, caption)
 
@@ -94,10 +92,9 @@ def _retrieval(record: RunRecord, alias: str) -> Drawn:
 def _heads(record: RunRecord, alias: str) -> Iterator[Drawn]:
     found: Any = record.arrays(f"heads-{alias}")
     maps, reading, layer = np.asarray(found["maps"]), str(found["reading"]), int(found["layer"]) + 1
-    count = maps.shape[1]
-    for start in range(0, count, _HEADS):
-        part = 100 * maps[:, start : start + _HEADS]
-        end = f"_{start // _HEADS + 1}" if count > _HEADS else ""
+    for place, name in enumerate(heads_figures(record, alias)):
+        start = HEADS * place
+        part = 100 * maps[:, start : start + HEADS]
         figure = overlay_rows(
             images=np.asarray(found["pixels"]) / 255,
             maps=part,
@@ -106,9 +103,11 @@ def _heads(record: RunRecord, alias: str) -> Iterator[Drawn]:
             label="% of the attention",
         )
         caption = (
-            "Heads of a self-supervised ViT often part object from background; where a head looks is not what it takes."
+            "The share of its attention that each head gives to each patch. A head that looks at a part of the image "
+            "need not use it: what that part does is shown by removing the head (vitlens ablate). In self-supervised "
+            "ViTs some heads part object from background (Caron 2021)."
         )
-        yield Drawn(f"heads_{alias}{end}", figure, caption)
+        yield Drawn(name, figure, caption)
 
 
 def _language(record: RunRecord, alias: str) -> Iterator[Drawn]:

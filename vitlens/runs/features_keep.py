@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Final
 
 import torch
@@ -23,7 +22,7 @@ from vitlens.runs.features_load import Sets
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import RunOptions
 from vitlens.runs.progress import progress
-from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean, holm, mcnemar
+from vitlens.uncertainty import Estimate, bootstrap_mean
 
 HEADLINE: Final[Weighting] = "dino"  # weighting of the votes
 MAJORITY: Final[Weighting] = "majority"
@@ -143,9 +142,9 @@ class _Layers:
         """Of the layer that was read last: its accuracies, and how many neighbours are of the image's class."""
         for name, right in self.last.items():
             word = "probe_accuracy" if name == PROBE else "knn_accuracy"
-            yield f"{word}{end}{_k(name)}", self._accuracy(right)
+            yield f"{word}{end}{end_of(name)}", self._accuracy(right)
         for name, right in self.majority.items():
-            yield f"knn_majority_accuracy{end}{_k(name)}", self._accuracy(right)
+            yield f"knn_majority_accuracy{end}{end_of(name)}", self._accuracy(right)
         assert self._nearest is not None  # there is a layer
         groups = None if self.split.groups is None else self.split.groups.cpu().numpy()
         for k in self.choices.ks:
@@ -185,28 +184,6 @@ class _Layers:
                 yield f"{classes} of the {len(asked)} classes that are asked about have {what}"
 
 
-def keep_pairs(folder: RunFolder, known: Sequence[Knowledge], split: Split, *, seed: int) -> None:
-    """Compare the models two by two on the same images, for every classifier of the last layer (Holm's correction)."""
-    found: list[tuple[str, str, str, Estimate, float]] = []
-    groups = None if split.groups is None else split.groups.cpu().numpy()
-    for one, two in combinations(known, 2):
-        for name in (word for word in one.classifiers if word in two.classifiers):
-            first, second = one.classifiers[name], two.classifiers[name]
-            gap = bootstrap_difference(
-                100.0 * first.numpy(), 100.0 * second.numpy(), groups=groups, seed=seed, unit="points"
-            )
-            p = mcnemar(int((first & ~second).sum()), int((second & ~first).sum()))
-            found.append((name, one.alias, two.alias, gap, p))
-    rows = []
-    for (name, first_name, second_name, gap, p), p_holm in zip(found, holm([p for *_, p in found])):
-        word = "probe_difference" if name == PROBE else "knn_difference"
-        folder.metric(f"{word}/{first_name}/{second_name}{_k(name)}", gap)
-        ends = {"difference": gap.value, "low": gap.low, "high": gap.high, "n": gap.n}
-        rows.append({"classifier": name, "first": first_name, "second": second_name, **ends, "p": p, "p_holm": p_holm})
-    if rows:
-        folder.table("pairs", sorted(rows, key=lambda row: str(row["classifier"])))
-
-
-def _k(name: str) -> str:
+def end_of(name: str) -> str:
     """The end of a metric's name: "/20" of "knn-20"."""
     return f"/{name.partition('-')[2]}" if "-" in name else ""

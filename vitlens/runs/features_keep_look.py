@@ -1,6 +1,7 @@
 """What `vitlens features` writes to look at: colours of patches, matches between images, neighbours, CLS by head."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from vitlens.data.split import Split
 from vitlens.errors import UnsupportedError
 from vitlens.lens.stages import stages
 from vitlens.models.specimen import Specimen
-from vitlens.runs.features_load import SHOWN, Sets, names_of, pixels, some
+from vitlens.runs.features_load import SHOWN, names_of, pixels, some
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import RunOptions
 
@@ -26,22 +27,37 @@ _HEADED = 3  # images whose heads are shown
 _SIDE = 128  # pixels to which the pictures of a sheet are made smaller
 
 
-def keep_looks(
-    folder: RunFolder,
-    specimens: Sequence[Specimen],
-    sets: Sequence[Sets],
-    tests: Sequence[Features],
-    banks: Sequence[Features | None],
-    queries: Sequence[Features | None],
-    options: RunOptions,
-) -> None:
-    """Everything that is looked at and not counted, for the same few test images, drawn with the seed."""
-    chosen = some(len(sets[0].test), SHOWN, labels=sets[0].test.labels, seed=options.seed)
-    colours: dict[str, Any] = {"pixels": pixels(sets[0].test, chosen).numpy()}
+@dataclass(frozen=True)
+class Looks:
+    """What one model's figures draw: images, and those among which their neighbours are found (None: one another).
+
+    query: images whose neighbours are drawn in place of theirs.
+    """
+
+    images: Split
+    features: Features
+    bank: Split | None
+    bank_features: Features | None
+    query: Split | None
+    query_features: Features | None
+
+    @property
+    def among(self) -> tuple[Split, Features]:
+        """Where neighbours are looked for."""
+        if self.bank is None or self.bank_features is None:
+            return self.images, self.features
+        return self.bank, self.bank_features
+
+
+def keep_looks(folder: RunFolder, specimens: Sequence[Specimen], looks: Sequence[Looks], options: RunOptions) -> None:
+    """Everything that is looked at and not counted, for the same few images, drawn with the seed."""
+    shown = looks[0].images
+    chosen = some(len(shown), SHOWN, labels=shown.labels, seed=options.seed)
+    colours: dict[str, Any] = {"pixels": pixels(shown, chosen).numpy()}
     rows: list[dict[str, object]] = []
-    for specimen, own, test, bank, query in zip(specimens, sets, tests, banks, queries):
-        near = _retrieved(folder, specimen, own, test, bank, query, chosen)
-        images = _images(own.test, chosen, specimen)
+    for specimen, own in zip(specimens, looks):
+        near = _retrieved(folder, specimen, own, chosen)
+        images = _images(own.images, chosen, specimen)
         if stages(specimen)[-1].grid is None:
             continue
         tokens = patch_tokens(specimen, images)
@@ -57,7 +73,7 @@ def keep_looks(
             )
             if near is not None:
                 _matched(folder, specimen, own, near, chosen, tokens)
-        _headed(folder, specimen, images[:_HEADED], own.test, chosen[:_HEADED])
+        _headed(folder, specimen, images[:_HEADED], own.images, chosen[:_HEADED])
     folder.arrays("patches", **colours)
     folder.table("patches", rows)
 
@@ -67,28 +83,20 @@ def _images(split: Split, indices: Tensor, specimen: Specimen) -> Tensor:
     return batch.images
 
 
-def _retrieved(
-    folder: RunFolder,
-    specimen: Specimen,
-    own: Sets,
-    test: Features,
-    bank: Features | None,
-    query: Features | None,
-    chosen: Tensor,
-) -> tuple[Neighbours, Split] | None:
-    """The neighbours of the queries, or of some test images; and of these, which images they are found among."""
-    among, pool = (own.bank, bank) if bank is not None and own.bank is not None else (own.test, test)
-    same = bank is None
+def _retrieved(folder: RunFolder, specimen: Specimen, own: Looks, chosen: Tensor) -> Neighbours | None:
+    """Keep the neighbours of the queries, or of the images chosen; returns those of the images chosen."""
+    among, pool = own.among
+    same = among is own.images
     count = min(NEIGHBOURS, len(pool) - (1 if same else 0))
     if count < 1:
         return None
-    shown = nearest(test.at(-1)[chosen], pool.at(-1), k=count, leave_out=chosen if same else None)
-    asked, near, places = own.test, shown, chosen
-    if query is not None and own.query is not None:
-        near = nearest(query.at(-1), pool.at(-1), k=min(NEIGHBOURS, len(pool)))
+    shown = nearest(own.features.at(-1)[chosen], pool.at(-1), k=count, leave_out=chosen if same else None)
+    asked, near, places = own.images, shown, chosen
+    if own.query_features is not None and own.query is not None:
+        near = nearest(own.query_features.at(-1), pool.at(-1), k=min(NEIGHBOURS, len(pool)))
         asked, places = own.query, torch.arange(len(own.query))
     indices = near.indices.long()
-    kin = _kin(among, asked, indices, places) if query is None else None
+    kin = _kin(among, asked, indices, places) if own.query is None else None
     folder.arrays(
         f"retrieval-{specimen.alias}",
         queries=pixels(asked, places, most=_SIDE).numpy(),
@@ -98,7 +106,7 @@ def _retrieved(
         similarity=near.similarity.double().numpy(),
         **({} if kin is None else {"same": kin.numpy()}),
     )
-    return shown, among
+    return shown
 
 
 def _kin(among: Split, asked: Split, indices: Tensor, places: Tensor) -> Tensor | None:
@@ -111,20 +119,20 @@ def _kin(among: Split, asked: Split, indices: Tensor, places: Tensor) -> Tensor 
 def _matched(
     folder: RunFolder,
     specimen: Specimen,
-    own: Sets,
-    near: tuple[Neighbours, Split],
+    own: Looks,
+    near: Neighbours,
     chosen: Tensor,
     tokens: Tensor,
 ) -> None:
     """Patches of a test image and of its nearest neighbour that are each other's best match."""
-    found, among = near
-    others = found.indices[:PAIRS, 0].long()
+    among, _ = own.among
+    others = near.indices[:PAIRS, 0].long()
     theirs = patch_tokens(specimen, _images(among, others, specimen))
     arrays: dict[str, Any] = {
-        "first": pixels(own.test, chosen[:PAIRS]).numpy(),
+        "first": pixels(own.images, chosen[:PAIRS]).numpy(),
         "second": pixels(among, others).numpy(),
         "names": np.array(
-            [f"{one} and {two}" for one, two in zip(names_of(own.test, chosen[:PAIRS]), names_of(among, others))]
+            [f"{one} and {two}" for one, two in zip(names_of(own.images, chosen[:PAIRS]), names_of(among, others))]
         ),
         "grid": np.array(tokens.shape[1:3]),
     }

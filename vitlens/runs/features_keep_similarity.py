@@ -33,7 +33,7 @@ def keep_similarity(folder: RunFolder, tests: Sequence[Features], *, seed: int) 
         values, ranks = found.values.numpy(), distance_correlation(first, second, seed=seed).values.numpy()
         arrays[f"cka_{one}_{two}"], arrays[f"rank_{one}_{two}"] = values, ranks
         names = {"first": first.alias, "second": tests[two].alias, "images": len(first)}
-        rows.append({**names, **_summary(values, ranks, own=one == two)})
+        rows.append({**names, **_summary(values, ranks, own=one == two), **_ends(found)})
         if second is not None:
             _metrics(folder, f"cka/{first.alias}/{second.alias}", found)
     folder.arrays("similarity", **arrays)
@@ -69,6 +69,19 @@ def _summary(values: Matrix, ranks: Matrix, *, own: bool) -> dict[str, object]:
         "most_layers": [int(down), int(across)],
     }
     return {**found, **more}
+
+
+def _ends(found: Similarity) -> dict[str, float | None]:
+    """The intervals of the last layers' similarity, and of that of the first and the last."""
+    if found.low is None or found.high is None:
+        return {}
+    low, high = found.low.numpy(), found.high.numpy()
+    return {
+        "first_last_low": _number(low[0, -1]),
+        "first_last_high": _number(high[0, -1]),
+        "last_last_low": _number(low[-1, -1]),
+        "last_last_high": _number(high[-1, -1]),
+    }
 
 
 def _number(value: Any) -> float | None:

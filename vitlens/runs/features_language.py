@@ -86,7 +86,7 @@ def keep_language(
                 folder.metric(f"zero_shot_accuracy{end}", scores[0].accuracy)
                 rows += [{"model": specimen.alias, **_row(score)} for score in scores]
         if choices.prompts:
-            _keep_prompts(folder, specimen, own.test, choices, options)
+            _keep_prompts(folder, specimen, own.shown or own.test, choices, options)
     for name, content in (("templates", rows), ("silent", silent)):
         if content:
             folder.table(name, content)

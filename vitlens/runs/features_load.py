@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,13 +26,14 @@ class Sets:
     """One model's images, as it takes them.
 
     test: those that are classified, drawn and compared; bank: labelled training images, or None with the reason why;
-    query: images whose neighbours are looked for, or None.
+    query: images whose neighbours are looked for, or None; shown: images that alone are drawn, or None for the test's.
     """
 
     test: Split
     bank: Split | None
     reason: str
     query: Split | None = None
+    shown: Split | None = None
 
 
 def load_sets(
@@ -48,11 +50,11 @@ def load_sets(
     else:
         tests = [split.limit(options.limit, seed=options.seed) for split in _parts(specimens, data, "test", options)]
     banks, reason = _banks(specimens, data, images, choices, options, tests)
-    queries = _queries(specimens, choices)
+    queries = [_files(specimen, choices.query) for specimen in specimens]
     found = []
-    for test, bank, query in zip(tests, banks, queries):
+    for specimen, test, bank, query in zip(specimens, tests, banks, queries):
         named = _relabelled(test, bank) if bank is not None else test
-        found.append(Sets(named, bank, reason, query))
+        found.append(Sets(named, bank, reason, query, _shown(specimen, named, choices)))
     return found
 
 
@@ -103,10 +105,19 @@ def _relabelled(test: Split, bank: Split) -> Split:
     return replace(test, labels=places[test.labels.long()], classes=bank.classes)
 
 
-def _queries(specimens: Sequence[Specimen], choices: FeatureChoices) -> list[Split | None]:
-    if not choices.query:
-        return [None] * len(specimens)
-    return [load_images(list(choices.query), preprocessing=specimen.preprocessing) for specimen in specimens]
+def _files(specimen: Specimen, paths: Sequence[str]) -> Split | None:
+    return load_images(list(paths), preprocessing=specimen.preprocessing) if paths else None
+
+
+def _shown(specimen: Specimen, test: Split, choices: FeatureChoices) -> Split | None:
+    """The images asked for: files of their own where all are paths of such, else the data's by name."""
+    if not choices.show:
+        return None
+    if choices.thumbnails:
+        raise InputError("expected --show or --thumbnails, found both: thumbnails draw the data's own images")
+    if all(Path(name).is_file() for name in choices.show):
+        return _files(specimen, choices.show)
+    return test.led_by(choices.show).pick(torch.arange(len(set(choices.show))))
 
 
 def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:

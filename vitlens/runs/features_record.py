@@ -31,12 +31,37 @@ def has_table(record: RunRecord, name: str) -> bool:
     return bool(tables.get(name))
 
 
+def rows_of(record: RunRecord, name: str) -> list[dict[str, Any]]:
+    """A table's rows, none where it was not written."""
+    return [dict(row) for row in record.table(name)] if has_table(record, name) else []
+
+
+def neighbours_asked(record: RunRecord) -> list[int]:
+    """How many neighbours voted, each k."""
+    options: Any = record.config["options"]
+    return [int(k) for k in options["ks"]]
+
+
 def has_matches(record: RunRecord, alias: str) -> bool:
     """Whether any patch of one image was matched with one of another."""
     if not record.has_arrays(f"matches-{alias}"):
         return False
     found = record.arrays(f"matches-{alias}")
     return any(len(values) for name, values in found.items() if name.startswith("similarity_"))
+
+
+HEADS = 6  # in a figure
+ROWS = 60  # of a table in the report; results.json has them all
+
+
+def heads_figures(record: RunRecord, alias: str) -> list[str]:
+    """The names of the figures of a model's heads, as many as they need."""
+    if not record.has_arrays(f"heads-{alias}"):
+        return []
+    count = len(record.arrays(f"heads-{alias}")["maps"][0])
+    if count <= HEADS:
+        return [f"heads_{alias}"]
+    return [f"heads_{alias}_{1 + start // HEADS}" for start in range(0, count, HEADS)]
 
 
 def name_of_classifier(name: str) -> str:
@@ -50,7 +75,7 @@ def name_of_classifier(name: str) -> str:
 def title_of_map(row: Mapping[str, object]) -> str:
     """A map of the space with how far it can be trusted."""
     trust = float(str(row["trustworthiness"]))
-    said = f"{_METHODS[str(row['method'])]}, {int(str(row['n'])):,} {row['of']}, trustworthiness {trust:.2f}"
+    said = f"{_METHODS[str(row['method'])]}, {int(str(row['n'])):,} {row['of']}, trustworthiness {trust:.3f}"
     explained = row.get("explained")
     if isinstance(explained, list):
         said += f"\n{100 * sum(float(str(share)) for share in explained):.0f} % of the variance"

@@ -7,20 +7,28 @@ from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, metrics
 from vitlens.runs import features_words as words
 from vitlens.runs.describe import data_words
-from vitlens.runs.features_record import aliases_of, has_matches, has_table, name_of_classifier
+from vitlens.runs.features_record import (
+    ROWS,
+    aliases_of,
+    has_matches,
+    heads_figures,
+    name_of_classifier,
+    neighbours_asked,
+    rows_of,
+)
+from vitlens.runs.features_tell_depth import depth_sections
 from vitlens.uncertainty import Estimate
-
-_ROWS = 60  # of the table over depth; results.json has them all
 
 
 def tell(record: RunRecord) -> list[Section]:
     """Summary, accuracy over depth, similarity, the space, patches, neighbours, language, limits."""
     sections = [
         Section("What was found", tuple(_summary(record))),
-        *_depth(record),
+        *depth_sections(record),
         *_similarity(record),
         *_space(record),
         *_patches(record),
+        *_heads(record),
         *_neighbours(record),
         *_language(record),
     ]
@@ -34,50 +42,28 @@ def _summary(record: RunRecord) -> Iterator[str]:
     if bank is None:
         yield f"There are no k-NN and no probe: {record.config.get('reason')}."
     for alias in aliases_of(record):
-        yield from words.knowledge(found, alias, _end(record, alias), _ks(record), int(str(bank or 0)))
-    yield from _rows_said(record, "pairs", lambda rows: words.compared(rows, _names(record)))
+        yield from words.knowledge(found, alias, _end(record, alias), neighbours_asked(record), int(str(bank or 0)))
+    pairs = rows_of(record, "pairs")
+    first = [row for row in pairs if row["classifier"] in ("probe", f"knn-{max(neighbours_asked(record))}")]
+    yield from words.compared(first, _names(record), tested=len(pairs))
     yield from _rows_said(
         record, "similarity", lambda rows: words.alike([row for row in rows if row["first"] != row["second"]])
     )
     for alias in aliases_of(record):
         yield from _rows_said(record, "templates", lambda rows, alias=alias: words.worded(rows, alias))
-    yield from (f"{row['note'][0].upper()}{row['note'][1:]}." for row in _table(record, "notes"))
+    yield from (f"{row['note'][0].upper()}{row['note'][1:]}." for row in rows_of(record, "notes"))
     yield "Brackets hold 95 % intervals and the number of images."
 
 
-def _depth(record: RunRecord) -> Iterator[Section]:
-    rows = _table(record, "depth")
-    if not rows:
-        return
-    said: list[str] = []
-    for classifier in ("probe", f"knn-{max(_ks(record))}"):
-        for alias in aliases_of(record):
-            said += words.over_depth(rows, alias, classifier, name_of_classifier(classifier))
-    table = [
-        {
-            "model": str(row["model"]),
-            "layer": str(row["title"]),
-            "dim": row["dim"],
-            "classifier": name_of_classifier(str(row["classifier"])),
-            "votes": {"dino": "weighted", "majority": "majority"}.get(str(row.get("weighting")), "–"),
-            "accuracy": Estimate(float(row["accuracy"]), float(row["low"]), float(row["high"]), int(row["n"])),
-        }
-        for row in rows
-    ]
-    more = (f"The table's first {_ROWS} of {len(table)} rows; all are in results.json.",) if len(table) > _ROWS else ()
-    yield Section(
-        "What each layer knows", (*said, *more), (Table("Accuracy on the test images", table[:_ROWS]),), ("depth",)
-    )
-
-
 def _similarity(record: RunRecord) -> Iterator[Section]:
-    rows = _table(record, "similarity")
-    if rows:
-        yield Section("How alike the layers are", tuple(words.alike(rows)), (), ("cka", "distances"))
+    rows = rows_of(record, "similarity")
+    if rows:  # of two models the summary speaks
+        within = [row for row in rows if row["first"] == row["second"]]
+        yield Section("How alike the layers are", tuple(words.alike(within)), (), ("cka", "distances"))
 
 
 def _space(record: RunRecord) -> Iterator[Section]:
-    rows = _table(record, "space")
+    rows = rows_of(record, "space")
     said: list[str] = []
     figures: list[str] = []
     for alias in aliases_of(record):
@@ -92,7 +78,7 @@ def _is(row: dict[str, Any], alias: str, of: str) -> bool:
 
 
 def _patches(record: RunRecord) -> Iterator[Section]:
-    rows = _table(record, "patches")
+    rows = rows_of(record, "patches")
     figures = [*(["patches"] if rows else [])]
     figures += [f"matches_{alias}" for alias in aliases_of(record) if has_matches(record, alias)]
     if figures:
@@ -109,28 +95,33 @@ def _patches(record: RunRecord) -> Iterator[Section]:
         )
 
 
+def _heads(record: RunRecord) -> Iterator[Section]:
+    figures = [name for alias in aliases_of(record) for name in heads_figures(record, alias)]
+    if figures:
+        yield Section("Where the last layer's heads look", (), (), tuple(figures))
+
+
 def _neighbours(record: RunRecord) -> Iterator[Section]:
     aliases = [alias for alias in aliases_of(record) if record.has_arrays(f"retrieval-{alias}")]
     if aliases:
         said: list[str] = []
         for alias in aliases:
-            said += words.retrieved(metrics(record), alias, _end(record, alias), _ks(record))
+            said += words.retrieved(metrics(record), alias, _end(record, alias), neighbours_asked(record))
         yield Section("Nearest images", tuple(said), (), tuple(f"retrieval_{alias}" for alias in aliases))
 
 
 def _language(record: RunRecord) -> Iterator[Section]:
-    rows = _table(record, "templates")
+    rows = rows_of(record, "templates")
     figures: list[str] = []
     said: list[str] = []
     for alias in aliases_of(record):
         if any(row["model"] == alias for row in rows):
             figures.append(f"templates_{alias}")
-            said += words.worded(rows, alias)
         if record.has_arrays(f"prompts-{alias}"):
             figures.append(f"prompts_{alias}")
     said += [
         f"`{row['model']}` was not asked by the names of the classes: {row['reason']}."
-        for row in _table(record, "silent")
+        for row in rows_of(record, "silent")
     ]
     if not figures and not said:
         return
@@ -144,7 +135,7 @@ def _language(record: RunRecord) -> Iterator[Section]:
         }
         for row in rows
     ]
-    tables = (Table("Zero-shot accuracy by template", table[:_ROWS]),) if table else ()
+    tables = (Table("Zero-shot accuracy by template", table[:ROWS]),) if table else ()
     yield Section("Images and words", tuple(said), tables, tuple(figures))
 
 
@@ -170,23 +161,15 @@ def _limits(record: RunRecord) -> Iterator[str]:
 
 
 def _rows_said(record: RunRecord, name: str, say: Any) -> Iterator[str]:
-    rows = _table(record, name)
+    rows = rows_of(record, name)
     if rows:
         yield from say(rows)
-
-
-def _table(record: RunRecord, name: str) -> list[dict[str, Any]]:
-    return [dict(row) for row in record.table(name)] if has_table(record, name) else []
 
 
 def _end(record: RunRecord, alias: str) -> str:
     return f"/{alias}" if len(aliases_of(record)) > 1 else ""
 
 
-def _ks(record: RunRecord) -> list[int]:
-    options: Any = record.config["options"]
-    return [int(k) for k in options["ks"]]
-
-
 def _names(record: RunRecord) -> dict[str, str]:
-    return {f"knn-{k}": f"the {name_of_classifier(f'knn-{k}')}" for k in _ks(record)} | {"probe": "the linear probe"}
+    asked = [*(f"knn-{k}" for k in neighbours_asked(record)), "probe"]
+    return {name: f"the {name_of_classifier(name)}" for name in asked}

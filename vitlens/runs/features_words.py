@@ -31,22 +31,19 @@ def reading(row: Row) -> str:
 
 def knowledge(found: Found, alias: str, end: str, ks: Sequence[int], bank: int) -> Iterator[str]:
     """How often the last layer's neighbours and probe are right, beside the model itself."""
-    parts: list[str] = []
+    named = {f"probe_accuracy{end}": "the linear probe"}
     for k in sorted(ks, reverse=True):
-        estimate = found.get(f"knn_accuracy{end}/{k}")
-        if estimate is not None:
-            voters = "the nearest training image names" if k == 1 else f"the {k} nearest name"
-            parts.append(f"{voters} the class of {in_words(estimate, with_n=not parts)}")
+        named[f"knn_accuracy{end}/{k}"] = "the nearest alone" if k == 1 else f"the {k} nearest"
+    parts = [f"{who} {in_words(found[name], with_n=False)}" for name, who in named.items() if name in found]
     if not parts:
         return
-    said = (
-        f"By the last layer's features of `{alias}`, of {bank:,} training images {'; '.join(parts)} of the test images"
-    )
-    probe = found.get(f"probe_accuracy{end}")
-    if probe is not None:
-        said += f"; a linear probe is right on {in_words(probe, with_n=False)}"
     own = found.get(f"accuracy{end}")
-    yield said + (f"; the model itself on {in_words(own, with_n=False)}." if own is not None else ".")
+    count = found[next(name for name in named if name in found)].n
+    itself = "" if own is None else f"; the model itself {in_words(own, with_n=False)}"
+    yield (
+        f"By the features of `{alias}`'s last layer, learned or looked up in {bank:,} training images, so many of "
+        f"{count:,} test images are classified rightly: {', '.join(parts)}{itself}."
+    )
 
 
 def over_depth(rows: Sequence[Row], alias: str, classifier: str, name: str) -> Iterator[str]:
@@ -65,8 +62,8 @@ def over_depth(rows: Sequence[Row], alias: str, classifier: str, name: str) -> I
     )
 
 
-def compared(rows: Sequence[Row], name_of: Mapping[str, str]) -> Iterator[str]:
-    """Which model's features know more, by each classifier."""
+def compared(rows: Sequence[Row], name_of: Mapping[str, str], *, tested: int) -> Iterator[str]:
+    """Which model's features know more, by each classifier; tested: comparisons that p is corrected for."""
     for row in rows:
         gap = Estimate(
             _number(row, "difference"), _number(row, "low"), _number(row, "high"), int(str(row["n"])), "points"
@@ -74,7 +71,7 @@ def compared(rows: Sequence[Row], name_of: Mapping[str, str]) -> Iterator[str]:
         p = _number(row, "p_holm")
         better = row["first"] if gap.value > 0 else row["second"]
         said = f"`{better}`'s features know more" if p <= 0.05 else "these images do not show whose features know more"
-        tests = f", corrected for {len(rows)} tests" if len(rows) > 1 else ""
+        tests = f", corrected for {tested} tests" if tested > 1 else ""
         yield (
             f"By {name_of[str(row['classifier'])]}, `{row['first']}` minus `{row['second']}`: {in_words(gap)}; {said} "
             f"(McNemar's exact test{tests}, p = {number(p)})."
@@ -101,17 +98,16 @@ def alike(rows: Sequence[Row]) -> Iterator[str]:
                 yield f"Some layer of `{row['first']}` makes the same of all images: there is nothing to compare."
                 continue
             yield (
-                f"Within `{row['first']}` the first and the last layer have a CKA of "
-                f"{number(_number(row, 'first_last'))} on {int(str(row['images'])):,} images; the distances between "
-                f"images have a rank correlation of {number(_number(row, 'rank_first_last'))}."
+                f"Within `{row['first']}` the first and the last layer have a CKA of {_with_ends(row, 'first_last')}; "
+                f"the rank correlation of their distances between images is {_number(row, 'rank_first_last'):.2f}."
             )
         elif row.get("mean") is not None and row["last_last"] is not None:
             down, across = (int(str(place)) + 1 for place in _pair(row["most_layers"]))
             yield (
-                f"Between `{row['first']}` and `{row['second']}` the mean CKA of all pairs of layers is "
-                f"{number(_number(row, 'mean'))}; the most alike are layer {down} of the first and layer {across} of "
-                f"the second ({number(_number(row, 'most'))}, the greatest of all, chosen afterwards), their last "
-                f"layers have {number(_number(row, 'last_last'))}."
+                f"Between `{row['first']}` and `{row['second']}` the last layers have a CKA of "
+                f"{_with_ends(row, 'last_last')}. The mean of all pairs of layers is {_number(row, 'mean'):.2f}; the "
+                f"most alike, chosen afterwards, are layer {down} of the first and layer {across} of the second with "
+                f"{_number(row, 'most'):.2f}."
             )
 
 
@@ -152,6 +148,13 @@ def worded(rows: Sequence[Row], alias: str) -> Iterator[str]:
 
 def _share(row: Row) -> str:
     return in_words(Estimate(_value(row), _number(row, "low"), _number(row, "high")), with_n=False)
+
+
+def _with_ends(row: Row, name: str) -> str:
+    """A similarity with its interval and its images: "0.76 (0.74 to 0.79, n = 450)"."""
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    ends = "" if low is None or high is None else f"{float(str(low)):.2f} to {float(str(high)):.2f}, "
+    return f"{_number(row, name):.2f} ({ends}n = {int(str(row['images'])):,})"
 
 
 def _value(row: Row) -> float:
