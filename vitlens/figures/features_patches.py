@@ -95,7 +95,7 @@ def correspondence_lines(
     panel = min((WIDE - 0.5) / 4 if len(pairs) > 1 else 2.6, 2.6)
     across = 4 if len(pairs) > 1 else 2
     drawn = board(
-        title=f"{title}\nsimilarity {low:.2f} (dark) to {high:.2f} (light)",
+        title=f"{title}: similarity {low:.2f} (dark) to {high:.2f} (light)",
         count=2 * len(pairs),
         across=across,
         panel=(panel, panel * ratio),

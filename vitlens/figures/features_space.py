@@ -18,7 +18,7 @@ from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.style import GREY, SERIES, SMALL, WIDE, WRONG, heading, sheet, shortened, styled
 
-_NAMED: Final = 20  # classes whose colours and names can still be told apart
+NAMED: Final = 20  # classes whose colours and names can still be told apart
 _APART: Final = 0.085  # of a panel's side, between two names in it
 _BUSY: Final = 600  # points from which they are drawn smaller
 
@@ -112,7 +112,7 @@ def _palette(clouds: Sequence[Cloud]) -> dict[int, Rgba]:
     """A colour for each class of all clouds; none where they are too many to be told apart."""
     known = [as_array(one.labels, name="labels", axes=("points",)) for one in clouds if one.labels is not None]
     found = sorted({int(label) for labels in known for label in labels.tolist()})
-    if len(found) > _NAMED:
+    if len(found) > NAMED:
         return {}
     wheel = colormaps["tab20" if len(found) > 10 else "tab10"]
     colours = SERIES if len(found) <= len(SERIES) else [wheel(index) for index in range(len(found))]

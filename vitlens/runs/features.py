@@ -144,7 +144,7 @@ class Read(NamedTuple):
 def _looked_at(own: Sets, read: Read) -> Looks:
     """What figures draw: test images and their neighbours in the bank, or the images asked for among themselves."""
     if own.shown is not None and read.shown is not None:
-        return Looks(own.shown, read.shown, None, None, own.query, read.query)
+        return Looks(own.shown, read.shown, None, None, own.query, read.query, asked=True)
     assert read.test is not None  # of the first process
     return Looks(own.test, read.test, own.bank, read.bank, own.query, read.query)
 

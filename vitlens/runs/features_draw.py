@@ -7,7 +7,7 @@ import numpy as np
 
 from vitlens.figures.features import DepthCurve, accuracy_by_depth
 from vitlens.figures.features_similarity import LayerMap, layer_similarity
-from vitlens.figures.features_space import Cloud, feature_space
+from vitlens.figures.features_space import NAMED, Cloud, feature_space
 from vitlens.files import RunRecord
 from vitlens.runs.features_draw_look import draw_looks
 from vitlens.runs.features_record import aliases_of, chance_of, classes_of, has_table, name_of_classifier, title_of_map
@@ -112,9 +112,10 @@ def _space_figure(record: RunRecord, alias: str, of: str, clouds: list[Cloud]) -
     else:
         masked = bool(record.config.get("masked"))
         classes = ["background", "object"] if masked else classes_of(record)
-        title = f"The last layer's patches of {alias}, coloured by " + (
-            "what they lie on" if masked else "their image's class"
-        )
+        title = f"The last layer's patches of {alias}"
+        labels = clouds[0].labels
+        if labels is not None and len(np.unique(np.asarray(labels))) <= NAMED:
+            title += ", coloured by " + ("what they lie on" if masked else "their image's class")
     figure = feature_space(clouds=clouds, classes=classes, title=title, wrong=marker.get(alias, ""))
     caption = (
         "t-SNE keeps neighbours together: who lies beside whom can be read, sizes of groups and distances between them "

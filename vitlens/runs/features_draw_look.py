@@ -83,10 +83,21 @@ def _retrieval(record: RunRecord, alias: str) -> Drawn:
         for index in range(len(found["queries"]))
     ]
     figure = retrieval_sheet(found=queries, title=f"Nearest images in the last layer's features of {alias} (cosine)")
+    framed = "" if same is None else "; framed: whether they are of its class"
     caption = (
-        "Each query's nearest images, the nearest first, with their similarity; framed: whether they are of its class."
+        f"Each query's nearest among {_searched(record)}, the nearest first, with their cosine similarity{framed}. The "
+        "nearest there is need not be near."
     )
-    return Drawn(f"retrieval_{alias}", figure, caption if same is not None else caption.partition("; framed")[0] + ".")
+    return Drawn(f"retrieval_{alias}", figure, caption)
+
+
+def _searched(record: RunRecord) -> str:
+    """Where the neighbours come from."""
+    options: Any = record.config["options"]
+    if options.get("show"):
+        return "the images shown"
+    bank = record.config.get("bank")
+    return "the images themselves" if bank is None else f"the {int(str(bank)):,} training images"
 
 
 def _heads(record: RunRecord, alias: str) -> Iterator[Drawn]:

@@ -31,7 +31,7 @@ _SIDE = 128  # pixels to which the pictures of a sheet are made smaller
 class Looks:
     """What one model's figures draw: images, and those among which their neighbours are found (None: one another).
 
-    query: images whose neighbours are drawn in place of theirs.
+    query: images whose neighbours are drawn in place of theirs; asked: the user has named the images, in order.
     """
 
     images: Split
@@ -40,6 +40,7 @@ class Looks:
     bank_features: Features | None
     query: Split | None
     query_features: Features | None
+    asked: bool = False
 
     @property
     def among(self) -> tuple[Split, Features]:
@@ -50,9 +51,10 @@ class Looks:
 
 
 def keep_looks(folder: RunFolder, specimens: Sequence[Specimen], looks: Sequence[Looks], options: RunOptions) -> None:
-    """Everything that is looked at and not counted, for the same few images, drawn with the seed."""
+    """Everything that is looked at and not counted, for the same few images: the first ones asked for, or drawn."""
     shown = looks[0].images
-    chosen = some(len(shown), SHOWN, labels=shown.labels, seed=options.seed)
+    first = torch.arange(min(SHOWN, len(shown)))
+    chosen = first if looks[0].asked else some(len(shown), SHOWN, labels=shown.labels, seed=options.seed)
     colours: dict[str, Any] = {"pixels": pixels(shown, chosen).numpy()}
     rows: list[dict[str, object]] = []
     for specimen, own in zip(specimens, looks):

@@ -122,7 +122,8 @@ def _keep_prompts(
     folder: RunFolder, specimen: Specimen, split: Split, choices: FeatureChoices, options: RunOptions
 ) -> None:
     """Relevance of each prompt over a few images, and how similar image and prompt are."""
-    chosen = some(len(split), SHOWN, labels=split.labels, seed=options.seed)
+    first = torch.arange(min(SHOWN, len(split)))
+    chosen = first if choices.show else some(len(split), SHOWN, labels=split.labels, seed=options.seed)
     (batch,) = split.pick(chosen).batches(max(1, len(chosen)), device=specimen.device)
     asking = prompted(specimen, choices.prompts)
     maps = []

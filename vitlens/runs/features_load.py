@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from vitlens.runs.load import load_splits
 from vitlens.runs.options import RunOptions
 
 SHOWN = 6  # images of a sheet
+_LETTERS = 15  # of a file's name below its picture
 _TIMES = 10  # training images for each test image, where --limit is given and --bank is not
 
 
@@ -110,12 +111,12 @@ def _files(specimen: Specimen, paths: Sequence[str]) -> Split | None:
 
 
 def _shown(specimen: Specimen, test: Split, choices: FeatureChoices) -> Split | None:
-    """The images asked for: files of their own where all are paths of such, else the data's by name."""
+    """The images asked for: files (or folders) of their own where all are paths, else the data's by name."""
     if not choices.show:
         return None
     if choices.thumbnails:
         raise InputError("expected --show or --thumbnails, found both: thumbnails draw the data's own images")
-    if all(Path(name).is_file() for name in choices.show):
+    if all(Path(name).exists() for name in choices.show):
         return _files(specimen, choices.show)
     return test.led_by(choices.show).pick(torch.arange(len(set(choices.show))))
 
@@ -151,4 +152,9 @@ def names_of(split: Split, indices: Tensor) -> list[str]:
     chosen = [int(index) for index in indices]
     if split.labels is not None and split.classes:
         return [split.classes[int(split.labels[index])] for index in chosen]
-    return [split.files[index].rpartition("/")[2] if split.files else f"image {index + 1}" for index in chosen]
+    return [_tail(PurePath(split.files[index]).stem) if split.files else f"image {index + 1}" for index in chosen]
+
+
+def _tail(name: str) -> str:
+    """A long name's end, which tells numbered files apart."""
+    return name if len(name) <= _LETTERS else f"…{name[-_LETTERS + 1 :]}"

@@ -52,6 +52,9 @@ def _summary(record: RunRecord) -> Iterator[str]:
     for alias in aliases_of(record):
         yield from _rows_said(record, "templates", lambda rows, alias=alias: words.worded(rows, alias))
     yield from (f"{row['note'][0].upper()}{row['note'][1:]}." for row in rows_of(record, "notes"))
+    options: Any = record.config["options"]
+    if options.get("show"):
+        yield "Every picture below is one of those named with `--show`, or given with `--query`."
     yield "Brackets hold 95 % intervals and the number of images."
 
 
@@ -146,11 +149,11 @@ def _gain(row: dict[str, Any]) -> Estimate | None:
 
 
 def _limits(record: RunRecord) -> Iterator[str]:
-    yield (
-        "What a probe or neighbours can read is there; whether the model uses it is another question (vitlens ablate). "
-        "A probe is linear: what it cannot read may still be there."
-    )
     if record.config.get("bank") is not None:
+        yield (
+            "What a probe or neighbours can read is there; whether the model uses it is another question (vitlens "
+            "ablate). A probe is linear: what it cannot read may still be there."
+        )
         yield (
             "The bank is the data's training part. A model that was trained on these very images knows them better "
             "than others: its neighbours are not those of unseen images, and its numbers do not compare with those of "

@@ -24,7 +24,7 @@ def depth_sections(record: RunRecord) -> Iterator[Section]:
 
 def _tables(record: RunRecord, rows: list[dict[str, Any]]) -> Iterator[Table]:
     """A line a layer, a column a classifier; plain majority apart, and the models pair by pair."""
-    count = f"of {int(rows[0]['n']):,} test images, by layer"
+    count = f"on {int(rows[0]['n']):,} test images, by layer"
     for votes, caption in (
         ("dino", f"Accuracy {count}: linear probe, and neighbours whose votes are weighted by similarity"),
         ("majority", f"Accuracy {count}: neighbours with a vote each"),
@@ -35,7 +35,7 @@ def _tables(record: RunRecord, rows: list[dict[str, Any]]) -> Iterator[Table]:
             if row.get("weighting", "dino") != votes or (votes == "majority" and classifier == "knn-1"):
                 continue  # one neighbour alone has all the votes
             line = lines.setdefault((row["model"], row["title"]), {"model": row["model"], "layer": row["title"]})
-            line["numbers"] = row["dim"]
+            line["dim"] = row["dim"]
             found = Estimate(float(row["accuracy"]), float(row["low"]), float(row["high"]))
             line[name_of_classifier(classifier)] = found
         if lines:

@@ -35,14 +35,16 @@ def knowledge(found: Found, alias: str, end: str, ks: Sequence[int], bank: int) 
     for k in sorted(ks, reverse=True):
         named[f"knn_accuracy{end}/{k}"] = "the nearest alone" if k == 1 else f"the {k} nearest"
     parts = [f"{who} {in_words(found[name], with_n=False)}" for name, who in named.items() if name in found]
-    if not parts:
-        return
     own = found.get(f"accuracy{end}")
+    if not parts:
+        if own is not None:
+            yield f"`{alias}` itself classifies {in_words(own)} of them rightly."
+        return
     count = found[next(name for name in named if name in found)].n
-    itself = "" if own is None else f"; the model itself {in_words(own, with_n=False)}"
+    itself = "" if own is None else f"; by the model itself {in_words(own, with_n=False)}"
     yield (
-        f"By the features of `{alias}`'s last layer, learned or looked up in {bank:,} training images, so many of "
-        f"{count:,} test images are classified rightly: {', '.join(parts)}{itself}."
+        f"Classified rightly by the features of `{alias}`'s last layer, on {count:,} test images with {bank:,} "
+        f"training images: by {', '.join(parts)}{itself}."
     )
 
 
