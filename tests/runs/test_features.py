@@ -13,7 +13,7 @@ from vitlens.analysis.features import features as read
 from vitlens.analysis.similarity import similarity
 from vitlens.analysis.votes import knn
 from vitlens.data.digits import digits
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models.zoo import load
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
@@ -37,11 +37,20 @@ def pixels(part: str, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return batch.images, split.labels, split.groups
 
 
-def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
-    results = run([str(tiny_vit)], tmp_path / "out")
+@pytest.fixture(scope="module")
+def pair(tiny_vit, tiny_cnn, pictures, tmp_path_factory) -> tuple[dict, Path]:
+    """One run of a ViT and a CNN with everything that needs no second one."""
+    out = tmp_path_factory.mktemp("features") / "out"
+    choices = replace(FAST, probe=True, tsne=True, perplexity=4.0, thumbnails=True, query=(str(pictures / "1.png"),))
+    return run([f"a={tiny_vit}", f"b={tiny_cnn}"], out, choices=choices), out
+
+
+def test_numbers_are_those_of_the_functions(pair, tiny_vit):
+    results, out = pair
     specimen = load(str(tiny_vit))
     (queries, labels, groups), (bank, bank_labels, _) = pixels("test", 24), pixels("train", 40)
     test, train = read(specimen, queries), read(specimen, bank)
+    rows = [row for row in results["tables"]["depth"] if row["model"] == "a"]
     for layer in (0, 1):
         for weighting in ("dino", "majority"):
             expected = knn(
@@ -55,40 +64,87 @@ def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
                 groups=groups,
             )
             for votes in expected:
-                [row] = [
-                    row
-                    for row in results["tables"]["depth"]
-                    if (row["layer"], row["classifier"], row.get("weighting")) == (layer, f"knn-{votes.k}", weighting)
-                ]
+                asked = (layer, f"knn-{votes.k}", weighting)
+                [row] = [row for row in rows if (row["layer"], row["classifier"], row.get("weighting")) == asked]
                 assert row["accuracy"] == pytest.approx(votes.accuracy.value)
                 assert (row["low"], row["n"]) == (pytest.approx(votes.accuracy.low), 24)
                 if layer == 1:
                     word = "knn_accuracy" if weighting == "dino" else "knn_majority_accuracy"
-                    assert results["metrics"][f"{word}/{votes.k}"]["value"] == pytest.approx(votes.accuracy.value)
+                    assert results["metrics"][f"{word}/a/{votes.k}"]["value"] == pytest.approx(votes.accuracy.value)
     own = float((test.logits.argmax(1) == labels).double().mean())
-    assert results["metrics"]["accuracy"]["value"] == pytest.approx(own)
-    found = np.load(tmp_path / "out" / "arrays" / "similarity.npz")
+    assert results["metrics"]["accuracy/a"]["value"] == pytest.approx(own)
+    found = np.load(out / "arrays" / "similarity.npz")
     np.testing.assert_allclose(found["cka_0_0"], similarity(test).values.numpy(), atol=1e-9)
-    space = np.load(tmp_path / "out" / "arrays" / "space-tiny-vit.npz")
+    space = np.load(out / "arrays" / "space-a.npz")
     np.testing.assert_array_equal(space["wrong_images"], (test.logits.argmax(1) != labels).numpy())
     assert space["pca_images"].shape == (24, 2)
     assert set(np.unique(space["labels_patches"])) == {0, 1}  # digits have masks: background and object
 
 
-def test_two_models_are_paired_on_the_same_images(tiny_vit, tiny_cnn, tmp_path):
-    results = run([f"a={tiny_vit}", f"b={tiny_cnn}"], tmp_path / "out")
+def test_two_models_are_paired_on_the_same_images(pair):
+    results, out = pair
     metrics = results["metrics"]
     gap = metrics["knn_difference/a/b/3"]
     assert gap["value"] == pytest.approx(
         100 * (metrics["knn_accuracy/a/3"]["value"] - metrics["knn_accuracy/b/3"]["value"])
     )
     assert (gap["n"], gap["unit"]) == (24, "points")
-    assert {row["classifier"] for row in results["tables"]["pairs"]} == {"knn-1", "knn-3"}
+    assert [row["classifier"] for row in results["tables"]["pairs"]] == ["knn-1", "knn-3", "probe"]
     layers = len({row["layer"] for row in results["tables"]["depth"] if row["model"] == "b"})
     assert f"cka/a/b/1/{layers - 1}" in metrics
-    text = (tmp_path / "out" / "report.md").read_text()
+    [row] = [row for row in results["tables"]["similarity"] if row["first"] != row["second"]]
+    assert row["last_last_low"] <= row["last_last"] <= row["last_last_high"]
+    text = (out / "report.md").read_text()
     assert "`a` minus `b`" in text
-    assert "Between `a` and `b` the mean CKA" in text
+    assert "Between `a` and `b` the last layers have a CKA of" in text
+    assert "corrected for 3 tests" in text
+
+
+def test_a_probe_t_sne_thumbnails_and_a_query(pair, pictures):
+    results, out = pair
+    [last] = [
+        row
+        for row in results["tables"]["depth"]
+        if (row["model"], row["classifier"], row["layer"]) == ("a", "probe", 1)
+    ]
+    assert results["metrics"]["probe_accuracy/a"]["value"] == last["accuracy"]
+    assert last["c"] > 0
+    assert 0 <= results["metrics"]["trustworthiness/a/tsne/images"]["value"] <= 1
+    space = np.load(out / "arrays" / "space-a.npz")
+    assert space["tsne_images"].shape == (24, 2)
+    assert len(space["pixels"]) == 24
+    found = np.load(out / "arrays" / "retrieval-a.npz")
+    asked = np.asarray(Image.open(pictures / "1.png")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(found["queries"][0], asked)
+    assert str(found["query_names"][0]) == "1.png"
+
+
+def test_the_report_has_a_line_for_every_layer_and_no_number_without_its_interval(pair):
+    _, out = pair
+    text = (out / "report.md").read_text()
+    sections = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert "Figures" not in sections  # each figure stands where it is spoken of
+    lines = [line for line in text.splitlines() if line.startswith(("| a | block", "| b | stage"))]
+    assert len(lines) == 2 * (2 + 3)  # weighted votes and the probe, and a vote each
+    for line in lines:
+        assert all(" to " in cell for cell in line.split("|")[4:-1])
+
+
+def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
+    shown = (str(pictures / "2.png"), str(pictures / "0.png"))
+    choices = replace(FAST, show=shown, ks=(1,))
+    run([str(tiny_vit)], tmp_path / "out", choices=choices)
+    asked = {np.asarray(Image.open(path)).transpose(2, 0, 1).tobytes() for path in shown}
+    arrays = {path.stem: np.load(path) for path in (tmp_path / "out" / "arrays").glob("*.npz")}
+    drawn = [array for found in arrays.values() for array in found.values() if array.dtype == np.uint8]
+    assert len(drawn) >= 5  # colours, queries, neighbours, both sides of the matches, heads
+    assert {one.tobytes() for array in drawn for one in array.reshape(-1, *array.shape[-3:])} == asked
+    np.testing.assert_array_equal(arrays["patches"]["pixels"][0], np.asarray(Image.open(shown[0])).transpose(2, 0, 1))
+    assert "named with `--show`" in (tmp_path / "out" / "report.md").read_text()
+    with pytest.raises(InputError, match="found both"):
+        run([str(tiny_vit)], tmp_path / "no", choices=replace(choices, thumbnails=True))
+    with pytest.raises(DataError, match="leave out --show"):
+        run([str(tiny_vit)], tmp_path / "no", choices=replace(FAST, show=("seven",)))
 
 
 def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pictures, tmp_path):
@@ -105,32 +161,15 @@ def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pi
     assert "same" not in found
 
 
-def test_a_probe_t_sne_thumbnails_and_a_query(tiny_vit, pictures, tmp_path):
-    choices = FeatureChoices(
-        ks=(1,), bank=40, tsne=True, perplexity=4.0, thumbnails=True, query=(str(pictures / "1.png"),), cache=False
-    )
-    results = run([str(tiny_vit)], tmp_path / "out", choices=choices)
-    [last] = [row for row in results["tables"]["depth"] if (row["classifier"], row["layer"]) == ("probe", 1)]
-    assert results["metrics"]["probe_accuracy"]["value"] == last["accuracy"]
-    assert last["c"] > 0
-    assert 0 <= results["metrics"]["trustworthiness/tsne/images"]["value"] <= 1
-    space = np.load(tmp_path / "out" / "arrays" / "space-tiny-vit.npz")
-    assert space["tsne_images"].shape == (24, 2)
-    assert len(space["pixels"]) == 24
-    found = np.load(tmp_path / "out" / "arrays" / "retrieval-tiny-vit.npz")
-    asked = np.asarray(Image.open(pictures / "1.png")).transpose(2, 0, 1)
-    np.testing.assert_array_equal(found["queries"][0], asked)
-    assert str(found["query_names"][0]) == "1.png"
-
-
-def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, tmp_path):
-    options = replace(OPTIONS, data_dir=tmp_path / "kept")
-    choices = replace(FAST, cache=True)
-    for number in range(3):
-        if number == 2:
+def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_path):
+    """Of five training images of ten classes, which are said, too."""
+    options = replace(OPTIONS, data_dir=tmp_path / "kept", limit=10)
+    choices = replace(FAST, cache=True, bank=5, ks=(1,), show=(str(pictures / "0.png"),))  # one picture is soon drawn
+    for number in range(2):
+        if number:
             files = sorted((tmp_path / "kept").rglob("*.safetensors"))
-            assert files
-            for file in files:
+            assert len(files) == 2 * (2 + 1)  # two layers and the logits, of test and bank
+            for file in files[1:]:
                 file.write_bytes(file.read_bytes()[:-8])
         out = tmp_path / f"out{number}"
         features(
@@ -140,11 +179,14 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, tmp_path):
             model_options=ModelOptions(),
             options=replace(options, out=out),
         )
-    tables = [json.loads((tmp_path / f"out{number}" / "results.json").read_text())["tables"] for number in range(3)]
-    assert tables[0]["depth"] == tables[1]["depth"] == tables[2]["depth"]
-    assert tables[0]["notes"] == tables[1]["notes"] == []
-    assert any("built again" in note["note"] for note in tables[2]["notes"])
-    assert "built again" in (tmp_path / "out2" / "report.md").read_text()
+    tables = [json.loads((tmp_path / f"out{number}" / "results.json").read_text())["tables"] for number in range(2)]
+    assert tables[0]["depth"] == tables[1]["depth"]
+    first, second = (" ".join(row["note"] for row in table["notes"]) for table in tables)
+    assert "built again" not in first
+    assert second.count("built again") == 5
+    assert "built again" in (tmp_path / "out1" / "report.md").read_text()
+    assert "5 of the 10 classes that are asked about have no training image" in first
+    assert "5 of the 10 classes that are asked about have one training image" in first
 
 
 @pytest.mark.parametrize(
@@ -167,13 +209,6 @@ def test_prompts_need_a_text_tower(tiny_vit, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_classes_with_one_image_or_none_are_said(tiny_vit, tmp_path):
-    results = run([str(tiny_vit)], tmp_path / "out", choices=replace(FAST, bank=5, ks=(1,)))
-    notes = " ".join(row["note"] for row in results["tables"]["notes"])
-    assert "5 of the 10 classes that are asked about have no training image" in notes
-    assert "5 of the 10 classes that are asked about have one training image" in notes
-
-
 def test_a_language_image_model_by_names_alone(tmp_path):
     pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
     from tests.models.tiny_clip import registered
@@ -186,6 +221,7 @@ def test_a_language_image_model_by_names_alone(tmp_path):
     both = zero_shot(load("open-clip:tiny-clip@random"), digits("test").classes, templates=choices.templates)
     right = float((both(images).argmax(1) == labels).double().mean())
     assert results["metrics"]["zero_shot_accuracy"]["value"] == pytest.approx(right)
+    assert "accuracy" not in results["metrics"]  # its 16 outputs are numbered as the digits are, and are none
     assert [row["template"] for row in results["tables"]["templates"]] == ["ensemble of all", *choices.templates]
     found = np.load(tmp_path / "out" / "arrays" / "prompts-clip.npz")
     assert found["maps"].shape == (6, 2, 4, 4)

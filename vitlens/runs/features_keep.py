@@ -92,8 +92,12 @@ def keep_knowledge(
 
 
 def _own(specimen: Specimen, split: Split, test: Features) -> Tensor | None:
-    """Whether the model's own predictions are right, where its classes are the data's."""
-    if split.labels is None:
+    """Whether the model's own predictions are right, where its classes are the data's.
+
+    Outputs that are only numbered, and not as many as the classes, are no classes: an embedding, or a headless model's.
+    """
+    numbered = list(specimen.classes) == [str(index) for index in range(len(specimen.classes))]
+    if split.labels is None or (numbered and len(specimen.classes) != len(split.classes)):
         return None
     try:
         columns, _ = match_classes(specimen.classes, split.classes)

@@ -152,9 +152,9 @@ def names_of(split: Split, indices: Tensor) -> list[str]:
     chosen = [int(index) for index in indices]
     if split.labels is not None and split.classes:
         return [split.classes[int(split.labels[index])] for index in chosen]
-    return [_tail(PurePath(split.files[index]).stem) if split.files else f"image {index + 1}" for index in chosen]
+    return [_tail(PurePath(split.files[index]).name) if split.files else f"image {index + 1}" for index in chosen]
 
 
 def _tail(name: str) -> str:
     """A long name's end, which tells numbered files apart."""
-    return name if len(name) <= _LETTERS else f"…{name[-_LETTERS + 1 :]}"
+    return name if len(name) <= _LETTERS else f"…{PurePath(name).stem[-_LETTERS + 1 :]}"

@@ -71,9 +71,23 @@ def _space(record: RunRecord) -> Iterator[Section]:
     figures: list[str] = []
     for alias in aliases_of(record):
         said += words.space(rows, alias)
+        said += _without_tsne(record, rows, alias)
         figures += [f"space_{of}_{alias}" for of in ("images", "patches") if any(_is(row, alias, of) for row in rows)]
     if figures:
         yield Section("The space of the last layer", tuple(said), (), tuple(figures))
+
+
+def _without_tsne(record: RunRecord, rows: list[dict[str, Any]], alias: str) -> Iterator[str]:
+    """Why a map that would have been made by default is not there."""
+    options: Any = record.config["options"]
+    mine = [row for row in rows if _is(row, alias, "images")]
+    if options.get("tsne") is False or not mine or any(row["method"] == "tsne" for row in mine):
+        return
+    perplexity = float(options["perplexity"])
+    yield (
+        f"There is no t-SNE of the images of `{alias}`: {mine[0]['n']} are too few for a perplexity of {perplexity:g}, "
+        f"which takes more than {3 * perplexity:g} (`--perplexity`)."
+    )
 
 
 def _is(row: dict[str, Any], alias: str, of: str) -> bool:
@@ -138,8 +152,20 @@ def _language(record: RunRecord) -> Iterator[Section]:
         }
         for row in rows
     ]
-    tables = (Table("Zero-shot accuracy by template", table[:ROWS]),) if table else ()
-    yield Section("Images and words", tuple(said), tables, tuple(figures))
+    tables = [Table("Zero-shot accuracy by template", table[:ROWS])] if table else []
+    tables += [_similar(record, alias) for alias in aliases_of(record) if record.has_arrays(f"prompts-{alias}")]
+    yield Section("Images and words", tuple(said), tuple(tables), tuple(figures))
+
+
+def _similar(record: RunRecord, alias: str) -> Table:
+    """How similar each image drawn is to each prompt."""
+    found: Any = record.arrays(f"prompts-{alias}")
+    prompts = [f"“{prompt}”" for prompt in found["prompts"]]
+    rows: list[dict[str, Cell]] = [
+        {"image": f"{place}: {name}", **{prompt: f"{value:.3f}" for prompt, value in zip(prompts, values)}}
+        for place, (name, values) in enumerate(zip(found["names"], found["cosine"]), 1)
+    ]
+    return Table(f"Cosine of image and prompt in `{alias}`, from the top of the figure", rows)
 
 
 def _gain(row: dict[str, Any]) -> Estimate | None:

@@ -140,10 +140,11 @@ def worded(rows: Sequence[Row], alias: str) -> Iterator[str]:
     if len(single) > 1:
         best, worst = max(single, key=_value), min(single, key=_value)
         apart = sum(_number(row, "p_holm") <= 0.05 for row in single)
+        differ = "None" if not apart else str(apart)
         yield (
             f"One template alone gives from {_share(worst)} (“{worst['template']}”) to {_share(best)} "
             f"(“{best['template']}”): {number(100 * (_value(best) - _value(worst)), 1)} points by the wording alone, "
-            f"best and worst being chosen afterwards. {apart} of {len(single)} templates differ from the ensemble by "
+            f"best and worst being chosen afterwards. {differ} of the {len(single)} differ from the ensemble by "
             "more than chance explains (McNemar, Holm)."
         )
 
