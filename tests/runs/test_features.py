@@ -203,6 +203,12 @@ def test_what_cannot_be_is_refused_before_a_folder_is_made(tiny_vit, tmp_path, c
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cls_token_that_is_not_there_is_refused_before_a_folder_is_made(tiny_cnn, tmp_path):
+    with pytest.raises(UnsupportedError, match="CLS token"):
+        run([str(tiny_cnn)], tmp_path / "out", choices=replace(FAST, pool="cls"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_prompts_need_a_text_tower(tiny_vit, tmp_path):
     with pytest.raises(UnsupportedError, match=r"text tower, found 'tiny-vit'.*open-clip:"):
         run([str(tiny_vit)], tmp_path / "out", choices=replace(FAST, prompts=("a dog",)))

@@ -26,7 +26,8 @@ def features(
             "--bank",
             metavar="N",
             min=2,
-            help="Training images at most, as many of each class (default: all, or ten times --limit).",
+            help="Training images at most, as many of each class (default: all; with --limit ten times that, "
+            "200 at least).",
             show_default=False,
         ),
     ] = None,

@@ -8,6 +8,7 @@ import torch
 
 from vitlens.analysis.evaluate import require_labels
 from vitlens.analysis.extraction import extract
+from vitlens.analysis.feature_reader import resolve_pool
 from vitlens.analysis.features import Features
 from vitlens.analysis.probe import held_out
 from vitlens.data.split import Split
@@ -116,6 +117,7 @@ def _require(
     """Refuse what cannot be done before a folder is made."""
     for specimen, own in zip(specimens, sets):
         stages(specimen)
+        resolve_pool(specimen, choices.pool)
         for split in (own.test, own.bank):
             if split is not None:
                 share_of(split, processes)

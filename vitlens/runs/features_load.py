@@ -20,6 +20,7 @@ from vitlens.runs.options import RunOptions
 SHOWN = 6  # images of a sheet
 _LETTERS = 15  # of a file's name below its picture
 _TIMES = 10  # training images for each test image, where --limit is given and --bank is not
+_LEAST = 200  # of them: enough for 20 neighbours
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,13 @@ def _banks(
         banks = _parts(specimens, data or "digits", "train", options)
     except DataError as error:
         return nothing, f"there is no training part ({error})"
-    count = choices.bank or (None if options.limit is None else _TIMES * options.limit)
+    count = choices.bank or (None if options.limit is None else bank_of(options.limit))
     return [bank.limit(count, seed=options.seed) for bank in banks], ""
+
+
+def bank_of(limit: int) -> int:
+    """How many training images answer for so many test images, where nobody says it."""
+    return max(_TIMES * limit, _LEAST)
 
 
 def _relabelled(test: Split, bank: Split) -> Split:

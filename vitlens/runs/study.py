@@ -18,6 +18,7 @@ from vitlens.runs.evaluate import evaluate
 from vitlens.runs.explain import explain
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
+from vitlens.runs.features_load import bank_of
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -178,7 +179,7 @@ class _Chapters:
     def features(self, names: Sequence[str]) -> None:
         """What the features of all models know, layer by layer."""
         limit = min(self.options.limit or FEATURED, FEATURED)
-        bank = min(BANK, 10 * limit)
+        bank = min(BANK, bank_of(limit))
         options = self._options(
             "features",
             "",
