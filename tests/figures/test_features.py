@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
@@ -66,6 +67,22 @@ def test_classes_are_named_and_errors_marked():
     points, crosses = figure.axes[0].collections
     assert (len(points.get_offsets()), len(crosses.get_offsets())) == (60, 5)
     assert len({tuple(colour) for colour in points.get_facecolors()}) == 3
+
+
+def test_a_class_has_one_colour_in_all_panels_and_a_place_in_the_list():
+    some = cloud(2, points=np.ones((2, 2)), labels=np.array([2, 2]), wrong=None)
+    figure = feature_space(clouds=[cloud(6, wrong=None), some], classes=["cat", "dog", "owl"], title="space")
+    whole, part = (axes.collections[0].get_facecolors() for axes in figure.axes)
+    np.testing.assert_array_equal(part, np.stack([whole[2], whole[5]]))
+    [listed] = figure.legends
+    assert [text.get_text() for text in listed.get_texts()] == ["cat", "dog", "owl"]
+    assert to_rgb(listed.legend_handles[2].get_color()) == tuple(whole[2][:3])
+
+
+def test_names_that_would_lie_on_each_other_are_left_to_the_list():
+    apart = np.array([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]])
+    figure = feature_space(clouds=[cloud(3, points=apart, wrong=None)], classes=["cat", "dog", "owl"], title="space")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["cat", "owl"]
 
 
 def test_many_classes_are_right_or_wrong():
