@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vitlens.analysis.attention import attention_maps
 from vitlens.analysis.features import features as read
 from vitlens.analysis.similarity import similarity
 from vitlens.analysis.votes import knn
@@ -17,6 +18,7 @@ from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models.zoo import load
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
+from vitlens.runs.features_keep_look import _last_heads
 from vitlens.runs.options import ModelOptions, RunOptions
 
 OPTIONS = RunOptions(device="cpu", limit=24, batch_size=12, quiet=True)
@@ -145,6 +147,16 @@ def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
         run([str(tiny_vit)], tmp_path / "no", choices=replace(choices, thumbnails=True))
     with pytest.raises(DataError, match="leave out --show"):
         run([str(tiny_vit)], tmp_path / "no", choices=replace(FAST, show=("seven",)))
+
+
+def test_heads_are_those_of_the_cls_token_even_where_the_classifier_reads_the_mean(tiny_vit):
+    specimen, (images, _, _) = load(str(tiny_vit)), pixels("test", 2)
+    expected = attention_maps(specimen, images)[-1]
+    assert expected.reading == "the CLS token"
+    specimen.anatomy = replace(specimen.anatomy, readout="mean")
+    maps, reading, layer = _last_heads(specimen, images)
+    assert (reading, layer) == ("the CLS token", 1)
+    torch.testing.assert_close(maps, expected.maps)
 
 
 def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pictures, tmp_path):

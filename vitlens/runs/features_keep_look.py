@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention import attention_maps
+from vitlens.analysis.attention import attention, attention_maps
 from vitlens.analysis.correspondence import correspond
 from vitlens.analysis.features import Features, patch_tokens
 from vitlens.analysis.neighbours import Neighbours, nearest
@@ -147,17 +147,29 @@ def _matched(
 
 
 def _headed(folder: RunFolder, specimen: Specimen, images: Tensor, split: Split, chosen: Tensor) -> None:
-    """The last layer's attention of the CLS token (or what the classifier reads), head by head."""
+    """The last layer's attention of the CLS token (without one, of what the classifier reads), head by head."""
     if specimen.anatomy.family != "vit":
         return
     try:
-        last = attention_maps(specimen, images)[-1]
+        maps, reading, layer = _last_heads(specimen, images)
     except UnsupportedError:  # attention that the lens does not know, or none of patches
         return
     folder.arrays(
         f"heads-{specimen.alias}",
         pixels=pixels(split, chosen).numpy(),
-        maps=last.maps.float().cpu().numpy(),
-        reading=np.array(last.reading),
-        layer=np.array(last.site.layer),
+        maps=maps.float().cpu().numpy(),
+        reading=np.array(reading),
+        layer=np.array(layer),
     )
+
+
+def _last_heads(specimen: Specimen, images: Tensor) -> tuple[Tensor, str, int]:
+    """Maps (batch, heads, rows, columns), whose they are, and of which layer; raises UnsupportedError."""
+    layout = specimen.anatomy.layout
+    if layout is not None and layout.positions("cls") and specimen.anatomy.readout == "mean":
+        # a CLS token that no classifier reads, as DINOv3's in timm
+        layers = attention(specimen, images, rows="cls")
+        if layers[-1].shape[-1] == layout.tokens:
+            return layout.as_map(layers[-1][:, :, 0]), "the CLS token", len(layers) - 1
+    last = attention_maps(specimen, images)[-1]
+    return last.maps, last.reading, last.site.layer

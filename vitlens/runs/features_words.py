@@ -89,7 +89,7 @@ def space(rows: Sequence[Row], alias: str) -> Iterator[str]:
         for row in mine
     )
     if listed:
-        yield f"Trustworthiness of the maps of `{alias}` ({mine[0]['neighbours']} neighbours): {listed}."
+        yield f"Trustworthiness of the maps of `{alias}` (of {mine[0]['neighbours']} nearest): {listed}."
 
 
 def alike(rows: Sequence[Row]) -> Iterator[str]:
