@@ -18,7 +18,7 @@ from vitlens.runs.load import load_splits
 from vitlens.runs.options import RunOptions
 
 SHOWN = 6  # images of a sheet
-_LETTERS = 15  # of a file's name below its picture
+_LETTERS = 11  # of a file's name below its picture
 _TIMES = 10  # training images for each test image, where --limit is given and --bank is not
 _LEAST = 200  # of them: enough for 20 neighbours
 
