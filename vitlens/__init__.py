@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitlens.analysis.rollout import rollout as rollout
     from vitlens.analysis.shape_bias import shape_bias as shape_bias
     from vitlens.analysis.stats import statistics as statistics
+    from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.registry import explain as explain
     from vitlens.models.specimen import Specimen as Specimen
     from vitlens.models.zoo import load as load
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Specimen": ("vitlens.models.specimen", "Specimen"),
     "ablate": ("vitlens.analysis.ablate", "ablate"),
+    "attack": ("vitlens.attacks.attack", "attack"),
     "attention": ("vitlens.analysis.attention", "attention"),
     "compare": ("vitlens.analysis.compare", "compare"),
     "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
@@ -43,6 +45,7 @@ __all__ = [
     "Specimen",
     "__version__",
     "ablate",
+    "attack",
     "attention",
     "compare",
     "evaluate",

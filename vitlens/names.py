@@ -38,6 +38,25 @@ AttributionName = Literal[
     "kernel-shap",
 ]
 Substrate = Literal["blur", "mean", "black", "absent"]
+AttackName = Literal[
+    "noise",
+    "fgsm",
+    "bim",
+    "pgd",
+    "pgd-l2",
+    "pgd-dlr",
+    "pgd-targeted",
+    "apgd-ce",
+    "apgd-dlr",
+    "apgd-targeted",
+    "cw",
+    "deepfool",
+    "square",
+    "patch",
+    "low-frequency",
+    "high-frequency",
+    "auto",
+]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
 Replacement = Literal["mean", "zero", "resample"]
 UnitKind = Literal["head", "mlp", "block"]
@@ -63,6 +82,7 @@ CommandName = Literal[
     "ablate",
     "compare",
     "explain",
+    "attack",
     "profile",
     "report",
     "models",
@@ -75,6 +95,7 @@ READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 ATTENTION_METHODS: Final[tuple[AttentionMethod, ...]] = get_args(AttentionMethod)
 ATTRIBUTIONS: Final[tuple[AttributionName, ...]] = get_args(AttributionName)
 SUBSTRATES: Final[tuple[Substrate, ...]] = get_args(Substrate)
+ATTACK_NAMES: Final[tuple[AttackName, ...]] = get_args(AttackName)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
 REPLACEMENTS: Final[tuple[Replacement, ...]] = get_args(Replacement)
 UNIT_KINDS: Final[tuple[UnitKind, ...]] = get_args(UnitKind)

@@ -28,6 +28,9 @@ LINES = {
     "explain": "explain {vit} {cnn} --data digits --limit 4 --method relevance,gradcam,integrated-gradients,occlusion",
     "explain by every method": "explain {vit} --images {pictures} --method all --target 3",
     "explain verified": "explain {vit} --data digits --limit 4 --method relevance,saliency --verify",
+    "attack": "attack {vit} {cnn} --data digits --limit 6 --steps 2 --attack fgsm,pgd,cw,patch "
+    "--epsilon 0,8,64 --no-corruptions",
+    "attack of predictions": "attack {vit} --images {pictures} --predicted --attack pgd-l2,noise --steps 2",
     "profile": "profile {vit} {cnn} --batch-sizes 1,2 --sizes 16,32",
     "profile by patch size": "profile vit-mini --patch-size 8,16 --batch-sizes 1",
     "train": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 --heads 2",

@@ -85,6 +85,18 @@ def counts(option: str, text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
+def amounts(option: str, text: str) -> tuple[float, ...]:
+    """Finite numbers "0,0.5,1", each once, in rising order. Raises InputError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        found = sorted({float(part) for part in parts})
+    except ValueError:
+        found = []
+    if not found or not all(math.isfinite(value) for value in found):
+        raise InputError(f"expected {option} with numbers, found {text!r}; e.g. {option} 0.5,1,2")
+    return tuple(found)
+
+
 def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
     """NAME=VALUE pairs, values as the words, numbers or lists that they read as. Raises InputError."""
     settings: dict[str, object] = {}

@@ -15,10 +15,10 @@ from vitlens.names import BUNDLED, PRESETS
 
 _LOOK_AT_MOST = 40  # hub models whose anatomy is read; more take long
 _SUPPORTED: dict[Family, str] = {
-    "vit": "predict train evaluate attention rollout compare explain profile study",
-    "windowed": "predict train evaluate attention compare explain profile",
-    "cnn": "predict train evaluate compare explain profile study",
-    "other": "predict train evaluate compare explain profile",
+    "vit": "predict train evaluate attention rollout compare explain attack profile study",
+    "windowed": "predict train evaluate attention compare explain attack profile",
+    "cnn": "predict train evaluate compare explain attack profile study",
+    "other": "predict train evaluate compare explain attack profile",
 }
 
 
