@@ -15,6 +15,7 @@ from vitlens.shapes import Images, Labels
 
 _FORWARD: Final = "_scaled_dot_product_flash_attention_for_cpu"
 _BACKWARD: Final = f"{_FORWARD}_backward"
+_LINEAR: Final = "_linear_pointwise"
 
 
 def forward_equivalents(specimen: Specimen, images: Images, targets: Labels, explain: Explain) -> float:
@@ -40,7 +41,7 @@ class _Count(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
-        self.formulas = {**flop_registry, **_cpu_attention()}
+        self.formulas = {**flop_registry, **_cpu_attention(), **_cpu_linear()}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -80,6 +81,13 @@ def _cpu_attention() -> dict[Any, Callable[..., int]]:
             query, key, value, 2.5
         )
     return known
+
+
+def _cpu_linear() -> dict[Any, Callable[..., int]]:
+    """oneDNN's linear layer (lens/onednn.py), which torch's formulas do not know."""
+    if not hasattr(torch.ops.mkldnn, _LINEAR):
+        return {}
+    return {getattr(torch.ops.mkldnn, _LINEAR): lambda tokens, weight, *_, **__: 2 * tokens.numel() * weight.shape[0]}
 
 
 def _products(query: Any, key: Any, value: Any, times: float) -> int:
