@@ -164,7 +164,7 @@ def test_a_model_that_hides_its_gradient():
             return self.rest((images * 32).round() / 32)  # type: ignore[no-any-return]
 
     specimen, images = made(Rounded(), (8, 8), classes=2), pictures(8, low=0.4, high=0.6)
-    found = sweep(specimen, images, "predicted", attacks=["fgsm", "square"], epsilons=(0.1,), steps=2)
+    found = sweep(specimen, images, "predicted", attacks=["fgsm", "square"], epsilons=(0.1,), steps=20)
     assert found.silent["fgsm"].all()
     assert found.robust("fgsm", 0.1).all()
     assert not found.silent["square"].any()

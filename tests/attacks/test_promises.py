@@ -1,11 +1,14 @@
 """What every attack promises, whatever it is, on random models, shapes, epsilons and seeds."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.attacks.models import MODELS, answers, perceptron, pictures
+from vitlens.attacks import scores
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.result import AttackResult
@@ -17,6 +20,14 @@ LOSSES = ("pgd", "pgd-l2", "pgd-dlr", "pgd-targeted", "apgd-ce", "apgd-dlr", "ap
 
 models = st.tuples(st.sampled_from(sorted(MODELS)), st.sampled_from([(8, 8), (8, 12), (12, 8)]), st.integers(0, 50))
 epsilons = st.one_of(st.sampled_from([0.0, 1e-4, 8 / 255, 1.0]), st.floats(0.0, 1.0))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_queries() -> Iterator[None]:
+    """Square asks 50 times a step; none of its promises depends on how often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scores, "QUERIES", 6)
+        yield
 
 
 def lengths(result: AttackResult, images: torch.Tensor, norm: str) -> torch.Tensor:
@@ -82,12 +93,12 @@ def test_batch_size_and_order_do_not_matter(name, seed, batch_size, order):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@settings(QUICK, max_examples=4)
+@settings(QUICK, max_examples=2)
 @given(seed=st.integers(0, 1000))
 def test_more_restarts_never_raise_robust_accuracy(name, seed):
-    specimen, images = perceptron(seed=seed), pictures(12, seed=seed)
+    specimen, images = perceptron(seed=seed), pictures(8, seed=seed)
     labels = answers(specimen, images)
-    asked = {"attacks": [name], "epsilons": (0.01, 0.02, 0.04), "epsilons_l2": (0.1, 0.2), "steps": 2, "seed": seed}
+    asked = {"attacks": [name], "epsilons": (0.01, 0.04), "epsilons_l2": (0.1, 0.2), "steps": 2, "seed": seed}
     once, often = (sweep(specimen, images, labels, restarts=restarts, **asked) for restarts in (1, 4))
     assert (often.broken_at[name] <= once.broken_at[name]).all()
 

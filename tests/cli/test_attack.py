@@ -27,15 +27,15 @@ def test_defaults(stand_in):
 def test_every_option_arrives(stand_in):
     calls = stand_in("attack")
     line = (
-        "attack a b --data d --attack auto,square --epsilon 0.5,8 --epsilon-l2 0.1 --steps 7 --restarts 3 --predicted "
-        "--no-transfer --no-inside --no-corruptions --baseline b --resume runs/x"
+        "attack a b --data d --attack auto,patch --epsilon 0.5,8 --epsilon-l2 0.1 --steps 7 --restarts 3 --predicted "
+        "--no-transfer --no-inside --no-corruptions --baseline b --patch-side 5 --patch-anywhere --resume runs/x"
     )
     assert run(line.split()) == 0
     [(args, options)] = calls
     assert args == (["a", "b"],)
     assert options["choices"] == AttackChoices(
-        attacks=("auto", "square"), epsilons=(0.5, 8.0), epsilons_l2=(0.1,), steps=7, restarts=3, corruptions=False,
-        transfer=False, inside=False, predicted=True, baseline="b",
+        attacks=("auto", "patch"), epsilons=(0.5, 8.0), epsilons_l2=(0.1,), steps=7, restarts=3, corruptions=False,
+        transfer=False, inside=False, predicted=True, baseline="b", patch_side=5, patch_anywhere=True,
     )  # fmt: skip
     assert options["resume"] == Path("runs/x")
 
@@ -51,6 +51,8 @@ def test_every_option_arrives(stand_in):
         ("--epsilon-l2 inf", "expected --epsilon-l2"),
         ("--steps 0", "expected --steps of at least 1, found 0"),
         ("--restarts 0", "expected --restarts of at least 1"),
+        ("--attack patch --patch-side 0", "expected --patch-side of at least 1 px, found 0"),
+        ("--patch-side 8", "with --attack patch, found them without"),
     ],
 )
 def test_a_wrong_value_is_said_before_anything_is_loaded(line, says, capsys):

@@ -67,15 +67,15 @@ def compare_carlini_wagner(specimen: Specimen, count: int, *, searches: int, ste
 
 
 def test_fgsm(specimen):
-    compare_fgsm(specimen, 30)
+    compare_fgsm(specimen, 20)
 
 
 def test_pgd(specimen):
-    compare_pgd(specimen, 10)
+    compare_pgd(specimen, 4)
 
 
 def test_carlini_wagner(specimen):
-    compare_carlini_wagner(specimen, 6, searches=6, steps=20)
+    compare_carlini_wagner(specimen, 4, searches=5, steps=12)
 
 
 @pytest.mark.slow

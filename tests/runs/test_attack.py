@@ -111,6 +111,9 @@ def test_checks_cover_every_attack(folder):
     rows = [row for row in read_run(folder).table("checks") if row["model"] == "vit-digits"]
     assert {row["attack"] for row in rows} >= {"fgsm-linf", "pgd-linf", "cw-l2", "gradients"}
     by_attack = {row["name"] for row in rows if row["attack"] == "pgd-linf"}
+    found_far = {row["name"]: row for row in rows if row["attack"] == "cw-l2"}
+    assert {"no limit", "more steps"} <= found_far.keys()
+    assert found_far["no limit"]["found"] == "none found for 0 of 6"
     assert by_attack == {
         "curve", "gradients read", "epsilon 0", "within the budget", "batch size", "more steps", "no limit"
     }  # fmt: skip
@@ -217,6 +220,7 @@ def test_what_cannot_be_attacked_is_refused(tmp_path, tiny_vit, pictures):
         (AttackChoices(attacks=("pgd",), epsilons=(0.0,)), "a number above 0 for pgd"),
         (AttackChoices(attacks=()), "--attack with at least one of"),
         (AttackChoices(baseline="x"), "model for --baseline"),
+        (AttackChoices(attacks=("patch",), patch_side=33), "a patch of 1 to 32 px, found 33"),
     ):
         with pytest.raises(InputError, match=says):
             run(out, models, choices)

@@ -12,6 +12,7 @@ from vitlens.runs.attack_choices import AttackChoices, require_sensible
 from vitlens.runs.options import ModelOptions, RunOptions
 
 _MORE = "Beside the curves"
+_PATCH = "The patch attack"
 
 
 def attack(
@@ -63,6 +64,20 @@ def attack(
             rich_help_panel=_MORE,
         ),
     ] = None,
+    patch_side: Annotated[
+        int | None,
+        typer.Option(
+            "--patch-side",
+            metavar="PX",
+            help="Side of the patch attack's square.",
+            show_default="a quarter of the shorter side",
+            rich_help_panel=_PATCH,
+        ),
+    ] = None,
+    patch_anywhere: Annotated[
+        bool,
+        typer.Option("--patch-anywhere", help="The square need not lie on a ViT's tokens.", rich_help_panel=_PATCH),
+    ] = False,
     model_options: ModelOptions,
     options: RunOptions,
 ) -> None:
@@ -78,6 +93,8 @@ def attack(
         inside=inside,
         predicted=predicted,
         baseline=baseline,
+        patch_side=patch_side,
+        patch_anywhere=patch_anywhere,
     )
     require_sensible(choices)
     from vitlens.runs.attack import attack as run

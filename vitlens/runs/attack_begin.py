@@ -1,6 +1,7 @@
 """What a run of `vitlens attack` asks before it begins: attacks that are there, labels, and whether it can go on."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from vitlens.analysis.evaluate import answers
 from vitlens.analysis.reading import match_classes
-from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.registry import ATTACKS, Setting, machine_of, members_of
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_run
@@ -32,6 +33,14 @@ def require_attacks(choices: AttackChoices) -> None:
         )
         if not epsilons:
             raise InputError(f"expected {option} with a number above 0 for {name}, found none; e.g. {option} 1,2,4")
+
+
+def require_able(specimens: Sequence[Specimen], split: Split, choices: AttackChoices) -> None:
+    """Raise UnsupportedError for a model of too few classes for an attack, InputError for a patch beyond the image."""
+    for specimen, name in product(specimens, choices.attacks):
+        for member in members_of(name):
+            setting = Setting(1, len(specimen.classes), split.size, side=choices.patch_side)
+            machine_of(member, setting)
 
 
 def labels_of(specimen: Specimen, split: Split, choices: AttackChoices, options: RunOptions) -> Tensor:
@@ -62,6 +71,7 @@ def identity_of(
         "epsilons_l2": list(choices.l2),
         "steps": choices.steps,
         "restarts": choices.restarts,
+        "patch": [choices.patch_side, choices.patch_anywhere],
         "seed": options.seed,
         "batch_size": options.batch_size,
         "precision": options.precision,

@@ -18,6 +18,7 @@ from vitlens.analysis.attack_checks import (
     visible_gradients,
     within_budget,
 )
+from vitlens.analysis.attack_minimum import all_found, as_near
 from vitlens.analysis.attack_signs import never_rises, stronger_in_order
 from vitlens.analysis.robust_curve import Outcome
 from vitlens.attacks.registry import ATTACKS, Attack
@@ -72,19 +73,20 @@ def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iter
     if len(images) > 1:
         apart = attempt(images, labels, epsilon=epsilon, batch_size=-(-len(images) // 2))
         yield same_alone(slug, result, apart)
-    if _is_iterative(known):
-        yield more_steps(
-            slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0],
-            steps=steps_of(known, work.choices),
-        )  # fmt: skip
-        everything = EVERYTHING if known.norm == "linf" else float(images[0].numel()) ** 0.5
+    steps = steps_of(known, work.choices)
+    everything = EVERYTHING if known.norm == "linf" else float(images[0].numel()) ** 0.5
+    if known.kind == "minimum":
+        yield as_near(slug, attempt, images, labels, epsilon=everything, steps=steps)
+        yield all_found(swept.outcome)
+    elif _is_iterative(known):
+        yield more_steps(slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0], steps=steps)
         yield unlimited(slug, attempt, images, labels, epsilon=everything)
 
 
 def _is_iterative(known: Attack) -> bool:
-    """Whether it follows gradients step by step within a budget, towards any wrong class and by any means."""
+    """Whether it follows gradients step by step, towards any wrong class and by any means within its budget."""
     free = known.name not in ("low-frequency", "high-frequency", *_ONE_STEP, *_SLOW)
-    return known.gradients and known.kind == "budget" and known.norm != "patch" and not known.targeted and free
+    return known.gradients and known.norm != "patch" and not known.targeted and free
 
 
 def _with_steps(attempt: Attempt, few: int) -> Attempt:

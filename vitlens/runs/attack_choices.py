@@ -16,7 +16,8 @@ class AttackChoices:
     attacks, in pixel units; steps: None for each attack's own; restarts: of those that start at random; corruptions:
     also everyday damage; transfer: also each model's images shown to the others; inside: also what changes inside;
     predicted: attack what the model predicts, for images without labels; baseline: the model whose errors mean
-    corruption errors are relative to, by its alias (None: the first CNN, else the first model).
+    corruption errors are relative to, by its alias (None: the first CNN, else the first model); patch_side: px of the
+    patch attack's square (None: a quarter of the shorter side); patch_anywhere: it need not lie on a ViT's tokens.
     """
 
     attacks: tuple[str, ...] = ("fgsm", "pgd", "cw")
@@ -29,6 +30,8 @@ class AttackChoices:
     inside: bool = True
     predicted: bool = False
     baseline: str | None = None
+    patch_side: int | None = None
+    patch_anywhere: bool = False
 
     @property
     def linf(self) -> tuple[float, ...]:
@@ -55,6 +58,10 @@ def require_sensible(choices: AttackChoices) -> None:
         raise InputError(f"expected --steps of at least 1, found {choices.steps}; leave it out for each attack's own")
     if choices.restarts < 1:
         raise InputError(f"expected --restarts of at least 1, found {choices.restarts}")
+    if choices.patch_side is not None and choices.patch_side < 1:
+        raise InputError(f"expected --patch-side of at least 1 px, found {choices.patch_side}")
+    if "patch" not in choices.attacks and (choices.patch_side is not None or choices.patch_anywhere):
+        raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
 
 
 _EXAMPLES: Final = {"--epsilon": "0,1,2,4,8", "--epsilon-l2": "0.25,0.5,1"}

@@ -89,7 +89,8 @@ def _part(work: Work, name: str, start: int, indices: Tensor, advance: Advance) 
     result = sweep(
         work.specimen, images, labels, attacks=(name,), epsilons=choices.linf, epsilons_l2=choices.l2,
         steps=choices.steps, restarts=choices.restarts, seed=options.seed, batch_size=work.batch_size,
-        precision=options.precision, indices=indices.tolist(), on_progress=advance,
+        precision=options.precision, side=choices.patch_side, aligned=not choices.patch_anywhere,
+        indices=indices.tolist(), on_progress=advance,
     )  # fmt: skip
     counts = (result.forwards[name], result.backwards[name], result.seconds[name])
     found = {
