@@ -31,10 +31,14 @@ def test_an_image_without_any_change_found_is_seen():
 @pytest.mark.parametrize(
     ("attempt", "passes", "says"),
     [
-        (searching(short=0.1, long=0.1), True, "+0.0 % (median of 4 images), 0 no longer fooled"),
-        (searching(short=0.1, long=0.08), False, "-20.0 % (median of 4 images), 0 no longer fooled; too few steps"),
+        (searching(short=0.1, long=0.1), True, "+0.0 % (median of 4 images), 0 lost, 0 gained"),
+        (
+            searching(short=0.1, long=0.08),
+            False,
+            "-20.0 % (median of 4 images), 0 lost, 0 gained; too few steps",
+        ),
         (searching(short=0.1, long=0.12), False, "+20.0 %"),
-        (searching(short=0.1, long=0.1, lost=True), False, "1 no longer fooled"),
+        (searching(short=0.1, long=0.1, lost=True), False, "1 lost"),
     ],
 )
 def test_a_search_that_was_too_short_or_too_long_is_seen(attempt, passes, says):
@@ -42,6 +46,15 @@ def test_a_search_that_was_too_short_or_too_long_is_seen(attempt, passes, says):
     check = as_near("cw", attempt, images, torch.zeros(4).long(), epsilon=7.0, steps=10)
     assert check.passed is passes
     assert says in check.found
+
+
+def test_a_search_that_finds_nothing_is_seen():
+    def blind(images, labels, *, epsilon, steps=None, batch_size=None):
+        return Result(images, torch.zeros(len(images)).bool(), torch.ones(len(images)).bool())
+
+    check = as_near("cw", blind, torch.zeros(4, 3, 4, 4), torch.zeros(4).long(), epsilon=7.0, steps=10)
+    assert not check.passed
+    assert check.found == "no change found for any of 4 images"
 
 
 def test_deepfool_is_as_near_and_cw_with_too_few_steps_is_not():
@@ -54,4 +67,6 @@ def test_deepfool_is_as_near_and_cw_with_too_few_steps_is_not():
         )
 
     assert as_near("deepfool", attempt("deepfool"), images, labels, epsilon=14.0, steps=30).passed
-    assert "raise --steps" in as_near("cw", attempt("cw"), images, labels, epsilon=14.0, steps=4).found
+    check = as_near("cw", attempt("cw"), images, labels, epsilon=14.0, steps=4, times=10)
+    assert not check.passed
+    assert "raise --steps" in check.found

@@ -1,14 +1,11 @@
 """What every attack promises, whatever it is, on random models, shapes, epsilons and seeds."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.attacks.models import MODELS, answers, perceptron, pictures
-from vitlens.attacks import scores
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.result import AttackResult
@@ -22,12 +19,7 @@ models = st.tuples(st.sampled_from(sorted(MODELS)), st.sampled_from([(8, 8), (8,
 epsilons = st.one_of(st.sampled_from([0.0, 1e-4, 8 / 255, 1.0]), st.floats(0.0, 1.0))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _few_queries() -> Iterator[None]:
-    """Square asks 50 times a step; none of its promises depends on how often."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scores, "QUERIES", 6)
-        yield
+pytestmark = pytest.mark.usefixtures("few_queries")
 
 
 def lengths(result: AttackResult, images: torch.Tensor, norm: str) -> torch.Tensor:

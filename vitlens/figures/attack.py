@@ -1,4 +1,4 @@
-"""How models break as epsilon grows: accuracy with its band, the distances at which images give way, classes apart."""
+"""How models break as epsilon grows: accuracy with its band, and the distances at which images give way."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,9 @@ from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
 from vitlens.figures.inputs import as_array, require_length
-from vitlens.figures.style import GREY, SERIES, WIDE, heading, sheet, shortened, styled
+from vitlens.figures.style import GREY, SERIES, SMALL, WIDE, heading, sheet, shortened, styled
 
 _MARKERS: Final = "osD^vP"
-_MOST_CLASSES: Final = 30
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def robust_curves(*, panels: Sequence[Panel], title: str, chance: float | None =
     if not panels or not any(panel.curves for panel in panels):
         raise InputError("expected at least one attack with a curve, found none")
     names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
-    across = min(3, len(panels))
+    across = _across(len(panels))
     down = -(-len(panels) // across)
     figure = sheet(WIDE if across > 1 else WIDE * 0.65, 0.35 + (2.1 if across > 1 else 2.6) * down)
     drawn = figure.subplots(down, across, squeeze=False, sharey=True)
@@ -51,7 +50,7 @@ def robust_curves(*, panels: Sequence[Panel], title: str, chance: float | None =
         for name, values in panel.curves.items():
             value, low, high = 100 * as_array(values, name=f"accuracy of {name}", axes=("ends", "epsilons"))
             require_length(len(value), len(places), name=f"accuracies of {name}", of="the epsilons")
-            colour, marker = _look(names.index(name))
+            colour, marker = look(names.index(name))
             axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
             axes.plot(places, value, marker=marker, markersize=3.2, linewidth=1.2, color=colour, label=name)
         if chance is not None:
@@ -63,21 +62,27 @@ def robust_curves(*, panels: Sequence[Panel], title: str, chance: float | None =
         axes.set_visible(False)
     for row in drawn:
         row[0].set_ylabel("accuracy (%)")
-    _legend(figure, names)
+    names_below(figure, names)
     dashed = "; dashed: chance" if chance is not None else ""
     heading(figure, f"{title}; bands: 95 % intervals{dashed}")
     return figure
 
 
-def _look(index: int) -> tuple[str, str]:
+def look(index: int) -> tuple[str, str]:
+    """Colour and marker of a model or an attack, by its place."""
     return SERIES[index % len(SERIES)], _MARKERS[(index + index // len(SERIES)) % len(_MARKERS)]
 
 
-def _legend(figure: Figure, names: Sequence[str]) -> None:
+def _across(count: int) -> int:
+    """Panels in a row: four stand two by two."""
+    return 2 if count == 4 else min(3, count)
+
+
+def names_below(figure: Figure, names: Sequence[str]) -> None:
     """The names below the panels, which keep their height."""
     handles = []
     for index, name in enumerate(names):
-        colour, marker = _look(index)
+        colour, marker = look(index)
         [handle] = figure.axes[0].plot([], [], marker=marker, markersize=3.6, color=colour, label=shortened(name, 30))
         handles.append(handle)
     columns = min(3, len(names))
@@ -110,16 +115,16 @@ class Distances:
 
 @styled
 def distance_histograms(*, panels: Mapping[str, Sequence[Distances]], axis: Mapping[str, str], title: str) -> Figure:
-    """The smallest perturbation found for each image, one panel an attack, as curves of how many are broken up to it.
+    """The smallest perturbation found for each image, one panel an attack: histograms of images that were right.
 
-    panels: by attack, one entry a model, of at least one broken image in all; axis: by attack, the unit. The share of
-    the images that were right is drawn as a histogram; medians as lines. Raises InputError when nothing is broken.
+    panels: by attack, one entry a model, of at least one broken image in all; axis: by attack, the unit. Medians are
+    drawn as lines, and how many images were never broken is written. Raises InputError when nothing is broken.
     """
     shown = {name: list(found) for name, found in panels.items() if any(np.size(one.values) for one in found)}
     if not shown:
         raise InputError("expected at least one image that an attack broke, found none")
     models = list(dict.fromkeys(one.name for found in shown.values() for one in found))
-    across = min(3, len(shown))
+    across = _across(len(shown))
     down = -(-len(shown) // across)
     figure = sheet(WIDE if across > 1 else WIDE * 0.65, 0.35 + 2.0 * down)
     drawn = figure.subplots(down, across, squeeze=False)
@@ -131,7 +136,7 @@ def distance_histograms(*, panels: Mapping[str, Sequence[Distances]], axis: Mapp
         axes.set_visible(False)
     for row in drawn:
         row[0].set_ylabel("right images (%)")
-    _legend(figure, models)
+    names_below(figure, models)
     heading(figure, title)
     return figure
 
@@ -141,7 +146,7 @@ def _histogram(axes: Axes, found: Sequence[Distances], models: Sequence[str]) ->
     longest = max(float(some.max()) for some in values.values() if some.size)
     edges = np.linspace(0, longest * 1.0001, 25)
     for one in found:
-        colour, _ = _look(models.index(one.name))
+        colour, _ = look(models.index(one.name))
         right = values[one.name].size + one.survived
         if not right:
             continue
@@ -151,51 +156,8 @@ def _histogram(axes: Axes, found: Sequence[Distances], models: Sequence[str]) ->
         if one.median is not None:
             axes.axvline(one.median, color=colour, linestyle="--", linewidth=1.0)
     axes.set_xlim(0, longest * 1.02)
-
-
-@dataclass(frozen=True)
-class ByClass:
-    """One model: clean and robust accuracy of each class, rows value, low, high as fractions (3, classes)."""
-
-    name: str
-    clean: ArrayLike
-    robust: ArrayLike
-
-
-@styled
-def class_robustness(*, models: Sequence[ByClass], classes: Sequence[str], title: str) -> Figure:
-    """Accuracy (%) of each class, clean (hollow) and under attack (filled, with 95 % intervals).
-
-    Of more than 30 classes those that lose most (mean of the models) are drawn. Raises InputError when lengths differ.
-    """
-    if not models or not classes:
-        raise InputError("expected at least one model and one class, found none")
-    found = []
-    for model in models:
-        clean, robust = (as_array(some, name=model.name, axes=("ends", "classes")) for some in _both(model))
-        require_length(clean.shape[1], len(classes), name=f"accuracies of {model.name}", of="the classes")
-        require_length(robust.shape[1], len(classes), name=f"robust accuracies of {model.name}", of="the classes")
-        found.append((100 * clean, 100 * robust))
-    lost = np.mean([clean[0] - robust[0] for clean, robust in found], axis=0)
-    order = np.argsort(-lost, kind="stable")[:_MOST_CLASSES]
-    figure = sheet(WIDE * 0.8, 0.8 + max(0.24, 0.13 * len(models)) * len(order))
-    axes = figure.add_subplot()
-    for index, (clean, robust) in enumerate(found):
-        colour, marker = _look(index)
-        place = np.arange(len(order)) + (index - (len(found) - 1) / 2) * 0.7 / len(found)
-        axes.hlines(place, robust[0, order], clean[0, order], color=colour, alpha=0.35, linewidth=0.8)
-        axes.hlines(place, robust[1, order], robust[2, order], color=colour, linewidth=1.6)
-        axes.plot(clean[0, order], place, marker, color=colour, markerfacecolor="white", markersize=3.6)
-        axes.plot(robust[0, order], place, marker, color=colour, markersize=3.8)
-    axes.set_yticks(range(len(order)), [shortened(classes[index]) for index in order])
-    axes.set_ylim(len(order) - 0.4, -0.6)
-    axes.set(xlim=(-3, 103), xlabel="accuracy (%); hollow: clean, filled: under attack")
-    axes.grid(axis="x")
-    _legend(figure, [model.name for model in models])
-    some = f": the {_MOST_CLASSES} of {len(classes)} classes that lose most" if len(classes) > _MOST_CLASSES else ""
-    heading(figure, f"{title}{some}; lines: 95 % intervals")
-    return figure
-
-
-def _both(model: ByClass) -> tuple[ArrayLike, ArrayLike]:
-    return model.clean, model.robust
+    kept = [f"{shortened(one.name, 18)}: {one.survived} of {one.survived + np.size(one.values)}" for one in found]
+    axes.set_ylim(0, axes.get_ylim()[1] * (1.1 + 0.1 * len(kept)))  # room for what is written
+    axes.text(
+        0.98, 0.97, "\n".join(["not broken", *kept]), transform=axes.transAxes, ha="right", va="top", fontsize=SMALL
+    )

@@ -37,7 +37,7 @@ def parting_paths(*, models: Mapping[str, Mapping[str, ArrayLike]], title: str) 
             place, index = np.arange(1, len(value) + 1), kinds.index(kind)
             axes.fill_between(place, low, high, color=SERIES[index], alpha=0.18, linewidth=0)
             axes.plot(place, value, _LOOKS[index % len(_LOOKS)], color=SERIES[index], marker="o", markersize=2.6)
-        axes.set(title=shortened(model, 30), xlabel="block")
+        axes.set(title=shortened(model, 44), xlabel="block")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y")
     for axes in panels.flat[len(models) :]:

@@ -30,6 +30,7 @@ from vitlens.runs.progress import progress
 CHECKED: Final = 16  # right images that are attacked again and again
 _SLOW: Final = ("auto", "square")  # thousands of passes an image: checked on few images, with few
 _FEW: Final = (6, 2)  # images and steps of these
+_SEARCHED: Final = (6, 20)  # of C&W, hundreds of passes an image: images of the long search, steps of the other checks
 _ONE_STEP: Final = ("fgsm", "noise")
 _MANY_STEPS: Final = ("bim", "pgd", "apgd-ce", "apgd-dlr", "auto")
 _BLIND: Final = ("noise", "square")  # see no gradient
@@ -66,6 +67,9 @@ def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iter
         )  # fmt: skip
     if swept.attack in _SLOW:
         images, labels, attempt = images[: _FEW[0]], labels[: _FEW[0]], _with_steps(attempt, _FEW[1])
+    steps = steps_of(known, work.choices)
+    if known.kind == "minimum":
+        attempt = _with_steps(attempt, min(steps, _SEARCHED[1]))
     if known.kind == "budget" and known.norm != "patch":
         yield nothing_for_nothing(slug, attempt, images, labels)
     result = attempt(images, labels, epsilon=epsilon, batch_size=len(images))
@@ -73,10 +77,10 @@ def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iter
     if len(images) > 1:
         apart = attempt(images, labels, epsilon=epsilon, batch_size=-(-len(images) // 2))
         yield same_alone(slug, result, apart)
-    steps = steps_of(known, work.choices)
     everything = EVERYTHING if known.norm == "linf" else float(images[0].numel()) ** 0.5
     if known.kind == "minimum":
-        yield as_near(slug, attempt, images, labels, epsilon=everything, steps=steps)
+        few = _SEARCHED[0]
+        yield as_near(slug, attempt, images[:few], labels[:few], epsilon=everything, steps=steps)
         yield all_found(swept.outcome)
     elif _is_iterative(known):
         yield more_steps(slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0], steps=steps)
@@ -109,3 +113,5 @@ def _in_order(outcomes: Sequence[Outcome], names: Sequence[str]) -> Iterator[Che
             yield stronger_in_order(known[weaker], known[stronger], reason="without gradients against with")
     if "apgd-ce" in known and "pgd" in known:
         yield stronger_in_order(known["pgd"], known["apgd-ce"], reason="fixed step against adaptive")
+    if "auto" in known and "pgd" in known:
+        yield stronger_in_order(known["pgd"], known["auto"], reason="one attack against the worst case of three")

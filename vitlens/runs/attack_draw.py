@@ -7,13 +7,12 @@ import numpy as np
 
 from vitlens.analysis.common_corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.figures.attack import (
-    ByClass,
     Distances,
     Panel,
-    class_robustness,
     distance_histograms,
     robust_curves,
 )
+from vitlens.figures.attack_classes import ByClass, class_robustness
 from vitlens.figures.robustness import Hardening, robustness_curves
 from vitlens.figures.transfer import transfer_matrix
 from vitlens.files import RunRecord
@@ -139,7 +138,8 @@ def _classes(record: RunRecord) -> Iterator[Drawn]:
     )
     yield Drawn(
         "classes", figure,
-        "Classes that are hard to begin with have less to lose. Classes with few images have wide intervals.",
+        "Classes that are hard to begin with have less to lose. Classes with few images have wide intervals, and the "
+        "first and the last of many stand out by chance too.",
     )  # fmt: skip
 
 
@@ -150,14 +150,17 @@ def _transfer(record: RunRecord) -> Iterator[Drawn]:
     aliases = list(dict.fromkeys(str(row["made_for"]) for row in rows))
     rates = np.full((len(aliases), len(aliases)), np.nan)
     clean = np.zeros(len(aliases))
+    counts = np.zeros((len(aliases), len(aliases)), dtype=int)
     for row in rows:
         place = aliases.index(str(row["made_for"])), aliases.index(str(row["shown_to"]))
         rates[place] = np.nan if row["rate"] is None else float(row["rate"])
         clean[place[1]] = float(row["clean"])
+        counts[place] = int(row.get("n", 0))
     (sample,) = rows_of(record, "sample")[:1]
     figure = transfer_matrix(
         rates=rates,
         clean=clean,
+        counts=counts,
         names=aliases,
         title=f"Images made by {sample['title']} at {epsilon_words(sample)}: who is fooled",
     )

@@ -61,7 +61,7 @@ def draw_inside(record: RunRecord) -> Iterator[Drawn]:
     blocks, layers = rows_of(record, "blocks"), rows_of(record, "shifts")
     if blocks:
         models = {
-            alias: {
+            f"{alias}, {_images_of(blocks, alias)} images": {
                 kind: _ends([row for row in blocks if row["model"] == alias and row["kind"] == kind])
                 for kind in dict.fromkeys(str(row["kind"]) for row in blocks if row["model"] == alias)
             }
@@ -91,6 +91,10 @@ def draw_inside(record: RunRecord) -> Iterator[Drawn]:
             "After minus before, image by image, for the images that were fooled. Heads of a layer may change in "
             "opposite ways and cancel out here.",
         )
+
+
+def _images_of(rows: Rows, alias: str) -> int:
+    return next(int(row["n"]) for row in rows if row["model"] == alias)
 
 
 def _ends(rows: Rows, *, places: str = "block") -> Any:

@@ -112,17 +112,20 @@ def keep_pairs(folder: RunFolder, found: Sequence[Sequence[Swept]], *, seed: int
         for first, second in combinations(found, 2)
         for one, two in zip(first, second)
     ]  # fmt: skip
-    norms = {swept.outcome.name: ATTACKS[swept.attack].norm for swept in found[0]}
+    known = {swept.outcome.name: ATTACKS[swept.attack] for swept in found[0]}
     rows: list[Row] = []
     for test in paired(matched, seed=seed) if matched else ():
-        epsilon = typed(test.epsilon, norms.get(test.name, "linf"))
+        attack = known.get(test.name)
+        norm, title = ("linf", "none") if attack is None else (attack.norm, titled(attack))
+        epsilon = typed(test.epsilon, norm)
         if test.name != "clean":
             folder.metric(f"robust_difference/{test.first}/{test.second}/{test.name}/{epsilon}", test.difference)
         rows.append(
             {
-                "attack": test.name, "epsilon": float(epsilon), "first": test.first, "second": test.second,
-                "only_first": test.only_first, "only_second": test.only_second, "difference": test.difference.value,
-                "low": test.difference.low, "high": test.difference.high, "p": test.p, "p_holm": test.p_holm,
+                "attack": test.name, "title": title, "norm": norm, "epsilon": float(epsilon), "first": test.first,
+                "second": test.second, "only_first": test.only_first, "only_second": test.only_second,
+                "difference": test.difference.value, "low": test.difference.low, "high": test.difference.high,
+                "p": test.p, "p_holm": test.p_holm,
             }
         )  # fmt: skip
     folder.table("pairs", rows)

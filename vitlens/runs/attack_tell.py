@@ -5,7 +5,7 @@ from typing import Any
 
 from vitlens.analysis.stats import STATISTICS
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table, in_words, metrics
+from vitlens.report import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs import attack_words as words
 from vitlens.runs.attack_draw_inside import aliases_of, rows_of
 from vitlens.runs.describe import data_words
@@ -66,8 +66,28 @@ def _curves(record: RunRecord) -> Section:
         for row in attacks
     ]  # fmt: skip
     shown = tuple(name for name in ("distances",) if _has_distances(record))
-    tables = (Table("Accuracy left, with 95 % intervals", accuracies), Table("What was run, and what it cost", costs))
+    tables = (
+        Table("Accuracy left, with 95 % intervals", accuracies),
+        *_pairs(record),
+        Table("What was run, and what it cost", costs),
+    )
     return Section("How soon images give way", lines, tables, shown)
+
+
+def _pairs(record: RunRecord) -> Iterator[Table]:
+    """Every paired test of two models; none of one model."""
+    table: list[dict[str, Cell]] = [
+        {
+            "attack": row["title"], "epsilon": "0" if row["attack"] == "clean" else words.epsilon_words(row),
+            "models": f"{row['first']} − {row['second']}", "only the first right": row["only_first"],
+            "only the second right": row["only_second"],
+            "difference": in_words(words.estimate(row, "difference", unit="points"), with_n=False),
+            "p": number(float(row["p"])), "p (Holm)": number(float(row["p_holm"])),
+        }
+        for row in rows_of(record, "pairs")
+    ]  # fmt: skip
+    if table:
+        yield Table("The models against each other, image by image: McNemar's exact test", table)
 
 
 def _left(row: Mapping[str, Any]) -> str:

@@ -108,7 +108,7 @@ def pair_words(rows: Sequence[Row]) -> Iterator[str]:
 
 def _most(rows: Sequence[Row]) -> str:
     row = max(rows, key=lambda row: abs(float(row["difference"])))
-    return f"most at {row['attack']} {row['epsilon']:g}: {_points(row)}"
+    return f"most under {row['title']} at {epsilon_words(row)}: {_points(row)}"
 
 
 def _points(row: Row) -> str:
@@ -190,6 +190,8 @@ def corruption_words(found: Found, rows: Sequence[Row], aliases: Sequence[str]) 
             f"{alias} is wrong on {in_words(found[name])} over all kinds and severities; most is lost to "
             f"{hardest['kind']} of severity {hardest['severity']}, which leaves {in_words(estimate(hardest))}."
         )
+    if len(aliases) > 1 and rows and not any(name.startswith("mean_corruption_error/") for name in found):
+        yield "Mean corruption errors are left out: the model they are relative to makes no error of some kind."
     relative = {name: one for name, one in found.items() if name.startswith("mean_corruption_error/")}
     for name, one in relative.items():
         _, alias, baseline = name.split("/")
