@@ -7,7 +7,7 @@ import pytest
 from vitlens.attacks import scores
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")  # once a test; hypothesis asks for more than function scope
 def few_queries() -> Iterator[None]:
     """Square asks 50 times a step; where only what every attack promises is tested, six are enough."""
     with pytest.MonkeyPatch.context() as patch:

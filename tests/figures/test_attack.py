@@ -68,7 +68,7 @@ def test_transfer_writes_every_rate():
     figure = transfer_matrix(
         rates=[[1, 0.25], [np.nan, 1]], clean=[0.9, 0.5], counts=[[9, 8], [0, 7]], names=["vit", "cnn"], title="who"
     )
-    assert {"25\nof 8", "100\nof 9", "100\nof 7"} <= set(texts(figure))
+    assert {"25 %\nof 8", "100 %\nof 9", "100 %\nof 7"} <= set(texts(figure))
     assert "nan" not in " ".join(texts(figure))
     assert any("clean 90 %" in text for text in texts(figure))
     assert not cut_off(figure)

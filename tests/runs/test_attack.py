@@ -105,6 +105,8 @@ def test_the_report_says_what_was_found(folder):
     assert ("The attacks on vit-digits look " in text) is True
     assert "| Self-checks" in text or "**Self-checks**" in text
     assert "fools cnn-digits on" in text
+    assert "McNemar's exact test" in text
+    assert "| PGD L∞ | 32/255 | vit-digits − cnn-digits |" in text
 
 
 def test_checks_cover_every_attack(folder):

@@ -41,7 +41,7 @@ def transfer_matrix(
         for column in range(count):
             if not np.isnan(values[row, column]):
                 ink = "white" if values[row, column] > 60 else "black"
-                said = f"{values[row, column]:.0f}\nof {of[row, column]:.0f}"
+                said = f"{values[row, column]:.0f} %\nof {of[row, column]:.0f}"
                 axes.text(column, row, said, ha="center", va="center", color=ink)
     short = [shortened(name, 16) for name in names]
     axes.set_xticks(range(count), [f"{name}\nclean {value:.0f} %" for name, value in zip(short, accuracy)])

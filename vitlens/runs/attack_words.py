@@ -102,7 +102,7 @@ def pair_words(rows: Sequence[Row]) -> Iterator[str]:
             continue
         said = [f"{alias} is the more robust in {len(some)} ({_most(some)})" for alias, some in ahead.items() if some]
         rest = len(mine) - sum(map(len, ahead.values()))
-        left = f"; {rest} show no difference" if rest else ""
+        left = f"; in {rest} none is shown to be" if rest else ""
         yield f"{first} against {second}, of {len(mine)} paired tests after Holm's correction: {'; '.join(said)}{left}."
 
 
@@ -164,7 +164,8 @@ def shift_words(rows: Sequence[Row], titles: Mapping[str, str]) -> Iterator[str]
                 if layers
             ]
             change = " and ".join(said) or "is not shown to change in any layer"
-            yield f"{alias}: {titles[name]} {change} (95 % intervals, uncorrected; {mine[0]['n']} images)."
+            short = titles[name].partition(",")[0]
+            yield f"{alias}: {short} {change} (95 % intervals, uncorrected; {mine[0]['n']} images)."
 
 
 def transfer_words(rows: Sequence[Row]) -> Iterator[str]:
