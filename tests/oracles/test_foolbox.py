@@ -18,7 +18,7 @@ LENGTHS = [0.1, 0.2, 0.4, 0.8, 1.6]
 SEED = 5
 
 
-@pytest.fixture(scope="module", params=["vit-digits", "cnn-digits"])
+@pytest.fixture(scope="module", params=["vit-digits", pytest.param("cnn-digits", marks=pytest.mark.slow)])
 def specimen(request: pytest.FixtureRequest) -> Specimen:
     return zoo.load(request.param)
 
