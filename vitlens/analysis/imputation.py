@@ -19,9 +19,9 @@ from vitlens.shapes import Images
 
 NOISE = 0.01  # standard deviation, of pixels in [0, 1]
 TOLERANCE = 1e-3  # of pixels in [0, 1]: a quarter of one step of an 8-bit image
-_KERNEL = ((1 / 12, 1 / 6, 1 / 12), (1 / 6, 0.0, 1 / 6), (1 / 12, 1 / 6, 1 / 12))
 _ENLARGE = (0.25, 0.75, 0.75, 0.25)  # linear between the middles of cells twice as wide
 _ROUNDS = 500
+_AT_ONCE = 2**20  # numbers that are solved for at once: what a processor's cache holds with all that a round needs
 _COARSEST = 8  # pixels a side below which no coarser grid is made
 _SWEEPS = 8  # on the coarsest grid
 
@@ -40,7 +40,8 @@ def imputed(
     """
     if bool(holes.flatten(1).all(1).any()):
         raise InputError("expected images of which something is left, found one that is removed whole")
-    filled = _solved(images, holes, tolerance / 2)
+    few = max(1, _AT_ONCE // images[0].numel()) if images.device.type == "cpu" else len(images)
+    filled = torch.cat([_solved(*part, tolerance / 2) for part in zip(images.split(few), holes.split(few))])
     grain = torch.randn(1, *images.shape[1:], generator=torch.Generator().manual_seed(seed)).to(images)
     return torch.where(holes, (filled + noise * grain).clamp(0, 1), images)
 
@@ -108,9 +109,15 @@ def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
 
 
 def _neighbours(values: Grid) -> Grid:
-    """The weighted sum of each pixel's neighbours, nothing beyond the edge."""
-    kernel = torch.tensor(_KERNEL, dtype=values.dtype, device=values.device)
-    return F.conv2d(values, kernel.expand(values.shape[1], 1, 3, 3), padding=1, groups=values.shape[1])
+    """The weighted sum of each pixel's neighbours, nothing beyond the edge.
+
+    All nine weigh (1, 2, 1) x (1, 2, 1) / 12, less the 4 / 12 of the middle; in steps, as a depthwise convolution of
+    many images is many times slower on processors.
+    """
+    wide = F.pad(values, (1, 1, 1, 1))
+    down = (wide[..., :-2, :] + wide[..., 2:, :]).add_(wide[..., 1:-1, :], alpha=2)
+    both = (down[..., :-2] + down[..., 2:]).add_(down[..., 1:-1], alpha=2)
+    return both.sub_(values, alpha=4).div_(12)
 
 
 def _enlarged(values: Grid) -> Float[Tensor, "batch channels 2*height 2*width"]:
