@@ -41,6 +41,16 @@ def test_every_option_arrives(stand_in):
 
 
 @pytest.mark.parametrize(
+    ("text", "of_pgd", "of_cw"), [("7", 7, 7), ("pgd=20,cw=50", 20, 50), ("cw = 5", None, 5)], ids=str
+)
+def test_steps_can_be_said_by_attack(stand_in, text, of_pgd, of_cw):
+    calls = stand_in("attack")
+    assert run(["attack", "a", "--steps", text]) == 0
+    [(_, options)] = calls
+    assert (options["choices"].steps_for("pgd"), options["choices"].steps_for("cw")) == (of_pgd, of_cw)
+
+
+@pytest.mark.parametrize(
     ("line", "says"),
     [
         ("--attack pdg", "did you mean 'pgd'"),
@@ -50,6 +60,9 @@ def test_every_option_arrives(stand_in):
         ("--epsilon nan", "expected --epsilon"),
         ("--epsilon-l2 inf", "expected --epsilon-l2"),
         ("--steps 0", "expected --steps of at least 1, found 0"),
+        ("--steps pgd=0", "expected --steps of at least 1, found 0"),
+        ("--steps pgd=x", "expected --steps N or NAME=N"),
+        ("--steps apgd-ce=9", "expected --steps for attacks of --attack, found apgd-ce; try fgsm, pgd, cw"),
         ("--restarts 0", "expected --restarts of at least 1"),
         ("--attack patch --patch-side 0", "expected --patch-side of at least 1 px, found 0"),
         ("--patch-side 8", "with --attack patch, found them without"),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import amounts, one_of
+from vitlens.cli.lists import amounts, count_or_counts, one_of
 from vitlens.cli.options import Data, Images, Models
 from vitlens.names import ATTACK_NAMES
 from vitlens.runs.attack_choices import AttackChoices, require_sensible
@@ -30,8 +30,13 @@ def attack(
         str, typer.Option("--epsilon-l2", metavar="LIST", help="Of L2 attacks, distances in pixel units.")
     ] = "0.25,0.5,1",
     steps: Annotated[
-        int | None,
-        typer.Option("--steps", metavar="N", help="Of attacks with steps.", show_default="each attack's own"),
+        str | None,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            help="Of attacks with steps; of some alone: pgd=20,cw=50.",
+            show_default="each attack's own",
+        ),
     ] = None,
     restarts: Annotated[int, typer.Option("--restarts", metavar="N", help="Of attacks with a random start.")] = 1,
     predicted: Annotated[
@@ -86,7 +91,7 @@ def attack(
         attacks=one_of("--attack", attacks, ATTACK_NAMES),
         epsilons=amounts("--epsilon", epsilon),
         epsilons_l2=amounts("--epsilon-l2", epsilon_l2),
-        steps=steps,
+        steps=count_or_counts("--steps", steps),
         restarts=restarts,
         corruptions=corruptions,
         transfer=transfer,

@@ -97,6 +97,20 @@ def amounts(option: str, text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
+def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | None:
+    """A whole number "20", or one for each of several names "pgd=20,cw=50"; None stays. Raises InputError."""
+    if text is None:
+        return None
+    parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
+    if len(parts) == 1 and parts[0][0].isdecimal() and not parts[0][1]:
+        return int(parts[0][0])
+    if not all(name and value.isdecimal() for name, _, value in parts):
+        raise InputError(
+            f"expected {option} N or NAME=N,NAME=N with whole numbers, found {text!r}; e.g. {option} pgd=20,cw=50"
+        )
+    return {name: int(value) for name, _, value in parts}
+
+
 def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
     """NAME=VALUE pairs, values as the words, numbers or lists that they read as. Raises InputError."""
     settings: dict[str, object] = {}

@@ -69,7 +69,7 @@ def identity_of(
         "attacks": list(choices.attacks),
         "epsilons": list(choices.linf),
         "epsilons_l2": list(choices.l2),
-        "steps": choices.steps,
+        "steps": dict(choices.steps) if isinstance(choices.steps, Mapping) else choices.steps,
         "restarts": choices.restarts,
         "patch": [choices.patch_side, choices.patch_anywhere],
         "seed": options.seed,

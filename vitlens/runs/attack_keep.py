@@ -41,7 +41,7 @@ def titled(known: Attack) -> str:
 
 def steps_of(known: Attack, choices: AttackChoices) -> int:
     """How many steps an attack takes; 1 where it has one alone."""
-    return (choices.steps or known.steps) if known.steps else 1
+    return (choices.steps_for(known.name) or known.steps) if known.steps else 1
 
 
 def keep_curves(folder: RunFolder, works: Sequence[Work], found: Sequence[Sequence[Swept]]) -> None:

@@ -47,7 +47,7 @@ def attempt_of(work: Work, name: str) -> Attempt:
     ) -> Attacked:
         return attack(
             work.specimen, images, labels, method=name, epsilon=epsilon if bounded else None,
-            steps=steps or work.choices.steps, restarts=work.choices.restarts, seed=work.options.seed,
+            steps=steps or work.choices.steps_for(name), restarts=work.choices.restarts, seed=work.options.seed,
             batch_size=batch_size or work.batch_size, precision=work.options.precision,
             side=work.choices.patch_side, aligned=not work.choices.patch_anywhere,
         )  # fmt: skip

@@ -88,7 +88,7 @@ def _part(work: Work, name: str, start: int, indices: Tensor, advance: Advance) 
     choices, options = work.choices, work.options
     result = sweep(
         work.specimen, images, labels, attacks=(name,), epsilons=choices.linf, epsilons_l2=choices.l2,
-        steps=choices.steps, restarts=choices.restarts, seed=options.seed, batch_size=work.batch_size,
+        steps=choices.steps_for(name), restarts=choices.restarts, seed=options.seed, batch_size=work.batch_size,
         precision=options.precision, side=choices.patch_side, aligned=not choices.patch_anywhere,
         indices=indices.tolist(), on_progress=advance,
     )  # fmt: skip
