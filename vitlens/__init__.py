@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitlens.analysis.similarity import similarity as similarity
     from vitlens.analysis.stats import statistics as statistics
     from vitlens.analysis.zero_shot import zero_shot as zero_shot
+    from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.registry import explain as explain
     from vitlens.models.specimen import Specimen as Specimen
     from vitlens.models.zoo import load as load
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Specimen": ("vitlens.models.specimen", "Specimen"),
     "ablate": ("vitlens.analysis.ablate", "ablate"),
+    "attack": ("vitlens.attacks.attack", "attack"),
     "attention": ("vitlens.analysis.attention", "attention"),
     "compare": ("vitlens.analysis.compare", "compare"),
     "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
@@ -49,6 +51,7 @@ __all__ = [
     "Specimen",
     "__version__",
     "ablate",
+    "attack",
     "attention",
     "compare",
     "evaluate",

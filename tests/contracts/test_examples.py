@@ -13,6 +13,7 @@ import vitlens
 README = Path(__file__).parents[2] / "README.md"
 EXAMPLES = (
     "ablate",
+    "attack",
     "attention",
     "compare",
     "explain",

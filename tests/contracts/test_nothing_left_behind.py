@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 from tests.lens.tiny import images, ours, timm_specimen, torchvision_swin, torchvision_vit
+from vitlens.analysis.attack_inside import cosines
 from vitlens.analysis.attention import attention, attention_maps
 from vitlens.analysis.features import features
 from vitlens.analysis.flops import flops_by_part
@@ -17,6 +18,7 @@ from vitlens.analysis.relevance import relevance
 from vitlens.analysis.rollout import rollout
 from vitlens.analysis.stats import statistics
 from vitlens.analysis.views import query_maps
+from vitlens.attacks.attack import attack
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.intervened import intervened
 from vitlens.lens.intervention import (
@@ -79,6 +81,8 @@ USES: dict[str, Callable[[Specimen, Tensor], object]] = {
     "statistics": statistics,
     "features": features,
     "query_maps": lambda specimen, batch: query_maps(specimen, batch, query=(0, 0)),
+    "cosines": lambda specimen, batch: cosines(specimen, batch, {"other": batch.flip(0)}),
+    "attack": lambda specimen, batch: attack(specimen, batch, "predicted", epsilon=0.1, steps=2),
     "flops": lambda specimen, _batch: flops_by_part(specimen),
     "saved_for_training": saved_for_training,
     "inference_peak": inference_peak,

@@ -28,6 +28,9 @@ LINES = {
     "explain": "explain {vit} {cnn} --data digits --limit 4 --method relevance,gradcam,integrated-gradients,occlusion",
     "explain by every method": "explain {vit} --images {pictures} --method all --target 3",
     "explain verified": "explain {vit} --data digits --limit 4 --method relevance,saliency --verify",
+    "attack": "attack {vit} {cnn} --data digits --limit 6 --steps 2 --attack fgsm,pgd,cw,patch "
+    "--epsilon 0,8,64 --no-corruptions",
+    "attack of predictions": "attack {vit} --images {pictures} --predicted --attack pgd-l2,noise --steps 2",
     "features": "features {vit} {cnn} --data digits --limit 20 --k 1,3 --no-cache --no-tsne",
     "features of pictures": "features {vit} --images {pictures} --thumbnails --no-cache",
     "profile": "profile {vit} {cnn} --batch-sizes 1,2 --sizes 16,32",

@@ -7,7 +7,7 @@ from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
 from vitlens.figures.explain import ACROSS, attribution_overlays, lines_of
 
-TITLE = "model: what speaks for the target class (red) and what against it (blue)"
+TITLE = "model: what speaks for the target (red) and against it (blue)"
 
 
 def drawing(images, maps, **changes):

@@ -6,7 +6,8 @@ from matplotlib.colors import to_rgb
 
 from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
 from vitlens.errors import InputError
-from vitlens.figures.patching import contribution_bars, logit_lens, patching_maps
+from vitlens.figures.contributions import contribution_bars, logit_lens
+from vitlens.figures.patching import patching_maps
 from vitlens.figures.style import BLUE, GREY, SIGNED, VERMILLION
 
 NAN = float("nan")

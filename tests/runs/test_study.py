@@ -22,7 +22,8 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     folders = [row["folder"] for row in results["tables"]["chapters"]]
     looks = [f"{word}-mine" for word in ("attention", "rollout", "stats", "ablate", "explain")]
     assert folders == [
-        f"chapters/{name}" for name in ("train-resnet20", "evaluate", *looks, "compare", "features", "profile")
+        f"chapters/{name}"
+        for name in ("train-resnet20", "evaluate", *looks, "compare", "attack", "features", "profile")
     ]
     for folder in folders:
         assert json.loads((out / folder / "results.json").read_text())["status"] == "done"
@@ -39,6 +40,8 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     assert "## Side by side: summary" in text
     assert "`resnet20` is right on" in text
     assert "mean mask area" in text
+    assert "Under PGD L∞ at 8/255 `mine` is still right on" in text
+    assert "The attacks on resnet20 " in text
     for figure in (out / "figures").glob("*.png"):
         assert f"](figures/{figure.name})" in text
 

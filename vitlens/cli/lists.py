@@ -85,6 +85,32 @@ def counts(option: str, text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
+def amounts(option: str, text: str) -> tuple[float, ...]:
+    """Finite numbers "0,0.5,1", each once, in rising order. Raises InputError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        found = sorted({float(part) for part in parts})
+    except ValueError:
+        found = []
+    if not found or not all(math.isfinite(value) for value in found):
+        raise InputError(f"expected {option} with numbers, found {text!r}; e.g. {option} 0.5,1,2")
+    return tuple(found)
+
+
+def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | None:
+    """A whole number "20", or one for each of several names "pgd=20,cw=50"; None stays. Raises InputError."""
+    if text is None:
+        return None
+    parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
+    if len(parts) == 1 and parts[0][0].isdecimal() and not parts[0][1]:
+        return int(parts[0][0])
+    if not all(name and value.isdecimal() for name, _, value in parts):
+        raise InputError(
+            f"expected {option} N or NAME=N,NAME=N with whole numbers, found {text!r}; e.g. {option} pgd=20,cw=50"
+        )
+    return {name: int(value) for name, _, value in parts}
+
+
 def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
     """NAME=VALUE pairs, values as the words, numbers or lists that they read as. Raises InputError."""
     settings: dict[str, object] = {}

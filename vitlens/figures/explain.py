@@ -26,6 +26,8 @@ LARGEST: Final = 99.5  # percentile of a map's absolute values that gets the ful
 _OPACITY = 0.85  # of the full colour over the image in grey
 _LINE = 0.13  # inch that a line of small letters takes
 _LETTER = 0.064  # and a letter
+_LEAST = 0.45  # inch, the narrowest panel on which anything can be seen
+_PLATE: Final = {"facecolor": "white", "alpha": 0.8, "linewidth": 0.0, "pad": 1.5}
 
 
 def lines_of(panels: int) -> int:
@@ -64,11 +66,16 @@ def attribution_overlays(
     for index, picture in enumerate(pictures):
         own = cells[index]
         own[0].imshow(enlarged(picture))
-        _write(own[0], "input", names[index])
+        _title(own[0], "input")
+        own[0].text(
+            0.0, -0.05, "\n".join(_broken(names[index], _row_letters(drawn))), fontsize=SMALL, va="top",
+            transform=own[0].transAxes, linespacing=1.0,
+        )  # fmt: skip
         for axes, found, method, two_sided in zip(own[1:], maps, titles, signed):
             pixels, flaw = _overlay(picture, np.asarray(found, dtype=np.float64)[index], signed=two_sided)
             axes.imshow(pixels)
-            _write(axes, method, flaw)
+            _title(axes, method)
+            axes.text(0.5, 0.5, flaw, fontsize=SMALL, ha="center", va="center", transform=axes.transAxes, bbox=_PLATE)
         if outlines is not None:
             for axes in own:
                 outline(axes, outlines[index])
@@ -103,10 +110,14 @@ def _board(
     lines = lines_of(panels)
     across = -(-panels // lines)
     width = min((WIDE - BAR_ROOM - 0.06) / across - 0.07, (PHOTOGRAPHS / (batch * lines * across * ratio)) ** 0.5, 1.7)
-    letters = max(8, int(width / _LETTER))
-    above = _LINE * max(len(_broken(word, letters, whole=True)) for word in titles) + 0.06
-    below = _LINE * max(len(_broken(word, letters)) for word in (*names, "not finite")) + 0.04
-    width = min(width, ((TALL - 0.7) / (batch * lines) - above - below) / ratio)
+    below = _LINE * max(len(_broken(word, int(across * width / _LETTER))) for word in names) + 0.06
+    while True:  # narrower panels break their titles into more lines
+        letters = max(8, int(width / _LETTER))
+        above = _LINE * max(len(_broken(word, letters, whole=True)) for word in titles) + 0.06
+        fits = ((TALL - 0.7) / (batch * lines) - above - below) / ratio
+        if width <= max(fits, _LEAST):
+            break
+        width = max(width - 0.02, _LEAST)
     drawn = board(
         title=title,
         count=batch * lines * across,
@@ -124,11 +135,14 @@ def _board(
     return drawn, cells
 
 
-def _write(axes: Axes, above: str, below: str) -> None:
+def _title(axes: Axes, above: str) -> None:
     width = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
-    letters = max(8, int(width / _LETTER))
-    axes.set_title("\n".join(_broken(above, letters, whole=True)), fontsize=SMALL, pad=2)
-    axes.set_xlabel("\n".join(_broken(below, letters)), fontsize=SMALL, labelpad=2)
+    axes.set_title("\n".join(_broken(above, max(8, int(width / _LETTER)), whole=True)), fontsize=SMALL, pad=2)
+
+
+def _row_letters(drawn: Board) -> int:
+    """Letters that the panels of a line have room for together."""
+    return int((drawn.right - drawn.left) / _LETTER)
 
 
 def _broken(words: str, letters: int, *, whole: bool = False) -> list[str]:

@@ -19,11 +19,13 @@ from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_draw import draw
 from vitlens.runs.ablate_inside import keep_inside
 from vitlens.runs.ablate_keep import keep
-from vitlens.runs.ablate_look import Work, look
-from vitlens.runs.ablate_progress import FOLDER, Store, model_digest
+from vitlens.runs.ablate_look import look
+from vitlens.runs.ablate_progress import FOLDER, Store
 from vitlens.runs.ablate_prune import keep_pruned
 from vitlens.runs.ablate_tell import tell
+from vitlens.runs.ablate_work import Work
 from vitlens.runs.describe import described
+from vitlens.runs.digests import model_digest
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions

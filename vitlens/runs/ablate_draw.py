@@ -1,19 +1,30 @@
 """What `vitlens ablate` draws, from its folder alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from vitlens.figures.ablate import importance_map, importance_ranking, replacement_agreement
-from vitlens.figures.patching import contribution_bars, logit_lens, patching_maps
 from vitlens.figures.removal import Curve, removal_curves
 from vitlens.figures.teamwork import redundancy_matrix, synergy_matrix
 from vitlens.files import RunRecord
 from vitlens.report import metrics
+from vitlens.runs.ablate_draw_inside import draw_contributions, draw_lens, draw_patching
+from vitlens.runs.ablate_rows import (
+    Row,
+    floats,
+    has_table,
+    label,
+    main_replacement,
+    main_rows,
+    numbers,
+    one_float,
+    rows_of,
+    table_of,
+    unit_label,
+)
 from vitlens.runs.report import Drawn
-
-Row = Mapping[str, Any]
 
 REPLACED = {
     "mean": "its mean over the data",
@@ -42,11 +53,11 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
     if record.has_arrays("redundancy"):
         yield from _teamwork(record)
     if record.has_arrays("patching"):
-        yield _patching(record)
+        yield draw_patching(record)
     if record.has_arrays("lens"):
-        yield _lens(record)
+        yield draw_lens(record)
     if record.has_arrays("contributions"):
-        yield _contributions(record)
+        yield draw_contributions(record)
 
 
 def _importance(record: RunRecord, rows: Sequence[Row]) -> Iterator[Drawn]:
@@ -55,11 +66,11 @@ def _importance(record: RunRecord, rows: Sequence[Row]) -> Iterator[Drawn]:
         ("importance", "delta_loss", "p_holm", RISE),
         ("importance_accuracy", "delta_accuracy", "accuracy_p_holm", "accuracy lost (points)"),
     ):
-        heads = _table(rows, "head", column)
+        heads = table_of(rows, "head", column)
         if heads is None:
             continue
-        marked = np.nan_to_num(_numbers(_table(rows, "head", p)), nan=1.0) <= 0.05
-        mlps, blocks = (_table(rows, kind, column) for kind in ("mlp", "block"))
+        marked = np.nan_to_num(numbers(table_of(rows, "head", p)), nan=1.0) <= 0.05
+        mlps, blocks = (table_of(rows, kind, column) for kind in ("mlp", "block"))
         figure = importance_map(
             heads=heads,
             marked=marked,
@@ -77,10 +88,10 @@ def _importance(record: RunRecord, rows: Sequence[Row]) -> Iterator[Drawn]:
     figure = importance_ranking(
         names=[label(row) for row in rows],
         values=[row["delta_loss"] for row in rows],
-        low=_floats(rows, "delta_loss_low"),
-        high=_floats(rows, "delta_loss_high"),
+        low=floats(rows, "delta_loss_low"),
+        high=floats(rows, "delta_loss_high"),
         matters=[row["matters"] for row in rows],
-        first_order=_floats(rows, "first_order") if any(row["first_order"] is not None for row in rows) else None,
+        first_order=floats(rows, "first_order") if any(row["first_order"] is not None for row in rows) else None,
         unit=RISE,
         title="What matters most (layer.head, counted from 1)",
     )
@@ -99,8 +110,8 @@ def _agreement(record: RunRecord) -> Iterator[Drawn]:
     for name in dict.fromkeys(str(row[side]) for row in pairs for side in ("first", "second")):
         rows = main_rows(record) if name == "first-order" else rows_of(record, name)
         column = "first_order" if name == "first-order" else "delta_loss"
-        values[name] = _floats([row for row in rows if row["kind"] == "head"], column)
-    rho = {(str(row["first"]), str(row["second"])): _float(row["rank_correlation"]) for row in pairs}
+        values[name] = floats([row for row in rows if row["kind"] == "head"], column)
+    rho = {(str(row["first"]), str(row["second"])): one_float(row["rank_correlation"]) for row in pairs}
     figure = replacement_agreement(values=values, rho=rho, unit="nats")
     caption = (
         "A dot a head. Replacements that put a head out of the data (zero) can hurt in ways that its loss does not."
@@ -113,7 +124,7 @@ def _curves(record: RunRecord) -> Drawn:
     found: dict[str, Curve] = {}
     for name in dict.fromkeys(str(row["order"]) for row in rows):
         own = [row for row in rows if row["order"] == name]
-        found[name] = Curve(*(_floats(own, column) for column in ("share", "accuracy", "low", "high")))
+        found[name] = Curve(*(floats(own, column) for column in ("share", "accuracy", "low", "high")))
     removable = metrics(record).get("removable_share")
     figure = removal_curves(
         curves={ORDERS[name]: curve for name, curve in found.items() if name in ORDERS},
@@ -146,8 +157,8 @@ def _teamwork(record: RunRecord) -> Iterator[Drawn]:
     significant = np.zeros(values.shape, dtype=bool)
     for row in rows:
         one, two = names.index(str(row["first"])), names.index(str(row["second"]))
-        values[one, two] = values[two, one] = _float(row["synergy"])
-        apart = _float(row["low"]) > 0 or _float(row["high"]) < 0
+        values[one, two] = values[two, one] = one_float(row["synergy"])
+        apart = one_float(row["low"]) > 0 or one_float(row["high"]) < 0
         significant[one, two] = significant[two, one] = apart
     figure = synergy_matrix(
         synergy=values, names=[unit_label(name) for name in names], significant=significant, unit="nats"
@@ -160,73 +171,13 @@ def _teamwork(record: RunRecord) -> Iterator[Drawn]:
     yield Drawn("pairs", figure, caption)
 
 
-def _patching(record: RunRecord) -> Drawn:
-    found: Any = record.arrays("patching")
-    (row,) = record.table("patching")
-    grid, prefix = row["grid"], list(row["prefix"] or ())  # type: ignore[call-overload]
-    positions, before = None, None
-    if grid is not None and found["positions"].shape[1] == len(prefix) + grid[0] * grid[1]:  # type: ignore[index]
-        positions = found["positions"][:, len(prefix) :].reshape(-1, *grid)  # type: ignore[misc]
-        numbered = [f"{name} {index}" if prefix.count(name) > 1 else name for index, name in enumerate(prefix, 1)]
-        before = {
-            name.replace("cls", "CLS"): found["positions"][:, index] for index, name in enumerate(numbered)
-        } or None
-    figure = patching_maps(
-        clean=found["clean"],
-        corrupted=found["corrupted"],
-        heads=found["heads"],
-        positions=positions,
-        prefix=before,
-        names=(f"clean: {row['clean']}", f"corrupted: {row['corrupted']}"),
-        title="What the clean run brings back when a part of it is put into the other",
-    )
-    caption = (
-        f"Share of the logit difference {row['target']} minus {row['other']} that comes back when one head's output, "
-        "or the residual stream at one token before a block, is taken from the clean run; one pair of images alone. "
-        "Beyond 1 or below 0 is possible: parts can overshoot or work against the rest."
-    )
-    return Drawn("patching", figure, caption)
-
-
-def _lens(record: RunRecord) -> Drawn:
-    found: Any = record.arrays("lens")
-    names = [str(row["class"]) for row in record.table("lens_classes")]
-    figure = logit_lens(
-        values=found["probability"][1:],
-        names=names,
-        title="The answer after each block, first image",
-        unit="probability",
-    )
-    caption = (
-        "The final norm and classifier applied to the residual stream after each block (logit lens); early blocks were "
-        "not trained to be read this way."
-    )
-    return Drawn("lens", figure, caption)
-
-
-def _contributions(record: RunRecord) -> Drawn:
-    found: Any = record.arrays("contributions")
-    (row,) = record.table("contributions")
-    figure = contribution_bars(
-        heads=found["heads"],
-        mlps=found["mlps"],
-        rest=float(found["rest"]),
-        title=f"What heads and MLPs write straight into the true class's logit, mean of {row['images']} images",
-    )
-    caption = (
-        "Direct contributions with the final norm's scale fixed at each image's own; with the rest they sum to the "
-        "logit. What a head does through later layers is not in them."
-    )
-    return Drawn("contributions", figure, caption)
-
-
 def _adaptive(record: RunRecord) -> Drawn:
     rows = record.table("adaptive")
     figure = importance_ranking(
         names=[unit_label(str(row["unit"])) for row in rows],
-        values=_floats(rows, "delta_loss"),
-        low=_floats(rows, "low"),
-        high=_floats(rows, "high"),
+        values=floats(rows, "delta_loss"),
+        low=floats(rows, "low"),
+        high=floats(rows, "high"),
         matters=[bool(row["top"]) for row in rows],
         unit=RISE,
         title="The most important heads, found by elimination (layer.head, counted from 1)",
@@ -236,62 +187,3 @@ def _adaptive(record: RunRecord) -> Drawn:
         "that were left out early, on few images."
     )
     return Drawn("ranking", figure, caption)
-
-
-def has_table(record: RunRecord, name: str) -> bool:
-    """Whether the run wrote a table of this name that has rows."""
-    tables: Any = record.results["tables"]
-    return bool(tables.get(name))
-
-
-def main_replacement(record: RunRecord) -> str:
-    """The replacement that figures and metrics show: the first asked for."""
-    options: Any = record.config["options"]
-    return str(options["replace"][0])
-
-
-def rows_of(record: RunRecord, replacement: str) -> list[dict[str, Any]]:
-    """The units with one replacement."""
-    return [row for row in record.table("units") if row["replace"] == replacement]
-
-
-def main_rows(record: RunRecord) -> list[dict[str, Any]]:
-    """The units with the main replacement."""
-    return rows_of(record, main_replacement(record))
-
-
-def label(row: Row) -> str:
-    """A unit as it is read: "4.2" for layer 4, head 2; "MLP 4", "block 4"; from 1."""
-    return unit_label(str(row["unit"]))
-
-
-def unit_label(name: str) -> str:
-    """A unit's name ("head/3/1") as it is read, from 1."""
-    kind, *places = name.split("/")
-    numbers = ".".join(str(int(place) + 1) for place in places)
-    return numbers if kind == "head" else f"{'MLP' if kind == 'mlp' else kind} {numbers}"
-
-
-def _table(rows: Sequence[Row], kind: str, column: str) -> Any:
-    """(layers, heads) of one kind of unit, NaN where there is none; None where none was measured."""
-    own = [row for row in rows if row["kind"] == kind]
-    if not own:
-        return None
-    depth = 1 + max(int(row["layer"]) for row in rows)
-    wide = 1 + max(int(row["head"] or 0) for row in own)
-    table = np.full((depth, wide), np.nan)
-    for row in own:
-        table[int(row["layer"]), int(row["head"] or 0)] = _float(row[column])
-    return table
-
-
-def _numbers(values: Any) -> Any:
-    return np.asarray(values, dtype=np.float64)
-
-
-def _floats(rows: Sequence[Row], column: str) -> Any:
-    return np.array([_float(row[column]) for row in rows])
-
-
-def _float(value: Any) -> float:
-    return float("nan") if value is None else float(value)

@@ -10,7 +10,7 @@ from vitlens.analysis.patching import Patching, patch
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.runs.ablate_keep import number
-from vitlens.runs.ablate_look import Work
+from vitlens.runs.ablate_work import Work
 from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import wilson
 

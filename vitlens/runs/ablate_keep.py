@@ -15,7 +15,7 @@ from vitlens.analysis.importance import Change, Importance
 from vitlens.analysis.removal import Curve
 from vitlens.analysis.teamwork import Redundancy, Synergy
 from vitlens.names import Replacement
-from vitlens.runs.ablate_look import Found, Work
+from vitlens.runs.ablate_work import Found, Work
 from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate, bootstrap_mean
 

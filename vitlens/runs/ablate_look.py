@@ -1,7 +1,6 @@
 """All that a run of `vitlens ablate` measures, in one process or several; nothing is written here but its progress."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,84 +11,20 @@ from vitlens.analysis.effects import Effects, Unit
 from vitlens.analysis.evaluate import fitting_batch_size
 from vitlens.analysis.first_order import first_order
 from vitlens.analysis.greedy import greedy_order
-from vitlens.analysis.importance import Importance, summarise
+from vitlens.analysis.importance import summarise
 from vitlens.analysis.removal import Curve, random_order, removal_curves, share_removable, steps
 from vitlens.analysis.stand_ins import Means, means_of
 from vitlens.analysis.teamwork import Pairs, Redundancy, RedundancyStream, Synergy, pairwise, synergy
-from vitlens.data.split import Split
 from vitlens.devices import autocast
-from vitlens.models.specimen import Specimen
 from vitlens.names import Replacement
-from vitlens.processes import Processes, share_of
-from vitlens.runs.ablate_choices import AblateChoices
-from vitlens.runs.ablate_progress import Store
-from vitlens.runs.options import RunOptions
+from vitlens.processes import share_of
+from vitlens.runs.ablate_work import Found, Work
 from vitlens.runs.progress import progress
-from vitlens.uncertainty import Estimate
 
 POINTS = 9  # of a removal curve
 CURVED = 256  # images of a removal curve and of pairs, at most: every point costs most of a forward pass
 RANDOM_ORDERS = 2
 FEWEST = 10  # images to rank on and to test on; below twice as many, both are the same
-
-
-@dataclass(frozen=True)
-class Work:
-    """What all steps of a run need. labels: (n,), columns of the specimen's logits."""
-
-    specimen: Specimen
-    split: Split
-    labels: Tensor
-    units: tuple[Unit, ...]
-    choices: AblateChoices
-    processes: Processes
-    options: RunOptions
-    store: Store
-
-    @property
-    def heads(self) -> tuple[Unit, ...]:
-        """The units that are heads."""
-        return tuple(unit for unit in self.units if unit.kind == "head")
-
-    def batches(self, indices: Tensor | None = None) -> "Iterator[Part]":
-        """This process's images, a batch that fits at a time; indices: of those to take (None: all)."""
-        chosen = torch.arange(len(self.split)) if indices is None else indices
-        mine = chosen[self.processes.index :: self.processes.count]
-        size = self.options.batch_size or fitting_batch_size(self.specimen)
-        split = self.split.pick(mine)
-        for batch in split.batches(size, device=self.specimen.device):
-            own = mine[batch.indices]
-            yield Part(batch.images, self.labels[own].to(self.specimen.device), int(batch.indices[0]))
-
-
-@dataclass(frozen=True)
-class Part:
-    """A batch: images, labels as columns of the logits, and the place of its first image in this process's share."""
-
-    images: Tensor
-    labels: Tensor
-    offset: int
-
-
-@dataclass
-class Found:
-    """What was measured; only what was asked for is there.
-
-    effects, firsts: of each replacement, per image; importance: the same summarised; curves: of each order, on images
-    that the order was not chosen on (ranked_on images); removable: the share of heads that can go at a point of
-    accuracy; greedy_cost: forward-equivalents of that order.
-    """
-
-    effects: dict[Replacement, Effects] = field(default_factory=dict)
-    firsts: dict[Replacement, Tensor] = field(default_factory=dict)
-    importance: dict[Replacement, Importance] = field(default_factory=dict)
-    curves: dict[str, Curve] = field(default_factory=dict)
-    ranked_on: int = 0
-    removable: Estimate | None = None
-    greedy_cost: float | None = None
-    redundancy: Redundancy | None = None
-    synergy: Synergy | None = None
-    adaptive: Adaptive | None = None
 
 
 def look(work: Work) -> Found:

@@ -1,7 +1,6 @@
 """What a run of `vitlens ablate` has done so far, layer by layer, so that a killed one goes on where it was."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from torch import Tensor
 from vitlens.analysis.effects import Unit
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
-from vitlens.models.specimen import Specimen
 from vitlens.names import Replacement
+from vitlens.runs.digests import batch_digest
 
 FOLDER = "progress"
 
@@ -74,19 +73,3 @@ class BatchMemory:
     def _path(self, sets: Sequence[tuple[Unit, ...]]) -> Path:
         names = ",".join("+".join(unit.name for unit in each) for each in sets)
         return self.folder / f"{self.name}-{hashlib.sha256(names.encode()).hexdigest()[:16]}.npz"
-
-
-def batch_digest(images: Tensor, labels: Tensor) -> str:
-    """What tells one batch from another: SHA-256 of its pixels and labels."""
-    digest = hashlib.sha256((images.cpu() * 255).round().byte().numpy().tobytes())
-    digest.update(labels.cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def model_digest(specimen: Specimen) -> str:
-    """What tells one model from another: SHA-256 of its weights and of how it was made."""
-    digest = hashlib.sha256(json.dumps(specimen.architecture, sort_keys=True, default=str).encode())
-    for name, value in specimen.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -10,7 +10,7 @@ from vitlens.errors import InputError
 from vitlens.models.pruning import prune_heads
 from vitlens.models.zoo import WEIGHTS_FILE, save
 from vitlens.processes import Processes
-from vitlens.runs.ablate_look import Found, Work
+from vitlens.runs.ablate_work import Found, Work
 from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate
 

@@ -5,7 +5,9 @@ from typing import Any
 
 from vitlens.files import RunRecord
 from vitlens.report import Section, Table, in_words, metrics
-from vitlens.runs.ablate_draw import ORDERS, REPLACED, has_table, label, main_replacement, main_rows, unit_label
+from vitlens.runs.ablate_draw import ORDERS, REPLACED
+from vitlens.runs.ablate_rows import has_table, label, main_replacement, main_rows, unit_label
+from vitlens.runs.ablate_tell_inside import tell_inside, tell_pruned
 from vitlens.runs.describe import data_words
 from vitlens.uncertainty import Estimate
 
@@ -29,9 +31,9 @@ def tell(record: RunRecord) -> list[Section]:
         sections.append(_curves(record))
     if has_table(record, "pairs"):
         sections.append(_teamwork(record))
-    sections += _inside(record)
+    sections += tell_inside(record)
     if has_table(record, "pruned"):
-        sections.append(_pruned(record))
+        sections.append(tell_pruned(record))
     return [*sections, Section("Limits", _LIMITS)]
 
 
@@ -171,63 +173,6 @@ def _teamwork(record: RunRecord) -> Section:
     ]
     table = Table("The most important heads, two by two", listed)
     return Section("Heads that do the same, and heads that work together", (), (table,), ("redundancy", "pairs"))
-
-
-def _inside(record: RunRecord) -> Iterator[Section]:
-    """Patching, lens and contributions, as far as they are defined for the model."""
-    notes = [str(row["note"]) for row in record.table("inside_notes")] if has_table(record, "inside_notes") else []
-    lines, figures, tables = [f"Not done: {note}." for note in notes], [], []
-    if has_table(record, "patching"):
-        (row,) = record.table("patching")
-        lines.append(
-            f"Patching: the clean image ({row['clean']}) has a logit difference ({row['target']} minus {row['other']}) "
-            f"of {float(str(row['difference_clean'])):.2f}, the other one ({row['corrupted']}) of "
-            f"{float(str(row['difference_corrupted'])):.2f}."
-        )
-        figures.append("patching")
-    if has_table(record, "lens"):
-        listed: list[dict[str, Any]] = [
-            {
-                "after": "embedding" if row["depth"] == 0 else f"block {row['depth']}",
-                "accuracy": Estimate(float(str(row["accuracy"])), row["low"], row["high"], row["n"]),
-            }
-            for row in _rows(record, "lens")
-        ]
-        tables.append(Table("What could be read of the answer after each block", listed))
-        figures.append("lens")
-    if has_table(record, "contributions"):
-        (row,) = record.table("contributions")
-        lines.append(
-            f"Direct contributions of heads, MLPs and the rest sum to the logit to within "
-            f"{float(str(row['largest_gap'])):.1e} on {row['images']} images."
-        )
-        figures.append("contributions")
-    if lines or figures:
-        yield Section("Inside a run", tuple(lines), tuple(tables), tuple(figures))
-
-
-def _rows(record: RunRecord, name: str) -> list[dict[str, Any]]:
-    return record.table(name)
-
-
-def _pruned(record: RunRecord) -> Section:
-    listed: list[dict[str, Any]] = [
-        {
-            "model": row["model"],
-            "heads": row["heads"],
-            "parameters": row["parameters"],
-            "accuracy": Estimate(float(str(row["accuracy"])), row["accuracy_low"], row["accuracy_high"], row["n"]),
-            f"ms a batch of {row['images']}": row["milliseconds"],
-            "quartiles (ms)": f"{row['low']} to {row['high']}",
-        }
-        for row in _rows(record, "pruned")
-    ]
-    cut = "; ".join(
-        f"layer {int(str(row['layer'])) + 1}: {', '.join(str(int(head) + 1) for head in row['heads'])}"  # type: ignore[attr-defined]
-        for row in record.table("pruned_heads")
-    )
-    lines = (f"Heads really removed, counted from 1: {cut}. The model was not trained after the cut.",)
-    return Section("The pruned model", lines, (Table("Whole and pruned, timed in turns", listed),))
 
 
 def _adaptive(record: RunRecord) -> Section:

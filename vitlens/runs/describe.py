@@ -67,7 +67,8 @@ def data_words(record: RunRecord) -> Iterator[str]:
         return
     count = int(data["images"])
     yield f"{count:,} image{'s' if count != 1 else ''} of {data['title']}."
-    yield from data.get("notes", ())
+    for note in data.get("notes", ()):
+        yield f"{note[:1].upper()}{note[1:].rstrip('.')}."
     skipped = data["skipped"]
     if skipped:
         files = "; ".join(f"{row['file']}: {row['reason']}" for row in skipped[:10])

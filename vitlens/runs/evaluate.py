@@ -26,7 +26,8 @@ from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
-from vitlens.runs.evaluate_report import draw, tell
+from vitlens.runs.evaluate_draw import draw
+from vitlens.runs.evaluate_tell import tell
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_splits
 from vitlens.runs.options import ModelOptions, RunOptions

@@ -1,12 +1,14 @@
 """`vitlens explain`: what of each image speaks for a class, by several methods, of one model or several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitlens.analysis.evaluate import answers
 from vitlens.analysis.league import Settings
 from vitlens.analysis.masking import require_substrate
 from vitlens.attribution.registry import METHODS, methods_for, require_method
+from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
 from vitlens.models.specimen import Specimen
 from vitlens.names import Substrate
@@ -21,6 +23,7 @@ from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 from vitlens.runs.targets import PREDICTED, chosen_targets
+from vitlens.shapes import Labels
 
 __all__ = ["draw", "explain", "tell"]
 
@@ -82,30 +85,41 @@ def explain(
         tables: dict[str, Rows] = {}
         for specimen, own, asked, names in zip(specimens, splits, targets, chosen):
             alias = specimen.alias if len(specimens) > 1 else None
-            logits = answers(specimen, own, batch_size=options.batch_size, precision=precision(options))
-            classes = logits.argmax(-1) if asked is None else asked
-            with progress(f"Explaining {specimen.alias}", len(names) * len(own), quiet=options.quiet) as advance:
-                made = [explained(specimen, own, classes, name, options=options, advance=advance) for name in names]
-            _append(tables, keep_maps(folder, specimen, own, logits, classes, made, alias=alias))
-            if verify:
-                maps = {one.method: (one.maps, one.seconds) for one in made}
-                _append(
-                    tables,
-                    keep_league(
-                        folder,
-                        specimen,
-                        own,
-                        classes,
-                        methods=names,
-                        alias=alias,
-                        made=maps,
-                        settings=settings,
-                        options=options,
-                    ),
-                )
+            one = _One(specimen, own, asked, names, alias, options, settings if verify else None)
+            for found in _kept(folder, one):
+                for name, rows in found.items():
+                    tables.setdefault(name, []).extend(rows)
         for name, rows in tables.items():
             folder.table(name, rows)
         return publish(folder, draw, tell)
+
+
+@dataclass(frozen=True)
+class _One:
+    """A model, its images and what to do with them. asked: a class an image, or None for the predicted ones."""
+
+    specimen: Specimen
+    split: Split
+    asked: Labels | None
+    methods: tuple[str, ...]
+    alias: str | None
+    options: RunOptions
+    checks: Settings | None
+
+
+def _kept(folder: RunFolder, one: _One) -> Iterator[Mapping[str, Rows]]:
+    """Explains one model's images, keeps what came out, and gives the rows of its tables."""
+    specimen, split, options = one.specimen, one.split, one.options
+    logits = answers(specimen, split, batch_size=options.batch_size, precision=precision(options))
+    classes = logits.argmax(-1) if one.asked is None else one.asked
+    with progress(f"Explaining {specimen.alias}", len(one.methods) * len(split), quiet=options.quiet) as advance:
+        made = [explained(specimen, split, classes, name, options=options, advance=advance) for name in one.methods]
+    yield keep_maps(folder, specimen, split, logits, classes, made, alias=one.alias)
+    if one.checks is not None:
+        yield keep_league(
+            folder, specimen, split, classes, methods=one.methods, alias=one.alias,
+            made={each.method: (each.maps, each.seconds) for each in made}, settings=one.checks, options=options,
+        )  # fmt: skip
 
 
 def chosen_methods(specimens: Sequence[Specimen], method: Sequence[str]) -> list[tuple[str, ...]]:
@@ -128,8 +142,3 @@ def chosen_methods(specimens: Sequence[Specimen], method: Sequence[str]) -> list
         if not own:
             require_method(specimen, wanted[0])
     return found
-
-
-def _append(tables: dict[str, Rows], more: Mapping[str, Rows]) -> None:
-    for name, rows in more.items():
-        tables.setdefault(name, []).extend(rows)

@@ -15,7 +15,7 @@ from vitlens.runs.explain_verify_tell import tell_league
 from vitlens.runs.report import Drawn
 from vitlens.runs.targets import PREDICTED, TRUE
 
-_LINES = 8  # of panels in a figure, at most
+_LINES = 6  # of panels in a figure, at most
 _ROWS = 24  # of the report's table of images
 SHOWN = 6  # images in a figure, at most
 
@@ -40,7 +40,7 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
             titles=[str(row["title"]) for row in methods],
             names=[_caption(row) for row in _images(record, alias)[:count]],
             masks=None if masks is None else masks[:count],
-            title=f"{alias}: what speaks for the target class (red) and what against it (blue)",
+            title=f"{alias}: what speaks for the target (red) and against it (blue)",
         )
         yield Drawn(_figure(record, alias), figure, _figure_caption(record, alias, outlined=masks is not None))
     if _verified(record):

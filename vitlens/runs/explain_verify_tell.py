@@ -90,7 +90,8 @@ def _summary(
     yield (
         f"{len(own)} methods on {int(settings['images']):,} images; patches that are removed show "
         f"{SUBSTRATE_WORDS[str(settings['substrate'])]}. Areas and probabilities are fractions; insertion − deletion "
-        "is the difference of the two areas, 0 for an order at random."
+        "is the difference of the two areas, 0 for an order at random. A verdict counts a baseline as beaten where the "
+        "paired 95 % interval of the difference, over the same images, excludes 0."
     )
     yield (f"More faithful than random and centre, the 95 % intervals of insertion − deletion apart: {_listed(apart)}.")
     if any(name.startswith("localisation/roc_auc/") for name in found):

@@ -16,10 +16,10 @@ from vitlens.names import BUNDLED, PRESETS
 
 _LOOK_AT_MOST = 40  # hub models whose anatomy is read; more take long
 _SUPPORTED: dict[Family, str] = {
-    "vit": "predict train evaluate attention rollout compare explain features profile study",
-    "windowed": "predict train evaluate attention compare explain features profile",
-    "cnn": "predict train evaluate compare explain features profile study",
-    "other": "predict train evaluate compare explain features profile",
+    "vit": "predict train evaluate attention rollout compare explain attack features profile study",
+    "windowed": "predict train evaluate attention compare explain attack features profile",
+    "cnn": "predict train evaluate compare explain attack features profile study",
+    "other": "predict train evaluate compare explain attack features profile",
 }
 
 

@@ -20,6 +20,7 @@ _DOTS_PER_INCH = 200
 # The module of each command that leaves a report; imported when its folder is read.
 _COMMANDS: Final = {
     "ablate": "vitlens.runs.ablate",
+    "attack": "vitlens.runs.attack",
     "compare": "vitlens.runs.compare",
     "evaluate": "vitlens.runs.evaluate",
     "explain": "vitlens.runs.explain",

@@ -11,6 +11,8 @@ from vitlens.models.naming import ModelName, parse_models
 from vitlens.names import PRESETS
 from vitlens.report import Section
 from vitlens.runs.ablate import ablate
+from vitlens.runs.attack import attack
+from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attention import attention
 from vitlens.runs.compare import compare
 from vitlens.runs.describe import described
@@ -41,6 +43,8 @@ COMPARED: Final = 100  # images whose maps are compared
 FEATURED: Final = 1000  # test images whose features are read
 BANK: Final = 5000  # training images that answer for them
 PANELS: Final = 12  # of those shown side by side
+ATTACKS: Final = ("fgsm", "pgd")
+ATTACKED: Final = 100  # images
 
 
 def study(
@@ -94,6 +98,7 @@ def study(
         others = [name for name in ready if name not in vits] or [name for name in ready if name != vits[0]]
         if others:
             chapters.compare(vits[0], others[0])
+        chapters.attack(ready)
         chapters.features(ready)
         chapters.profile(ready)
         folder.table("chapters", [vars(chapter) for chapter in chapters.done])
@@ -174,6 +179,23 @@ class _Chapters:
             maps=COMPARED,
             model_options=self.model_options,
             options=options,
+        )
+
+    def attack(self, names: Sequence[str]) -> None:
+        """How all models break, on a part of the images; everyday damage is left to the command itself."""
+        limit = min(self.options.limit or ATTACKED, ATTACKED)
+        options = self._options(
+            "attack",
+            "",
+            f"vitlens attack {' '.join(names)} --data {self.data} --attack {','.join(ATTACKS)} --no-corruptions "
+            f"--limit {limit}",
+        )
+        attack(
+            names,
+            data=self.data,
+            choices=AttackChoices(attacks=ATTACKS, corruptions=False),
+            model_options=self.model_options,
+            options=replace(options, limit=limit),
         )
 
     def features(self, names: Sequence[str]) -> None:

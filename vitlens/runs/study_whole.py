@@ -12,6 +12,7 @@ from vitlens.files import RunRecord, read_run
 from vitlens.models.naming import parse_models
 from vitlens.models.saved import WEIGHTS_FILE
 from vitlens.report import Section, in_words, metrics
+from vitlens.runs.attack_words import epsilon_words, estimate, verdict_words
 from vitlens.runs.report import Drawn
 from vitlens.uncertainty import Estimate
 
@@ -27,6 +28,7 @@ _TITLES: Final = {
     "ablate": "Which heads matter",
     "explain": "Explanations checked",
     "compare": "Side by side",
+    "attack": "How models break",
     "features": "What the features know",
     "profile": "Cost",
 }
@@ -45,12 +47,12 @@ def gathered(path: Path, chapters: Sequence[Chapter]) -> Mapping[str, Estimate]:
     """The numbers of the chapters, under names that say whose they are."""
     found: dict[str, Estimate] = {}
     for chapter in chapters:
-        for name, estimate in metrics(read_run(path / chapter.folder)).items():
+        for name, measured in metrics(read_run(path / chapter.folder)).items():
             if chapter.word == "train":
                 continue  # evaluate measures the same images again
             first, *rest = name.split("/")
             # what two chapters measure is that of the first: the later ones take fewer images
-            found.setdefault("/".join((first, chapter.alias, *rest)) if chapter.alias else name, estimate)
+            found.setdefault("/".join((first, chapter.alias, *rest)) if chapter.alias else name, measured)
     return found
 
 
@@ -75,7 +77,7 @@ def _summary(record: RunRecord) -> Any:
         if chapter.word == "rollout"
         for word, hits in _hits(found, chapter.alias)
     ]
-    areas = [estimate for name, estimate in found.items() if name.endswith("pointing/mask-area")]
+    areas = [measured for name, measured in found.items() if name.endswith("pointing/mask-area")]
     return study_summary(
         accuracy=accuracy, pointing=pointing, mask_area=areas[0].value if areas else None, title="What was found"
     )
@@ -111,6 +113,7 @@ def tell_whole(record: RunRecord) -> list[Section]:
                 f"area, which a random point would hit, is {in_words(area, with_n=False)}."
             )
     lines += [line for chapter in _chapters(record) if chapter.word == "explain" for line in _trust(record, chapter)]
+    lines += [line for chapter in _chapters(record) if chapter.word == "attack" for line in _robust(record, chapter)]
     sections = [Section("Summary", tuple(lines), figures=("summary",))]
     limits: dict[str, None] = {}
     for chapter in _chapters(record):
@@ -145,6 +148,19 @@ def _trust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
             f"Of {len(rows)} ways to explain `{chapter.alias}`, {best['method']} is the most faithful on these images: "
             f"insertion minus deletion {in_words(gap)}; {best['verdict']}."
         )
+
+
+def _robust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
+    """What is left of each model's accuracy under the last attack at its largest epsilon, and whether to believe it."""
+    attacked = read_run(record.folder / chapter.folder)
+    rows = attacked.table("curves")
+    for alias in dict.fromkeys(str(row["model"]) for row in rows):
+        last = [row for row in rows if row["model"] == alias][-1]
+        yield (
+            f"Under {last['title']} at {epsilon_words(last)} `{alias}` is still right on "
+            f"{in_words(estimate(last))} of the images."
+        )
+    yield from verdict_words(attacked.table("checks"), _aliases(record))
 
 
 def _chapters(record: RunRecord) -> list[Chapter]:

@@ -1,0 +1,203 @@
+"""The same attacks by foolbox, by torchattacks and by us, on the same images from the same starts; see attacks.py."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from vitlens.attacks.attack import fitting_batch
+from vitlens.attacks.carlini_wagner import carlini_wagner
+from vitlens.attacks.clean import look
+from vitlens.attacks.engine import Engine, Plan
+from vitlens.attacks.norms import LINF
+from vitlens.attacks.sweep import sweep
+from vitlens.data.catalogue import load_data
+from vitlens.data.draws import keys
+from vitlens.models import zoo
+from vitlens.models.specimen import Specimen
+
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # foolbox's zoo wants git, which no attack needs
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # it reads scipy by an old name
+    import foolbox
+try:
+    import torchattacks
+except ImportError:
+    torchattacks = None
+
+PEERS = ("foolbox",) if torchattacks is None else ("foolbox", "torchattacks")
+PIXELS = tuple(epsilon / 255 for epsilon in (0.25, 0.5, 1, 2, 4, 8))
+LENGTHS = (0.1, 0.2, 0.4, 0.8)
+STEPS, SEED, STRIDE = 20, 0, 2.5
+CW_STEPS, CW_SEARCHES = 100, 9
+Standing = list[Tensor]  # for each epsilon, which images are right and stay so
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and images of which it knows the labels."""
+
+    name: str
+    specimen: Specimen
+    images: Tensor
+    labels: Tensor
+
+    @property
+    def batch(self) -> int:
+        return fitting_batch(self.specimen)
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Indices, images and labels, batch by batch, on the specimen's device."""
+        for rows in torch.arange(len(self.labels)).split(self.batch):
+            yield rows, self.images[rows].to(self.specimen.device), self.labels[rows].to(self.specimen.device)
+
+    def correct(self) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([(self.specimen(images).argmax(1) == labels).cpu() for _, images, labels in self.parts()])
+
+
+def case(name: str, count: int, *, data: str = "digits", device: str = "cpu") -> Case:
+    """A model on data; deit: DeiT-tiny on the photographs of VITLENS_DATA."""
+    if name == "deit":
+        folder = Path(os.environ["VITLENS_DATA"])
+        specimen = zoo.load(
+            f"timm:deit_tiny_patch16_224@{folder / 'weights' / 'deit_tiny_patch16_224.safetensors'}", device=device
+        )
+        split = load_data(str(folder / "photos"), part="test", whole=True, preprocessing=specimen.preprocessing)
+    else:
+        specimen = zoo.load(name, device=device)
+        split = load_data(data, part="test")
+    batch = next(iter(split.limit(count).batches(count)))
+    assert batch.labels is not None
+    return Case(specimen.alias, specimen, batch.images, batch.labels)
+
+
+def starts(rows: Tensor, images: Tensor) -> Tensor:
+    """Our random starts of these images, in [-1, 1]."""
+    nothing = torch.zeros_like(rows)
+    return LINF.draw(keys(SEED, rows, nothing, nothing).to(images.device), images)
+
+
+def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], object], epsilons: Sequence[float]) -> Standing:
+    """make: an attack for these rows and images."""
+    model, found = foolbox.PyTorchModel(case.specimen, bounds=(0, 1), device=case.specimen.device), []
+    for rows, images, labels in case.parts():
+        _, adversarial, broken = make(rows, images)(model, images, labels, epsilons=list(epsilons))  # type: ignore[operator]
+        black = torch.stack([image.flatten(1).amax(1) == 0 for image in adversarial])  # C&W's "nothing found"
+        found.append((~broken | black).cpu())
+    return kept(case, torch.cat(found, 1))
+
+
+class Started(foolbox.attacks.LinfProjectedGradientDescentAttack):  # type: ignore[misc]
+    """PGD from given starts."""
+
+    start: Tensor
+
+    def get_random_start(self, x0, epsilon):
+        return x0 + type(x0)(self.start * epsilon)
+
+
+def foolbox_pgd(rows: Tensor, images: Tensor) -> object:
+    attack = Started(rel_stepsize=STRIDE / STEPS, steps=STEPS, random_start=True)
+    attack.start = starts(rows, images)
+    return attack
+
+
+def foolbox_cw(searches: int, first_c: float) -> Callable[[Tensor, Tensor], object]:
+    return lambda *_: foolbox.attacks.L2CarliniWagnerAttack(
+        binary_search_steps=searches, steps=CW_STEPS, stepsize=0.01, initial_const=first_c
+    )
+
+
+def by_torchattacks(case: Case, make: Callable[[float], object], epsilons: Sequence[float]) -> Standing:
+    """make: an attack of this epsilon, whose random start is replaced by ours."""
+    found = []
+    for rows, images, labels in case.parts():
+        start, row = starts(rows, images), []
+        for epsilon in epsilons:
+            with patch.object(torch.Tensor, "uniform_", lambda _self, _low, high, start=start: start * high):
+                adversarial = make(epsilon)(images, labels)  # type: ignore[operator]
+            with torch.no_grad():
+                row.append((case.specimen(adversarial).argmax(1) == labels).cpu())
+        found.append(torch.stack(row))
+    return kept(case, torch.cat(found, 1))
+
+
+def torchattacks_cw(case: Case, lengths: Sequence[float]) -> Standing:
+    """With its one c: as far as its images are within each length."""
+    found = []
+    for _, images, labels in case.parts():
+        adversarial = torchattacks.CW(case.specimen, c=1, kappa=0, steps=CW_STEPS, lr=0.01)(images, labels)
+        with torch.no_grad():
+            broken = case.specimen(adversarial).argmax(1) != labels
+        distance = (adversarial - images).flatten(1).norm(dim=1).masked_fill(~broken, torch.inf)
+        found.append(torch.stack([(distance > length).cpu() for length in lengths]))
+    return kept(case, torch.cat(found, 1))
+
+
+def kept(case: Case, standing: Tensor) -> Standing:
+    """Standing at every epsilon up to each, of those that were right to begin with."""
+    return list((standing & case.correct()).cummin(0).values)
+
+
+def ours(case: Case, attack: str, epsilons: Sequence[float], **options: object) -> Standing:
+    found = sweep(
+        case.specimen, case.images, case.labels, attacks=[attack], epsilons=epsilons, seed=SEED,
+        batch_size=case.batch, **options,
+    )  # type: ignore[arg-type]  # fmt: skip
+    return [found.robust(attack, epsilon) for epsilon in epsilons]
+
+
+def our_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: float) -> Standing:
+    clean = look(case.specimen, case.images, case.labels)
+    plan = Plan((1.0,), torch.ones(len(case.labels), dtype=torch.int64), batch_size=case.batch)
+    machine = carlini_wagner(steps=CW_STEPS, searches=searches, first_c=first_c)
+    distance = Engine(case.specimen, clean, machine, plan, lambda *_: None).run().distance
+    return [clean.correct & (distance > length) for length in lengths]
+
+
+def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Standing]]]]:
+    """Attack, its epsilons, and what runs it on each side."""
+    specimen, linf = one.specimen, " / ".join(f"{255 * epsilon:g}" for epsilon in PIXELS) + " (1/255)"
+    l2 = " / ".join(f"{length:g}" for length in LENGTHS) + " (L2)"
+    fgsm: dict[str, Callable[[], Standing]] = {
+        "ours": lambda: ours(one, "fgsm", PIXELS),
+        "foolbox": lambda: by_foolbox(one, lambda *_: foolbox.attacks.LinfFastGradientAttack(), PIXELS),
+    }
+    searched: dict[str, Callable[[], Standing]] = {
+        "ours": lambda: our_cw(one, LENGTHS, searches=CW_SEARCHES, first_c=1e-3),
+        "foolbox": lambda: by_foolbox(one, foolbox_cw(CW_SEARCHES, 1e-3), LENGTHS),
+    }
+    once: dict[str, Callable[[], Standing]] = {
+        "ours": lambda: our_cw(one, LENGTHS, searches=1, first_c=1.0),
+        "foolbox": lambda: by_foolbox(one, foolbox_cw(1, 1.0), LENGTHS),
+    }
+    if torchattacks is not None:
+        fgsm["torchattacks"] = lambda: by_torchattacks(one, lambda eps: torchattacks.FGSM(specimen, eps=eps), PIXELS)
+        once["torchattacks"] = lambda: torchattacks_cw(one, LENGTHS)
+    yield "FGSM", linf, fgsm
+    yield f"PGD-{STEPS}", linf, pgd_sides(one)
+    yield f"C&W, {CW_SEARCHES} searches of {CW_STEPS} steps", l2, searched
+    yield f"C&W, c = 1, {CW_STEPS} steps", l2, once
+
+
+def pgd_sides(one: Case) -> dict[str, Callable[[], Standing]]:
+    """The PGD sweep on each side."""
+    sides: dict[str, Callable[[], Standing]] = {
+        "ours": lambda: ours(one, "pgd", PIXELS, steps=STEPS),
+        "foolbox": lambda: by_foolbox(one, foolbox_pgd, PIXELS),
+    }
+    if torchattacks is not None:
+        sides["torchattacks"] = lambda: by_torchattacks(
+            one,
+            lambda eps: torchattacks.PGD(
+                one.specimen, eps=eps, alpha=STRIDE * eps / STEPS, steps=STEPS, random_start=True
+            ),
+            PIXELS,
+        )
+    return sides

@@ -1,0 +1,177 @@
+"""Attacks side by side with foolbox and torchattacks: agreement, strength, time and memory, as rows of attacks.md.
+
+    python benchmarks/attacks.py agreement [--models vit-digits,cnn-digits,deit] [--images 200]
+    python benchmarks/attacks.py strength  [--models ...] [--images 200]    APGD against PGD with the same steps
+    python benchmarks/attacks.py speed     [--models ...] [--images 200]    a PGD-20 sweep over six epsilons
+    python benchmarks/attacks.py memory    [--models ...]                   peak of a process that does one side alone
+    python benchmarks/attacks.py precision [--models ...] [--images 200]    gradients in bf16 against fp32
+
+foolbox comes with the extra `test`. torchattacks pins old packages: it goes into an environment of its own, which sees
+the packages of this one through a path file (without it, its columns stay empty):
+
+    python -m venv --without-pip BENCH
+    OURS=$(python -c "import site; print(site.getsitepackages()[0])"); PACKAGES=$(echo BENCH/lib/python3*/site-packages)
+    echo "import site; site.addsitedir('$OURS')" > $PACKAGES/beside.pth
+    python -m pip install --no-deps --target $PACKAGES torchattacks
+    BENCH/bin/python benchmarks/attacks.py ...
+
+(or, all of it downloaded again: a fresh environment with `pip install -e .[test,bench]`). `deit` is DeiT-tiny with the
+photographs of VITLENS_DATA. Same images, batch size, step, steps and start on every side. A robust accuracy is a count
+of images that are right and stay so; peers attack each epsilon by itself, and what they broke at a smaller one counts
+as broken, as in a sweep. Times are medians of alternating runs.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from attack_peers import PEERS, PIXELS, STEPS, Case, Standing, case, every_side, ours, pgd_sides
+
+SIDES = "ours", "foolbox", "torchattacks"
+AXIS = " / ".join(f"{255 * epsilon:g}" for epsilon in PIXELS)
+
+
+def agreement(cases: Sequence[Case]) -> None:
+    print("| model | n | attack | epsilon | ours | foolbox | torchattacks | ours at most one in 200 higher |")
+    print("|---|---:|---|---|---:|---:|---:|---|")
+    for one in cases:
+        for name, axis, sides in every_side(one):
+            found = {side: run() for side, run in sides.items()}
+            slack = max(1, len(one.labels) // 200)
+            peers = [found[side] for side in found if side != "ours"]
+            sound = all(int(o.sum()) <= int(t.sum()) + slack for peer in peers for o, t in zip(found["ours"], peer))
+            cells = " | ".join(
+                counts(found[side]) if side in found else "" for side in ("ours", "foolbox", "torchattacks")
+            )
+            print(
+                f"| {one.name} | {len(one.labels)} | {name} | {axis} | {cells} | {'yes' if sound else '**no**'} |",
+                flush=True,
+            )
+
+
+def strength(cases: Sequence[Case]) -> None:
+    print("| model | n | steps | epsilon (1/255) | PGD | APGD-CE | APGD-DLR | APGD-CE at least as strong |")
+    print("|---|---:|---:|---|---:|---:|---:|---|")
+    for one in cases:
+        for steps in (STEPS, 5 * STEPS):
+            found = {name: ours(one, name, PIXELS, steps=steps) for name in ("pgd", "apgd-ce", "apgd-dlr")}
+            sound = all(int(a.sum()) <= int(p.sum()) for a, p in zip(found["apgd-ce"], found["pgd"]))
+            cells = " | ".join(counts(standing) for standing in found.values())
+            print(
+                f"| {one.name} | {len(one.labels)} | {steps} | {AXIS} | {cells} | {'yes' if sound else '**no**'} |",
+                flush=True,
+            )
+
+
+def timed(work: Callable[[], Standing], device: torch.device) -> tuple[float, Standing]:
+    start = time.perf_counter()
+    found = work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, found
+
+
+def speed(cases: Sequence[Case], repeats: int) -> None:
+    print("| model | n | side | seconds | times ours | robust |")
+    print("|---|---:|---|---:|---:|---:|")
+    for one in cases:
+        sides = pgd_sides(one)
+        runs = [{side: timed(work, one.specimen.device) for side, work in sides.items()} for _ in range(repeats)]
+        for side in sides:
+            seconds = statistics.median(run[side][0] for run in runs)
+            ratio = statistics.median(run[side][0] / run["ours"][0] for run in runs)
+            robust = counts(runs[0][side][1])
+            print(f"| {one.name} | {len(one.labels)} | {side} | {seconds:.1f} | {ratio:.2f} | {robust} |", flush=True)
+
+
+def memory(names: Sequence[str], data: str, device: str) -> None:
+    """The peak over what the process had before, MB: of a process that runs one side once, on three batches."""
+    print("| model | side | peak (MB) |")
+    print("|---|---|---:|")
+    for name in names:
+        for side in ("ours", *PEERS):
+            command = [
+                sys.executable,
+                __file__,
+                "peak",
+                "--models",
+                name,
+                "--side",
+                side,
+                "--data",
+                data,
+                "--device",
+                device,
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            print(f"| {name} | {side} | {float(done.stdout.split()[-1]):.0f} |", flush=True)
+
+
+def peak(name: str, side: str, data: str, device: str) -> None:
+    count = 3 * case(name, 1, data=data, device=device).batch
+    one = case(name, count, data=data, device=device)
+    sides = pgd_sides(one)
+    with torch.no_grad():
+        one.specimen(one.images[:1].to(device))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    sides[side]()
+    if device == "cuda":
+        print(torch.cuda.max_memory_allocated() / 1e6)
+    else:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 - before)
+
+
+def precision(cases: Sequence[Case]) -> None:
+    print("| model | n | attack | gradients | seconds | robust |")
+    print("|---|---:|---|---|---:|---:|")
+    for one in cases:
+        for attack in ("fgsm", "pgd", "apgd-ce"):
+            for kind in ("fp32", "bf16"):
+                work = partial(ours, one, attack, PIXELS, steps=STEPS, precision=kind)
+                seconds, found = timed(work, one.specimen.device)
+                print(
+                    f"| {one.name} | {len(one.labels)} | {attack} | {kind} | {seconds:.1f} | {counts(found)} |",
+                    flush=True,
+                )
+
+
+def counts(standing: Standing) -> str:
+    return " / ".join(str(int(row.sum())) for row in standing)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["agreement", "strength", "speed", "memory", "precision", "peak"])
+    parser.add_argument("--models", default="vit-digits,cnn-digits,deit")
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--side", default="ours")
+    asked = parser.parse_args()
+    names = asked.models.split(",")
+    if asked.what == "peak":
+        peak(names[0], asked.side, asked.data, asked.device)
+        return
+    if len(PEERS) == 1:
+        print("torchattacks is not there; see the head of this file\n", file=sys.stderr)
+    if asked.what == "memory":
+        memory(names, asked.data, asked.device)
+        return
+    cases = [case(name, asked.images, data=asked.data, device=asked.device) for name in names]
+    if asked.what == "speed":
+        speed(cases, asked.repeats)
+    else:
+        {"agreement": agreement, "strength": strength, "precision": precision}[asked.what](cases)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Every check passes for an attack that is sound, and fails for one that is broken in the way it looks for."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.lens.tiny import images, ours
+from vitlens.analysis import attack_checks as checks
+from vitlens.analysis.attack_signs import failures, never_rises, stronger_in_order, verdict
+from vitlens.analysis.robust_curve import Outcome
+from vitlens.errors import NonFiniteError
+from vitlens.models.specimen import Specimen
+
+INF = float("inf")
+
+
+@dataclass
+class Result:
+    images: Tensor
+    success: Tensor
+    tried: Tensor
+
+
+@pytest.fixture(scope="module")
+def specimen() -> Specimen:
+    return ours()
+
+
+@pytest.fixture(scope="module")
+def batch(specimen: Specimen) -> tuple[Tensor, Tensor]:
+    pictures = images(specimen.input_size, batch=8)
+    with torch.no_grad():
+        return pictures, specimen(pictures).argmax(-1)
+
+
+def gradient_steps(specimen: Specimen, *, leak: float = 0.0, blind: bool = False, lazy: bool = False):
+    """A plain iterated attack; leak: how far beyond epsilon it goes; blind: it sees no gradient; lazy: one step."""
+
+    def attempt(pictures, labels, *, epsilon, steps=None, batch_size=None):
+        found = pictures.clone()
+        count = 1 if lazy else steps or 10
+        for _ in range(count):
+            inputs = found.clone().requires_grad_()
+            loss = torch.nn.functional.cross_entropy(specimen(inputs), labels, reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, inputs)
+            sign = torch.zeros_like(gradient) if blind else gradient.sign()
+            found = found + 2.5 * (epsilon + leak) / count * sign
+            found = (pictures + (found - pictures).clamp(-epsilon - leak, epsilon + leak)).clamp(0, 1)
+        with torch.no_grad():
+            before, after = specimen(pictures).argmax(-1), specimen(found).argmax(-1)
+        tried = before == labels
+        success = tried & (after != labels)
+        found = torch.where(success[:, None, None, None], found, pictures)
+        return Result(found, success, tried)
+
+    return attempt
+
+
+def test_a_sound_attack_passes(specimen, batch):
+    attempt = gradient_steps(specimen)
+    found = [
+        checks.nothing_for_nothing("a", attempt, *batch),
+        checks.within_budget("a", specimen, attempt(*batch, epsilon=0.3), *batch, epsilon=0.3, norm="linf"),
+        checks.same_alone("a", attempt(*batch, epsilon=0.1), attempt(*batch, epsilon=0.1)),
+        checks.visible_gradients(specimen, *batch),
+        checks.unlimited("a", attempt, *batch, steps=30),
+        checks.more_steps("a", attempt, *batch, epsilon=0.1, steps=10),
+    ]
+    assert [check.name for check in failures(found)] == []
+    assert verdict(found) == "These attacks look sound: all 6 self-checks are as expected."
+
+
+def test_an_attack_that_sees_no_gradient_is_suspicious(specimen, batch):
+    check = checks.unlimited("a", gradient_steps(specimen, blind=True), *batch)
+    assert not check.passed
+    assert "8 of 8 right images left" in check.found
+    assert verdict([check]).startswith("These attacks look suspicious in 1 of 1 self-checks: no limit (a): 8 of 8")
+
+
+def test_examples_beyond_the_budget_or_the_range_are_seen(specimen, batch):
+    result = gradient_steps(specimen, leak=0.1)(*batch, epsilon=0.3)
+    assert int(result.success.sum())
+    assert not checks.within_budget("a", specimen, result, *batch, epsilon=0.3, norm="linf").passed
+    outside = Result(batch[0] + 0.5, torch.zeros(8).bool(), torch.ones(8).bool())
+    assert not checks.within_budget("a", specimen, outside, *batch, epsilon=1.0, norm="linf").passed
+
+
+def test_successes_that_are_none_are_seen(specimen, batch):
+    pictures, labels = batch
+    unmoved = Result(pictures, torch.ones(8).bool(), torch.ones(8).bool())
+    check = checks.within_budget("a", specimen, unmoved, pictures, labels, epsilon=1.0, norm="l2")
+    assert "8 false successes of 8" in check.found
+    assert not check.passed
+    moved = gradient_steps(specimen)(pictures, labels, epsilon=1.0, steps=30)
+    assert bool(moved.success.all())
+    other = (labels + 1) % 5  # images that were wrong before
+    assert not checks.within_budget("a", specimen, moved, pictures, other, epsilon=1.0, norm="linf").passed
+
+
+def test_change_at_epsilon_0_is_seen(batch):
+    def restless(pictures, labels, *, epsilon, steps=None, batch_size=None):
+        return Result((pictures + 1e-3).clamp(0, 1), torch.zeros(8).bool(), torch.ones(8).bool())
+
+    assert not checks.nothing_for_nothing("a", restless, *batch).passed
+
+
+def test_results_that_hang_on_the_batch_are_seen(batch):
+    every = torch.ones(8).bool()
+    one, other = Result(batch[0], every, every), Result(batch[0], ~every, every)
+    assert not checks.same_alone("a", one, other).passed
+    assert checks.same_alone("a", one, one).passed
+
+
+def test_more_steps_that_break_more_or_fewer_are_seen(batch):
+    def counting(rises):
+        def attempt(pictures, labels, *, epsilon, steps=None, batch_size=None):
+            return Result(pictures, torch.full((8,), (steps > 10) == rises), torch.ones(8).bool())
+
+        return attempt
+
+    short = checks.more_steps("a", counting(True), *batch, epsilon=0.1, steps=10)
+    assert not short.passed
+    assert "too few steps" in short.found
+    worse = checks.more_steps("a", counting(False), *batch, epsilon=0.1, steps=10)
+    assert not worse.passed
+    assert "more steps break fewer" in worse.found
+
+
+def test_gradients_that_vanish_are_seen_and_broken_ones_named(batch):
+    silent = ours()
+    with torch.no_grad():
+        silent.model.head.weight.zero_()
+    assert not checks.visible_gradients(silent, *batch).passed
+    broken = ours()
+    with torch.no_grad():
+        broken.model.head.weight.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="from ours on image 0"):
+        checks.vanishing(broken, *batch)
+
+
+def test_parameters_get_no_gradient(specimen, batch):
+    checks.vanishing(specimen, *batch)
+    assert all(parameter.grad is None for parameter in specimen.parameters())
+
+
+def outcome(name: str, broken_at: list[float]) -> Outcome:
+    found = torch.tensor(broken_at)
+    return Outcome(name, "m", (0.1, 0.2), found > 0, found)
+
+
+def test_a_weaker_attack_that_breaks_more_is_a_sign_of_masking():
+    weak, strong = outcome("fgsm", [0.1] * 12), outcome("pgd", [INF] * 12)
+    assert not stronger_in_order(weak, strong, reason="r").passed
+    assert stronger_in_order(strong, weak, reason="r").passed
+    mixed = outcome("pgd", [0.1] * 6 + [INF] * 6)
+    assert not stronger_in_order(weak, outcome("pgd", [0.1] * 3 + [INF] * 9), reason="r").passed
+    assert stronger_in_order(mixed, outcome("pgd", [INF] * 3 + [0.1] * 9), reason="r").passed  # chance
+
+
+def test_a_curve_that_rises_is_seen():
+    assert never_rises(outcome("a", [0, 0.1, 0.2, INF])).passed
+    assert verdict([]) == "These attacks could not be checked: there was no image to attack."
+
+
+def test_lengths():
+    change = torch.tensor([3.0, -4.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2) / 10
+    assert float(checks.lengths(change, "linf")) == pytest.approx(0.4)
+    assert float(checks.lengths(change, "l2")) == pytest.approx(0.5 * 3**0.5)

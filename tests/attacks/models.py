@@ -1,0 +1,83 @@
+"""Tiny models to attack: linear, with one hidden layer, a ViT, a CNN; random weights, few pixels."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tests.attribution.models import cnn
+from tests.lens.tiny import ours
+from vitlens.models.specimen import Anatomy, Provenance, Specimen
+from vitlens.preprocessing import Preprocessing
+
+Size = tuple[int, int]
+
+
+class Flat(nn.Module):
+    """Layers on the pixels in a row."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), *layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.layers(images)
+        return found
+
+
+def made(model: nn.Module, size: Size, *, classes: int = 5) -> Specimen:
+    """A specimen around any model, without normalisation."""
+    specimen = Specimen(
+        model,
+        alias="made",
+        anatomy=Anatomy("other", ()),
+        preprocessing=Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
+        classes=tuple("abcdefghij"[:classes]),
+        provenance=Provenance("made", "random"),
+        architecture={},
+    )
+    return specimen.eval().requires_grad_(False)
+
+
+def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def linear(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Specimen:
+    return made(seeded(lambda: Flat(nn.Linear(3 * size[0] * size[1], classes)), seed), size, classes=classes)
+
+
+def perceptron(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Specimen:
+    def build() -> nn.Module:
+        return Flat(nn.Linear(3 * size[0] * size[1], 16), nn.GELU(), nn.Linear(16, classes))
+
+    return made(seeded(build, seed), size, classes=classes)
+
+
+def tiny_vit(size: Size = (8, 8), *, seed: int = 0) -> Specimen:
+    return ours(size=size, patch_size=(4, 4), depth=1)
+
+
+def tiny_cnn(size: Size = (8, 8), *, seed: int = 0) -> Specimen:
+    return cnn(size)
+
+
+MODELS: dict[str, Callable[..., Specimen]] = {
+    "linear": linear,
+    "perceptron": perceptron,
+    "vit": tiny_vit,
+    "cnn": tiny_cnn,
+}
+
+
+def pictures(count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:
+    draws = torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(seed))
+    return low + (high - low) * draws
+
+
+def answers(specimen: Specimen, images: Tensor) -> Tensor:
+    """What the specimen says, one image at a time."""
+    with torch.no_grad():
+        return torch.cat([specimen(image).argmax(1) for image in images.split(1)])

@@ -1,0 +1,72 @@
+"""C&W: the nearest of all that was found, image by image."""
+
+import pytest
+import torch
+
+from tests.attacks.models import answers, perceptron, pictures
+from vitlens.attacks.attack import attack
+from vitlens.attacks.carlini_wagner import carlini_wagner
+from vitlens.attacks.clean import look
+from vitlens.attacks.engine import Engine, Outcome, Plan
+from vitlens.attacks.norms import L2
+
+
+def run(images: torch.Tensor, *, seed: int = 0, **options: int) -> tuple[Outcome, list[torch.Tensor]]:
+    specimen = perceptron(seed=seed)
+    clean = look(specimen, images, "predicted")
+    seen: list[torch.Tensor] = []
+    specimen.model.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
+    limits = torch.ones(len(images), dtype=torch.int64)
+    plan = Plan((1.0,), limits, keep=len(images))
+    outcome = Engine(specimen, clean, carlini_wagner(**options), plan, lambda *_: None).run()
+    return outcome, seen
+
+
+def test_the_answer_is_the_nearest_of_all_that_was_looked_at():
+    images = pictures(1, seed=2)
+    outcome, seen = run(images, steps=30)
+    label = answers(perceptron(), images)
+    points = torch.cat(seen)
+    fooled = answers(perceptron(), points) != label
+    lengths = L2.length(points - images)[fooled]
+    assert len(lengths) > 10
+    assert outcome.distance.item() == pytest.approx(lengths.min().item(), abs=1e-5)
+    torch.testing.assert_close(L2.length(outcome.found[0][None] - images), outcome.distance)
+
+
+def test_searches_stop_image_by_image():
+    outcome, _ = run(pictures(8), steps=30)
+    assert outcome.forwards.min() < outcome.forwards.max()
+    assert outcome.forwards.max() < 9 * 30
+    alone, _ = run(pictures(8)[4:5], steps=30)
+    assert abs(alone.distance[0] - outcome.distance[4]) < 1e-3
+
+
+def test_black_and_white_images_have_their_place_in_tanh_space():
+    images = pictures(4, seed=6).round()  # every pixel at an end
+    result = attack(perceptron(seed=1), images, "predicted", method="cw", steps=20)
+    assert torch.isfinite(result.images).all()
+    assert torch.isfinite(result.distance).all()
+    blank = torch.cat((torch.zeros(1, 3, 8, 8), torch.ones(1, 3, 8, 8)))
+    result = attack(perceptron(seed=1), blank, "predicted", method="cw", steps=20)
+    assert torch.equal(result.images[~result.success], blank[~result.success])
+    changed = result.images[result.success].flatten(1)
+    assert (changed.amax(1) > changed.amin(1)).all()
+
+
+def test_a_longer_search_finds_nothing_farther():
+    images = pictures(6, seed=3)
+    short, long = (attack(perceptron(), images, "predicted", method="cw", steps=steps) for steps in (10, 60))
+    assert (long.success >= short.success).all()
+    both = short.success
+    assert (long.distance[both] <= short.distance[both] * 1.01).all()
+    assert long.distance[both].mean() < short.distance[both].mean()
+
+
+def test_an_epsilon_bounds_what_counts():
+    images = pictures(6, seed=3)
+    free = attack(perceptron(), images, "predicted", method="cw", steps=15)
+    middle = free.distance.median().item()
+    bound = attack(perceptron(), images, "predicted", method="cw", steps=15, epsilon=middle)
+    assert torch.equal(bound.success, free.success & (free.distance <= middle))
+    assert torch.equal(bound.images[~bound.success], images[~bound.success])

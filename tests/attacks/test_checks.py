@@ -1,0 +1,112 @@
+"""What cannot be attacked, and what cannot be asked."""
+
+import pytest
+import torch
+
+from tests.attacks.models import linear, perceptron, pictures
+from vitlens.attacks.attack import attack
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.sweep import sweep
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+
+LABELS = torch.tensor([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": -0.1}, r"epsilons from 0 to 1 .*, found -0\.1"),
+        ({"epsilon": 8.0}, r"epsilons from 0 to 1 .*0 to 255\) in pixel units, found 8"),
+        ({"epsilon": float("nan")}, r"epsilons from 0 to 1 .*, found nan"),
+        ({"epsilon": -1.0, "method": "cw"}, r"epsilons of 0 or more in pixel units, found -1"),
+        ({"epsilon": float("inf"), "method": "pgd-l2"}, r"found inf"),
+        ({"epsilon": 0.1, "method": "patch"}, r"no epsilon for a patch, whose size is its side in px, found 0\.1"),
+        ({"steps": 0}, r"steps of at least 1, found 0"),
+        ({"restarts": 0}, r"restarts of at least 1, found 0"),
+        ({"batch_size": 0}, r"batch size of at least 1, found 0"),
+        ({"targets": LABELS, "method": "pgd-targeted"}, r"other than the labels, found 0 for both on image 0"),
+        ({"targets": LABELS + 5, "method": "pgd-targeted"}, r"target classes from 0 to 4, found 5"),
+        ({"targets": LABELS[:2], "method": "pgd-targeted"}, r"one target an image \(3\), found 2"),
+        ({"targets": LABELS + 1}, r"pgd-targeted or apgd-targeted to reach targets, found 'pgd'"),
+        ({"maps": torch.rand(2, 4, 4), "method": "patch"}, r"maps \(3, rows, columns\), found \(2, 4, 4\)"),
+        ({"maps": torch.full((3, 4, 4), torch.nan), "method": "patch"}, r"finite maps"),
+    ],
+)
+def test_what_cannot_be_asked(options, message):
+    with pytest.raises(InputError, match=message):
+        attack(linear(), pictures(3), LABELS, **options)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (None, r"a label for each image, found none; labels='predicted' attacks the prediction"),
+        ("guessed", r"a label for each image, found 'guessed'"),
+        (LABELS[:2], r"one label an image \(3\), found 2"),
+        (LABELS + 3, r"labels from 0 to 4, found 5"),
+        (LABELS - 1, r"labels from 0 to 4, found -1"),
+    ],
+)
+def test_labels(labels, message):
+    with pytest.raises(InputError, match=message):
+        attack(linear(), pictures(3), labels)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (pictures(3) * 255, r"pixels from 0 to 1, found 0\.\d+ to 25\d"),
+        (pictures(3) - 0.5, r"pixels from 0 to 1, found -0\.\d+ to 0\.\d+"),
+        (pictures(3) * torch.nan, r"pixels from 0 to 1, found nan to nan"),
+        ((pictures(3) * 255).byte(), r"pixels from 0 to 1, found torch.uint8; divide by 255"),
+        (pictures(3)[:0], r"batch > 0, found \(0, 3, 8, 8\)"),
+        (pictures(3)[:, :1], r"found \(3, 1, 8, 8\)"),
+    ],
+)
+def test_images(images, message):
+    with pytest.raises(InputError, match=message):
+        attack(linear(), images, "predicted")
+
+
+def test_unknown_attacks():
+    with pytest.raises(UnknownNameError, match="no attack 'pdg'; did you mean 'pgd'"):
+        attack(linear(), pictures(1), "predicted", method="pdg")
+    with pytest.raises(UnknownNameError, match="no attack 'fsgm'; did you mean 'fgsm'"):
+        sweep(linear(), pictures(1), "predicted", attacks=["pgd", "fsgm"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attacks": []}, "attacks, each once, found none"),
+        ({"attacks": ["pgd", "pgd"]}, "attacks, each once, found pgd, pgd"),
+        ({"epsilons": (0.1, 0.05)}, r"ascending order, found 0\.1, 0\.05"),
+        ({"epsilons_l2": (1.0, 1.0)}, r"ascending order, found 1, 1"),
+        ({"steps": {"pgd": 0}}, "steps of at least 1, found 0"),
+        ({"keep": -1}, "keep of at least 0, found -1"),
+        ({"indices": [1, 2]}, r"one index an image \(1\), found 2"),
+    ],
+)
+def test_sweeps_that_cannot_be_asked(options, message):
+    with pytest.raises(InputError, match=message):
+        sweep(linear(), pictures(1), "predicted", **options)
+
+
+@pytest.mark.parametrize(("name", "classes"), [("pgd-dlr", 2), ("apgd-dlr", 2), ("apgd-targeted", 3), ("auto", 3)])
+def test_losses_that_need_more_classes(name, classes):
+    with pytest.raises(UnsupportedError, match=rf"at least {classes + 1} classes for .*, found {classes}; try apgd-ce"):
+        attack(perceptron(classes=classes), pictures(1), "predicted", method=name)
+    enough = perceptron(classes=classes + 1)
+    assert attack(enough, pictures(1), "predicted", method=name, steps=1).tried.all()
+
+
+def test_the_registry_is_one_literal_list():
+    assert all(name == entry.name for name, entry in ATTACKS.items())
+    assert len({entry.slug for entry in ATTACKS.values()}) == len(ATTACKS)
+    assert ATTACKS["pgd"].slug == "pgd-linf"
+    assert ATTACKS["pgd-l2"].slug == "pgd-l2"
+    assert ATTACKS["cw"].slug == "cw-l2"
+    for entry in ATTACKS.values():
+        assert (entry.build is None) == bool(entry.members)
+    with pytest.raises(TypeError):
+        ATTACKS["other"] = ATTACKS["pgd"]  # type: ignore[index]

@@ -1,0 +1,210 @@
+"""The batch that is always full: who leaves, who follows, what it costs, and what is left behind."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.attacks.models import Flat, answers, linear, made, perceptron, pictures
+from tests.contracts.test_nothing_left_behind import BrokenError, state_of
+from tests.lens.tiny import ours
+from vitlens.attacks.attack import attack
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.sweep import sweep
+from vitlens.errors import NonFiniteError, UnsupportedError
+from vitlens.models.specimen import Specimen
+
+
+def watched(specimen: Specimen) -> list[tuple[int, bool]]:
+    """How many images each pass had, and whether with gradients."""
+    passes: list[tuple[int, bool]] = []
+    specimen.model.register_forward_pre_hook(
+        lambda _module, inputs: passes.append((len(inputs[0]), inputs[0].requires_grad))
+    )
+    return passes
+
+
+def test_the_batch_is_refilled_as_images_leave():
+    specimen, images = perceptron(), pictures(24)
+    passes = watched(specimen)
+    result = attack(specimen, images, "predicted", method="pgd", epsilon=0.05, batch_size=4, steps=8)
+    at_work = passes[6:]  # after the look at the clean images
+    assert 2 < result.success.sum() < 24
+    assert result.forwards.min() < result.forwards.max() == 9
+    assert sum(size for size, _ in at_work) == result.forwards.sum()
+    rounds = sum(gradients for _, gradients in at_work)
+    assert max(size for size, _ in at_work) == 4
+    assert rounds <= result.forwards.sum() / 4 + 9  # full to the end, but for the last job's steps
+    assert rounds < sum(int(group.max()) for group in result.backwards.split(4))  # as without refilling
+
+
+def test_what_is_fooled_costs_no_more():
+    specimen, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
+    result = attack(specimen, images, "predicted", method="pgd", epsilon=0.3, steps=20)
+    assert result.success.all()
+    assert result.forwards.max() <= 4
+    broken = sweep(specimen, images, "predicted", attacks=["pgd"], epsilons=(0.3, 0.4, 0.5), steps=20)
+    assert broken.forwards["pgd"] == int(result.forwards.sum())  # larger epsilons are not tried
+    assert (broken.broken_at["pgd"] == 0.3).all()
+
+
+def test_fgsm_takes_two_looks_and_one_gradient():
+    specimen, images = perceptron(), pictures(6)
+    passes = watched(specimen)
+    result = attack(specimen, images, "predicted", method="fgsm", epsilon=0.02)
+    assert passes == [(6, False), (6, True), (6, False)]
+    assert result.forwards.tolist() == [2] * 6
+    assert result.backwards.tolist() == [1] * 6
+
+
+def test_wrong_images_are_left_alone():
+    specimen, images = perceptron(), pictures(6)
+    labels = answers(specimen, images)
+    labels[[1, 4]] = (labels[[1, 4]] + 1) % 5
+    result = attack(specimen, images, labels, method="apgd-ce", epsilon=0.5)
+    assert result.tried.tolist() == [True, False, True, True, False, True]
+    assert torch.equal(result.images[[1, 4]], images[[1, 4]])
+    assert result.forwards[[1, 4]].tolist() == [0, 0]
+
+
+def test_a_model_that_is_always_wrong_is_told_and_has_an_empty_curve():
+    specimen, images = perceptron(), pictures(3)
+    labels = (answers(specimen, images) + 1) % 5
+    found = sweep(specimen, images, labels, attacks=["pgd", "cw", "auto"], keep=3)
+    assert found.notes == ("made is wrong on every one of the 3 images before any attack: nothing to attack",)
+    assert not found.clean.any()
+    for name in found.attacks:
+        assert found.broken_at[name].tolist() == [0.0] * 3
+        assert found.distance[name].tolist() == [0.0] * 3
+        assert found.kept[name][1].shape == (0, 3, 8, 8)
+        assert found.forwards[name] == 0
+    assert attack(specimen, images, labels).notes == found.notes
+
+
+def test_progress_adds_up_to_images_times_attacks(few_queries):
+    specimen, images = perceptron(), pictures(7)
+    labels = answers(specimen, images)
+    labels[2] = (labels[2] + 1) % 5
+    for names in (["pgd"], ["auto"], ["fgsm", "auto", "cw"]):
+        done: list[int] = []
+        sweep(specimen, images, labels, attacks=names, epsilons=(0.0, 0.01, 0.1), steps=2, on_progress=done.append)
+        assert sum(done) == 7 * len(names)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_nothing_is_left_behind(name, few_queries):
+    specimen = ours(size=(8, 12), patch_size=(4, 4))
+    for number, module in enumerate(specimen.modules()):
+        if number % 3 == 0 and not any(True for _ in module.children()):
+            module.train()
+    for number, parameter in enumerate(specimen.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    before, images = state_of(specimen), pictures(3, (8, 12))
+    result = attack(specimen, images, "predicted", method=name, steps=1)
+    assert state_of(specimen) == before
+    assert not images.requires_grad
+    assert not result.images.requires_grad
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_nothing_is_left_behind_after_an_exception(at):
+    specimen, count = perceptron(), [0]
+    specimen.requires_grad_(True)
+
+    def breaks(_module: nn.Module, _inputs: object) -> None:
+        count[0] += 1
+        if count[0] > at:
+            raise BrokenError
+
+    specimen.model.layers[2].register_forward_pre_hook(breaks)
+    before = state_of(specimen)
+    with pytest.raises(BrokenError):
+        attack(specimen, pictures(3), "predicted", method="pgd", epsilon=0.01)
+    assert state_of(specimen) == before
+
+
+class Poisoned(nn.Module):
+    """Finite numbers for the image as it is, and NaN for the second as soon as it is changed; or in its gradient."""
+
+    def __init__(self, images: Tensor, *, backward: bool) -> None:
+        super().__init__()
+        self.images, self.backward = images, backward
+        self.rest = perceptron().model
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.rest(images)
+        away = (images - self.images[1]).flatten(1).abs().amax(1)
+        if not self.backward:
+            return torch.where(((away > 0) & (away < 0.2))[:, None], torch.nan, logits)
+        rows = (away < 0.2).nonzero()[:, 0]
+        nothing = (images[rows].flatten(1).amin(1) * 0).sqrt()  # 0, whose gradient is infinity times 0
+        return logits.index_add(0, rows, nothing[:, None].expand(-1, 5))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_is_not_finite_is_said_with_model_and_image(backward):
+    images = pictures(3, seed=5)
+    what = "gradients" if backward else "logits"
+    message = f"expected finite {what}, found NaN or infinity from made on image 31 under attack"
+    with pytest.raises(NonFiniteError, match=message):
+        sweep(
+            made(Poisoned(images, backward=backward), (8, 8)), images, "predicted",
+            attacks=["pgd"], epsilons=(1e-3,), indices=[30, 31, 32],
+        )  # fmt: skip
+
+
+def test_a_model_that_hides_its_gradient():
+    """Nothing to differentiate is refused; gradients of exactly 0 are told, and scores see through them."""
+
+    class Rounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rest = linear(classes=2).model
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.rest((images * 32).round() / 32)  # type: ignore[no-any-return]
+
+    specimen, images = made(Rounded(), (8, 8), classes=2), pictures(8, low=0.4, high=0.6)
+    found = sweep(specimen, images, "predicted", attacks=["fgsm", "square"], epsilons=(0.2,), steps=2)
+    assert found.silent["fgsm"].all()
+    assert found.robust("fgsm", 0.2).all()
+    assert not found.silent["square"].any()
+    assert not found.robust("square", 0.2).any()
+
+    class Cut(Rounded):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images.detach())
+
+    with pytest.raises(UnsupportedError, match=r"expected a gradient from made .* scores alone"):
+        attack(made(Cut(), (8, 8), classes=2), images, "predicted", method="pgd")
+
+
+def test_gradients_in_bf16_are_judged_in_fp32():
+    specimen, images = perceptron(seed=2), pictures(60, seed=2)
+    labels = answers(specimen, images)
+    passes = watched(specimen)
+    exact, coarse = (
+        sweep(
+            specimen, images, labels, attacks=["fgsm", "pgd", "apgd-ce", "cw"], epsilons=(0.01, 0.02, 0.04),
+            epsilons_l2=(0.2, 0.4), steps={"pgd": 5, "apgd-ce": 5, "cw": 10}, precision=precision, keep=60,
+        )
+        for precision in ("fp32", "bf16")
+    )  # fmt: skip
+    assert any(not gradients for _, gradients in passes)
+    for name in exact.attacks:
+        rows, kept = coarse.kept[name]
+        assert (answers(specimen, kept) != labels[rows]).all()
+        for epsilon in coarse.epsilons[name]:
+            strength = [int(found.robust(name, epsilon).sum()) for found in (exact, coarse)]
+            assert abs(strength[0] - strength[1]) <= 3
+
+
+def test_a_batch_of_mixed_looks_is_put_together_again():
+    """Jobs at their last look are run apart; each gets its own numbers back."""
+    specimen, images = made(Flat(nn.Linear(192, 5)), (8, 8)), pictures(9)
+    alone = [
+        sweep(specimen, images[row : row + 1], "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3,
+              indices=[row]).broken_at["pgd"]
+        for row in range(9)
+    ]  # fmt: skip
+    together = sweep(specimen, images, "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3, batch_size=3)
+    assert torch.equal(torch.cat(alone), together.broken_at["pgd"])

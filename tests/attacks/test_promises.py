@@ -1,0 +1,117 @@
+"""What every attack promises, whatever it is, on random models, shapes, epsilons and seeds."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.attacks.models import MODELS, answers, perceptron, pictures
+from vitlens.attacks.attack import attack
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.result import AttackResult
+from vitlens.attacks.sweep import sweep
+
+QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+BOUNDED = tuple(name for name, attack in ATTACKS.items() if attack.kind == "budget" and attack.norm != "patch")
+LOSSES = ("pgd", "pgd-l2", "pgd-dlr", "pgd-targeted", "apgd-ce", "apgd-dlr", "apgd-targeted")
+
+models = st.tuples(st.sampled_from(sorted(MODELS)), st.sampled_from([(8, 8), (8, 12), (12, 8)]), st.integers(0, 50))
+epsilons = st.one_of(st.sampled_from([0.0, 1e-4, 8 / 255, 1.0]), st.floats(0.0, 1.0))
+
+
+pytestmark = pytest.mark.usefixtures("few_queries")
+
+
+def lengths(result: AttackResult, images: torch.Tensor, norm: str) -> torch.Tensor:
+    """How far each image went, by NumPy's norms."""
+    change = (result.images.double() - images.double()).flatten(1).numpy()
+    if norm == "patch":
+        return torch.from_numpy(((result.images != images).any(1).flatten(1).double().mean(1)).numpy())
+    return torch.from_numpy(abs(change).max(1) if norm == "linf" else (change**2).sum(1) ** 0.5)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@QUICK
+@given(
+    made=models,
+    epsilon=epsilons,
+    seed=st.integers(0, 2**31),
+    count=st.integers(1, 4),
+    restarts=st.integers(1, 2),
+    steps=st.integers(1, 3),
+    low=st.sampled_from([0.0, 0.4]),
+)
+def test_nothing_outside_its_bounds_and_nothing_claimed_in_vain(name, made, epsilon, seed, count, restarts, steps, low):
+    (kind, size, number), entry = made, ATTACKS[name]
+    specimen = MODELS[kind](size, seed=number)
+    images = pictures(count, size, seed=seed % 1000, low=low, high=1 - low)
+    before = images.clone()
+    labels = answers(specimen, images)
+    labels[0] = (labels[0] + seed) % 5  # now and then wrong before any attack
+    budget = None if entry.norm == "patch" else epsilon
+    result = attack(specimen, images, labels, method=name, epsilon=budget, seed=seed, restarts=restarts, steps=steps)
+    assert torch.equal(images, before)
+    assert torch.isfinite(result.images).all()
+    assert result.images.min() >= 0
+    assert result.images.max() <= 1
+    length = lengths(result, images, entry.norm)
+    allowed = 4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon  # a quarter of the side is 2 px
+    assert (length <= allowed + 1e-6).all()
+    torch.testing.assert_close(result.distance.double(), length, atol=1e-6, rtol=1e-5)
+    assert torch.equal(result.tried, answers(specimen, images) == labels)
+    assert not (result.success & ~result.tried).any()
+    assert torch.equal(answers(specimen, result.images) != labels, result.success | ~result.tried)  # judged again
+    assert torch.equal(result.images[~result.success], images[~result.success])
+    assert (result.images.flatten(1).amax(1) > 0).all()  # no black image
+    assert ((result.forwards > 0) == (result.tried & (torch.tensor(epsilon > 0) | (entry.norm == "patch") |
+            (entry.kind == "minimum")))).all()  # fmt: skip
+    assert (result.backwards > 0).any() <= any(ATTACKS[part].gradients for part in entry.members or (name,))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@settings(QUICK, max_examples=2)
+@given(seed=st.integers(0, 1000), batch_size=st.integers(1, 4), order=st.permutations(range(5)))
+def test_batch_size_and_order_do_not_matter(name, seed, batch_size, order):
+    """In double precision, where the size of a batch leaves no trace beyond the last digits."""
+    specimen, images = perceptron(seed=seed).double(), pictures(5, seed=seed).double()
+    labels = answers(specimen, images)
+    asked = {"attacks": [name], "epsilons": (0.02, 0.1), "epsilons_l2": (0.1, 0.4), "steps": 2, "seed": seed}
+    one = sweep(specimen, images, labels, batch_size=5, **asked)
+    other = sweep(specimen, images[order], labels[order], batch_size=batch_size, indices=order, **asked)
+    assert torch.equal(one.clean[order], other.clean)
+    assert torch.equal(one.broken_at[name][order], other.broken_at[name])
+    torch.testing.assert_close(one.distance[name][order], other.distance[name], atol=1e-6, rtol=1e-6)
+    assert one.forwards == other.forwards
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@settings(QUICK, max_examples=2)
+@given(seed=st.integers(0, 1000))
+def test_more_restarts_never_raise_robust_accuracy(name, seed):
+    specimen, images = perceptron(seed=seed), pictures(8, seed=seed)
+    labels = answers(specimen, images)
+    asked = {"attacks": [name], "epsilons": (0.01, 0.04), "epsilons_l2": (0.1, 0.2), "steps": 2, "seed": seed}
+    once, often = (sweep(specimen, images, labels, restarts=restarts, **asked) for restarts in (1, 4))
+    assert (often.broken_at[name] <= once.broken_at[name]).all()
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@settings(QUICK, max_examples=3)
+@given(made=models, seed=st.integers(0, 1000))
+def test_a_sweep_is_the_attack_at_each_epsilon_and_keeps_broken_what_was_broken(name, made, seed):
+    (kind, size, number), levels = made, (0.0, 0.05, 0.15, 0.4)
+    specimen = MODELS[kind](size, seed=number)
+    images = pictures(3, size, seed=seed)
+    labels = answers(specimen, images)
+    found = sweep(
+        specimen, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, steps=2, seed=seed, keep=3
+    )
+    standing = found.clean
+    for epsilon in levels:
+        alone = attack(specimen, images, labels, method=name, epsilon=epsilon, steps=2, seed=seed)
+        standing = standing & ~alone.success
+        assert torch.equal(found.robust(name, epsilon), standing)
+    assert torch.equal(found.robust(name, 0.0), found.clean)
+    rows, kept = found.kept[name]
+    assert torch.equal(answers(specimen, kept) != labels[rows], torch.ones(len(rows), dtype=torch.bool))
+    assert rows.tolist() == found.broken_at[name].isfinite().nonzero()[:, 0].tolist()

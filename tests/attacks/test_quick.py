@@ -1,0 +1,70 @@
+"""Linear layers by oneDNN: the same logits and gradients, and only where they fit; attention in fp32 under bf16."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.attacks.models import perceptron, pictures, tiny_vit
+from vitlens.attacks import quick
+from vitlens.attacks.quick import quick_gradients
+from vitlens.models.specimen import Specimen
+
+CPU = torch.device("cpu")
+
+
+def both(specimen: Specimen, images: Tensor, *, within: bool) -> tuple[Tensor, Tensor]:
+    leaf = images.clone().requires_grad_()
+    if within:
+        with quick_gradients(CPU):
+            logits = specimen(leaf)
+    else:
+        logits = specimen(leaf)
+    (gradient,) = torch.autograd.grad(logits.logsumexp(1).sum(), leaf)
+    return logits.detach(), gradient
+
+
+@pytest.mark.parametrize("make", [perceptron, tiny_vit])
+def test_the_same_to_rounding(make, monkeypatch):
+    calls: list[tuple[int, ...]] = []
+    product = quick._product
+    monkeypatch.setattr(quick, "_product", lambda *args: calls.append(tuple(args[0].shape)) or product(*args))
+    specimen, images = make(), pictures(3)
+    plain, quickly = both(specimen, images, within=False), both(specimen, images, within=True)
+    for one, other in zip(quickly, plain):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    layers = sum(isinstance(module, nn.Linear) for module in specimen.modules())
+    assert len(calls) in (0, 2 * layers)  # forward and back, or a torch without oneDNN
+    assert bool(calls) == hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def test_weights_that_want_a_gradient_get_theirs():
+    specimen, images = perceptron(), pictures(3)
+    specimen.requires_grad_(True)
+    leaf = images.clone().requires_grad_()
+    with quick_gradients(CPU):
+        specimen(leaf).sum().backward()
+    assert all(parameter.grad is not None for parameter in specimen.parameters())
+
+
+@pytest.mark.parametrize("precision", ["double", "autocast"])
+def test_other_precisions_are_left_alone(precision):
+    specimen, images = perceptron(), pictures(3)
+    if precision == "double":
+        specimen, images = specimen.double(), images.double()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
+        plain, within = both(specimen, images, within=False), both(specimen, images, within=True)
+    assert all(torch.equal(one, other) for one, other in zip(within, plain))
+
+
+def test_attention_is_in_fp32_where_the_rest_is_in_bf16(monkeypatch):
+    specimen, images, seen = tiny_vit(), pictures(3), []
+    inner = torch.nn.functional.scaled_dot_product_attention
+    wide = quick._wide
+    monkeypatch.setattr(quick, "_wide", lambda value: seen.append(value) or wide(value))
+    exact = both(specimen, images, within=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = both(specimen, images, within=True)
+    assert seen
+    assert all(value.dtype == torch.bfloat16 for value in seen if isinstance(value, Tensor))
+    assert torch.nn.functional.scaled_dot_product_attention is inner
+    assert torch.nn.functional.cosine_similarity(found[1].flatten(1), exact[1].flatten(1)).min() > 0.99

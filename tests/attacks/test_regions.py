@@ -1,0 +1,104 @@
+"""Where changes may lie: bands of frequencies and squares of pixels."""
+
+import pytest
+import torch
+
+from tests.attacks.models import linear, perceptron, pictures, tiny_vit
+from vitlens.analysis.spectrum import radius
+from vitlens.attacks.attack import attack
+from vitlens.attacks.regions import CUTOFF, ranked_places, squares
+from vitlens.errors import InputError
+
+
+@pytest.mark.parametrize("part", ["low", "high"])
+def test_changes_have_the_frequencies_of_their_part_alone(part):
+    specimen, images = perceptron((16, 12)), pictures(10, (16, 12), low=0.4, high=0.6)
+    result = attack(specimen, images, "predicted", method=f"{part}-frequency", epsilon=0.2)
+    assert result.success.any()
+    spectrum = torch.fft.rfft2((result.images - images)[result.success]).abs()
+    inside = (radius((16, 12)) <= CUTOFF + 1e-6) == (part == "low")
+    assert spectrum[..., ~inside].max() < 1e-4 * spectrum[..., inside].max()
+
+
+def test_the_whole_plane_is_stronger_than_its_parts():
+    specimen, images = perceptron((16, 16)), pictures(40, (16, 16))
+    found = [
+        attack(specimen, images, "predicted", method=method, epsilon=0.02).success.sum()
+        for method in ("pgd", "low-frequency", "high-frequency")
+    ]
+    assert found[0] > max(found[1:]) > 0
+
+
+def boxes(images, clean):
+    """Top, left, bottom and right of what was changed."""
+    changed = (images != clean).any(1)
+    return [
+        (int(rows[0]), int(columns[0]), int(rows[-1]), int(columns[-1]))
+        for one in changed
+        for rows, columns in [(one.any(1).nonzero()[:, 0], one.any(0).nonzero()[:, 0])]
+    ]
+
+
+@pytest.mark.parametrize(("aligned", "side"), [(True, 4), (False, 3), (True, None)])
+def test_a_patch_is_one_square_on_tokens_or_anywhere(aligned, side):
+    specimen, images = tiny_vit((16, 12)), pictures(16, (16, 12))
+    result = attack(
+        specimen, images, "predicted", method="patch", side=side, aligned=aligned, restarts=6, steps=5, seed=3
+    )
+    assert result.success.sum() > 3
+    found = boxes(result.images[result.success], images[result.success])
+    length = side or 3
+    for top, left, bottom, right in found:
+        assert bottom - top < length
+        assert right - left < length
+        assert not aligned or (top // 4 == bottom // 4 and left // 4 == right // 4)
+    assert len({(top // 4, left // 4) for top, left, _, _ in found}) > 1
+    assert (result.distance <= length**2 / (16 * 12) + 1e-6).all()
+
+
+def test_a_patch_goes_where_the_map_has_most():
+    specimen, images = linear((8, 12)), pictures(12, (8, 12))
+    maps = torch.zeros(12, 4, 6)
+    best = [(row % 4, row % 6) for row in range(12)]
+    for row, (down, across) in enumerate(best):
+        maps[row, down, across] = 1.0 + row
+    result = attack(specimen, images, "predicted", method="patch", side=2, maps=maps, steps=20)
+    assert result.success.sum() > 2
+    rows = result.success.nonzero()[:, 0].tolist()
+    for row, (top, left, _, _) in zip(rows, boxes(result.images[rows], images[rows])):
+        assert (top // 2, left // 2) == best[row]
+
+
+def test_places_are_ranked_by_the_mass_beneath_them():
+    maps = torch.tensor([[[0.0, 3.0], [1.0, 2.0]], [[-1.0, -2.0], [5.0, 5.0]]])
+    assert ranked_places(maps, (4, 4), side=2, step=(2, 2)).tolist() == [[1, 3, 2, 0], [2, 3, 0, 1]]
+    ranked = ranked_places(maps, (4, 4), side=2, step=(1, 1))
+    assert ranked.shape == (2, 9)
+    assert ranked[1, 0] == 6
+    with pytest.raises(InputError, match="the map of image 1 the same everywhere"):
+        ranked_places(torch.stack([maps[0], torch.ones(2, 2)]), (4, 4), side=2, step=(2, 2))
+
+
+def test_a_map_decides_the_order_of_tries():
+    """The first place cannot fool, the second can: with two tries the image breaks."""
+    specimen, images = perceptron((8, 8), seed=4), pictures(12, (8, 8), seed=4)
+    maps = torch.rand(12, 2, 2, generator=torch.Generator().manual_seed(1))
+    one, two, four = (
+        attack(specimen, images, "predicted", method="patch", side=4, maps=maps, restarts=tries, steps=10).success
+        for tries in (1, 2, 4)
+    )
+    assert (one <= two).all()
+    assert (two <= four).all()
+    assert one.sum() < four.sum()
+
+
+def test_squares():
+    masks = squares((3, 4), torch.tensor([0, 1]), torch.tensor([2, 0]), torch.tensor([1, 2]))
+    assert masks[0, 0].int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert masks[1, 0].int().tolist() == [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("side", [0, 9])
+def test_a_patch_that_does_not_fit(side):
+    with pytest.raises(InputError, match=f"a patch of 1 to 8 px, found {side}"):
+        attack(linear(), pictures(1), "predicted", method="patch", side=side)

@@ -1,0 +1,53 @@
+"""foolbox, made to start where we start; imported with its own warnings left aside (it reads scipy by an old name)."""
+
+import os
+import warnings
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from vitlens.attacks.norms import LINF
+from vitlens.data.draws import keys
+from vitlens.models.specimen import Specimen
+
+
+def foolbox() -> ModuleType:
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # its zoo wants git, which no attack needs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import foolbox as found
+        import foolbox.attacks
+    return found
+
+
+def standing(specimen: Specimen, images: Tensor, labels: Tensor, attack: object, epsilons: list[float]) -> list[Tensor]:
+    """Which images are right and stay so, at each epsilon, by foolbox's own verdict."""
+    model = foolbox().PyTorchModel(specimen, bounds=(0, 1), device=specimen.device)
+    _, _, broken = attack(model, images, labels, epsilons=epsilons)  # type: ignore[operator]
+    with torch.no_grad():
+        correct = specimen(images).argmax(1) == labels
+    return [correct & ~row for row in broken]
+
+
+def fgsm() -> object:
+    return foolbox().attacks.LinfFastGradientAttack()
+
+
+def pgd(images: Tensor, *, steps: int, seed: int) -> object:
+    """PGD with steps of 2.5 epsilon / steps from our random starts."""
+    module = foolbox()
+    indices = torch.arange(len(images))
+    start = LINF.draw(keys(seed, indices, torch.zeros_like(indices), torch.zeros_like(indices)), images)
+
+    class Started(module.attacks.LinfProjectedGradientDescentAttack):  # type: ignore[name-defined,misc]
+        def get_random_start(self, x0, epsilon):
+            return x0 + type(x0)(start * epsilon)
+
+    return Started(rel_stepsize=2.5 / steps, steps=steps, random_start=True)
+
+
+def carlini_wagner(*, searches: int, steps: int) -> object:
+    return foolbox().attacks.L2CarliniWagnerAttack(
+        binary_search_steps=searches, steps=steps, stepsize=0.01, confidence=0, initial_const=1e-3, abort_early=True
+    )

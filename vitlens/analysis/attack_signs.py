@@ -1,0 +1,58 @@
+"""Signs in results that gradients hide: a weaker attack that breaks more; and the verdict of all checks."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from vitlens.analysis.attack_checks import SURE, Check
+from vitlens.analysis.robust_curve import Outcome
+from vitlens.uncertainty import mcnemar
+
+
+def stronger_in_order(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
+    """An attack that should be the weaker one leaves at least as many images robust, at every epsilon, but for chance.
+
+    reason: why it should be ("one step against many"). Both must have tried the same epsilons; others are left out.
+    """
+    worst, where = 1.0, None
+    both = [epsilon for epsilon in weaker.epsilons if epsilon in stronger.epsilons]
+    for epsilon in both:
+        one, other = weaker.robust(epsilon), stronger.robust(epsilon)
+        more, fewer = int((~one & other).sum()), int((one & ~other).sum())
+        p = min(1.0, len(both) * mcnemar(more, fewer))  # Bonferroni: the worst of them is looked at
+        if more > fewer and p < worst:
+            worst, where = p, (epsilon, more, fewer)
+    found = "nowhere weaker"
+    if where is not None:
+        found = f"at {where[0]:.3g}, {where[1]} broken by {weaker.name} alone, {where[2]} by {stronger.name} alone"
+    return Check(
+        reason, f"{weaker.name}, {stronger.name}", f"{stronger.name} breaks at least what {weaker.name} does",
+        f"{found}{'' if where is None else f' (p = {worst:.2g})'}", worst > SURE,
+    )  # fmt: skip
+
+
+def never_rises(outcome: Outcome) -> Check:
+    """Robust accuracy falls or stays as epsilon grows."""
+    counts = [int(outcome.robust(epsilon).sum()) for epsilon in (0.0, *outcome.epsilons)]
+    rises = sum(after > before for before, after in pairwise(counts))
+    return Check(
+        "curve", outcome.name, "never rises", f"{' '.join(map(str, counts))} images right", rises == 0,
+    )  # fmt: skip
+
+
+def failures(checks: Iterable[Check]) -> list[Check]:
+    """The checks that are not as they should be."""
+    return [check for check in checks if not check.passed]
+
+
+def verdict(checks: Sequence[Check], *, of: str = "These attacks") -> str:
+    """What all checks come to, in a plain sentence about the attacks that they are of."""
+    if not checks:
+        return f"{of} could not be checked: there was no image to attack."
+    failed = failures(checks)
+    if not failed:
+        return f"{of} look sound: all {len(checks)} self-checks are as expected."
+    listed = "; ".join(f"{check.name} ({check.attack}): {check.found}" for check in failed)
+    return (
+        f"{of} look suspicious in {len(failed)} of {len(checks)} self-checks: {listed}. Robust accuracies may be too "
+        "high."
+    )

@@ -1,0 +1,145 @@
+"""Carlini & Wagner's L2 attack (2017): the nearest image that is taken for something else.
+
+It makes distance² + c · margin small, in tanh space, where no pixel can leave [0, 1]; a binary search finds each
+image's c. Searches stop image by image, and the answer is the nearest of all images that were found on the way.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vitlens.attacks.jobs import Jobs, Seen, State
+from vitlens.attacks.losses import grain, margin
+from vitlens.attacks.norms import L2, Norm, per_pixel
+from vitlens.shapes import Images, Logits
+
+SEARCHES = 9
+FIRST_C = 1e-3
+LARGEST_C = 1e10
+RATE = 0.01
+_SHRUNK = 1 - 1e-6  # so that black and white have a finite place in tanh space
+_DECAY = 0.9, 0.999  # Adam's
+_CALM = 1e-8
+_CHECKS = 10  # times in a search that it is looked whether the loss still falls
+_FALL = 0.9999
+
+
+@dataclass(frozen=True)
+class CarliniWagner:
+    """steps: of Adam in each search; searches: values of c; rate: Adam's; first_c: where the search begins."""
+
+    steps: int
+    searches: int
+    rate: float
+    first_c: float
+    norm: Norm = L2
+    minimum: bool = True
+    objectives: int = 1
+    aims: int = 0
+    random: bool = False
+
+    @property
+    def reads(self) -> int:
+        """At most."""
+        return self.steps * self.searches
+
+    def start(self, jobs: Jobs) -> State:
+        """The clean image in tanh space."""
+        origin = torch.atanh((2 * jobs.clean - 1) * _SHRUNK)
+        none = torch.full_like(jobs.epsilon, torch.inf)
+        return {
+            "points": _as_image(origin),
+            "origin": origin,
+            "c": torch.full_like(none, self.first_c),
+            "low": torch.zeros_like(none),
+            "high": none,
+            "search": torch.zeros_like(jobs.rows),
+            "best": jobs.clean.clone(),
+            "nearest": none.clone(),
+            **_fresh(origin),
+        }
+
+    def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
+        """How far the label's logit is above the largest other, with the sign turned; 0 once it is below."""
+        return -(margin(logits, jobs.labels) + grain(logits)).clamp_min(0)[:, None]
+
+    def step(self, jobs: Jobs, state: State, seen: Seen) -> State:
+        """Keep what was found, take a step of Adam, and begin the next search where this one is at its end."""
+        points, away = state["points"], state["points"] - _as_image(state["origin"])
+        loss = away.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
+        gradient = (2 * away - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)  # d tanh
+        state = self._descended(_kept(jobs, state, seen), gradient)
+        check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
+        stalled = check & (loss > _FALL * state["checked"])
+        state["checked"] = torch.where(check, loss, state["checked"])
+        return self._searched(state, (state["ticks"] == self.steps) | stalled)
+
+    def _descended(self, state: State, gradient: Images) -> State:
+        """Adam (Kingma & Ba 2015)."""
+        ticks = state["ticks"] + 1
+        mean = _DECAY[0] * state["mean"] + (1 - _DECAY[0]) * gradient
+        power = _DECAY[1] * state["power"] + (1 - _DECAY[1]) * gradient.square()
+        fair = [per_pixel(1 - decay ** ticks.to(gradient.dtype)) for decay in _DECAY]
+        shift = state["shift"] - self.rate * (mean / fair[0]) / ((power / fair[1]).sqrt() + _CALM)
+        points = _as_image(state["origin"] + shift)
+        return {**state, "ticks": ticks, "mean": mean, "power": power, "shift": shift, "points": points}
+
+    def _searched(self, state: State, end: Bool[Tensor, " batch"]) -> State:
+        """The next c, and a new search, for the jobs whose search is at its end."""
+        won = state["won"]
+        high = torch.where(end & won, state["c"], state["high"])
+        low = torch.where(end & ~won, state["c"], state["low"])
+        search = state["search"] + end
+        between = torch.where(high.isinf(), state["c"] * 10, (low + high) / 2)
+        if self.searches >= SEARCHES + 1:  # as published: the last search is at the smallest c that has worked
+            between = torch.where(search == self.searches - 1, high.clamp_max(LARGEST_C), between)
+        over = search == self.searches
+        begun = {
+            name: torch.where(end.view(-1, *[1] * (value.dim() - 1)), value, state[name])
+            for name, value in _fresh(state["origin"]).items()
+        }
+        points = torch.where(end[:, None, None, None], _as_image(state["origin"]), state["points"])
+        c = torch.where(end, between, state["c"])
+        return {**state, **begun, "points": points, "c": c, "high": high, "low": low, "search": search, "over": over}
+
+
+def carlini_wagner(
+    *, steps: int, searches: int = SEARCHES, rate: float = RATE, first_c: float = FIRST_C
+) -> CarliniWagner:
+    """C&W's L2 attack, confidence 0: so many steps of Adam for each of so many values of c."""
+    return CarliniWagner(steps, searches, rate, first_c)
+
+
+def _fresh(origin: Images) -> State:
+    """The beginning of a search: Adam's moments, and whether it has found anything."""
+    zeros = torch.zeros_like(origin)
+    none = torch.full_like(origin[:, 0, 0, 0], torch.inf)
+    return {
+        "shift": zeros,
+        "mean": zeros.clone(),
+        "power": zeros.clone(),
+        "ticks": torch.zeros_like(none, dtype=torch.int64),
+        "checked": none,
+        "won": torch.zeros_like(none, dtype=torch.bool),
+    }
+
+
+def _kept(jobs: Jobs, state: State, seen: Seen) -> State:
+    """The nearest image so far that is fooled."""
+    length = L2.length(state["points"] - jobs.clean)
+    nearer = seen.won & (length < state["nearest"])
+    return {
+        **state,
+        "best": torch.where(nearer[:, None, None, None], state["points"], state["best"]),
+        "nearest": torch.where(nearer, length, state["nearest"]),
+        "won": state["won"] | seen.won,
+    }
+
+
+def _as_image(place: Images) -> Images:
+    """From tanh space to [0, 1]."""
+    image: Tensor = (place.tanh() + 1) / 2
+    return image.clamp(0, 1)

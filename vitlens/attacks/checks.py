@@ -1,0 +1,61 @@
+"""What can be asked of an attack: epsilons, steps, restarts, targets; refused with a message before any model runs."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from vitlens.attacks.clean import Clean
+from vitlens.attacks.norms import NormName
+from vitlens.errors import InputError
+from vitlens.shapes import Labels
+
+
+def require_epsilons(epsilons: Sequence[float], norm: NormName) -> tuple[float, ...]:
+    """The epsilons as they are. Raises InputError unless they are ascending, not negative, and L∞ ones at most 1."""
+    found = tuple(float(epsilon) for epsilon in epsilons)
+    wrong = [epsilon for epsilon in found if not (0 <= epsilon < math.inf) or (norm == "linf" and epsilon > 1)]
+    if wrong:
+        bounds = "from 0 to 1 (the command's --epsilon: 0 to 255)" if norm == "linf" else "of 0 or more"
+        raise InputError(f"expected epsilons {bounds} in pixel units, found {wrong[0]:g}")
+    if any(after <= before for before, after in pairwise(found)):
+        raise InputError(f"expected epsilons in ascending order, found {', '.join(f'{e:g}' for e in found)}")
+    return found
+
+
+def require_counts(*, steps: int | None, restarts: int, keep: int = 0, batch_size: int | None = None) -> None:
+    """Raise InputError unless there is at least one step, one try and one image at a time."""
+    asked = (("steps", steps, 1), ("restarts", restarts, 1), ("keep", keep, 0), ("batch size", batch_size, 1))
+    for name, value, least in asked:
+        if value is not None and value < least:
+            raise InputError(f"expected {name} of at least {least}, found {value}")
+
+
+def require_targets(targets: Tensor, clean: Clean, classes: int) -> Labels:
+    """The classes to reach, on the CPU. Raises InputError unless there is one an image, none of them its label."""
+    if len(targets) != len(clean.labels):
+        raise InputError(f"expected one target an image ({len(clean.labels)}), found {len(targets)}")
+    targets = targets.detach().cpu().long()
+    wrong = targets[(targets < 0) | (targets >= classes)]
+    if len(wrong):
+        raise InputError(f"expected target classes from 0 to {classes - 1}, found {int(wrong[0])}")
+    own = (targets == clean.labels).nonzero().flatten()
+    if len(own):
+        raise InputError(
+            f"expected targets other than the labels, found {int(targets[own[0]])} for both on image "
+            f"{int(clean.indices[own[0]])}"
+        )
+    return targets
+
+
+def require_maps(maps: Tensor | None, count: int) -> Tensor | None:
+    """The maps as they are. Raises InputError unless there is one an image, finite."""
+    if maps is None:
+        return None
+    if maps.ndim != 3 or len(maps) != count:
+        raise InputError(f"expected maps ({count}, rows, columns), found {tuple(maps.shape)}")
+    if not torch.isfinite(maps).all():
+        raise InputError("expected finite maps, found NaN or infinity")
+    return maps.detach().cpu().float()

@@ -1,0 +1,98 @@
+"""The images before any attack: which of them the model gets right, and which classes it would name next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.attacks.reading import attacked
+from vitlens.errors import InputError, NonFiniteError
+from vitlens.models.specimen import Specimen
+from vitlens.shapes import Images, Labels
+
+RIVALS = 9  # classes that targeted attacks aim at and DeepFool looks at, as published
+PREDICTED = "predicted"
+
+
+@dataclass(frozen=True)
+class Clean:
+    """The images that are attacked, on the CPU or wherever they were handed in.
+
+    labels: what the model has to say; correct: whether it does; rivals: other classes, the likeliest first; indices:
+    by which an image is known, whatever part of the data this is.
+    """
+
+    images: Images
+    labels: Labels
+    correct: Bool[Tensor, " batch"]
+    rivals: Int[Tensor, "batch rivals"]
+    indices: Int[Tensor, " batch"]
+
+    def notes(self, alias: str) -> tuple[str, ...]:
+        """What a report must say before it shows a curve."""
+        if self.correct.any():
+            return ()
+        return (f"{alias} is wrong on every one of the {len(self.labels)} images before any attack: nothing to attack",)
+
+
+def look(
+    specimen: Specimen,
+    images: Tensor,
+    labels: Tensor | str | None,
+    *,
+    indices: Sequence[int] | None = None,
+    batch_size: int | None = None,
+) -> Clean:
+    """Check the images and labels, and ask the model once.
+
+    labels: class indices, or "predicted". Raises InputError for what cannot be attacked, NonFiniteError naming model
+    and image.
+    """
+    images = require_images(images).to(specimen.mean.dtype)
+    numbers = torch.arange(len(images)) if indices is None else torch.tensor(indices, dtype=torch.int64)
+    if len(numbers) != len(images):
+        raise InputError(f"expected one index an image ({len(images)}), found {len(numbers)}")
+    with attacked(specimen), torch.no_grad():
+        parts = images.split(batch_size or fitting_batch_size(specimen))
+        logits = torch.cat([specimen(part.to(specimen.device)).cpu() for part in parts])
+    broken = (~logits.isfinite()).any(1).nonzero().flatten()
+    if len(broken):
+        raise NonFiniteError(
+            f"expected finite logits, found NaN or infinity from {specimen.alias} on image {int(numbers[broken[0]])}"
+        )
+    classes = logits.shape[1]
+    if classes < 2:
+        raise InputError(f"expected a model of at least 2 classes to attack, found {classes}")
+    asked = isinstance(labels, str) and labels == PREDICTED
+    truth = logits.argmax(1) if asked else require_labels(labels, len(images), classes)
+    others = logits.scatter(1, truth[:, None], -torch.inf)
+    rivals = others.topk(min(RIVALS, classes - 1), dim=1).indices
+    return Clean(images, truth, logits.argmax(1) == truth, rivals, numbers)
+
+
+def require_images(images: Tensor) -> Images:
+    """Raise InputError unless these are images in [0, 1]."""
+    if images.ndim != 4 or images.shape[1] != 3 or not len(images):
+        raise InputError(f"expected images (batch, 3, height, width) with batch > 0, found {tuple(images.shape)}")
+    if not images.is_floating_point():
+        raise InputError(f"expected pixels from 0 to 1, found {images.dtype}; divide by 255")
+    low, high = images.min().item(), images.max().item()
+    if not (low >= 0 and high <= 1):
+        raise InputError(f"expected pixels from 0 to 1, found {low:.4g} to {high:.4g}; a specimen normalises by itself")
+    return images.detach()
+
+
+def require_labels(labels: Tensor | str | None, count: int, classes: int) -> Labels:
+    """The labels on the CPU. Raises InputError unless there is one an image, and each is a class."""
+    if labels is None or isinstance(labels, str):
+        found = "none" if labels is None else repr(labels)
+        raise InputError(f"expected a label for each image, found {found}; labels={PREDICTED!r} attacks the prediction")
+    if len(labels) != count:
+        raise InputError(f"expected one label an image ({count}), found {len(labels)}")
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise InputError(f"expected labels from 0 to {classes - 1}, found {int(wrong[0])}")
+    return labels.detach().cpu().long()

@@ -1,0 +1,204 @@
+"""The engine: a batch that is always full, from which an image leaves as soon as it is fooled or given up.
+
+A job is an image at one epsilon in one try. One that fails is followed by the next try, then by the next larger
+epsilon, in the same slot; one that succeeds, or was the image's last, gives its slot to the next image. So the model
+only ever looks at images that still stand, and what becomes of an image depends on nothing but itself.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vitlens.attacks.clean import Clean
+from vitlens.attacks.jobs import Jobs, Machine, Seen, State
+from vitlens.attacks.reading import Reader, attacked
+from vitlens.data.draws import keys
+from vitlens.errors import NonFiniteError
+from vitlens.models.specimen import Specimen
+from vitlens.shapes import Labels
+
+Told = Callable[[int, int], object]  # row of an image that is done, and the level at which it broke (-1: it stands)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be tried.
+
+    levels: epsilons in ascending order; limits: for each image how many of them, from the smallest (0: none);
+    restarts: tries at each; targets: the classes to reach, or None; keep: how many of the adversarial images to keep,
+    those of the first rows.
+    """
+
+    levels: Sequence[float]
+    limits: Int[Tensor, " batch"]
+    restarts: int = 1
+    targets: Labels | None = None
+    seed: int = 0
+    batch_size: int = 32
+    precision: str = "fp32"
+    keep: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of each image.
+
+    level: the place of the epsilon at which it broke, -1 where it stands or was not tried; distance: of what broke it,
+    infinite where nothing did; forwards, backwards: passes it took; silent: it was read with gradients, all of them
+    exactly 0; found: adversarial images by row.
+    """
+
+    level: Int[Tensor, " batch"]
+    distance: Float[Tensor, " batch"]
+    forwards: Int[Tensor, " batch"]
+    backwards: Int[Tensor, " batch"]
+    silent: Bool[Tensor, " batch"]
+    found: dict[int, Tensor]
+
+
+class Engine:
+    """Runs one machine over the images, batch by batch."""
+
+    def __init__(self, specimen: Specimen, clean: Clean, machine: Machine, plan: Plan, told: Told) -> None:
+        self.specimen, self.clean, self.machine, self.plan, self.told = specimen, clean, machine, plan, told
+        self.reader = Reader(specimen, machine, plan.precision, aimed=plan.targets is not None)
+        count = len(clean.labels)
+        self.aims = 1 if plan.targets is not None else max(1, min(machine.aims, clean.rivals.shape[1]))
+        self.tries = self.aims * (plan.restarts if machine.random else 1)  # at each epsilon
+        self.outcome = Outcome(
+            torch.full((count,), -1),
+            torch.full((count,), torch.inf),
+            torch.zeros(count, dtype=torch.int64),
+            torch.zeros(count, dtype=torch.int64),
+            torch.ones(count, dtype=torch.bool),
+            {},
+        )
+        self.waiting = self._queue()
+        self.rows: list[int] = []  # of each slot: its image, how many jobs that had before, the reads of this job
+        self.stages: list[int] = []
+        self.reads = torch.zeros(0, dtype=torch.int64)
+
+    def run(self) -> Outcome:
+        """Every image to its end. Raises NonFiniteError naming model and image."""
+        with attacked(self.specimen), torch.no_grad():
+            self.rows = list(islice(self.waiting, self.plan.batch_size))
+            self.stages, self.reads = [0] * len(self.rows), torch.zeros(len(self.rows), dtype=torch.int64)
+            jobs = self._jobs(self.rows, self.stages)
+            state = self.machine.start(jobs) if self.rows else {}
+            while self.rows:
+                jobs, state = self._round(jobs, state)
+        self.outcome.silent.logical_and_(self.outcome.backwards > 0)
+        return self.outcome
+
+    def _queue(self) -> Iterator[int]:
+        limits = self.plan.limits.tolist()
+        return iter([row for row, correct in enumerate(self.clean.correct.tolist()) if correct and limits[row]])
+
+    def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
+        """One look at the model, and what follows from it."""
+        last = self.reads == self.machine.reads - 1
+        seen = self.reader.read(state["points"], jobs, last)
+        points = state["points"]
+        state = self.machine.step(jobs, state, seen)
+        ended, won, distance = self._told_by(seen, points, jobs, state, last)
+        self.reads += 1
+        jobs = replace(jobs, reads=jobs.reads + 1)
+        slots = ended.nonzero()[:, 0].tolist()
+        self._record(slots, won, distance, state["best"] if self.machine.minimum else points)
+        return self._follow(slots, won, jobs, state)
+
+    def _told_by(
+        self, seen: Seen, points: Tensor, jobs: Jobs, state: State, last: Bool[Tensor, " batch"]
+    ) -> tuple[Bool[Tensor, " batch"], Bool[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """Which jobs end, which have won, and how far they went: all that the host must know, brought over at once."""
+        nearest = state["nearest"] if self.machine.minimum else self.machine.norm.length(points - jobs.clean)
+        steepest = (
+            seen.gradients.detach().abs().amax((0, 2, 3, 4)) if seen.losses.shape[1] else torch.zeros_like(nearest)
+        )
+        over = state.get("over", torch.zeros_like(seen.won))
+        packed = (nearest, seen.won, over, seen.logits.isfinite().all(1), steepest)
+        distance, won, over, finite, steepest = torch.stack([part.to(nearest.dtype) for part in packed]).cpu()
+        self._count(last, finite, steepest)
+        if self.machine.minimum:
+            ended = over.bool() | last
+            return ended, distance.isfinite() & ended, distance
+        return won.bool() | over.bool() | last, won.bool(), distance
+
+    def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
+        """Passes and silence, image by image. Raises NonFiniteError."""
+        for good, what in ((finite.bool(), "logits"), (steepest.isfinite(), "gradients")):
+            if not good.all():
+                row = self.rows[int((~good).nonzero()[0])]
+                raise NonFiniteError(
+                    f"expected finite {what}, found NaN or infinity from {self.specimen.alias} on image "
+                    f"{int(self.clean.indices[row])} under attack; try --precision fp32, or square, which needs no "
+                    "gradients"
+                )
+        rows = torch.tensor(self.rows)
+        self.outcome.forwards[rows] += 1
+        self.outcome.backwards[rows] += self.machine.objectives * (~last)
+        self.outcome.silent[rows] &= last | (steepest == 0)
+
+    def _record(self, slots: list[int], won: Tensor, distance: Tensor, images: Tensor) -> None:
+        """Write down what broke."""
+        hits = [slot for slot in slots if won[slot]]
+        if not hits:
+            return
+        rows = torch.tensor([self.rows[slot] for slot in hits])
+        self.outcome.level[rows] = torch.tensor([self.stages[slot] // self.tries for slot in hits])
+        self.outcome.distance[rows] = distance[hits].float()
+        if self.plan.keep:
+            self._keep(rows.tolist(), images[torch.tensor(hits, device=images.device)].to(self.clean.images.device))
+
+    def _keep(self, rows: list[int], images: Tensor) -> None:
+        found = self.outcome.found
+        found.update(zip(rows, images))
+        for row in sorted(found)[self.plan.keep :]:
+            del found[row]
+
+    def _follow(self, slots: list[int], won: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
+        """Fill the slots of the jobs that ended: with the same image's next job, or with the next image."""
+        filled = []
+        for slot in slots:
+            row = self.rows[slot]
+            if not won[slot] and self.stages[slot] + 1 < int(self.plan.limits[row]) * self.tries:
+                self.stages[slot] += 1
+            else:
+                self.told(row, int(self.outcome.level[row]))
+                self.rows[slot], self.stages[slot] = next(self.waiting, -1), 0
+            if self.rows[slot] >= 0:
+                filled.append(slot)
+        if filled:
+            fresh = self._jobs([self.rows[slot] for slot in filled], [self.stages[slot] for slot in filled])
+            place, start = torch.tensor(filled, device=fresh.rows.device), self.machine.start(fresh)
+            self.reads[filled] = 0
+            jobs = jobs.placed(place, fresh)
+            state = {name: state[name].index_copy(0, place, new) for name, new in start.items()}
+        if len(filled) < len(slots):
+            left = [slot for slot, row in enumerate(self.rows) if row >= 0]
+            jobs, state = self._shrink(left, jobs, state)
+        return jobs, state
+
+    def _shrink(self, left: list[int], jobs: Jobs, state: State) -> tuple[Jobs, State]:
+        self.rows, self.stages = [self.rows[slot] for slot in left], [self.stages[slot] for slot in left]
+        self.reads = self.reads[left]
+        place = torch.tensor(left, dtype=torch.int64, device=jobs.rows.device)
+        return jobs.only(place), {name: value[place] for name, value in state.items()}
+
+    def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
+        """New jobs: the images, and what decides about them."""
+        plan, clean, device = self.plan, self.clean, self.specimen.device
+        row, stage = torch.tensor(rows, dtype=torch.int64), torch.tensor(stages, dtype=torch.int64)
+        ranks, restarts = stage % self.tries % self.aims, stage % self.tries // self.aims
+        rivals = clean.rivals[row]
+        aims = rivals.gather(1, ranks[:, None])[:, 0] if plan.targets is None else plan.targets[row]
+        levels = torch.tensor(plan.levels, dtype=clean.images.dtype)[stage // self.tries]
+        parts = (
+            row, keys(plan.seed, clean.indices[row], restarts, ranks), clean.images[row.to(clean.images.device)],
+            clean.labels[row], rivals, aims, restarts, levels, torch.zeros_like(row),
+        )  # fmt: skip
+        return Jobs(*(part.to(device) for part in parts))

@@ -1,0 +1,98 @@
+"""How far an image may be moved, and which way is steepest: written once for every attack.
+
+Epsilons are in pixel units, pixels in [0, 1]. Every function takes perturbations (batch, 3, height, width) and one
+epsilon an image.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitlens.data.draws import uniform
+
+NormName = Literal["linf", "l2", "patch"]
+Change = Float[Tensor, "batch 3 height width"]  # adversarial image minus clean image
+PerImage = Float[Tensor, " batch"]
+
+_INSIDE = 1 - 1e-6  # L2: rounding must not carry a sum of many squares over epsilon
+_HALF_GRAIN = 2.0**-25  # draws are multiples of 2^-24, and the normal quantile of 0 is infinite
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One norm.
+
+    length: of each change; steepest: the step of length 1 along which a gradient rises most; project: the nearest
+    change within epsilon; draw: a random change of length at most 1 for each key, shaped like images.
+    """
+
+    name: NormName
+    title: str
+    length: Callable[[Change], PerImage]
+    steepest: Callable[[Change], Change]
+    project: Callable[[Change, PerImage], Change]
+    draw: Callable[[Int[Tensor, " batch"], Change], Change]
+
+
+def per_pixel(values: PerImage) -> Float[Tensor, "batch 1 1 1"]:
+    """One number an image, to be multiplied with images."""
+    return values[:, None, None, None]
+
+
+def _largest(change: Change) -> PerImage:
+    return change.flatten(1).abs().amax(1)
+
+
+def _euclidean(change: Change) -> PerImage:
+    length: Tensor = change.flatten(1).square().sum(1).sqrt()
+    return length
+
+
+def _unit(change: Change) -> Change:
+    smallest = torch.finfo(change.dtype).tiny
+    scaled = change / per_pixel(_largest(change).clamp_min(smallest))  # squares of 1e-30 would vanish
+    return scaled / per_pixel(_euclidean(scaled).clamp_min(smallest))
+
+
+def _clamped(change: Change, epsilon: PerImage) -> Change:
+    bound = per_pixel(epsilon)
+    return change.clamp(-bound, bound)
+
+
+def _shortened(change: Change, epsilon: PerImage) -> Change:
+    length = _euclidean(change).clamp_min(torch.finfo(change.dtype).tiny)
+    return change * per_pixel((epsilon * _INSIDE / length).clamp_max(1))
+
+
+def _anywhere(keys: Int[Tensor, " batch"], like: Change) -> Change:
+    """Uniform in the cube."""
+    draws: Tensor = (2 * uniform(keys, like[0].numel(), stream=1) - 1).view(like.shape)
+    return draws.to(like.dtype)
+
+
+def _in_the_ball(keys: Int[Tensor, " batch"], like: Change) -> Change:
+    """Uniform in the Euclidean ball: a direction from normal draws, and a radius."""
+    size = like[0].numel()
+    shares = uniform(keys, size, stream=2) + _HALF_GRAIN
+    direction = _unit(torch.erfinv(2 * shares - 1).view(like.shape).to(like.dtype))
+    radius = uniform(keys, 1, stream=3)[:, 0].to(like.dtype) ** (1 / size)
+    return direction * per_pixel(radius)
+
+
+def _share_changed(change: Change) -> PerImage:
+    """The share of the pixels that were changed at all."""
+    share: Tensor = (change != 0).any(1).flatten(1).to(change.dtype).mean(1)
+    return share
+
+
+LINF: Final = Norm("linf", "L∞", _largest, torch.sign, _clamped, _anywhere)
+L2: Final = Norm("l2", "L2", _euclidean, _unit, _shortened, _in_the_ball)
+PATCH: Final = Norm(
+    "patch", "share of pixels", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _anywhere
+)
+NORMS: Final[Mapping[NormName, Norm]] = MappingProxyType({norm.name: norm for norm in (LINF, L2, PATCH)})

@@ -1,0 +1,123 @@
+"""Attacks that need no gradient: uniform noise, and Square (Andriushchenko 2020), a random search that only asks for
+scores, so that it sees through gradients that are masked."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitlens.attacks.jobs import Jobs, Seen, State, moved, no_losses
+from vitlens.attacks.losses import margin
+from vitlens.attacks.norms import LINF, Norm, per_pixel
+from vitlens.attacks.regions import squares
+from vitlens.data.draws import mix, uniform
+from vitlens.shapes import Images, Logits
+
+QUERIES = 50  # a step: 5,000 beside the 100 steps of APGD, as in AutoAttack
+FIRST_SHARE = 0.8  # of the image that the first square covers
+_HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries; the schedule is scaled to fewer
+_WHOLE = 10_000
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Uniform noise within epsilon: the floor beneath every attack; reads: how often it is drawn."""
+
+    reads: int
+    norm: Norm = LINF
+    minimum: bool = False
+    objectives: int = 0
+    aims: int = 0
+    random: bool = True
+
+    def start(self, jobs: Jobs) -> State:
+        """The first draw."""
+        return {"points": self._drawn(jobs, jobs.keys)}
+
+    def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 0"]:
+        """None."""
+        return no_losses(logits, jobs)
+
+    def step(self, jobs: Jobs, state: State, _seen: Seen) -> State:
+        """The next draw."""
+        return {**state, "points": self._drawn(jobs, _turned(jobs, 1))}
+
+    def _drawn(self, jobs: Jobs, keys: Int[Tensor, " batch"]) -> Images:
+        change = self.norm.draw(keys, jobs.clean) * per_pixel(jobs.epsilon)
+        return moved(jobs, self.norm.project(change, jobs.epsilon))
+
+
+@dataclass(frozen=True)
+class SquareSearch:
+    """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls; reads: queries."""
+
+    reads: int
+    norm: Norm = LINF
+    minimum: bool = False
+    objectives: int = 0
+    aims: int = 0
+    random: bool = True
+
+    def start(self, jobs: Jobs) -> State:
+        """Vertical stripes of plus or minus epsilon, one sign a column and channel."""
+        width = jobs.clean.shape[3]
+        signs = _signs(jobs.keys, 3 * width, stream=5).view(-1, 3, 1, width).to(jobs.clean.dtype)
+        points = moved(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
+        return {"points": points, "top": points.clone(), "least": torch.full_like(jobs.epsilon, torch.inf)}
+
+    def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 0"]:
+        """None."""
+        return no_losses(logits, jobs)
+
+    def step(self, jobs: Jobs, state: State, seen: Seen) -> State:
+        """Keep the points where the margin fell, and change the best ones in one more square."""
+        found = margin(seen.logits, jobs.labels)
+        better = found < state["least"]
+        top = torch.where(better[:, None, None, None], state["points"], state["top"])
+        size = (int(top.shape[2]), int(top.shape[3]))
+        sides = _sides(self.reads, size, top.device)[jobs.reads]
+        keys = _turned(jobs, 2)
+        place = uniform(keys, 2, stream=6)
+        top_edge, left_edge = ((place[:, axis] * (size[axis] - sides + 1)).long() for axis in (0, 1))
+        signs = _signs(keys, 3, stream=7).to(top.dtype)[:, :, None, None]
+        change = top - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * squares(size, top_edge, left_edge, sides)
+        points = moved(jobs, self.norm.project(change, jobs.epsilon))
+        return {"points": points, "top": top, "least": torch.where(better, found, state["least"])}
+
+
+def noise(*, steps: int) -> Noise:
+    """The worst of so many draws of uniform noise."""
+    return Noise(steps)
+
+
+def square(*, steps: int) -> SquareSearch:
+    """Square with 50 queries a step."""
+    return SquareSearch(QUERIES * steps)
+
+
+def sides_of(queries: int, size: tuple[int, int]) -> list[int]:
+    """The square's side at each query, px: its share of the image halves as published."""
+    sides = []
+    for query in range(queries):
+        halvings = sum(query * _WHOLE // queries > mark for mark in _HALVINGS)
+        side = round(math.sqrt(FIRST_SHARE / 2**halvings * size[0] * size[1]))
+        sides.append(min(max(side, 1), *size))
+    return sides
+
+
+@cache
+def _sides(queries: int, size: tuple[int, int], device: torch.device) -> Int[Tensor, " queries"]:
+    return torch.tensor(sides_of(queries, size), device=device)
+
+
+def _turned(jobs: Jobs, stream: int) -> Int[Tensor, " batch"]:
+    """Another key for each read of a job."""
+    turned: Tensor = mix(jobs.keys + mix(jobs.reads + (stream << 24)))
+    return turned
+
+
+def _signs(keys: Int[Tensor, " batch"], count: int, *, stream: int) -> Float[Tensor, "batch count"]:
+    return torch.where(uniform(keys, count, stream=stream) < 0.5, -1.0, 1.0)

@@ -1,0 +1,173 @@
+"""From which epsilon on each image breaks: several attacks, one pass, so that a whole curve is known at once.
+
+An image that survives one epsilon goes on to the next; one that is broken stays broken at every larger one, so no curve
+rises.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vitlens.attacks.attack import built, fitting_batch, levels_of, setting_of
+from vitlens.attacks.checks import require_counts, require_epsilons
+from vitlens.attacks.clean import Clean, look
+from vitlens.attacks.engine import Outcome, Plan
+from vitlens.attacks.registry import ATTACKS, Attack, Setting, members_of
+from vitlens.attacks.sequence import worst_case
+from vitlens.errors import InputError
+from vitlens.models.specimen import Specimen
+
+LINF_EPSILONS = tuple(epsilon / 255 for epsilon in (0, 1, 2, 4, 8))
+L2_EPSILONS = (0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What became of n images under each attack; mappings are by its name.
+
+    epsilons: those it was tried at, pixel units (for a patch the share of the image covered); indices: by which the
+    images are known; clean: which were right before; broken_at: the smallest epsilon that breaks an image, 0 where it
+    was wrong already, infinite where it stands; distance: of the smallest change found, in the attack's norm, infinite
+    where there is none, 0 where it was wrong already; kept: row and adversarial image of the first that broke, on the
+    CPU; forwards, backwards: passes through the model; seconds; silent: images all of whose gradients were exactly 0;
+    notes: what must be said beside the numbers.
+    """
+
+    attacks: tuple[str, ...]
+    epsilons: Mapping[str, tuple[float, ...]]
+    indices: Int[Tensor, " n"]
+    clean: Bool[Tensor, " n"]
+    broken_at: Mapping[str, Float[Tensor, " n"]]
+    distance: Mapping[str, Float[Tensor, " n"]]
+    kept: Mapping[str, tuple[Int[Tensor, " kept"], Float[Tensor, "kept 3 height width"]]]
+    forwards: Mapping[str, int]
+    backwards: Mapping[str, int]
+    seconds: Mapping[str, float]
+    silent: Mapping[str, Bool[Tensor, " n"]]
+    notes: tuple[str, ...] = ()
+
+    def robust(self, attack: str, epsilon: float) -> Bool[Tensor, " n"]:
+        """Which images are right, and stay so within this epsilon (one of those tried, or a little more)."""
+        return self.clean & (self.broken_at[attack] > epsilon)
+
+
+def sweep(
+    specimen: Specimen,
+    images: Tensor,
+    labels: Tensor | str | None,
+    *,
+    attacks: Sequence[str] = ("pgd",),
+    epsilons: Sequence[float] = LINF_EPSILONS,
+    epsilons_l2: Sequence[float] = L2_EPSILONS,
+    steps: int | Mapping[str, int] | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    side: int | None = None,
+    aligned: bool = True,
+    maps: Tensor | None = None,
+    indices: Sequence[int] | None = None,
+    keep: int = 0,
+    on_progress: Callable[[int], object] = lambda _: None,
+) -> Sweep:
+    """Attack every image at every epsilon, as far as it stands.
+
+    epsilons: of attacks bounded in L∞, epsilons_l2: of those in L2, pixel units, ascending, 0 allowed; steps: for all
+    attacks or by name (None: as many as is usual for each); indices: of the images within the whole, which decide what
+    is random, so that parts run apart give what the whole does; keep: adversarial images to keep of each attack;
+    on_progress: told the number of images just done, which adds up to images times attacks. The rest as in `attack`,
+    and the same errors.
+    """
+    chosen = steps if isinstance(steps, Mapping) else {}
+    for count in (*chosen.values(), None if isinstance(steps, Mapping) else steps):
+        require_counts(steps=count, restarts=restarts, keep=keep, batch_size=batch_size)
+    asked = _require_attacks(attacks)
+    axes = {"linf": require_epsilons(epsilons, "linf"), "l2": require_epsilons(epsilons_l2, "l2"), "patch": ()}
+    clean = look(specimen, images, labels, indices=indices, batch_size=batch_size)
+    setting = setting_of(specimen, clean, side=side, aligned=aligned, maps=maps)
+    base = Plan(
+        (), torch.zeros(len(clean.labels), dtype=torch.int64), restarts, None, seed,
+        batch_size or fitting_batch(specimen), precision, keep,
+    )  # fmt: skip
+    found: dict[str, tuple[Outcome, float]] = {}
+    own = {attack.name: levels_of(attack.norm, setting, axes[attack.norm]) for attack in asked}
+    for attack in asked:
+        count = chosen.get(attack.name) if isinstance(steps, Mapping) else steps
+        start = time.perf_counter()
+        outcome = _run(specimen, clean, attack, own[attack.name], setting, base, count, on_progress)
+        found[attack.name] = outcome, time.perf_counter() - start
+    return _gathered(specimen, clean, asked, own, found)
+
+
+def _require_attacks(names: Sequence[str]) -> tuple[Attack, ...]:
+    """Raise UnknownNameError for no such attack, InputError for none at all or one named twice."""
+    for name in names:
+        members_of(name)
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"expected attacks, each once, found {', '.join(names) or 'none'}")
+    return tuple(ATTACKS[name] for name in names)
+
+
+def _run(
+    specimen: Specimen,
+    clean: Clean,
+    attack: Attack,
+    epsilons: tuple[float, ...],
+    setting: Setting,
+    base: Plan,
+    steps: int | None,
+    advance: Callable[[int], object],
+) -> Outcome:
+    """One attack at its epsilons above 0, at which nothing can break; one that needs no epsilon, once."""
+    levels = tuple(epsilon for epsilon in epsilons if epsilon > 0) if attack.kind == "budget" else (1.0,)
+    machines = [built(member, setting, steps) for member in members_of(attack.name)]
+    limits = torch.full_like(base.limits, len(levels))
+    return worst_case(specimen, clean, machines, replace(base, levels=levels, limits=limits), advance=advance)
+
+
+def _gathered(
+    specimen: Specimen,
+    clean: Clean,
+    asked: Sequence[Attack],
+    epsilons: Mapping[str, tuple[float, ...]],
+    found: Mapping[str, tuple[Outcome, float]],
+) -> Sweep:
+    outcomes = {name: outcome for name, (outcome, _) in found.items()}
+    wrong = ~clean.correct
+    return Sweep(
+        tuple(outcomes),
+        epsilons,
+        clean.indices,
+        clean.correct,
+        {
+            attack.name: _broken_at(attack, outcomes[attack.name], epsilons[attack.name]).masked_fill(wrong, 0.0)
+            for attack in asked
+        },
+        {name: outcome.distance.masked_fill(wrong, 0.0) for name, outcome in outcomes.items()},
+        {name: _kept(outcome, clean) for name, outcome in outcomes.items()},
+        {name: int(outcome.forwards.sum()) for name, outcome in outcomes.items()},
+        {name: int(outcome.backwards.sum()) for name, outcome in outcomes.items()},
+        {name: seconds for name, (_, seconds) in found.items()},
+        {name: outcome.silent for name, outcome in outcomes.items()},
+        clean.notes(specimen.alias),
+    )
+
+
+def _broken_at(attack: Attack, outcome: Outcome, epsilons: tuple[float, ...]) -> Float[Tensor, " n"]:
+    """The smallest of the epsilons that breaks each image; of a smallest change, the first that is no smaller."""
+    tried = torch.tensor([epsilon for epsilon in epsilons if epsilon > 0] + [torch.inf], dtype=torch.float64)
+    place = outcome.level.where(outcome.level >= 0, len(tried) - 1)
+    if attack.kind == "minimum":
+        place = torch.searchsorted(tried, outcome.distance.double())
+    return tried[place]
+
+
+def _kept(outcome: Outcome, clean: Clean) -> tuple[Int[Tensor, " kept"], Float[Tensor, "kept 3 height width"]]:
+    rows = sorted(outcome.found)
+    images = [outcome.found[row].cpu() for row in rows]
+    return torch.tensor(rows, dtype=torch.int64), torch.stack(images) if rows else clean.images[:0].cpu()

@@ -1,0 +1,81 @@
+"""What `vitlens ablate` is to do, and what it has found."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.adaptive import Adaptive
+from vitlens.analysis.effects import Effects, Unit
+from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.importance import Importance
+from vitlens.analysis.removal import Curve
+from vitlens.analysis.teamwork import Redundancy, Synergy
+from vitlens.data.split import Split
+from vitlens.models.specimen import Specimen
+from vitlens.names import Replacement
+from vitlens.processes import Processes
+from vitlens.runs.ablate_choices import AblateChoices
+from vitlens.runs.ablate_progress import Store
+from vitlens.runs.options import RunOptions
+from vitlens.uncertainty import Estimate
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all steps of a run need. labels: (n,), columns of the specimen's logits."""
+
+    specimen: Specimen
+    split: Split
+    labels: Tensor
+    units: tuple[Unit, ...]
+    choices: AblateChoices
+    processes: Processes
+    options: RunOptions
+    store: Store
+
+    @property
+    def heads(self) -> tuple[Unit, ...]:
+        """The units that are heads."""
+        return tuple(unit for unit in self.units if unit.kind == "head")
+
+    def batches(self, indices: Tensor | None = None) -> "Iterator[Part]":
+        """This process's images, a batch that fits at a time; indices: of those to take (None: all)."""
+        chosen = torch.arange(len(self.split)) if indices is None else indices
+        mine = chosen[self.processes.index :: self.processes.count]
+        size = self.options.batch_size or fitting_batch_size(self.specimen)
+        split = self.split.pick(mine)
+        for batch in split.batches(size, device=self.specimen.device):
+            own = mine[batch.indices]
+            yield Part(batch.images, self.labels[own].to(self.specimen.device), int(batch.indices[0]))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A batch: images, labels as columns of the logits, and the place of its first image in this process's share."""
+
+    images: Tensor
+    labels: Tensor
+    offset: int
+
+
+@dataclass
+class Found:
+    """What was measured; only what was asked for is there.
+
+    effects, firsts: of each replacement, per image; importance: the same summarised; curves: of each order, on images
+    that the order was not chosen on (ranked_on images); removable: the share of heads that can go at a point of
+    accuracy; greedy_cost: forward-equivalents of that order.
+    """
+
+    effects: dict[Replacement, Effects] = field(default_factory=dict)
+    firsts: dict[Replacement, Tensor] = field(default_factory=dict)
+    importance: dict[Replacement, Importance] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    ranked_on: int = 0
+    removable: Estimate | None = None
+    greedy_cost: float | None = None
+    redundancy: Redundancy | None = None
+    synergy: Synergy | None = None
+    adaptive: Adaptive | None = None

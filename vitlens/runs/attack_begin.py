@@ -1,0 +1,96 @@
+"""What a run of `vitlens attack` asks before it begins: attacks that are there, labels, and whether it can go on."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.evaluate import answers
+from vitlens.analysis.reading import match_classes
+from vitlens.attacks.registry import ATTACKS, Setting, machine_of, members_of
+from vitlens.data.split import Split
+from vitlens.errors import DataError, InputError, UnknownNameError
+from vitlens.files import read_run
+from vitlens.models.specimen import Specimen
+from vitlens.processes import Processes
+from vitlens.runs.attack_choices import AttackChoices, require_sensible
+from vitlens.runs.digests import model_digest
+from vitlens.runs.options import RunOptions
+
+
+def require_attacks(choices: AttackChoices) -> None:
+    """Raise UnknownNameError for an attack that is not there, InputError for one without an epsilon above 0."""
+    require_sensible(choices)
+    if not choices.attacks:
+        raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
+    for name in choices.attacks:
+        if name not in ATTACKS:
+            raise UnknownNameError("attack", name, ATTACKS)
+        option, epsilons = {"linf": ("--epsilon", choices.linf), "l2": ("--epsilon-l2", choices.l2)}.get(
+            ATTACKS[name].norm, ("", (1.0,))
+        )
+        if not epsilons:
+            raise InputError(f"expected {option} with a number above 0 for {name}, found none; e.g. {option} 1,2,4")
+
+
+def require_able(specimens: Sequence[Specimen], split: Split, choices: AttackChoices) -> None:
+    """Raise UnsupportedError for a model of too few classes for an attack, InputError for a patch beyond the image."""
+    for specimen, name in product(specimens, choices.attacks):
+        for member in members_of(name):
+            setting = Setting(1, len(specimen.classes), split.size, side=choices.patch_side)
+            machine_of(member, setting)
+
+
+def labels_of(specimen: Specimen, split: Split, choices: AttackChoices, options: RunOptions) -> Tensor:
+    """The class of each image that is to be turned into another, as a column of the logits: the label, or with
+    predicted what the model answers. Raises DataError for images without labels."""
+    if choices.predicted:
+        return answers(specimen, split, batch_size=options.batch_size).argmax(-1)
+    if split.labels is None or not len(split):
+        found = "images without labels" if len(split) else "no images"
+        raise DataError(
+            f"expected labelled images to attack, found {found} in {split.name}; add --predicted to attack what the "
+            "model predicts"
+        )
+    columns, _ = match_classes(specimen.classes, split.classes)
+    return torch.tensor(columns)[split.labels.cpu().long()]
+
+
+def identity_of(
+    specimens: Sequence[Specimen], split: Split, choices: AttackChoices, processes: Processes, options: RunOptions
+) -> dict[str, object]:
+    """What must be the same for a stopped run to go on; the images themselves are compared part by part."""
+    return {
+        "models": [model_digest(specimen) for specimen in specimens],
+        "aliases": [specimen.alias for specimen in specimens],
+        "images": len(split),
+        "attacks": list(choices.attacks),
+        "epsilons": list(choices.linf),
+        "epsilons_l2": list(choices.l2),
+        "steps": dict(choices.steps) if isinstance(choices.steps, Mapping) else choices.steps,
+        "restarts": choices.restarts,
+        "patch": [choices.patch_side, choices.patch_anywhere],
+        "seed": options.seed,
+        "batch_size": options.batch_size,
+        "precision": options.precision,
+        "processes": processes.count,
+    }
+
+
+def require_same(resume: Path | None, identity: Mapping[str, object]) -> None:
+    """Raise InputError unless the run to be resumed began with the same; None resumes nothing."""
+    if resume is None:
+        return
+    record = read_run(resume)
+    begun = record.config.get("identity")
+    if record.command != "attack" or not isinstance(begun, Mapping):
+        raise InputError(f"expected the folder of vitlens attack to resume, found one of vitlens {record.command}")
+    for name, value in identity.items():
+        if begun.get(name) != value:
+            then, now = (str(found)[:40] for found in (begun.get(name), value))
+            raise InputError(
+                f"expected to resume {resume} with its {name} ({then}), found another ({now}); give what it began "
+                "with, or begin anew without --resume"
+            )

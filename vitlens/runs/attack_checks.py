@@ -1,0 +1,117 @@
+"""Of a run of `vitlens attack`: the self-checks of every attack that was asked for, on a few images of each model."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Final
+
+from torch import Tensor
+
+from vitlens.analysis.attack_checks import (
+    EVERYTHING,
+    Attacked,
+    Attempt,
+    Check,
+    more_steps,
+    nothing_for_nothing,
+    same_alone,
+    unlimited,
+    visible_gradients,
+    within_budget,
+)
+from vitlens.analysis.attack_minimum import all_found, as_near
+from vitlens.analysis.attack_signs import never_rises, stronger_in_order
+from vitlens.analysis.robust_curve import Outcome
+from vitlens.attacks.registry import ATTACKS, Attack
+from vitlens.runs.attack_keep import steps_of
+from vitlens.runs.attack_sample import attempt_of
+from vitlens.runs.attack_sweep import Swept, Work
+from vitlens.runs.progress import progress
+
+CHECKED: Final = 16  # right images that are attacked again and again
+_SLOW: Final = ("auto", "square")  # thousands of passes an image: checked on few images, with few
+_FEW: Final = (6, 2)  # images and steps of these
+_SEARCHED: Final = (6, 20)  # of C&W, hundreds of passes an image: images of the long search, steps of the other checks
+_ONE_STEP: Final = ("fgsm", "noise")
+_MANY_STEPS: Final = ("bim", "pgd", "apgd-ce", "apgd-dlr", "auto")
+_BLIND: Final = ("noise", "square")  # see no gradient
+
+
+def checked(work: Work, found: Sequence[Swept]) -> list[Check]:
+    """All checks of one model: of every attack, of its gradients, and of the attacks against each other.
+
+    Nothing where the model has no image right: then there is none to attack.
+    """
+    right = found[0].outcome.clean.nonzero().flatten()[:CHECKED]
+    if not len(right):
+        return []
+    images, labels = work.images(right), work.labels[right]
+    done = [visible_gradients(work.specimen, images, labels)]
+    title = f"checking the attacks on {work.specimen.alias}"
+    with progress(title, len(found), unit="attacks", quiet=work.options.quiet) as advance:
+        for swept in found:
+            done += _of_attack(work, swept, images, labels)
+            advance(1)
+    return [*done, *_in_order([swept.outcome for swept in found], [swept.attack for swept in found])]
+
+
+def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iterator[Check]:
+    known, slug = ATTACKS[swept.attack], swept.outcome.name
+    attempt, epsilon = attempt_of(work, swept.attack), swept.outcome.epsilons[-1]
+    yield never_rises(swept.outcome)
+    if known.gradients:
+        silent = int((swept.silent & swept.outcome.clean).sum())
+        right = int(swept.outcome.clean.sum())
+        yield Check(
+            "gradients read", slug, "not all zero, for at least 9 images in 10",
+            f"all zero for {silent} of {right}", 10 * silent <= right,
+        )  # fmt: skip
+    if swept.attack in _SLOW:
+        images, labels, attempt = images[: _FEW[0]], labels[: _FEW[0]], _with_steps(attempt, _FEW[1])
+    steps = steps_of(known, work.choices)
+    if known.kind == "minimum":
+        attempt = _with_steps(attempt, min(steps, _SEARCHED[1]))
+    if known.kind == "budget" and known.norm != "patch":
+        yield nothing_for_nothing(slug, attempt, images, labels)
+    result = attempt(images, labels, epsilon=epsilon, batch_size=len(images))
+    yield within_budget(slug, work.specimen, result, images, labels, epsilon=epsilon, norm=known.norm)
+    if len(images) > 1:
+        apart = attempt(images, labels, epsilon=epsilon, batch_size=-(-len(images) // 2))
+        yield same_alone(slug, result, apart)
+    everything = EVERYTHING if known.norm == "linf" else float(images[0].numel()) ** 0.5
+    if known.kind == "minimum":
+        few = _SEARCHED[0]
+        yield as_near(slug, attempt, images[:few], labels[:few], epsilon=everything, steps=steps)
+        yield all_found(swept.outcome)
+    elif _is_iterative(known):
+        yield more_steps(slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0], steps=steps)
+        yield unlimited(slug, attempt, images, labels, epsilon=everything)
+
+
+def _is_iterative(known: Attack) -> bool:
+    """Whether it follows gradients step by step, towards any wrong class and by any means within its budget."""
+    free = known.name not in ("low-frequency", "high-frequency", *_ONE_STEP, *_SLOW)
+    return known.gradients and known.norm != "patch" and not known.targeted and free
+
+
+def _with_steps(attempt: Attempt, few: int) -> Attempt:
+    def short(
+        images: Tensor, labels: Tensor, *, epsilon: float, steps: int | None = None, batch_size: int | None = None
+    ) -> Attacked:
+        return attempt(images, labels, epsilon=epsilon, steps=steps or few, batch_size=batch_size)
+
+    return short
+
+
+def _in_order(outcomes: Sequence[Outcome], names: Sequence[str]) -> Iterator[Check]:
+    """One step against many, and attacks that see no gradient against those that do."""
+    known = dict(zip(names, outcomes))
+    for weaker, stronger in product(_ONE_STEP, _MANY_STEPS):
+        if weaker in known and stronger in known:
+            yield stronger_in_order(known[weaker], known[stronger], reason="one step against many")
+    for weaker, stronger in product(_BLIND, _MANY_STEPS):
+        if weaker in known and stronger in known and weaker not in _ONE_STEP:
+            yield stronger_in_order(known[weaker], known[stronger], reason="without gradients against with")
+    if "apgd-ce" in known and "pgd" in known:
+        yield stronger_in_order(known["pgd"], known["apgd-ce"], reason="fixed step against adaptive")
+    if "auto" in known and "pgd" in known:
+        yield stronger_in_order(known["pgd"], known["auto"], reason="one attack against the worst case of three")

@@ -1,0 +1,47 @@
+"""The statistics of one model, or of two and their differences, batch by batch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from vitlens.analysis.measure import Measured
+from vitlens.analysis.moments import Key, Moments
+from vitlens.analysis.stats import Stream, over_heads
+
+MOST = 2  # models: a figure of differences has two sides
+
+
+@dataclass
+class Streams:
+    """The statistics of one model, or of two on the same images with their differences, first minus second.
+
+    differences: of each head, where both models have it; overall: of the means over heads.
+    """
+
+    streams: Sequence[Stream]
+    differences: Moments = field(default_factory=Moments)
+    overall: Moments = field(default_factory=Moments)
+
+    def add(self, images: Sequence[torch.Tensor]) -> None:
+        """Take in a batch, for each model as it takes it."""
+        found = [stream.add(batch) for stream, batch in zip(self.streams, images)]
+        if len(found) == MOST:
+            first, second = found
+            self.differences.add(_differences(first, second), first.images)
+            one, two = over_heads(first.values), over_heads(second.values)
+            self.overall.add({key: one[key] - two[key] for key in one.keys() & two.keys()}, first.images)
+
+    def join(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Add up what several processes took in; total: the sum of a tensor over all of them."""
+        for stream in self.streams:
+            stream.join(total)
+        self.differences.join(total)
+        self.overall.join(total)
+
+
+def _differences(first: Measured, second: Measured) -> dict[Key, torch.Tensor]:
+    """First minus second of every head that both have; nothing where the models are not of one shape."""
+    if [site.heads for site in first.sites] != [site.heads for site in second.sites]:
+        return {}
+    return {key: first.values[key] - second.values[key] for key in first.values if key in second.values}
