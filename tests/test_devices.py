@@ -82,3 +82,17 @@ def test_evaluating_brings_every_mode_back():
 
 def test_the_processor_has_a_name():
     assert device_name(torch.device("cpu"))
+
+
+def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted():
+    query, key, value = (torch.randn(2, 2, 5, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    with autocast(torch.device("cpu"), "bf16"):
+        assert attention(query, key, value).dtype == torch.float32
+        assert (query @ key.transpose(-1, -2)).dtype == torch.bfloat16
+        found = attention(query, key, value, attn_mask=torch.zeros(5, 5, dtype=torch.bfloat16))
+        with torch.no_grad():
+            assert attention(query, key, value).dtype == torch.bfloat16
+    exact = attention(query.float(), key.float(), value.float())
+    torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-5)
+    assert attention(query, key, value).dtype == torch.bfloat16

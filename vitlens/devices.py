@@ -2,11 +2,14 @@
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import PRECISIONS
@@ -34,14 +37,42 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Mixed precision for a device: bf16, fp32, or auto (bf16 on a CUDA device that has it, else fp32)."""
+    """Mixed precision for a device: bf16, fp32, or auto (bf16 on a CUDA device that has it, else fp32).
+
+    On a CPU attention keeps fp32 where a gradient is wanted.
+    """
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    mixed = torch.autocast(device.type, dtype=torch.bfloat16)
+    return _with_wide_attention(mixed) if device.type == "cpu" else mixed
+
+
+@contextmanager
+def _with_wide_attention(mixed: AbstractContextManager[object]) -> Iterator[None]:
+    with mixed, _WideAttention():
+        yield
+
+
+class _WideAttention(TorchFunctionMode):
+    """On a CPU, attention whose gradient is wanted in fp32: torch's fused kernel is slow backwards in bf16 there."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand on every call; that of attention with its inputs in fp32."""
+        named = kwargs or {}
+        if func is not F.scaled_dot_product_attention or not torch.is_grad_enabled():
+            return func(*args, **named)
+        with torch.autocast("cpu", enabled=False):
+            return func(*map(_wide, args), **{name: _wide(value) for name, value in named.items()})
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN: the same logits and gradients, and only where they fit; attention in fp32 under bf16."""
+"""Linear layers by oneDNN: the same logits and gradients, and only where they fit."""
 
 import pytest
 import torch
@@ -54,17 +54,3 @@ def test_other_precisions_are_left_alone(precision):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
         plain, within = both(specimen, images, within=False), both(specimen, images, within=True)
     assert all(torch.equal(one, other) for one, other in zip(within, plain))
-
-
-def test_attention_is_in_fp32_where_the_rest_is_in_bf16(monkeypatch):
-    specimen, images, seen = tiny_vit(), pictures(3), []
-    inner = torch.nn.functional.scaled_dot_product_attention
-    wide = quick._wide
-    monkeypatch.setattr(quick, "_wide", lambda value: seen.append(value) or wide(value))
-    exact = both(specimen, images, within=False)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = both(specimen, images, within=True)
-    assert seen
-    assert all(value.dtype == torch.bfloat16 for value in seen if isinstance(value, Tensor))
-    assert torch.nn.functional.scaled_dot_product_attention is inner
-    assert torch.nn.functional.cosine_similarity(found[1].flatten(1), exact[1].flatten(1)).min() > 0.99

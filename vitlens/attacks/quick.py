@@ -1,4 +1,4 @@
-"""Passes with gradients as quick as a CPU can: linear layers by oneDNN, attention in fp32 where the rest is in bf16.
+"""Linear layers by oneDNN in passes with gradients: forward, and back to the pixels.
 
 lens/onednn.py does it where no gradient is wanted. Here the backward pass is a linear layer too, of the transposed
 weights, because nobody asks for the gradients of the weights themselves.
@@ -18,10 +18,7 @@ _PRODUCT = "_linear_pointwise"  # what torch.compile puts in a linear layer's pl
 
 @contextmanager
 def quick_gradients(device: torch.device) -> Iterator[None]:
-    """Inside, linear layers in fp32 with frozen weights are oneDNN's, where the device is a CPU and torch has them.
-
-    Under bf16's autocast attention is computed in fp32: torch's fused kernel is slow backwards in bf16 on CPUs.
-    """
+    """Inside, linear layers in fp32 with frozen weights are oneDNN's, where the device is a CPU and torch has them."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, _PRODUCT):
         yield
         return
@@ -36,10 +33,6 @@ class _OneDNN(TorchFunctionMode):
         """Hand on every call but that of a linear layer which oneDNN can take."""
         if func is F.linear and not kwargs and len(args) == 3 and _fits(*args):
             return _Linear.apply(*args)
-        if func is F.scaled_dot_product_attention and args and args[0].dtype == torch.bfloat16:
-            with torch.autocast("cpu", enabled=False):
-                named = {name: _wide(value) for name, value in (kwargs or {}).items()}
-                return func(*(_wide(value) for value in args), **named)
         return func(*args, **(kwargs or {}))
 
 
@@ -57,10 +50,6 @@ class _Linear(torch.autograd.Function):
         """The same, with the weights transposed."""
         (weight,) = ctx.saved_tensors
         return _product(gradients[0], weight.t().contiguous(), None), None, None
-
-
-def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
