@@ -31,7 +31,8 @@ except ImportError:
     torchattacks = None
 
 PEERS = ("foolbox",) if torchattacks is None else ("foolbox", "torchattacks")
-PIXELS = tuple(epsilon / 255 for epsilon in (0.25, 0.5, 1, 2, 4, 8))
+PIXELS = tuple(epsilon / 255 for epsilon in (0.25, 0.5, 1, 2, 4, 8))  # from nearly clean to nothing, on photographs
+SCENES = tuple(4 * epsilon for epsilon in PIXELS)  # and on the scenes of digits
 LENGTHS = (0.1, 0.2, 0.4, 0.8)
 STEPS, SEED, STRIDE = 20, 0, 2.5
 CW_STEPS, CW_SEARCHES = 100, 9
@@ -46,6 +47,11 @@ class Case:
     specimen: Specimen
     images: Tensor
     labels: Tensor
+    epsilons: tuple[float, ...]
+
+    @property
+    def axis(self) -> str:
+        return " / ".join(f"{255 * epsilon:g}" for epsilon in self.epsilons)
 
     @property
     def batch(self) -> int:
@@ -74,7 +80,7 @@ def case(name: str, count: int, *, data: str = "digits", device: str = "cpu") ->
         split = load_data(data, part="test")
     batch = next(iter(split.limit(count).batches(count)))
     assert batch.labels is not None
-    return Case(specimen.alias, specimen, batch.images, batch.labels)
+    return Case(specimen.alias, specimen, batch.images, batch.labels, PIXELS if name == "deit" else SCENES)
 
 
 def starts(rows: Tensor, images: Tensor) -> Tensor:
@@ -163,11 +169,11 @@ def our_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: floa
 
 def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Standing]]]]:
     """Attack, its epsilons, and what runs it on each side."""
-    specimen, linf = one.specimen, " / ".join(f"{255 * epsilon:g}" for epsilon in PIXELS) + " (1/255)"
+    specimen, linf = one.specimen, f"{one.axis} (1/255)"
     l2 = " / ".join(f"{length:g}" for length in LENGTHS) + " (L2)"
     fgsm: dict[str, Callable[[], Standing]] = {
-        "ours": lambda: ours(one, "fgsm", PIXELS),
-        "foolbox": lambda: by_foolbox(one, lambda *_: foolbox.attacks.LinfFastGradientAttack(), PIXELS),
+        "ours": lambda: ours(one, "fgsm", one.epsilons),
+        "foolbox": lambda: by_foolbox(one, lambda *_: foolbox.attacks.LinfFastGradientAttack(), one.epsilons),
     }
     searched: dict[str, Callable[[], Standing]] = {
         "ours": lambda: our_cw(one, LENGTHS, searches=CW_SEARCHES, first_c=1e-3),
@@ -178,7 +184,9 @@ def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Sta
         "foolbox": lambda: by_foolbox(one, foolbox_cw(1, 1.0), LENGTHS),
     }
     if torchattacks is not None:
-        fgsm["torchattacks"] = lambda: by_torchattacks(one, lambda eps: torchattacks.FGSM(specimen, eps=eps), PIXELS)
+        fgsm["torchattacks"] = lambda: by_torchattacks(
+            one, lambda eps: torchattacks.FGSM(specimen, eps=eps), one.epsilons
+        )
         once["torchattacks"] = lambda: torchattacks_cw(one, LENGTHS)
     yield "FGSM", linf, fgsm
     yield f"PGD-{STEPS}", linf, pgd_sides(one)
@@ -189,8 +197,8 @@ def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Sta
 def pgd_sides(one: Case) -> dict[str, Callable[[], Standing]]:
     """The PGD sweep on each side."""
     sides: dict[str, Callable[[], Standing]] = {
-        "ours": lambda: ours(one, "pgd", PIXELS, steps=STEPS),
-        "foolbox": lambda: by_foolbox(one, foolbox_pgd, PIXELS),
+        "ours": lambda: ours(one, "pgd", one.epsilons, steps=STEPS),
+        "foolbox": lambda: by_foolbox(one, foolbox_pgd, one.epsilons),
     }
     if torchattacks is not None:
         sides["torchattacks"] = lambda: by_torchattacks(
@@ -198,6 +206,6 @@ def pgd_sides(one: Case) -> dict[str, Callable[[], Standing]]:
             lambda eps: torchattacks.PGD(
                 one.specimen, eps=eps, alpha=STRIDE * eps / STEPS, steps=STEPS, random_start=True
             ),
-            PIXELS,
+            one.epsilons,
         )
     return sides

@@ -1,6 +1,6 @@
 """Attacks side by side with foolbox and torchattacks: agreement, strength, time and memory, as rows of attacks.md.
 
-    python benchmarks/attacks.py agreement [--models vit-digits,cnn-digits,deit] [--images 200]
+    python benchmarks/attacks.py agreement [--models vit-digits,cnn-digits,deit] [--images 200] [--only fgsm,pgd,c&w]
     python benchmarks/attacks.py strength  [--models ...] [--images 200]    APGD against PGD with the same steps
     python benchmarks/attacks.py speed     [--models ...] [--images 200]    a PGD-20 sweep over six epsilons
     python benchmarks/attacks.py memory    [--models ...]                   peak of a process that does one side alone
@@ -31,17 +31,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from attack_peers import PEERS, PIXELS, STEPS, Case, Standing, case, every_side, ours, pgd_sides
+from attack_peers import PEERS, STEPS, Case, Standing, case, every_side, ours, pgd_sides
 
 SIDES = "ours", "foolbox", "torchattacks"
-AXIS = " / ".join(f"{255 * epsilon:g}" for epsilon in PIXELS)
 
 
-def agreement(cases: Sequence[Case]) -> None:
+def agreement(cases: Sequence[Case], only: str) -> None:
     print("| model | n | attack | epsilon | ours | foolbox | torchattacks | ours at most one in 200 higher |")
     print("|---|---:|---|---|---:|---:|---:|---|")
     for one in cases:
         for name, axis, sides in every_side(one):
+            if not name.lower().startswith(tuple(only.split(","))):
+                continue
             found = {side: run() for side, run in sides.items()}
             slack = max(1, len(one.labels) // 200)
             peers = [found[side] for side in found if side != "ours"]
@@ -60,11 +61,11 @@ def strength(cases: Sequence[Case]) -> None:
     print("|---|---:|---:|---|---:|---:|---:|---|")
     for one in cases:
         for steps in (STEPS, 5 * STEPS):
-            found = {name: ours(one, name, PIXELS, steps=steps) for name in ("pgd", "apgd-ce", "apgd-dlr")}
+            found = {name: ours(one, name, one.epsilons, steps=steps) for name in ("pgd", "apgd-ce", "apgd-dlr")}
             sound = all(int(a.sum()) <= int(p.sum()) for a, p in zip(found["apgd-ce"], found["pgd"]))
             cells = " | ".join(counts(standing) for standing in found.values())
             print(
-                f"| {one.name} | {len(one.labels)} | {steps} | {AXIS} | {cells} | {'yes' if sound else '**no**'} |",
+                f"| {one.name} | {len(one.labels)} | {steps} | {one.axis} | {cells} | {'yes' if sound else '**no**'} |",
                 flush=True,
             )
 
@@ -78,16 +79,20 @@ def timed(work: Callable[[], Standing], device: torch.device) -> tuple[float, St
 
 
 def speed(cases: Sequence[Case], repeats: int) -> None:
-    print("| model | n | side | seconds | times ours | robust |")
-    print("|---|---:|---|---:|---:|---:|")
+    print("| model | n | epsilon (1/255) | side | seconds | times ours | robust |")
+    print("|---|---:|---|---|---:|---:|---:|")
     for one in cases:
         sides = pgd_sides(one)
+        sides["ours, gradients in bf16"] = partial(ours, one, "pgd", one.epsilons, steps=STEPS, precision="bf16")
         runs = [{side: timed(work, one.specimen.device) for side, work in sides.items()} for _ in range(repeats)]
         for side in sides:
             seconds = statistics.median(run[side][0] for run in runs)
             ratio = statistics.median(run[side][0] / run["ours"][0] for run in runs)
             robust = counts(runs[0][side][1])
-            print(f"| {one.name} | {len(one.labels)} | {side} | {seconds:.1f} | {ratio:.2f} | {robust} |", flush=True)
+            print(
+                f"| {one.name} | {len(one.labels)} | {one.axis} | {side} | {seconds:.1f} | {ratio:.2f} | {robust} |",
+                flush=True,
+            )
 
 
 def memory(names: Sequence[str], data: str, device: str) -> None:
@@ -135,7 +140,7 @@ def precision(cases: Sequence[Case]) -> None:
     for one in cases:
         for attack in ("fgsm", "pgd", "apgd-ce"):
             for kind in ("fp32", "bf16"):
-                work = partial(ours, one, attack, PIXELS, steps=STEPS, precision=kind)
+                work = partial(ours, one, attack, one.epsilons, steps=STEPS, precision=kind)
                 seconds, found = timed(work, one.specimen.device)
                 print(
                     f"| {one.name} | {len(one.labels)} | {attack} | {kind} | {seconds:.1f} | {counts(found)} |",
@@ -156,6 +161,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--side", default="ours")
+    parser.add_argument("--only", default="fgsm,pgd,c&w", help="of agreement: how the attacks' names begin")
     asked = parser.parse_args()
     names = asked.models.split(",")
     if asked.what == "peak":
@@ -169,8 +175,10 @@ def main() -> None:
     cases = [case(name, asked.images, data=asked.data, device=asked.device) for name in names]
     if asked.what == "speed":
         speed(cases, asked.repeats)
+    elif asked.what == "agreement":
+        agreement(cases, asked.only)
     else:
-        {"agreement": agreement, "strength": strength, "precision": precision}[asked.what](cases)
+        {"strength": strength, "precision": precision}[asked.what](cases)
 
 
 if __name__ == "__main__":
