@@ -6,7 +6,7 @@ from vitlens.names import BUNDLED, EMBEDDED_DATA, PRESETS, TORCHVISION_DATA
 
 def test_every_name_is_offered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert {*PRESETS, *BUNDLED, "timm:", "torchvision:"} == set(complete_model(""))
+    assert {*PRESETS, *BUNDLED, "timm:", "torchvision:", "open-clip:"} == set(complete_model(""))
     assert {*EMBEDDED_DATA, *TORCHVISION_DATA} == set(complete_data(""))
     assert complete_model("resnet") == ["resnet20", "resnet18", "resnet50"]
 

@@ -1,10 +1,8 @@
 """Every command on tiny models and a few images leaves a complete folder, and `report` makes the same one again."""
 
-import json
-from pathlib import Path
-
 import pytest
 
+from tests.whole_folder import whole_folder
 from vitlens.cli.main import run
 
 LINES = {
@@ -42,8 +40,7 @@ LINES = {
     "train frozen and full": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --compare-frozen",
     "study of rungs": "study --kind pooling --seeds 2 --epochs 1 --limit 20 --batch-size 10",
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
-    "study": "study {vit} {cnn} --data digits --limit 8",
-}
+}  # the study with all its chapters is tests/runs/test_study.py's
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -51,36 +48,4 @@ def test_a_command_leaves_a_whole_folder_that_can_be_made_again(name, tiny_vit, 
     out = tmp_path / "out"
     line = LINES[name].format(vit=tiny_vit, cnn=tiny_cnn, pictures=pictures)
     assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(out)]) == 0, capsys.readouterr().err
-    command = line.split()[0]
-    check_results(json.loads((out / "results.json").read_text()), command)
-    config = json.loads((out / "config.json").read_text())
-    assert config["command_line"].startswith(f"vitlens {command}")
-    assert config["seed"] == 0
-    assert config["versions"]["vitlens"]
-    check_report(out)
-    made = {path: path.read_bytes() for path in [out / "report.md", *(out / "figures").glob("*.png")]}
-    assert run(["report", str(out)]) == 0
-    assert {path: path.read_bytes() for path in made} == made
-    assert not list(out.rglob(".*")), "a temporary file stayed behind"
-
-
-def check_results(results: dict, command: str) -> None:
-    assert (results["schema"], results["command"], results["status"]) == (1, command, "done")
-    assert results["seconds"] > 0
-    assert results["metrics"].keys() or results["tables"].keys()
-    for name, metric in results["metrics"].items():
-        assert isinstance(metric["value"], float | int), name
-        assert metric["unit"] or metric["unit"] == "", name
-        if "low" in metric and "high" in metric:
-            assert metric["low"] <= metric["value"] <= metric["high"], name
-
-
-def check_report(out: Path) -> None:
-    text = (out / "report.md").read_text()
-    assert "## Limits" in text
-    assert "## Repeat it" in text
-    figures = sorted((out / "figures").glob("*.png"))
-    for figure in figures:
-        assert f"](figures/{figure.name})" in text
-        assert figure.stat().st_size > 2000
-    assert text.count("](figures/") == len(figures)
+    whole_folder(out, line.split()[0])

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.whole_folder import whole_folder
 from vitlens.errors import InputError
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.study import study
 
-OPTIONS = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True)
+OPTIONS = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True, command="vitlens study mine resnet20")
 
 
 def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
@@ -42,8 +43,7 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     assert "mean mask area" in text
     assert "Under PGD L∞ at 8/255 `mine` is still right on" in text
     assert "The attacks on resnet20 " in text
-    for figure in (out / "figures").glob("*.png"):
-        assert f"](figures/{figure.name})" in text
+    whole_folder(out, "study")
 
 
 def test_without_a_vit_there_is_nothing_to_look_into(tiny_cnn, tmp_path):

@@ -1,0 +1,42 @@
+"""What every command leaves: results, settings, a report with its figures, all of which `report` makes again."""
+
+import json
+from pathlib import Path
+
+from vitlens.cli.main import run
+
+
+def whole_folder(out: Path, command: str) -> None:
+    """Fail where a folder lacks something, or where its report made again is another."""
+    check_results(json.loads((out / "results.json").read_text()), command)
+    config = json.loads((out / "config.json").read_text())
+    assert config["command_line"].startswith(f"vitlens {command}")
+    assert config["seed"] == 0
+    assert config["versions"]["vitlens"]
+    check_report(out)
+    made = {path: path.read_bytes() for path in [out / "report.md", *(out / "figures").glob("*.png")]}
+    assert run(["report", str(out)]) == 0
+    assert {path: path.read_bytes() for path in made} == made
+    assert not list(out.rglob(".*")), "a temporary file stayed behind"
+
+
+def check_results(results: dict, command: str) -> None:
+    assert (results["schema"], results["command"], results["status"]) == (1, command, "done")
+    assert results["seconds"] > 0
+    assert results["metrics"].keys() or results["tables"].keys()
+    for name, metric in results["metrics"].items():
+        assert isinstance(metric["value"], float | int), name
+        assert metric["unit"] or metric["unit"] == "", name
+        if "low" in metric and "high" in metric:
+            assert metric["low"] <= metric["value"] <= metric["high"], name
+
+
+def check_report(out: Path) -> None:
+    text = (out / "report.md").read_text()
+    assert "## Limits" in text
+    assert "## Repeat it" in text
+    figures = sorted((out / "figures").glob("*.png"))
+    for figure in figures:
+        assert f"](figures/{figure.name})" in text
+        assert figure.stat().st_size > 2000
+    assert text.count("](figures/") == len(figures)
