@@ -1,7 +1,7 @@
 """Attacks side by side with foolbox and torchattacks: agreement, strength, time and memory, as rows of attacks.md.
 
     python benchmarks/attacks.py agreement [--models vit-digits,cnn-digits,deit] [--images 200] [--only fgsm,pgd,c&w]
-    python benchmarks/attacks.py strength  [--models ...] [--images 200]    APGD against PGD with the same steps
+    python benchmarks/attacks.py strength  [--models ...] [--images 200] [--steps 20,100]   APGD against PGD, same steps
     python benchmarks/attacks.py speed     [--models ...] [--images 200]    a PGD-20 sweep over six epsilons
     python benchmarks/attacks.py memory    [--models ...]                   peak of a process that does one side alone
     python benchmarks/attacks.py precision [--models ...] [--images 200]    gradients in bf16 against fp32
@@ -56,11 +56,11 @@ def agreement(cases: Sequence[Case], only: str) -> None:
             )
 
 
-def strength(cases: Sequence[Case]) -> None:
+def strength(cases: Sequence[Case], budgets: Sequence[int]) -> None:
     print("| model | n | steps | epsilon (1/255) | PGD | APGD-CE | APGD-DLR | APGD-CE at least as strong |")
     print("|---|---:|---:|---|---:|---:|---:|---|")
     for one in cases:
-        for steps in (STEPS, 5 * STEPS):
+        for steps in budgets:
             found = {name: ours(one, name, one.epsilons, steps=steps) for name in ("pgd", "apgd-ce", "apgd-dlr")}
             sound = all(int(a.sum()) <= int(p.sum()) for a, p in zip(found["apgd-ce"], found["pgd"]))
             cells = " | ".join(counts(standing) for standing in found.values())
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--side", default="ours")
+    parser.add_argument("--steps", default="20,100", help="of strength: the numbers of steps")
     parser.add_argument("--only", default="fgsm,pgd,c&w", help="of agreement: how the attacks' names begin")
     asked = parser.parse_args()
     names = asked.models.split(",")
@@ -177,8 +178,10 @@ def main() -> None:
         speed(cases, asked.repeats)
     elif asked.what == "agreement":
         agreement(cases, asked.only)
+    elif asked.what == "strength":
+        strength(cases, [int(count) for count in asked.steps.split(",")])
     else:
-        {"strength": strength, "precision": precision}[asked.what](cases)
+        precision(cases)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,13 @@ LINES = {
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
 }  # the study with all its chapters is tests/runs/test_study.py's
 
+# long ones whose parts tests/runs makes too, by hand
+BY_HAND = ("stats of two", "compare of one family", "explain verified", "profile by patch size", "attention of a patch")
 
-@pytest.mark.parametrize("name", LINES)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in BY_HAND else ()) for name in LINES]
+)
 def test_a_command_leaves_a_whole_folder_that_can_be_made_again(name, tiny_vit, tiny_cnn, pictures, tmp_path, capsys):
     out = tmp_path / "out"
     line = LINES[name].format(vit=tiny_vit, cnn=tiny_cnn, pictures=pictures)
