@@ -9,6 +9,11 @@ from jaxtyping import install_import_hook
 install_import_hook("vitlens", "beartype.beartype")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first, so that no process waits for it at the end."""
+    items.sort(key=lambda item: "test_a_preset_is_trained_and_then_looked_into" not in item.name)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real images and weights; tests that need it are skipped where VITLENS_DATA names none."""
