@@ -48,14 +48,11 @@ class Case:
     images: Tensor
     labels: Tensor
     epsilons: tuple[float, ...]
+    batch: int
 
     @property
     def axis(self) -> str:
         return " / ".join(f"{255 * epsilon:g}" for epsilon in self.epsilons)
-
-    @property
-    def batch(self) -> int:
-        return fitting_batch(self.specimen)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Indices, images and labels, batch by batch, on the specimen's device."""
@@ -67,8 +64,19 @@ class Case:
             return torch.cat([(self.specimen(images).argmax(1) == labels).cpu() for _, images, labels in self.parts()])
 
 
-def case(name: str, count: int, *, data: str = "digits", device: str = "cpu") -> Case:
-    """A model on data; deit: DeiT-tiny on the photographs of VITLENS_DATA."""
+def case(
+    name: str,
+    count: int,
+    *,
+    data: str = "digits",
+    device: str = "cpu",
+    size: int | None = None,
+    epsilons: Sequence[float] = (),
+) -> Case:
+    """A model on data; deit: DeiT-tiny on the photographs of VITLENS_DATA.
+
+    size: of a batch, and epsilons, if not the usual ones.
+    """
     if name == "deit":
         folder = Path(os.environ["VITLENS_DATA"])
         specimen = zoo.load(
@@ -80,7 +88,10 @@ def case(name: str, count: int, *, data: str = "digits", device: str = "cpu") ->
         split = load_data(data, part="test")
     batch = next(iter(split.limit(count).batches(count)))
     assert batch.labels is not None
-    return Case(specimen.alias, specimen, batch.images, batch.labels, PIXELS if name == "deit" else SCENES)
+    usual = SCENES if data == "digits" and name != "deit" else PIXELS
+    return Case(
+        specimen.alias, specimen, batch.images, batch.labels, tuple(epsilons) or usual, size or fitting_batch(specimen)
+    )
 
 
 def starts(rows: Tensor, images: Tensor) -> Tensor:
@@ -190,8 +201,8 @@ def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Sta
         once["torchattacks"] = lambda: torchattacks_cw(one, LENGTHS)
     yield "FGSM", linf, fgsm
     yield f"PGD-{STEPS}", linf, pgd_sides(one)
-    yield f"C&W, {CW_SEARCHES} searches of {CW_STEPS} steps", l2, searched
-    yield f"C&W, c = 1, {CW_STEPS} steps", l2, once
+    yield f"C&W: c = 1, {CW_STEPS} steps", l2, once
+    yield f"C&W: {CW_SEARCHES} searches of {CW_STEPS} steps", l2, searched
 
 
 def pgd_sides(one: Case) -> dict[str, Callable[[], Standing]]:

@@ -2,7 +2,7 @@
 
     python benchmarks/attacks.py agreement [--models vit-digits,cnn-digits,deit] [--images 200] [--only fgsm,pgd,c&w]
     python benchmarks/attacks.py strength  [--models ...] [--images 200] [--steps 20,100]   APGD against PGD, same steps
-    python benchmarks/attacks.py speed     [--models ...] [--images 200]    a PGD-20 sweep over six epsilons
+    python benchmarks/attacks.py speed     [--models ...] [--images 200] [--batch 64]    a PGD-20 sweep over six epsilons
     python benchmarks/attacks.py memory    [--models ...]                   peak of a process that does one side alone
     python benchmarks/attacks.py precision [--models ...] [--images 200]    gradients in bf16 against fp32
 
@@ -79,8 +79,8 @@ def timed(work: Callable[[], Standing], device: torch.device) -> tuple[float, St
 
 
 def speed(cases: Sequence[Case], repeats: int) -> None:
-    print("| model | n | epsilon (1/255) | side | seconds | times ours | robust |")
-    print("|---|---:|---|---|---:|---:|---:|")
+    print("| model | n | batch | epsilon (1/255) | side | seconds | times ours | robust |")
+    print("|---|---:|---:|---|---|---:|---:|---:|")
     for one in cases:
         sides = pgd_sides(one)
         sides["ours, gradients in bf16"] = partial(ours, one, "pgd", one.epsilons, steps=STEPS, precision="bf16")
@@ -90,7 +90,8 @@ def speed(cases: Sequence[Case], repeats: int) -> None:
             ratio = statistics.median(run[side][0] / run["ours"][0] for run in runs)
             robust = counts(runs[0][side][1])
             print(
-                f"| {one.name} | {len(one.labels)} | {one.axis} | {side} | {seconds:.1f} | {ratio:.2f} | {robust} |",
+                f"| {one.name} | {len(one.labels)} | {one.batch} | {one.axis} | {side} | {seconds:.1f} | {ratio:.2f} | "
+                f"{robust} |",
                 flush=True,
             )
 
@@ -160,9 +161,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, help="on every side; without it, the one that vitlens takes")
+    parser.add_argument("--epsilons", default="", help="255ths, instead of the usual six")
     parser.add_argument("--side", default="ours")
     parser.add_argument("--steps", default="20,100", help="of strength: the numbers of steps")
-    parser.add_argument("--only", default="fgsm,pgd,c&w", help="of agreement: how the attacks' names begin")
+    parser.add_argument("--only", default="fgsm,pgd,c&w", help="of agreement: how the attacks' names begin (c&w: 9)")
     asked = parser.parse_args()
     names = asked.models.split(",")
     if asked.what == "peak":
@@ -173,7 +176,11 @@ def main() -> None:
     if asked.what == "memory":
         memory(names, asked.data, asked.device)
         return
-    cases = [case(name, asked.images, data=asked.data, device=asked.device) for name in names]
+    epsilons = [float(epsilon) / 255 for epsilon in asked.epsilons.split(",") if epsilon]
+    cases = [
+        case(name, asked.images, data=asked.data, device=asked.device, size=asked.batch, epsilons=epsilons)
+        for name in names
+    ]
     if asked.what == "speed":
         speed(cases, asked.repeats)
     elif asked.what == "agreement":

@@ -84,9 +84,17 @@ def test_the_processor_has_a_name():
     assert device_name(torch.device("cpu"))
 
 
-def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted():
-    query, key, value = (torch.randn(2, 2, 5, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    attention = torch.nn.functional.scaled_dot_product_attention
+attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def heads(tokens: int, dim: int = 8) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, 2, tokens, dim, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+
+def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted_and_products_are_slow(monkeypatch):
+    monkeypatch.setattr("vitlens.devices._multiplies_bf16", lambda: False)
+    query, key, value = heads(5)
     with autocast(torch.device("cpu"), "bf16"):
         assert attention(query, key, value).dtype == torch.float32
         assert (query @ key.transpose(-1, -2)).dtype == torch.bfloat16
@@ -96,3 +104,34 @@ def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted():
     exact = attention(query.float(), key.float(), value.float())
     torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-5)
     assert attention(query, key, value).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 0.2}, {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}])
+def test_attention_by_products_is_attention_to_the_rounding_of_bf16(monkeypatch, options):
+    monkeypatch.setattr("vitlens.devices._multiplies_bf16", lambda: True)
+    parts = heads(5)
+    with autocast(torch.device("cpu"), "bf16"):
+        found = attention(*parts, **options)
+    assert found.dtype == torch.bfloat16
+    wide = [part.detach().float().requires_grad_() for part in parts]
+    exact = attention(*wide, **options)
+    weights = torch.randn_like(exact)
+    pairs = zip(torch.autograd.grad((found * weights).sum(), parts), torch.autograd.grad((exact * weights).sum(), wide))
+    for ours, theirs in [(found, exact), *pairs]:
+        error = (ours.float() - theirs).abs().max() / theirs.abs().max()
+        assert 0 < error < 2**-5
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options"),
+    [
+        (41, {}),
+        (5, {"dropout_p": 0.5}),
+        (5, {"is_causal": True}),
+        (5, {"attn_mask": torch.zeros(5, 5, dtype=torch.bfloat16)}),
+    ],
+)
+def test_attention_that_products_do_not_suit_goes_to_the_kernel_in_fp32(monkeypatch, tokens, options):
+    monkeypatch.setattr("vitlens.devices._multiplies_bf16", lambda: True)
+    with autocast(torch.device("cpu"), "bf16"):
+        assert attention(*heads(tokens), **options).dtype == torch.float32

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import PRECISIONS
+
+_KEYS = 5  # times as many as a head has dimensions
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -39,7 +42,7 @@ def resolve_device(name: str = "auto") -> torch.device:
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Mixed precision for a device: bf16, fp32, or auto (bf16 on a CUDA device that has it, else fp32).
 
-    On a CPU attention keeps fp32 where a gradient is wanted.
+    On a CPU, attention whose gradient is wanted is made of matrix products, or keeps fp32.
     """
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
@@ -48,31 +51,53 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     if precision == "fp32":
         return nullcontext()
     mixed = torch.autocast(device.type, dtype=torch.bfloat16)
-    return _with_wide_attention(mixed) if device.type == "cpu" else mixed
+    return _with_other_attention(mixed) if device.type == "cpu" else mixed
 
 
 @contextmanager
-def _with_wide_attention(mixed: AbstractContextManager[object]) -> Iterator[None]:
-    with mixed, _WideAttention():
+def _with_other_attention(mixed: AbstractContextManager[object]) -> Iterator[None]:
+    with mixed, _OtherAttention():
         yield
 
 
-class _WideAttention(TorchFunctionMode):
-    """On a CPU, attention whose gradient is wanted in fp32: torch's fused kernel is slow backwards in bf16 there."""
+class _OtherAttention(TorchFunctionMode):
+    """Attention whose gradient is wanted, on a CPU: torch's fused kernel is slow backwards in bf16 there."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Hand on every call; that of attention with its inputs in fp32."""
+        """Hand on every call but that of attention: products in bf16 where they are quick, else the kernel in fp32."""
         named = kwargs or {}
         if func is not F.scaled_dot_product_attention or not torch.is_grad_enabled():
             return func(*args, **named)
+        plain = len(args) == 3 and not any(
+            isinstance(value, Tensor) or value for name, value in named.items() if name != "scale"
+        )
         with torch.autocast("cpu", enabled=False):
+            if plain and _fits(*args):
+                return _by_products(*args, scale=named.get("scale"))
             return func(*map(_wide, args), **{name: _wide(value) for name, value in named.items()})
 
 
+def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether products are quicker, and the weights, which they keep for the way back, not large."""
+    alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+    return _multiplies_bf16() and alike and key.shape[-2] <= _KEYS * query.shape[-1]
+
+
+def _multiplies_bf16() -> bool:
+    known = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("amx_tile", "avx512_bf16"))
+    return any(there() for there in known)
+
+
+def _by_products(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None) -> Tensor:
+    query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return ((query * scale) @ key.transpose(-2, -1)).softmax(-1) @ value
+
+
 def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
 
 
 @contextmanager

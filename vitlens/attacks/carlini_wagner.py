@@ -25,6 +25,7 @@ _DECAY = 0.9, 0.999  # Adam's
 _CALM = 1e-8
 _CHECKS = 10  # times in a search that it is looked whether the loss still falls
 _FALL = 0.9999
+_PATIENCE = 2  # looks in a row at which it does not: one image's loss swings where the sum over a batch falls
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,18 @@ class CarliniWagner:
         loss = away.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
         gradient = (2 * away - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)  # d tanh
         state = self._descended(_kept(jobs, state, seen), gradient)
+        state = self._checked(state, loss)
+        return self._searched(state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE))
+
+    def _checked(self, state: State, loss: Float[Tensor, " batch"]) -> State:
+        """Every tenth of the steps: whether the loss has fallen since the last look."""
         check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
-        stalled = check & (loss > _FALL * state["checked"])
-        state["checked"] = torch.where(check, loss, state["checked"])
-        return self._searched(state, (state["ticks"] == self.steps) | stalled)
+        still = torch.where(loss > _FALL * state["checked"], state["still"] + 1, 0)
+        return {
+            **state,
+            "still": torch.where(check, still, state["still"]),
+            "checked": torch.where(check, loss, state["checked"]),
+        }
 
     def _descended(self, state: State, gradient: Images) -> State:
         """Adam (Kingma & Ba 2015)."""
@@ -123,6 +132,7 @@ def _fresh(origin: Images) -> State:
         "power": zeros.clone(),
         "ticks": torch.zeros_like(none, dtype=torch.int64),
         "checked": none,
+        "still": torch.zeros_like(none, dtype=torch.int64),
         "won": torch.zeros_like(none, dtype=torch.bool),
     }
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.attacks.jobs import Jobs, Machine, Seen
@@ -21,6 +21,8 @@ from vitlens.models.specimen import Specimen
 from vitlens.shapes import Images, Labels, Logits
 
 _COARSE = 2.0**-6  # of the largest logit: what bf16 may be wrong by
+_EIGHT = 8
+_QUICK = 32  # images in a pass on a CPU: the next layer still finds them in its caches
 _WORTH = 4  # jobs that need no gradient are run apart where they are at least this part of the batch
 
 
@@ -55,27 +57,32 @@ class Reader:
 
     def read(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> Seen:
         """What the model says of the points; last (on the CPU): jobs for which no gradient is needed."""
-        count = int(last.sum())
-        if count == len(points) or not self.machine.objectives:
-            return self._plain(points, jobs)
-        if count * _WORTH < len(points):
-            return self._traced(points, jobs, last.to(points.device))
-        parts = [mask.nonzero()[:, 0].to(points.device) for mask in (last, ~last)]
-        plain = self._plain(points[parts[0]], jobs.only(parts[0]))
-        traced = self._traced(points[parts[1]], jobs.only(parts[1]), last.new_zeros(len(parts[1])).to(points.device))
-        back = torch.cat(parts).argsort()
-        return Seen(
-            torch.cat((plain.logits, traced.logits))[back],
-            torch.cat((plain.losses, traced.losses))[back],
-            torch.cat((plain.gradients, traced.gradients), 1)[:, back],
-            torch.cat((plain.won, traced.won))[back],
-        )
+        chunk = _QUICK if points.device.type == "cpu" else len(points)
+        groups = [(mask.nonzero()[:, 0].split(chunk), traced) for mask, traced in self._groups(last)]
+        parts = [(rows, traced) for chunks, traced in groups for rows in chunks]
+        if len(parts) == 1:
+            return self._looked(points, jobs, last.to(points.device), parts[0][1])
+        seen = []
+        for rows, traced in parts:
+            place = rows.to(points.device)
+            seen.append(self._looked(points[place], jobs.only(place), last[rows].to(points.device), traced))
+        return _joined(seen, torch.cat([rows for rows, _ in parts]).argsort().to(points.device))
+
+    def _groups(self, last: Bool[Tensor, " batch"]) -> list[tuple[Bool[Tensor, " batch"], bool]]:
+        """Which jobs go together, and whether for gradients."""
+        everyone, count = torch.ones_like(last), int(last.sum())
+        if count == len(last) or not self.machine.objectives:
+            return [(everyone, False)]
+        return [(everyone, True)] if count * _WORTH < len(last) else [(last, False), (~last, True)]
+
+    def _looked(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"], traced: bool) -> Seen:
+        return self._traced(points, jobs, last) if traced else self._plain(points, jobs)
 
     def exact(self, points: Images) -> Logits:
         """Logits in fp32, without a graph."""
         with torch.no_grad(), quick_linear(points.device):
-            logits: Tensor = self.specimen(points)
-        return logits
+            logits: Tensor = self.specimen(_in_eights(points))
+        return logits[: len(points)]
 
     def _plain(self, points: Images, jobs: Jobs) -> Seen:
         logits = self.exact(points)
@@ -89,7 +96,7 @@ class Reader:
         with torch.enable_grad(), autocast(points.device, self.precision), quick_gradients(points.device):
             coarse = torch.is_autocast_enabled(points.device.type)
             leaf = points.detach().requires_grad_()
-            given = self.specimen(leaf)
+            given = self.specimen(_in_eights(leaf))[: len(leaf)]
         if not given.requires_grad:
             raise UnsupportedError(
                 f"expected a gradient from {self.specimen.alias} with respect to the pixels, found none; "
@@ -123,3 +130,25 @@ class Reader:
 
     def _wanted(self, jobs: Jobs) -> Labels:
         return jobs.aims if self.aimed else jobs.labels
+
+
+def _joined(parts: list[Seen], order: Int[Tensor, " batch"]) -> Seen:
+    """The parts one behind another, in this order."""
+    return Seen(
+        torch.cat([part.logits for part in parts])[order],
+        torch.cat([part.losses for part in parts])[order],
+        torch.cat([part.gradients for part in parts], 1)[:, order],
+        torch.cat([part.won for part in parts])[order],
+    )
+
+
+def _in_eights(points: Images) -> Float[Tensor, "padded 3 height width"]:
+    """On a CPU, with images repeated until there are 1, 2, 4 or a multiple of 8.
+
+    oneDNN keeps code and space for every shape that it has met, and a batch that runs out meets them all.
+    """
+    count = len(points)
+    wanted = -(-count // _EIGHT) * _EIGHT if count > _EIGHT // 2 else 1 << (count - 1).bit_length()
+    if points.device.type != "cpu" or wanted == count:
+        return points
+    return torch.cat((points, points[-1:].expand(wanted - count, -1, -1, -1)))
