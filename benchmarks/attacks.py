@@ -2,7 +2,7 @@
 
     python benchmarks/attacks.py agreement [--models vit-digits,cnn-digits,deit] [--images 200] [--only fgsm,pgd,c&w]
     python benchmarks/attacks.py strength  [--models ...] [--images 200] [--steps 20,100]   APGD against PGD, same steps
-    python benchmarks/attacks.py speed     [--models ...] [--images 200] [--batch 64]    a PGD-20 sweep over six epsilons
+    python benchmarks/attacks.py speed     [--models ...] [--images 200] [--batch 64]   a PGD-20 sweep over six epsilons
     python benchmarks/attacks.py memory    [--models ...]                   peak of a process that does one side alone
     python benchmarks/attacks.py precision [--models ...] [--images 200]    gradients in bf16 against fp32
 

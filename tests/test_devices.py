@@ -93,7 +93,7 @@ def heads(tokens: int, dim: int = 8) -> list[torch.Tensor]:
 
 
 def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted_and_products_are_slow(monkeypatch):
-    monkeypatch.setattr("vitlens.devices._multiplies_bf16", lambda: False)
+    monkeypatch.setattr("vitlens.devices.multiplies_bf16", lambda _: False)
     query, key, value = heads(5)
     with autocast(torch.device("cpu"), "bf16"):
         assert attention(query, key, value).dtype == torch.float32
@@ -108,7 +108,7 @@ def test_attention_keeps_fp32_on_a_cpu_where_a_gradient_is_wanted_and_products_a
 
 @pytest.mark.parametrize("options", [{}, {"scale": 0.2}, {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}])
 def test_attention_by_products_is_attention_to_the_rounding_of_bf16(monkeypatch, options):
-    monkeypatch.setattr("vitlens.devices._multiplies_bf16", lambda: True)
+    monkeypatch.setattr("vitlens.devices.multiplies_bf16", lambda _: True)
     parts = heads(5)
     with autocast(torch.device("cpu"), "bf16"):
         found = attention(*parts, **options)
@@ -132,6 +132,6 @@ def test_attention_by_products_is_attention_to_the_rounding_of_bf16(monkeypatch,
     ],
 )
 def test_attention_that_products_do_not_suit_goes_to_the_kernel_in_fp32(monkeypatch, tokens, options):
-    monkeypatch.setattr("vitlens.devices._multiplies_bf16", lambda: True)
+    monkeypatch.setattr("vitlens.devices.multiplies_bf16", lambda _: True)
     with autocast(torch.device("cpu"), "bf16"):
         assert attention(*heads(tokens), **options).dtype == torch.float32

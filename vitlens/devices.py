@@ -39,6 +39,17 @@ def resolve_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether a device has units that multiply matrices in bfloat16."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)
+        avx = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+        return bool(amx() or avx())
+    return False
+
+
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Mixed precision for a device: bf16, fp32, or auto (bf16 on a CUDA device that has it, else fp32).
 
@@ -82,12 +93,7 @@ class _OtherAttention(TorchFunctionMode):
 def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether products are quicker, and the weights, which they keep for the way back, not large."""
     alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-    return _multiplies_bf16() and alike and key.shape[-2] <= _KEYS * query.shape[-1]
-
-
-def _multiplies_bf16() -> bool:
-    known = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("amx_tile", "avx512_bf16"))
-    return any(there() for there in known)
+    return multiplies_bf16(query.device) and alike and key.shape[-2] <= _KEYS * query.shape[-1]
 
 
 def _by_products(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None) -> Tensor:

@@ -43,7 +43,15 @@ LINES = {
 }  # the study with all its chapters is tests/runs/test_study.py's
 
 # long ones whose parts tests/runs makes too, by hand
-BY_HAND = ("stats of two", "compare of one family", "explain verified", "profile by patch size", "attention of a patch")
+BY_HAND = (
+    "stats of two",
+    "compare",
+    "compare of one family",
+    "explain verified",
+    "features",
+    "profile by patch size",
+    "attention of a patch",
+)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ of reads, so that jobs which began at different times stand side by side.
 from dataclasses import dataclass, fields
 from typing import Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -111,8 +110,3 @@ def moved(jobs: Jobs, change: Tensor) -> Images:
     """The clean images, changed, within [0, 1]."""
     images: Tensor = (jobs.clean + change).clamp(0, 1)
     return images
-
-
-def no_losses(logits: Logits, _jobs: Jobs) -> Float[Tensor, "batch 0"]:
-    """The objectives of a machine that needs scores alone."""
-    return torch.empty(len(logits), 0, dtype=logits.dtype, device=logits.device)

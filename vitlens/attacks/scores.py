@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.attacks.jobs import Jobs, Seen, State, moved, no_losses
+from vitlens.attacks.jobs import Jobs, Seen, State, moved
 from vitlens.attacks.losses import margin
 from vitlens.attacks.norms import LINF, Norm, per_pixel
 from vitlens.attacks.regions import squares
@@ -23,8 +23,8 @@ _WHOLE = 10_000
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Uniform noise within epsilon: the floor beneath every attack; reads: how often it is drawn."""
+class _ByScores:
+    """What needs no gradient; reads: how often it asks for scores."""
 
     reads: int
     norm: Norm = LINF
@@ -33,13 +33,17 @@ class Noise:
     aims: int = 0
     random: bool = True
 
+    def losses(self, logits: Logits, _jobs: Jobs) -> Float[Tensor, "batch 0"]:
+        """None."""
+        return torch.empty(len(logits), 0, dtype=logits.dtype, device=logits.device)
+
+
+class Noise(_ByScores):
+    """Uniform noise within epsilon: the floor beneath every attack; reads: how often it is drawn."""
+
     def start(self, jobs: Jobs) -> State:
         """The first draw."""
         return {"points": self._drawn(jobs, jobs.keys)}
-
-    def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 0"]:
-        """None."""
-        return no_losses(logits, jobs)
 
     def step(self, jobs: Jobs, state: State, _seen: Seen) -> State:
         """The next draw."""
@@ -50,16 +54,8 @@ class Noise:
         return moved(jobs, self.norm.project(change, jobs.epsilon))
 
 
-@dataclass(frozen=True)
-class SquareSearch:
+class SquareSearch(_ByScores):
     """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls; reads: queries."""
-
-    reads: int
-    norm: Norm = LINF
-    minimum: bool = False
-    objectives: int = 0
-    aims: int = 0
-    random: bool = True
 
     def start(self, jobs: Jobs) -> State:
         """Vertical stripes of plus or minus epsilon, one sign a column and channel."""
@@ -67,10 +63,6 @@ class SquareSearch:
         signs = _signs(jobs.keys, 3 * width, stream=5).view(-1, 3, 1, width).to(jobs.clean.dtype)
         points = moved(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
         return {"points": points, "top": points.clone(), "least": torch.full_like(jobs.epsilon, torch.inf)}
-
-    def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 0"]:
-        """None."""
-        return no_losses(logits, jobs)
 
     def step(self, jobs: Jobs, state: State, seen: Seen) -> State:
         """Keep the points where the margin fell, and change the best ones in one more square."""

@@ -11,8 +11,6 @@ from vitlens.analysis.ablate import units_of
 from vitlens.analysis.evaluate import require_labels
 from vitlens.analysis.reading import match_classes
 from vitlens.data.split import Split
-from vitlens.errors import InputError
-from vitlens.files import read_run
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
 from vitlens.runs.ablate_choices import AblateChoices
@@ -31,6 +29,7 @@ from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
+from vitlens.runs.resume import require_same
 
 __all__ = ["ablate", "draw", "tell"]
 
@@ -59,7 +58,7 @@ def ablate(
     units = units_of(specimen, kinds=choices.units)
     share_of(split, processes)
     identity = _identity(specimen, split, choices, processes, options)
-    _require_same(resume, identity)
+    require_same(resume, "ablate", identity)
     with processes.first_ahead():
         folder = _folder(resume, specimen, split, choices, identity, options) if processes.is_first else None
     place = resume or options.out if folder is None else folder.path
@@ -101,22 +100,6 @@ def _identity(
         "precision": options.precision,
         "processes": processes.count,
     }
-
-
-def _require_same(resume: Path | None, identity: Mapping[str, object]) -> None:
-    if resume is None:
-        return
-    record = read_run(resume)
-    begun = record.config.get("identity")
-    if record.command != "ablate" or not isinstance(begun, Mapping):
-        raise InputError(f"expected the folder of vitlens ablate to resume, found one of vitlens {record.command}")
-    for name, value in identity.items():
-        if begun.get(name) != value:
-            then, now = (str(found)[:16] for found in (begun.get(name), value))
-            raise InputError(
-                f"expected to resume {resume} with its {name} ({then}), found another ({now}); give what it began "
-                "with, or begin anew without --resume"
-            )
 
 
 def _folder(

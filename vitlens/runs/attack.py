@@ -7,7 +7,7 @@ from pathlib import Path
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import share_of
-from vitlens.runs.attack_begin import identity_of, labels_of, require_able, require_attacks, require_same
+from vitlens.runs.attack_begin import identity_of, labels_of, require_able, require_attacks
 from vitlens.runs.attack_checks import checked
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attack_corruptions import baseline_of, keep_corruptions, on_all_corruptions
@@ -32,6 +32,7 @@ from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
+from vitlens.runs.resume import require_same
 
 __all__ = ["attack", "draw", "tell"]
 
@@ -64,7 +65,7 @@ def attack(
     baseline = baseline_of(specimens, choices.baseline)
     share_of(split, processes)
     identity = identity_of(specimens, split, choices, processes, options)
-    require_same(resume, identity)
+    require_same(resume, "attack", identity)
     with processes.first_ahead():
         folder = _folder(resume, specimens, split, choices, identity, options) if processes.is_first else None
     place = resume or options.out if folder is None else folder.path

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from vitlens.analysis.reading import match_classes
 from vitlens.attacks.registry import ATTACKS, Setting, machine_of, members_of
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.files import read_run
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes
 from vitlens.runs.attack_choices import AttackChoices, require_sensible
@@ -77,20 +75,3 @@ def identity_of(
         "precision": options.precision,
         "processes": processes.count,
     }
-
-
-def require_same(resume: Path | None, identity: Mapping[str, object]) -> None:
-    """Raise InputError unless the run to be resumed began with the same; None resumes nothing."""
-    if resume is None:
-        return
-    record = read_run(resume)
-    begun = record.config.get("identity")
-    if record.command != "attack" or not isinstance(begun, Mapping):
-        raise InputError(f"expected the folder of vitlens attack to resume, found one of vitlens {record.command}")
-    for name, value in identity.items():
-        if begun.get(name) != value:
-            then, now = (str(found)[:40] for found in (begun.get(name), value))
-            raise InputError(
-                f"expected to resume {resume} with its {name} ({then}), found another ({now}); give what it began "
-                "with, or begin anew without --resume"
-            )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from vitlens.devices import multiplies_bf16
 from vitlens.errors import UnknownNameError
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.specimen import Specimen
@@ -49,17 +50,6 @@ def choose(device: torch.device, *, precision: str = "auto", compiling: str = "a
     return Speed(
         precision, compiled, (f"precision {precision} ({asked})", f"compile {'on' if compiled else 'off'} ({why})")
     )
-
-
-def multiplies_bf16(device: torch.device) -> bool:
-    """Whether a device has units that multiply matrices in bfloat16."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":
-        amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)
-        avx = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
-        return bool(amx() or avx())
-    return False
 
 
 def _can_compile(device: torch.device) -> bool:
