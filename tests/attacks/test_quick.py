@@ -1,12 +1,14 @@
-"""Linear layers by oneDNN: the same logits and gradients, and only where they fit."""
+"""Layers by oneDNN: the same logits and gradients, and only where they fit."""
+
+from contextlib import suppress
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.attacks.models import perceptron, pictures, tiny_vit
+from tests.attacks.models import perceptron, pictures, tiny_cnn, tiny_vit
 from vitlens.attacks import quick
-from vitlens.attacks.quick import quick_gradients
+from vitlens.attacks.quick import quick_convolutions, quick_gradients
 from vitlens.models.specimen import Specimen
 
 CPU = torch.device("cpu")
@@ -54,3 +56,25 @@ def test_other_precisions_are_left_alone(precision):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"):
         plain, within = both(specimen, images, within=False), both(specimen, images, within=True)
     assert all(torch.equal(one, other) for one, other in zip(within, plain))
+
+
+def test_convolutions_with_channels_last_say_the_same_and_their_weights_come_back():
+    specimen, images = tiny_cnn(), pictures(3)
+    weights = [layer.weight for layer in specimen.modules() if isinstance(layer, nn.Conv2d)]
+    places = [(weight.data_ptr(), weight.stride()) for weight in weights]
+    plain = both(specimen, images, within=False)
+    with suppress(KeyError), quick_convolutions(specimen):
+        assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+        assert any(weight.stride() != stride for weight, (_, stride) in zip(weights, places))
+        quickly = both(specimen, images, within=False)
+        raise KeyError
+    for one, other in zip(quickly, plain):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    assert [(weight.data_ptr(), weight.stride()) for weight in weights] == places
+
+
+def test_a_model_that_only_cuts_patches_is_left_alone():
+    specimen = tiny_vit()
+    places = [weight.data_ptr() for weight in specimen.parameters()]
+    with quick_convolutions(specimen):
+        assert [weight.data_ptr() for weight in specimen.parameters()] == places

@@ -52,7 +52,9 @@ def state_of(specimen: Specimen) -> list[object]:
         (name, len(module._forward_hooks), len(module._forward_pre_hooks), len(module._backward_hooks), module.training)
         for name, module in specimen.named_modules()
     ]
-    parameters = [(name, value.requires_grad, value.grad is None) for name, value in specimen.named_parameters()]
+    parameters = [
+        (name, value.requires_grad, value.grad is None, value.stride()) for name, value in specimen.named_parameters()
+    ]
     values = [value.sum().item() for value in specimen.state_dict().values() if value.is_floating_point()]
     forwards = [name for name, module in specimen.named_modules() if "forward" in vars(module)]
     return [hooks, parameters, values, forwards, torch.is_grad_enabled(), len(_get_current_function_mode_stack())]

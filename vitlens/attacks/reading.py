@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlens.attacks.jobs import Jobs, Machine, Seen
 from vitlens.attacks.losses import fooled, margin, reached
-from vitlens.attacks.quick import quick_gradients
+from vitlens.attacks.quick import quick_convolutions, quick_gradients
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.onednn import quick_linear
@@ -34,7 +34,7 @@ def attacked(specimen: Specimen) -> Iterator[None]:
     """
     flags = {name: parameter.requires_grad for name, parameter in specimen.named_parameters()}
     try:
-        with evaluating(specimen):
+        with evaluating(specimen), quick_convolutions(specimen):
             specimen.requires_grad_(False)
             yield
     finally:
