@@ -64,6 +64,20 @@ def test_curves_fit_and_are_the_numbers():
     assert any("blur" in text for text in texts(figure))
 
 
+def test_a_curve_that_rises_above_where_it_began_is_not_cut():
+    """What an image says may be surer without some of its patches."""
+    figure = fidelity_curves(
+        shares=[0, 0.5, 1],
+        deletion={"relevance": [0.2, 0.1, 0.0]},
+        insertion={"relevance": [0.0, 0.6, 0.2]},
+        substrate="blur",
+        title="What is left",
+    )
+    for axes in figure.axes:
+        assert axes.get_ylim()[0] == 0
+        assert axes.get_ylim()[1] > 60
+
+
 def test_panels_of_counterfactuals():
     generator = np.random.default_rng(0)
     removed = np.zeros((2, 3, 4, 4), bool)

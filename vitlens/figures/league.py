@@ -98,9 +98,10 @@ def fidelity_curves(
             line = 100 * as_array(values, name=f"{verb} {name!r}", axes=("points",))
             require_length(len(line), len(steps), name=f"points of {name!r}", of="the shares")
             handles += axes.plot(100 * steps, line, **_look(name, own, baselines))
-        axes.set(xlim=(0, 100), ylim=(0, None), xlabel=f"patches {verb}, most relevant first (%)")
+        axes.set(xlim=(0, 100), xlabel=f"patches {verb}, most relevant first (%)")
         axes.grid(axis="y")
         axes.set_title("deletion: lower is better" if verb == "removed" else "insertion: higher is better")
+    panels[0].set_ylim(0, None)  # of both, and only now: it ends the search for a range
     panels[0].set_ylabel("probability of the target (%)")
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(handles) // 4))
