@@ -62,16 +62,16 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     if precision == "fp32":
         return nullcontext()
     mixed = torch.autocast(device.type, dtype=torch.bfloat16)
-    return _with_other_attention(mixed) if device.type == "cpu" else mixed
+    return _with_quick_attention(mixed) if device.type == "cpu" else mixed
 
 
 @contextmanager
-def _with_other_attention(mixed: AbstractContextManager[object]) -> Iterator[None]:
-    with mixed, _OtherAttention():
+def _with_quick_attention(mixed: AbstractContextManager[object]) -> Iterator[None]:
+    with mixed, _AttentionWithGradient():
         yield
 
 
-class _OtherAttention(TorchFunctionMode):
+class _AttentionWithGradient(TorchFunctionMode):
     """Attention whose gradient is wanted, on a CPU: torch's fused kernel is slow backwards in bf16 there."""
 
     def __torch_function__(

@@ -11,7 +11,7 @@ from vitlens.attacks.engine import Engine, Outcome, Plan
 from vitlens.attacks.norms import L2
 
 
-def run(images: torch.Tensor, *, seed: int = 0, **options: int) -> tuple[Outcome, list[torch.Tensor]]:
+def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[Outcome, list[torch.Tensor]]:
     specimen = perceptron(seed=seed)
     clean = look(specimen, images, "predicted")
     seen: list[torch.Tensor] = []
@@ -54,6 +54,15 @@ def test_an_image_is_given_up_when_its_loss_has_risen_at_two_looks_in_a_row():
         state = machine._checked(state, torch.tensor([loss + 9]))  # between two looks nothing counts
         state["ticks"] += 1
     assert still == [0, 1, 0, 1, 2]
+
+
+def test_one_rise_of_the_loss_ends_no_search(monkeypatch):
+    long, _ = run(pictures(8), steps=60, searches=1, first_c=1.0)
+    monkeypatch.setattr("vitlens.attacks.carlini_wagner._PATIENCE", 1)
+    short, _ = run(pictures(8), steps=60, searches=1, first_c=1.0)
+    assert (short.forwards <= long.forwards).all()
+    assert (short.forwards < long.forwards).any()
+    assert (long.distance <= short.distance).all()
 
 
 def test_black_and_white_images_have_their_place_in_tanh_space():
