@@ -3,7 +3,8 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from vitlens.attacks.attack import fitting_batch
 from vitlens.attacks.carlini_wagner import carlini_wagner
 from vitlens.attacks.clean import look
-from vitlens.attacks.engine import Engine, Plan
+from vitlens.attacks.engine import Engine
 from vitlens.attacks.norms import LINF
+from vitlens.attacks.plan import Plan
 from vitlens.attacks.sweep import sweep
 from vitlens.data.catalogue import load_data
 from vitlens.data.draws import keys
@@ -49,6 +51,7 @@ class Case:
     labels: Tensor
     epsilons: tuple[float, ...]
     batch: int
+    numbers: Tensor  # by which random starts know the images
 
     @property
     def axis(self) -> str:
@@ -57,7 +60,11 @@ class Case:
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Indices, images and labels, batch by batch, on the specimen's device."""
         for rows in torch.arange(len(self.labels)).split(self.batch):
-            yield rows, self.images[rows].to(self.specimen.device), self.labels[rows].to(self.specimen.device)
+            images, labels = self.images[rows], self.labels[rows]
+            yield self.numbers[rows], images.to(self.specimen.device), labels.to(self.specimen.device)
+
+    def only(self, rows: Tensor) -> "Case":
+        return replace(self, images=self.images[rows], labels=self.labels[rows], numbers=self.numbers[rows])
 
     def correct(self) -> Tensor:
         with torch.no_grad():
@@ -90,8 +97,9 @@ def case(
     assert batch.labels is not None
     usual = SCENES if data == "digits" and name != "deit" else PIXELS
     return Case(
-        specimen.alias, specimen, batch.images, batch.labels, tuple(epsilons) or usual, size or fitting_batch(specimen)
-    )
+        specimen.alias, specimen, batch.images, batch.labels, tuple(epsilons) or usual, size or fitting_batch(specimen),
+        torch.arange(len(batch.labels)),
+    )  # fmt: skip
 
 
 def starts(rows: Tensor, images: Tensor) -> Tensor:
@@ -107,6 +115,18 @@ def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], object], epsilons: S
         *_, broken = make(rows, images)(model, images, labels, epsilons=list(epsilons))  # type: ignore[operator]
         found.append(~broken.cpu())
     return kept(case, torch.cat(found, 1))
+
+
+def on_what_is_left(case: Case, side: str) -> Standing:
+    """A peer's PGD without attacking again what it broke at a smaller epsilon, which counts as broken anyway."""
+    standing, found = case.correct(), []
+    for epsilon in case.epsilons:
+        rows = standing.nonzero()[:, 0]
+        if len(rows):
+            left = replace(case.only(rows), epsilons=(epsilon,))
+            standing = standing.index_copy(0, rows, pgd_sides(left)[side]()[0])
+        found.append(standing)
+    return found
 
 
 class Started(foolbox.attacks.LinfProjectedGradientDescentAttack):  # type: ignore[misc]
@@ -125,22 +145,26 @@ def foolbox_pgd(rows: Tensor, images: Tensor) -> object:
 
 
 def foolbox_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: float) -> Standing:
-    """As far as its images are within each length: asked for lengths, it would shorten what it found and try again."""
     attack = foolbox.attacks.L2CarliniWagnerAttack(
         binary_search_steps=searches, steps=CW_STEPS, stepsize=0.01, initial_const=first_c
     )
     model, found = foolbox.PyTorchModel(case.specimen, bounds=(0, 1), device=case.specimen.device), []
     for _, images, labels in case.parts():
-        adversarial, _, broken = attack(model, images, labels, epsilons=None)
-        broken = broken & (adversarial.flatten(1).amax(1) > 0)  # black: nothing found
-        found.append(farther(adversarial, images, broken, lengths))
+        adversarial, *_ = attack(model, images, labels, epsilons=None)  # black where it found nothing
+        found.append(withstood(case, adversarial, images, labels, lengths))
     return kept(case, torch.cat(found, 1))
 
 
-def farther(adversarial: Tensor, images: Tensor, broken: Tensor, lengths: Sequence[float]) -> Tensor:
-    """For each length, which images need more."""
-    distance = (adversarial - images).flatten(1).norm(dim=1).masked_fill(~broken, torch.inf)
-    return torch.stack([(distance > length).cpu() for length in lengths])
+def withstood(case: Case, adversarial: Tensor, images: Tensor, labels: Tensor, lengths: Sequence[float]) -> Tensor:
+    """For each length, which images are right when what was found is shortened to it (foolbox's own rule).
+
+    A black image was not found by an attack: where it is one, nothing was.
+    """
+    found, norm = adversarial.flatten(1).amax(1) > 0, foolbox.distances.l2
+    with torch.no_grad():
+        shortened = [norm.clip_perturbation(images, adversarial, length) for length in lengths]
+        right = [(case.specimen(short).argmax(1) == labels) | ~found for short in shortened]
+    return torch.stack(right).cpu()
 
 
 def by_torchattacks(case: Case, make: Callable[[float], object], epsilons: Sequence[float]) -> Standing:
@@ -158,13 +182,11 @@ def by_torchattacks(case: Case, make: Callable[[float], object], epsilons: Seque
 
 
 def torchattacks_cw(case: Case, lengths: Sequence[float]) -> Standing:
-    """With its one c: as far as its images are within each length."""
+    """With its one c."""
     found = []
     for _, images, labels in case.parts():
         adversarial = torchattacks.CW(case.specimen, c=1, kappa=0, steps=CW_STEPS, lr=0.01)(images, labels)
-        with torch.no_grad():
-            broken = case.specimen(adversarial).argmax(1) != labels
-        found.append(farther(adversarial, images, broken, lengths))
+        found.append(withstood(case, adversarial, images, labels, lengths))
     return kept(case, torch.cat(found, 1))
 
 
@@ -211,7 +233,8 @@ def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Sta
         )
         once["torchattacks"] = lambda: torchattacks_cw(one, LENGTHS)
     yield "FGSM", linf, fgsm
-    yield f"PGD-{STEPS}", linf, pgd_sides(one)
+    pgd: dict[str, Callable[[], Standing]] = {side: partial(on_what_is_left, one, side) for side in PEERS}
+    yield f"PGD-{STEPS}", linf, {"ours": pgd_sides(one)["ours"], **pgd}
     yield f"C&W: c = 1, {CW_STEPS} steps", l2, once
     yield f"C&W: {CW_SEARCHES} searches of {CW_STEPS} steps", l2, searched
 

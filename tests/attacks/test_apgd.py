@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from tests.attacks.models import Flat, made, pictures, seeded
 from vitlens.attacks.apgd import apgd, checkpoints, windows
 from vitlens.attacks.clean import look
-from vitlens.attacks.engine import Engine, Plan
+from vitlens.attacks.engine import Engine
 from vitlens.attacks.losses import LossName
 from vitlens.attacks.norms import L2, LINF, Norm
+from vitlens.attacks.plan import Plan
 from vitlens.data.draws import keys
 from vitlens.models.specimen import Specimen
 

@@ -7,8 +7,9 @@ from tests.attacks.models import answers, perceptron, pictures
 from vitlens.attacks.attack import attack
 from vitlens.attacks.carlini_wagner import carlini_wagner
 from vitlens.attacks.clean import look
-from vitlens.attacks.engine import Engine, Outcome, Plan
+from vitlens.attacks.engine import Engine
 from vitlens.attacks.norms import L2
+from vitlens.attacks.plan import Outcome, Plan
 
 
 def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[Outcome, list[torch.Tensor]]:

@@ -8,9 +8,10 @@ from tests.attacks.models import answers, linear, perceptron, pictures
 from vitlens.attacks.attack import attack
 from vitlens.attacks.clean import look
 from vitlens.attacks.descent import fgsm, pgd
-from vitlens.attacks.engine import Engine, Outcome, Plan
+from vitlens.attacks.engine import Engine
 from vitlens.attacks.jobs import Machine
 from vitlens.attacks.norms import L2, LINF, NORMS
+from vitlens.attacks.plan import Outcome, Plan
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import sweep
 from vitlens.models.specimen import Specimen
@@ -69,7 +70,8 @@ def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(n
     result = attack(specimen, images, "predicted", method=name, steps=60)
     assert result.success.all()
     assert (result.distance >= exact).all()
-    assert (result.distance <= 1.03 * exact + 0.012).all()  # C&W's step is about 0.01 long
+    slack = 0.002 * exact if name == "deepfool" else 0.03 * exact + 0.012  # C&W's step is about 0.01 long
+    assert (result.distance <= exact + slack).all()
 
 
 @pytest.mark.parametrize("norm", [LINF, L2], ids=lambda norm: norm.name)

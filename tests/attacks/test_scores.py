@@ -5,7 +5,8 @@ import torch
 from tests.attacks.models import perceptron, pictures
 from vitlens.attacks.attack import attack
 from vitlens.attacks.clean import look
-from vitlens.attacks.engine import Engine, Plan
+from vitlens.attacks.engine import Engine
+from vitlens.attacks.plan import Plan
 from vitlens.attacks.scores import SquareSearch, sides_of
 
 

@@ -7,7 +7,8 @@ from torch import Tensor
 from tests.oracles import peer_foolbox
 from vitlens.attacks.carlini_wagner import carlini_wagner
 from vitlens.attacks.clean import look
-from vitlens.attacks.engine import Engine, Plan
+from vitlens.attacks.engine import Engine
+from vitlens.attacks.plan import Plan
 from vitlens.attacks.sweep import sweep
 from vitlens.data.digits import digits
 from vitlens.models import zoo

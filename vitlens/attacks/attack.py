@@ -8,9 +8,9 @@ from torch import Tensor
 from vitlens.analysis.evaluate import fitting_batch_size
 from vitlens.attacks.checks import require_counts, require_epsilons, require_maps, require_targets
 from vitlens.attacks.clean import Clean, look
-from vitlens.attacks.engine import Plan
 from vitlens.attacks.jobs import Machine
 from vitlens.attacks.norms import NormName
+from vitlens.attacks.plan import Plan
 from vitlens.attacks.registry import ATTACKS, Attack, Setting, machine_of, members_of, side_of
 from vitlens.attacks.result import AttackResult
 from vitlens.attacks.sequence import worst_case

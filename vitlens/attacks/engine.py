@@ -5,59 +5,24 @@ epsilon, in the same slot; one that succeeds, or was the image's last, gives its
 only ever looks at images that still stand, and what becomes of an image depends on nothing but itself.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.attacks.clean import Clean
 from vitlens.attacks.jobs import Jobs, Machine, Seen, State
+from vitlens.attacks.line_search import LOOKS, POINTS, line_search
+from vitlens.attacks.plan import Outcome, Plan
 from vitlens.attacks.reading import Reader, attacked
 from vitlens.data.draws import keys
 from vitlens.errors import NonFiniteError
 from vitlens.models.specimen import Specimen
-from vitlens.shapes import Labels
 
 Told = Callable[[int, int], object]  # row of an image that is done, and the level at which it broke (-1: it stands)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be tried.
-
-    levels: epsilons in ascending order; limits: for each image how many of them, from the smallest (0: none);
-    restarts: tries at each; targets: the classes to reach, or None; keep: how many of the adversarial images to keep,
-    those of the first rows.
-    """
-
-    levels: Sequence[float]
-    limits: Int[Tensor, " batch"]
-    restarts: int = 1
-    targets: Labels | None = None
-    seed: int = 0
-    batch_size: int = 32
-    precision: str = "fp32"
-    keep: int = 0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of each image.
-
-    level: the place of the epsilon at which it broke, -1 where it stands or was not tried; distance: of what broke it,
-    infinite where nothing did; forwards, backwards: passes it took; silent: it was read with gradients, all of them
-    exactly 0; found: adversarial images by row.
-    """
-
-    level: Int[Tensor, " batch"]
-    distance: Float[Tensor, " batch"]
-    forwards: Int[Tensor, " batch"]
-    backwards: Int[Tensor, " batch"]
-    silent: Bool[Tensor, " batch"]
-    found: dict[int, Tensor]
 
 
 class Engine:
@@ -108,7 +73,10 @@ class Engine:
         self.reads += 1
         jobs = replace(jobs, reads=jobs.reads + 1)
         slots = ended.nonzero()[:, 0].tolist()
-        self._record(slots, won, distance, state["best"] if self.machine.minimum else points)
+        hits = [slot for slot in slots if won[slot]]
+        if hits and self.machine.minimum:
+            points, distance = self._drawn_in(hits, jobs, state["best"], distance)
+        self._record(hits, distance, points)
         return self._follow(slots, won, jobs, state)
 
     def _told_by(
@@ -143,9 +111,20 @@ class Engine:
         self.outcome.backwards[rows] += self.machine.objectives * (~last)
         self.outcome.silent[rows] &= last | (steepest == 0)
 
-    def _record(self, slots: list[int], won: Tensor, distance: Tensor, images: Tensor) -> None:
+    def _drawn_in(self, hits: list[int], jobs: Jobs, found: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+        """What was found in these slots, and how far it is, after a search along the line back to the clean image."""
+        place = torch.tensor(hits, device=found.device)
+        some = jobs.only(place)
+        nearer = line_search(
+            lambda points, which: self.reader.wins(points, some.only(which)), some.clean, found[place],
+            batch_size=self.plan.batch_size,
+        )  # fmt: skip
+        self.outcome.forwards[torch.tensor([self.rows[slot] for slot in hits])] += LOOKS * POINTS
+        lengths = self.machine.norm.length(nearer - some.clean).to(distance)
+        return found.index_copy(0, place, nearer), distance.index_copy(0, place.cpu(), lengths)
+
+    def _record(self, hits: list[int], distance: Tensor, images: Tensor) -> None:
         """Write down what broke."""
-        hits = [slot for slot in slots if won[slot]]
         if not hits:
             return
         rows = torch.tensor([self.rows[slot] for slot in hits])

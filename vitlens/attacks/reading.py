@@ -78,6 +78,10 @@ class Reader:
     def _looked(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"], traced: bool) -> Seen:
         return self._traced(points, jobs, last) if traced else self._plain(points, jobs)
 
+    def wins(self, points: Images, jobs: Jobs) -> Bool[Tensor, " batch"]:
+        """Whether these points are what the attack is after, in fp32."""
+        return self._won(self.exact(points), jobs)
+
     def exact(self, points: Images) -> Logits:
         """Logits in fp32, without a graph."""
         with torch.no_grad(), quick_linear(points.device):

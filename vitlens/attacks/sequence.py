@@ -6,8 +6,9 @@ from dataclasses import replace
 import torch
 
 from vitlens.attacks.clean import Clean
-from vitlens.attacks.engine import Engine, Outcome, Plan
+from vitlens.attacks.engine import Engine
 from vitlens.attacks.jobs import Machine
+from vitlens.attacks.plan import Outcome, Plan
 from vitlens.models.specimen import Specimen
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlens.attacks.attack import built, fitting_batch, levels_of, setting_of
 from vitlens.attacks.checks import require_counts, require_epsilons
 from vitlens.attacks.clean import Clean, look
-from vitlens.attacks.engine import Outcome, Plan
+from vitlens.attacks.plan import Outcome, Plan
 from vitlens.attacks.registry import ATTACKS, Attack, Setting, members_of
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError

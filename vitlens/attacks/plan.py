@@ -1,0 +1,45 @@
+"""What the engine is to try, and what has become of each image: said once for engine, sequence and sweep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vitlens.shapes import Labels
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be tried.
+
+    levels: epsilons in ascending order; limits: for each image how many of them, from the smallest (0: none);
+    restarts: tries at each; targets: the classes to reach, or None; keep: how many of the adversarial images to keep,
+    those of the first rows.
+    """
+
+    levels: Sequence[float]
+    limits: Int[Tensor, " batch"]
+    restarts: int = 1
+    targets: Labels | None = None
+    seed: int = 0
+    batch_size: int = 32
+    precision: str = "fp32"
+    keep: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of each image.
+
+    level: the place of the epsilon at which it broke, -1 where it stands or was not tried; distance: of what broke it,
+    infinite where nothing did; forwards, backwards: passes it took; silent: it was read with gradients, all of them
+    exactly 0; found: adversarial images by row.
+    """
+
+    level: Int[Tensor, " batch"]
+    distance: Float[Tensor, " batch"]
+    forwards: Int[Tensor, " batch"]
+    backwards: Int[Tensor, " batch"]
+    silent: Bool[Tensor, " batch"]
+    found: dict[int, Tensor]
