@@ -34,6 +34,11 @@ import torch
 from attack_peers import PEERS, STEPS, Case, Standing, case, every_side, ours, pgd_sides
 
 SIDES = "ours", "foolbox", "torchattacks"
+VARIANTS = {  # of ours in `speed`
+    "gradients in bf16": {"precision": "bf16"},
+    "downwards": {"downwards": True},
+    "downwards, gradients in bf16": {"downwards": True, "precision": "bf16"},
+}
 
 
 def agreement(cases: Sequence[Case], only: str, wanted: str) -> None:
@@ -80,7 +85,8 @@ def speed(cases: Sequence[Case], repeats: int) -> None:
     print("|---|---:|---:|---|---|---:|---:|---:|")
     for one in cases:
         sides = pgd_sides(one)
-        sides["ours, gradients in bf16"] = partial(ours, one, "pgd", one.epsilons, steps=STEPS, precision="bf16")
+        for name, more in VARIANTS.items():
+            sides[f"ours, {name}"] = partial(ours, one, "pgd", one.epsilons, steps=STEPS, **more)  # type: ignore[arg-type]
         runs = [{side: timed(work, one.specimen.device) for side, work in sides.items()} for _ in range(repeats)]
         for side in sides:
             seconds = statistics.median(run[side][0] for run in runs)

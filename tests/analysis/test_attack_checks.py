@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.lens.tiny import images, ours
 from vitlens.analysis import attack_checks as checks
-from vitlens.analysis.attack_signs import failures, never_rises, stronger_in_order, verdict
+from vitlens.analysis.attack_signs import failures, never_rises, same_from_below, stronger_in_order, verdict
 from vitlens.analysis.robust_curve import Outcome
 from vitlens.errors import NonFiniteError
 from vitlens.models.specimen import Specimen
@@ -168,3 +168,11 @@ def test_lengths():
     change = torch.tensor([3.0, -4.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2) / 10
     assert float(checks.lengths(change, "linf")) == pytest.approx(0.4)
     assert float(checks.lengths(change, "l2")) == pytest.approx(0.5 * 3**0.5)
+
+
+def test_an_image_that_breaks_sooner_from_below_is_found():
+    above, same = torch.tensor([0.2, INF, 0.1]), torch.tensor([0.2, INF, 0.1])
+    assert same_from_below("pgd-linf", above, same).passed
+    sooner = same_from_below("pgd-linf", above, torch.tensor([0.2, 0.1, 0.1]))
+    assert not sooner.passed
+    assert sooner.found == "1 of 3 do"

@@ -51,6 +51,29 @@ def test_what_is_fooled_costs_no_more():
     assert (broken.broken_at["pgd"] == 0.3).all()
 
 
+def test_downwards_the_images_that_stand_at_the_largest_epsilon_are_tried_there_alone():
+    specimen, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
+    asked = {"attacks": ["pgd"], "epsilons": (1e-5, 2e-5, 3e-5), "steps": 20}
+    up = sweep(specimen, images, "predicted", **asked)
+    down = sweep(specimen, images, "predicted", **asked, downwards=True)
+    assert torch.isinf(down.broken_at["pgd"]).all()
+    assert torch.equal(up.broken_at["pgd"], down.broken_at["pgd"])
+    assert up.forwards["pgd"] == 3 * down.forwards["pgd"] == 3 * 6 * 21
+
+
+def test_downwards_several_attacks_share_what_is_left():
+    """Worst case over three: a later one begins below what the first broke, and takes the credit for what it breaks."""
+    specimen, images = perceptron(seed=1), pictures(12, seed=1)
+    levels = (0.01, 0.02, 0.04, 0.08)
+    asked = {"epsilons": levels, "steps": 2}
+    found = sweep(specimen, images, "predicted", attacks=["auto"], downwards=True, **asked).broken_at["auto"]
+    alone = sweep(specimen, images, "predicted", attacks=["apgd-ce"], downwards=True, **asked).broken_at["apgd-ce"]
+    above = sweep(specimen, images, "predicted", attacks=["auto"], **asked).broken_at["auto"]
+    assert (found <= alone).all()
+    assert (above <= found).all()
+    assert ((found > 0.01) & found.isfinite()).any()
+
+
 def test_fgsm_takes_two_looks_and_one_gradient():
     specimen, images = perceptron(), pictures(8)
     passes = watched(specimen)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tests.attacks.models import MODELS, answers, perceptron, pictures
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attacks.result import AttackResult
 from vitlens.attacks.sweep import sweep
 
 QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -22,11 +21,11 @@ epsilons = st.one_of(st.sampled_from([0.0, 1e-4, 8 / 255, 1.0]), st.floats(0.0, 
 pytestmark = pytest.mark.usefixtures("few_queries")
 
 
-def lengths(result: AttackResult, images: torch.Tensor, norm: str) -> torch.Tensor:
+def went(found: torch.Tensor, images: torch.Tensor, norm: str) -> torch.Tensor:
     """How far each image went, by NumPy's norms."""
-    change = (result.images.double() - images.double()).flatten(1).numpy()
+    change = (found.double() - images.double()).flatten(1).numpy()
     if norm == "patch":
-        return torch.from_numpy(((result.images != images).any(1).flatten(1).double().mean(1)).numpy())
+        return torch.from_numpy(((found != images).any(1).flatten(1).double().mean(1)).numpy())
     return torch.from_numpy(abs(change).max(1) if norm == "linf" else (change**2).sum(1) ** 0.5)
 
 
@@ -54,7 +53,7 @@ def test_nothing_outside_its_bounds_and_nothing_claimed_in_vain(name, made, epsi
     assert torch.isfinite(result.images).all()
     assert result.images.min() >= 0
     assert result.images.max() <= 1
-    length = lengths(result, images, entry.norm)
+    length = went(result.images, images, entry.norm)
     allowed = 4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon  # a quarter of the side is 2 px
     assert (length <= allowed + 1e-6).all()
     torch.testing.assert_close(result.distance.double(), length, atol=1e-6, rtol=1e-5)
@@ -93,6 +92,33 @@ def test_more_restarts_never_raise_robust_accuracy(name, seed):
     asked = {"attacks": [name], "epsilons": (0.01, 0.04), "epsilons_l2": (0.1, 0.2), "steps": 2, "seed": seed}
     once, often = (sweep(specimen, images, labels, restarts=restarts, **asked) for restarts in (1, 4))
     assert (often.broken_at[name] <= once.broken_at[name]).all()
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@settings(QUICK, max_examples=2)
+@given(made=models, seed=st.integers(0, 1000), restarts=st.integers(1, 2))
+def test_downwards_an_image_is_tried_from_the_largest_epsilon_to_the_first_at_which_it_stands(
+    name, made, seed, restarts
+):
+    (kind, size, number), levels = made, (0.05, 0.15, 0.4)
+    specimen = MODELS[kind](size, seed=number)
+    images = pictures(3, size, seed=seed)
+    labels = answers(specimen, images)
+    asked = {"steps": 2, "seed": seed, "restarts": restarts}
+    found = sweep(
+        specimen, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, keep=3, downwards=True, **asked
+    )
+    falling = torch.ones(3, dtype=torch.bool)  # as far as every larger epsilon breaks it too
+    expected = torch.full((3,), torch.inf, dtype=torch.float64)
+    for epsilon in reversed(levels):
+        alone = attack(specimen, images, labels, method=name, epsilon=epsilon, **asked)
+        falling = falling & alone.success
+        expected[falling] = epsilon
+    assert torch.equal(found.broken_at[name], expected)
+    rows, kept = found.kept[name]
+    assert rows.tolist() == expected.isfinite().nonzero()[:, 0].tolist()
+    assert (answers(specimen, kept) != labels[rows]).all()
+    assert (went(kept, images[rows], ATTACKS[name].norm) <= expected[rows] + 1e-6).all()  # that of the smallest
 
 
 @pytest.mark.parametrize("name", BOUNDED)

@@ -28,14 +28,14 @@ def test_every_option_arrives(stand_in):
     calls = stand_in("attack")
     line = (
         "attack a b --data d --attack auto,patch --epsilon 0.5,8 --epsilon-l2 0.1 --steps 7 --restarts 3 --predicted "
-        "--no-transfer --no-inside --no-corruptions --baseline b --patch-side 5 --patch-anywhere --resume runs/x"
+        "--downwards --no-transfer --no-inside --no-corruptions --baseline b --patch-side 5 --patch-anywhere --resume runs/x"
     )
     assert run(line.split()) == 0
     [(args, options)] = calls
     assert args == (["a", "b"],)
     assert options["choices"] == AttackChoices(
         attacks=("auto", "patch"), epsilons=(0.5, 8.0), epsilons_l2=(0.1,), steps=7, restarts=3, corruptions=False,
-        transfer=False, inside=False, predicted=True, baseline="b", patch_side=5, patch_anywhere=True,
+        transfer=False, inside=False, predicted=True, baseline="b", patch_side=5, patch_anywhere=True, downwards=True,
     )  # fmt: skip
     assert options["resume"] == Path("runs/x")
 

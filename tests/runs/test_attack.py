@@ -158,6 +158,24 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, tiny_vit):
     assert read_run(stopped).status == "done"
 
 
+def test_downwards_is_said_checked_and_not_resumed_upwards(tmp_path, tiny_vit):
+    models = [str(tiny_vit)]
+    few = AttackChoices(**{**vars(FEW), "attacks": ("pgd", "auto", "deepfool"), "steps": 2, "epsilons": (1.0, 8.0)})
+    below = AttackChoices(**{**vars(few), "downwards": True})
+    run(tmp_path / "up", models, few)
+    run(tmp_path / "down", models, below)
+    same_arrays(tmp_path / "up", tmp_path / "down", "tiny-vit")
+    checks = {(row["name"], row["attack"]): row for row in read_run(tmp_path / "down").table("checks")}
+    for attack_name in ("pgd-linf", "auto-linf"):
+        assert checks["from below", attack_name]["passed"]
+        assert checks["from below", attack_name]["found"].startswith("0 of ")
+    assert ("from below", "deepfool-l2") not in checks  # has no epsilons to try
+    assert "from below" in (tmp_path / "down" / "report.md").read_text()
+    assert "from below" not in (tmp_path / "up" / "report.md").read_text()
+    with pytest.raises(InputError, match="with its epsilons"):
+        run(tmp_path, models, few, resume=tmp_path / "down")
+
+
 def test_another_run_cannot_be_resumed(tmp_path, folder):
     models = ["vit-digits", "cnn-digits"]
     with pytest.raises(InputError, match="with its seed"):

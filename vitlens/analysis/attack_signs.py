@@ -3,9 +3,14 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from jaxtyping import Float
+from torch import Tensor
+
 from vitlens.analysis.attack_checks import SURE, Check
 from vitlens.analysis.robust_curve import Outcome
 from vitlens.uncertainty import mcnemar
+
+PerImage = Float[Tensor, " batch"]
 
 
 def stronger_in_order(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
@@ -36,6 +41,18 @@ def never_rises(outcome: Outcome) -> Check:
     rises = sum(after > before for before, after in pairwise(counts))
     return Check(
         "curve", outcome.name, "never rises", f"{' '.join(map(str, counts))} images right", rises == 0,
+    )  # fmt: skip
+
+
+def same_from_below(attack: str, above: PerImage, below: PerImage) -> Check:
+    """Whether what stands at one epsilon stands at all smaller ones, which a sweep from the largest takes for granted.
+
+    above, below: the smallest epsilon that breaks each image, found from the largest and from the smallest.
+    """
+    sooner = int((below < above).sum())
+    return Check(
+        "from below", attack, "tried from the smallest epsilon up, no image breaks at a smaller one",
+        f"{sooner} of {len(below)} do", sooner == 0,
     )  # fmt: skip
 
 

@@ -51,7 +51,8 @@ class Engine:
         """Every image to its end. Raises NonFiniteError naming model and image."""
         with attacked(self.specimen), torch.no_grad():
             self.rows = list(islice(self.waiting, self.plan.batch_size))
-            self.stages, self.reads = [0] * len(self.rows), torch.zeros(len(self.rows), dtype=torch.int64)
+            self.stages = [self._first(row) for row in self.rows]
+            self.reads = torch.zeros(len(self.rows), dtype=torch.int64)
             jobs = self._jobs(self.rows, self.stages)
             state = self.machine.start(jobs) if self.rows else {}
             while self.rows:
@@ -144,11 +145,11 @@ class Engine:
         filled = []
         for slot in slots:
             row = self.rows[slot]
-            if not won[slot] and self.stages[slot] + 1 < int(self.plan.limits[row]) * self.tries:
-                self.stages[slot] += 1
-            else:
+            self.stages[slot] = self._next(row, self.stages[slot], bool(won[slot]))
+            if self.stages[slot] < 0:
                 self.told(row, int(self.outcome.level[row]))
-                self.rows[slot], self.stages[slot] = next(self.waiting, -1), 0
+                self.rows[slot] = next(self.waiting, -1)
+                self.stages[slot] = self._first(self.rows[slot])
             if self.rows[slot] >= 0:
                 filled.append(slot)
         if filled:
@@ -161,6 +162,17 @@ class Engine:
             left = [slot for slot, row in enumerate(self.rows) if row >= 0]
             jobs, state = self._shrink(left, jobs, state)
         return jobs, state
+
+    def _first(self, row: int) -> int:
+        """The stage an image begins with: its first try at its smallest epsilon, or at its largest."""
+        return (int(self.plan.limits[row]) - 1) * self.tries if self.plan.downwards and row >= 0 else 0
+
+    def _next(self, row: int, stage: int, won: bool) -> int:
+        """The stage that follows, -1 for none."""
+        level, final = stage // self.tries, (stage + 1) % self.tries == 0
+        if self.plan.downwards:
+            return (level - 1) * self.tries if won and level else -1 if won or final else stage + 1
+        return stage + 1 if not won and stage + 1 < int(self.plan.limits[row]) * self.tries else -1
 
     def _shrink(self, left: list[int], jobs: Jobs, state: State) -> tuple[Jobs, State]:
         self.rows, self.stages = [self.rows[slot] for slot in left], [self.stages[slot] for slot in left]

@@ -15,7 +15,8 @@ class Plan:
 
     levels: epsilons in ascending order; limits: for each image how many of them, from the smallest (0: none);
     restarts: tries at each; targets: the classes to reach, or None; keep: how many of the adversarial images to keep,
-    those of the first rows.
+    those of the first rows; downwards: from the largest epsilon to the first at which an image stands, and not from the
+    smallest to the first at which it breaks.
     """
 
     levels: Sequence[float]
@@ -26,6 +27,7 @@ class Plan:
     batch_size: int = 32
     precision: str = "fp32"
     keep: int = 0
+    downwards: bool = False
 
 
 @dataclass(frozen=True)

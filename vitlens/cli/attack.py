@@ -39,6 +39,12 @@ def attack(
         ),
     ] = None,
     restarts: Annotated[int, typer.Option("--restarts", metavar="N", help="Of attacks with a random start.")] = 1,
+    downwards: Annotated[
+        bool,
+        typer.Option(
+            "--downwards", help="Try the largest epsilon first, down to where an image stands: quicker, less strict."
+        ),
+    ] = False,
     predicted: Annotated[
         bool, typer.Option("--predicted", help="Attack what the model predicts, for images without labels.")
     ] = False,
@@ -100,6 +106,7 @@ def attack(
         baseline=baseline,
         patch_side=patch_side,
         patch_anywhere=patch_anywhere,
+        downwards=downwards,
     )
     require_sensible(choices)
     from vitlens.runs.attack import attack as run

@@ -60,13 +60,14 @@ def identity_of(
     specimens: Sequence[Specimen], split: Split, choices: AttackChoices, processes: Processes, options: RunOptions
 ) -> dict[str, object]:
     """What must be the same for a stopped run to go on; the images themselves are compared part by part."""
+    order = -1 if choices.downwards else 1
     return {
         "models": [model_digest(specimen) for specimen in specimens],
         "aliases": [specimen.alias for specimen in specimens],
         "images": len(split),
         "attacks": list(choices.attacks),
-        "epsilons": list(choices.linf),
-        "epsilons_l2": list(choices.l2),
+        "epsilons": list(choices.linf)[::order],
+        "epsilons_l2": list(choices.l2)[::order],
         "steps": dict(choices.steps) if isinstance(choices.steps, Mapping) else choices.steps,
         "restarts": choices.restarts,
         "patch": [choices.patch_side, choices.patch_anywhere],

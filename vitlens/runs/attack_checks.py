@@ -19,12 +19,12 @@ from vitlens.analysis.attack_checks import (
     within_budget,
 )
 from vitlens.analysis.attack_minimum import all_found, as_near
-from vitlens.analysis.attack_signs import never_rises, stronger_in_order
+from vitlens.analysis.attack_signs import never_rises, same_from_below, stronger_in_order
 from vitlens.analysis.robust_curve import Outcome
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.runs.attack_keep import steps_of
 from vitlens.runs.attack_sample import attempt_of
-from vitlens.runs.attack_sweep import Swept, Work
+from vitlens.runs.attack_sweep import Swept, Work, attempted
 from vitlens.runs.progress import progress
 
 CHECKED: Final = 16  # right images that are attacked again and again
@@ -50,6 +50,8 @@ def checked(work: Work, found: Sequence[Swept]) -> list[Check]:
     with progress(title, len(found), unit="attacks", quiet=work.options.quiet) as advance:
         for swept in found:
             done += _of_attack(work, swept, images, labels)
+            if work.choices.downwards and ATTACKS[swept.attack].kind == "budget":
+                done.append(_from_below(work, swept, right))
             advance(1)
     return [*done, *_in_order([swept.outcome for swept in found], [swept.attack for swept in found])]
 
@@ -85,6 +87,17 @@ def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iter
     elif _is_iterative(known):
         yield more_steps(slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0], steps=steps)
         yield unlimited(slug, attempt, images, labels, epsilon=everything)
+
+
+def _from_below(work: Work, swept: Swept, rows: Tensor) -> Check:
+    """The same attack both ways."""
+    slow = swept.attack in _SLOW
+    rows, steps = (rows[: _FEW[0]], _FEW[1]) if slow else (rows, None)
+    above, below = (
+        attempted(work, swept.attack, rows, downwards=downwards, steps=steps).broken_at[swept.attack].cpu()
+        for downwards in (True, False)
+    )
+    return same_from_below(swept.outcome.name, above, below)
 
 
 def _is_iterative(known: Attack) -> bool:

@@ -19,7 +19,8 @@ class AttackChoices:
     also everyday damage; transfer: also each model's images shown to the others; inside: also what changes inside;
     predicted: attack what the model predicts, for images without labels; baseline: the model whose errors mean
     corruption errors are relative to, by its alias (None: the first CNN, else the first model); patch_side: px of the
-    patch attack's square (None: a quarter of the shorter side); patch_anywhere: it need not lie on a ViT's tokens.
+    patch attack's square (None: a quarter of the shorter side); patch_anywhere: it need not lie on a ViT's tokens;
+    downwards: from the largest epsilon to the first at which an image stands.
     """
 
     attacks: tuple[str, ...] = ("fgsm", "pgd", "cw")
@@ -34,6 +35,7 @@ class AttackChoices:
     baseline: str | None = None
     patch_side: int | None = None
     patch_anywhere: bool = False
+    downwards: bool = False
 
     def steps_for(self, attack: str) -> int | None:
         """How many steps were asked of this attack; None for its own."""

@@ -1,5 +1,6 @@
 """The sweep of a run of `vitlens attack`: every attack on every image, in one process or several, resumable."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from vitlens.analysis.robust_curve import Outcome
 from vitlens.attacks.attack import fitting_batch
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attacks.sweep import sweep
+from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes
@@ -85,13 +86,7 @@ def _part(work: Work, name: str, start: int, indices: Tensor, advance: Advance) 
     if known is not None:
         advance(len(indices))
         return known
-    choices, options = work.choices, work.options
-    result = sweep(
-        work.specimen, images, labels, attacks=(name,), epsilons=choices.linf, epsilons_l2=choices.l2,
-        steps=choices.steps_for(name), restarts=choices.restarts, seed=options.seed, batch_size=work.batch_size,
-        precision=options.precision, side=choices.patch_side, aligned=not choices.patch_anywhere,
-        indices=indices.tolist(), on_progress=advance,
-    )  # fmt: skip
+    result = attempted(work, name, indices, downwards=work.choices.downwards, advance=advance)
     counts = (result.forwards[name], result.backwards[name], result.seconds[name])
     found = {
         "clean": result.clean.cpu(),
@@ -103,6 +98,25 @@ def _part(work: Work, name: str, start: int, indices: Tensor, advance: Advance) 
     }
     work.store.remember(work.specimen.alias, name, start, digest, found)
     return found
+
+
+def attempted(
+    work: Work,
+    name: str,
+    indices: Tensor,
+    *,
+    downwards: bool,
+    steps: int | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Sweep:
+    """One attack on these images at all epsilons, as the choices have it; steps: None, as many as they say."""
+    choices, options = work.choices, work.options
+    return sweep(
+        work.specimen, work.images(indices), work.labels[indices], attacks=(name,), epsilons=choices.linf,
+        epsilons_l2=choices.l2, steps=steps or choices.steps_for(name), restarts=choices.restarts, seed=options.seed,
+        batch_size=work.batch_size, precision=options.precision, side=choices.patch_side,
+        aligned=not choices.patch_anywhere, indices=indices.tolist(), downwards=downwards, on_progress=advance,
+    )  # fmt: skip
 
 
 def _gathered(work: Work, name: str, parts: list[dict[str, Tensor]]) -> Swept:
