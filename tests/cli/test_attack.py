@@ -28,7 +28,8 @@ def test_every_option_arrives(stand_in):
     calls = stand_in("attack")
     line = (
         "attack a b --data d --attack auto,patch --epsilon 0.5,8 --epsilon-l2 0.1 --steps 7 --restarts 3 --predicted "
-        "--downwards --no-transfer --no-inside --no-corruptions --baseline b --patch-side 5 --patch-anywhere --resume runs/x"
+        "--downwards --no-transfer --no-inside --no-corruptions --baseline b --patch-side 5 --patch-anywhere "
+        "--resume runs/x"
     )
     assert run(line.split()) == 0
     [(args, options)] = calls
