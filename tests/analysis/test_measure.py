@@ -13,9 +13,9 @@ from tests.analysis.made import made_specimen, numbered, random_weights, uniform
 from tests.analysis.test_geometry import wrapped
 from tests.lens.test_windows import timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, ours, specimen_of, timm_specimen, torchvision_swin
-from vitlens.analysis import measure as measuring
+from vitlens.analysis import patch_rows
 from vitlens.analysis.geometry import geometry_of
-from vitlens.analysis.measure import measure
+from vitlens.analysis.measure import Measured, measure
 from vitlens.analysis.stats import TOKEN_STATISTICS
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
@@ -371,14 +371,14 @@ def test_in_bf16_everything_is_computed_in_fp32(monkeypatch):
     specimen, place = MODELS["registers"][0](), MODELS["registers"][1]
     batch = images((32, 48), batch=8)
     sums: list[Tensor] = []
-    plain = measuring.entropy
+    plain = patch_rows.entropy
 
     def spy(weights: Tensor) -> Tensor:
         assert weights.dtype == torch.float32
         sums.append((weights.sum(-1) - 1).abs().max())
         return plain(weights)
 
-    monkeypatch.setattr(measuring, "entropy", spy)
+    monkeypatch.setattr(patch_rows, "entropy", spy)
     with torch.autocast("cpu", torch.bfloat16):
         kinds: list[torch.dtype] = []
         observe(specimen, batch, lambda call: kinds.append(call.scored.query.dtype))
@@ -534,7 +534,7 @@ def test_no_images_are_refused():
 
 
 def test_calls_of_one_layer_that_look_at_different_things_are_refused():
-    found = measuring.Measured(1)
+    found = Measured(1)
     found.place(Site(0, "attn", 0, "patch", 2, 12, 12))
     found.place(Site(0, "attn", 1, "patch", 3, 12, 12))
     assert found.sites == [Site(0, "attn", 0, "patch", 5, 12, 12)]
