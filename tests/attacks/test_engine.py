@@ -59,6 +59,19 @@ def test_downwards_the_images_that_stand_at_the_largest_epsilon_are_tried_there_
     assert torch.isinf(down.broken_at["pgd"]).all()
     assert torch.equal(up.broken_at["pgd"], down.broken_at["pgd"])
     assert up.forwards["pgd"] == 3 * down.forwards["pgd"] == 3 * 6 * 21
+    often = sweep(specimen, images, "predicted", **asked, downwards=True, restarts=2)
+    assert often.forwards["pgd"] == 2 * down.forwards["pgd"]
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_downwards_ends_where_a_linear_model_breaks(restarts):
+    """Every epsilon in turn, with all its tries, for images that break at different ones."""
+    specimen, images = linear(classes=2), pictures(12, low=0.4, high=0.6)
+    asked = {"attacks": ["pgd"], "epsilons": tuple(epsilon / 1000 for epsilon in (2, 5, 10, 20, 40, 80)), "steps": 10}
+    up = sweep(specimen, images, "predicted", **asked)
+    down = sweep(specimen, images, "predicted", **asked, downwards=True, restarts=restarts)
+    assert torch.equal(up.broken_at["pgd"], down.broken_at["pgd"])
+    assert len(up.broken_at["pgd"].unique()) > 3
 
 
 def test_downwards_several_attacks_share_what_is_left():
