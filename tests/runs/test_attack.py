@@ -165,6 +165,8 @@ def test_downwards_is_said_checked_and_not_resumed_upwards(tmp_path, tiny_vit):
     run(tmp_path / "up", models, few)
     run(tmp_path / "down", models, below)
     same_arrays(tmp_path / "up", tmp_path / "down", "tiny-vit")
+    costs = [read_run(tmp_path / way).table("attacks")[0]["forwards"] for way in ("up", "down")]
+    assert costs[0] > costs[1] > 0  # an image that stands at the largest epsilon is tried there alone
     checks = {(row["name"], row["attack"]): row for row in read_run(tmp_path / "down").table("checks")}
     for attack_name in ("pgd-linf", "auto-linf"):
         assert checks["from below", attack_name]["passed"]
