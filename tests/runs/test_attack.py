@@ -15,6 +15,7 @@ from vitlens.report import metrics
 from vitlens.runs import attack_checks, attack_sweep
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
+from vitlens.runs.attack_sweep import Work
 from vitlens.runs.options import ModelOptions, RunOptions
 
 FEW = AttackChoices(
@@ -158,8 +159,14 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, tiny_vit):
     assert read_run(stopped).status == "done"
 
 
-def test_downwards_is_said_checked_and_not_resumed_upwards(tmp_path, tiny_vit):
-    models = [str(tiny_vit)]
+def test_downwards_is_said_checked_and_not_resumed_upwards(tmp_path, tiny_vit, monkeypatch):
+    models, both, real = [str(tiny_vit)], [], attack_checks.attempted
+
+    def watched(work: Work, name: str, rows: torch.Tensor, **more: object) -> object:
+        both.append((name, more["downwards"]))
+        return real(work, name, rows, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attack_checks, "attempted", watched)
     few = AttackChoices(**{**vars(FEW), "attacks": ("pgd", "auto", "deepfool"), "steps": 2, "epsilons": (1.0, 8.0)})
     below = AttackChoices(**{**vars(few), "downwards": True})
     run(tmp_path / "up", models, few)
@@ -167,6 +174,7 @@ def test_downwards_is_said_checked_and_not_resumed_upwards(tmp_path, tiny_vit):
     same_arrays(tmp_path / "up", tmp_path / "down", "tiny-vit")
     costs = [read_run(tmp_path / way).table("attacks")[0]["forwards"] for way in ("up", "down")]
     assert costs[0] > costs[1] > 0  # an image that stands at the largest epsilon is tried there alone
+    assert both == [("pgd", True), ("pgd", False), ("auto", True), ("auto", False)]
     checks = {(row["name"], row["attack"]): row for row in read_run(tmp_path / "down").table("checks")}
     for attack_name in ("pgd-linf", "auto-linf"):
         assert checks["from below", attack_name]["passed"]
