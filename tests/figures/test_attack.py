@@ -124,6 +124,8 @@ def test_paths_and_shifts():
     kinds = {"adversarial": rows, "noise": rows * 1.0, "another image": rows * 0.5}
     figure = parting_paths(models={"vit": kinds, "cnn": {"adversarial": rows}}, title="paths")
     assert figure.axes[0].lines[0].get_xdata().tolist() == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), [1e-7, 0.12, 0.24, 0.36, 0.48, 0.6], atol=1e-7)
+    assert figure.axes[0].get_yscale() == "log"
     assert {"adversarial", "noise", "another image"} <= set(texts(figure))
     assert not cut_off(figure)
     gapped = rows.copy()

@@ -15,6 +15,7 @@ from vitlens.report import metrics
 from vitlens.runs import attack_checks, attack_sweep
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
+from vitlens.runs.attack_sample import spread
 from vitlens.runs.attack_sweep import Work
 from vitlens.runs.options import ModelOptions, RunOptions
 
@@ -94,6 +95,8 @@ def test_what_changes_inside_is_told(folder):
         assert -1 <= row["value"] <= 1.0001
     arrays = record.arrays("examples-vit-digits")
     assert np.abs(arrays["change"]).max() <= 32 / 255 + 1e-3
+    assert "vit-digits, 1 − cosine of its last block's outputs with those for the clean images: " in text
+    assert "after noise as strong (n = " in text
     for word in ("examples_vit-digits", "examples_cnn-digits", "paths", "shifts", "curves", "transfer"):
         assert f"figures/{word}.png" in text
 
@@ -257,3 +260,13 @@ def test_what_cannot_be_attacked_is_refused(tmp_path, tiny_vit, pictures):
     with pytest.raises(DataError, match="add --predicted"):
         run(out, models, AttackChoices(), images=[str(pictures)])
     assert not out.exists()
+
+
+def test_of_images_that_come_class_by_class_some_of_each_are_looked_at():
+    rows = torch.arange(100) * 3
+    assert spread(rows, 4).tolist() == [0, 75, 150, 225]
+    assert spread(rows[:4], 4).tolist() == spread(rows[:4], 9).tolist() == [0, 3, 6, 9]
+    for most in range(1, 100):
+        found = spread(rows, most)
+        assert len(found.unique()) == most
+        assert set(found.diff().tolist()) <= {3 * (100 // most), 3 * (100 // most + 1)}

@@ -15,11 +15,14 @@ from vitlens.figures.inputs import as_array
 from vitlens.figures.style import GREY, SERIES, WIDE, heading, sheet, shortened, styled
 
 _LOOKS: Final = ("-", "--", ":")
+_LEAST: Final = 1e-7  # of 1 - cosine: what rounding leaves
 
 
 @styled
 def parting_paths(*, models: Mapping[str, Mapping[str, ArrayLike]], title: str) -> Figure:
-    """How alike each block's output is to that for the clean image, one panel a model, by what the counterpart is.
+    """How far each block's output is from that for the clean image, one panel a model, by what the counterpart is.
+
+    Drawn is one minus the cosine, on a logarithmic scale: an attack often moves representations by a thousandth.
 
     models: by name, by counterpart ("adversarial", "noise", "another image"): rows value, low, high (3, blocks), cosine
     similarities. Blocks are labelled from 1. Raises InputError when there is nothing to draw.
@@ -35,15 +38,16 @@ def parting_paths(*, models: Mapping[str, Mapping[str, ArrayLike]], title: str) 
         for kind, values in found.items():
             value, low, high = as_array(values, name=f"{kind} of {model}", axes=("ends", "blocks"))
             place, index = np.arange(1, len(value) + 1), kinds.index(kind)
+            value, low, high = (np.clip(1 - ends, _LEAST, None) for ends in (value, high, low))
             axes.fill_between(place, low, high, color=SERIES[index], alpha=0.18, linewidth=0)
             axes.plot(place, value, _LOOKS[index % len(_LOOKS)], color=SERIES[index], marker="o", markersize=2.6)
-        axes.set(title=shortened(model, 44), xlabel="block")
+        axes.set(title=shortened(model, 44), xlabel="block", yscale="log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y")
     for axes in panels.flat[len(models) :]:
         axes.set_visible(False)
     for row in panels:
-        row[0].set_ylabel("cosine with the clean image's")
+        row[0].set_ylabel("1 − cosine with the clean image's")
     for index, kind in enumerate(kinds):
         panels.flat[0].plot([], [], _LOOKS[index % len(_LOOKS)], color=SERIES[index], label=kind)
     handles, labels = panels.flat[0].get_legend_handles_labels()

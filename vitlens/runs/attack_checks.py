@@ -23,7 +23,7 @@ from vitlens.analysis.attack_signs import never_rises, same_from_below, stronger
 from vitlens.analysis.robust_curve import Outcome
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.runs.attack_keep import steps_of
-from vitlens.runs.attack_sample import attempt_of
+from vitlens.runs.attack_sample import attempt_of, spread
 from vitlens.runs.attack_sweep import Swept, Work, attempted
 from vitlens.runs.progress import progress
 
@@ -41,7 +41,7 @@ def checked(work: Work, found: Sequence[Swept]) -> list[Check]:
 
     Nothing where the model has no image right: then there is none to attack.
     """
-    right = found[0].outcome.clean.nonzero().flatten()[:CHECKED]
+    right = spread(found[0].outcome.clean.nonzero().flatten(), CHECKED)
     if not len(right):
         return []
     images, labels = work.images(right), work.labels[right]

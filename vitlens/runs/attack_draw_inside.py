@@ -50,8 +50,8 @@ def draw_examples(record: RunRecord) -> Iterator[Drawn]:
         yield Drawn(
             f"examples_{alias}",
             figure,
-            f"The first images that fooled {alias}. Maps: {found['method']} for the true class, as shares of their sum "
-            "in times an even map. The perturbation is drawn around grey, amplified as its title says. A map that "
+            f"Some of the images that fooled {alias}. Maps: {found['method']} for the true class, as shares of their "
+            "sum in times an even map. The perturbation is drawn around grey, amplified as its title says. A map that "
             "changes need not be why the answer changed.",
         )
 
@@ -70,9 +70,9 @@ def draw_inside(record: RunRecord) -> Iterator[Drawn]:
         yield Drawn(
             "paths",
             parting_paths(models=models, title="Where the paths of clean and adversarial images part"),
-            "The cosine between a block's whole output for the clean image and for another: the adversarial one, the "
-            "clean one with random noise as strong, and another image of the sample. What an attack does that noise of "
-            "its strength does not is the room between the two curves.",
+            "One minus the cosine between a block's whole output for the clean image and for another: the adversarial "
+            "one, the clean one with random noise as strong, and another image of the sample; each grey line is ten "
+            "times the one below. What an attack does that noise of its strength does not is the room between the two.",
         )
     if layers:
         shifts = []

@@ -9,7 +9,7 @@ from torch import Tensor
 from vitlens.analysis.attack_inside import MapAgreement, Shift, cosines, map_agreement, shifts
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import explain, methods_for
-from vitlens.runs.attack_sample import Sample, logits_of
+from vitlens.runs.attack_sample import Sample, logits_of, spread
 from vitlens.runs.attack_sweep import Work
 
 LOOKED_INTO: Final = 64  # fooled images whose inside is looked at
@@ -37,7 +37,7 @@ class Inside:
 
 def looked_into(work: Work, sample: Sample, which: int) -> Inside | None:
     """What changes inside one model; None where no image of the sample fools it."""
-    places = sample.fooled[which].nonzero().flatten()[:LOOKED_INTO]
+    places = spread(sample.fooled[which].nonzero().flatten(), LOOKED_INTO)
     if not len(places):
         return None
     clean, changed = sample.clean[places], sample.adversarial[which][places]
@@ -60,7 +60,7 @@ def looked_into(work: Work, sample: Sample, which: int) -> Inside | None:
         agreements[_ALSO] = map_agreement(maps(clean, truth, _ALSO), maps(changed, truth, _ALSO))
     others = {KINDS[0]: changed, KINDS[1]: noisy(clean, changed, ATTACKS[sample.attack].norm, seed=work.options.seed)}
     if len(places) > 1:
-        others[KINDS[2]] = clean.roll(1, 0)
+        others[KINDS[2]] = clean.roll(len(places) // 2, 0)  # far away in the order, so mostly of another class
     paths = cosines(specimen, clean, others, batch_size=size)
     moved = shifts(specimen, clean, changed, batch_size=size)
     return Inside(places, clean, changed, method, before, after, agreements, paths, moved)

@@ -10,7 +10,7 @@ from vitlens.analysis.attack_inside import parting
 from vitlens.analysis.looking import as_shares
 from vitlens.attribution.registry import METHODS
 from vitlens.runs.attack_inside import KINDS, Inside
-from vitlens.runs.attack_sample import Sample, logits_of
+from vitlens.runs.attack_sample import Sample, logits_of, spread
 from vitlens.runs.attack_sweep import Work
 from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate, bootstrap_mean
@@ -74,7 +74,8 @@ def _ends(values: Tensor, seed: int) -> Row:
 
 def _keep_examples(folder: RunFolder, work: Work, sample: Sample, inside: Inside) -> None:
     """Pixels, perturbations, maps and answers of a few images."""
-    clean, changed = inside.clean[:SHOWN], inside.changed[:SHOWN]
+    some = spread(torch.arange(len(inside.places)), SHOWN)
+    clean, changed = inside.clean[some], inside.changed[some]
     grid = int(inside.before.shape[-2]), int(inside.before.shape[-1])
     size = grid[0] * -(-clean.shape[-2] // grid[0]), grid[1] * -(-clean.shape[-1] // grid[1])
     probabilities = [logits_of(work, images).softmax(-1) for images in (clean, changed)]
@@ -83,10 +84,10 @@ def _keep_examples(folder: RunFolder, work: Work, sample: Sample, inside: Inside
         f"examples-{work.specimen.alias}",
         pixels=(clean * 255).round().byte().numpy(),
         change=(changed - clean).half().numpy(),
-        before=as_shares(inside.before[:SHOWN], size=size, grid=grid).float().numpy(),
-        after=as_shares(inside.after[:SHOWN], size=size, grid=grid).float().numpy(),
+        before=as_shares(inside.before[some], size=size, grid=grid).float().numpy(),
+        after=as_shares(inside.after[some], size=size, grid=grid).float().numpy(),
         answers=[[names[int(index)] for index in one.argmax(-1)] for one in probabilities],
         probability=torch.stack([one.amax(-1) for one in probabilities]).numpy(),
-        image=sample.indices[inside.places[:SHOWN]].numpy(),
+        image=sample.indices[inside.places[some]].numpy(),
         method=METHODS[inside.method].title,
     )

@@ -66,6 +66,11 @@ def some_of(split: Split, count: int, *, seed: int) -> Tensor:
     return torch.arange(len(split)) if numbered.groups is None else numbered.groups
 
 
+def spread(rows: Tensor, most: int) -> Tensor:
+    """At most so many of the rows, at even distances: images often come class by class."""
+    return rows if len(rows) <= most else rows[torch.arange(most) * len(rows) // most]
+
+
 def sampled(works: Sequence[Work], found: Sequence[Sequence[Swept]]) -> Sample:
     """Attack a sample at the smallest epsilon that costs every model half of what it had right (else the largest)."""
     name = shown_attack(works[0].choices.attacks)

@@ -8,6 +8,7 @@ from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs import attack_words as words
 from vitlens.runs.attack_draw_inside import aliases_of, rows_of
+from vitlens.runs.attack_words_inside import inside_words, path_words, shift_words
 from vitlens.runs.describe import data_words
 
 _LIMITS = (
@@ -146,8 +147,9 @@ def _inside(record: RunRecord) -> Iterator[Section]:
         "of a sample."
         for row in sample
     ]
-    lines += words.inside_words(metrics(record), aliases, sample)
-    lines += words.shift_words(rows_of(record, "shifts"), {name: one.title for name, one in STATISTICS.items()})
+    lines += inside_words(metrics(record), aliases, sample)
+    lines += path_words(rows_of(record, "blocks"))
+    lines += shift_words(rows_of(record, "shifts"), {name: one.title for name, one in STATISTICS.items()})
     figures = [f"examples_{alias}" for alias in aliases if record.has_arrays(f"examples-{alias}")]
     figures += ["paths"] if rows_of(record, "blocks") else []
     figures += ["shifts"] if rows_of(record, "shifts") else []

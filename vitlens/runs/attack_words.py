@@ -128,46 +128,6 @@ def verdict_words(rows: Sequence[Row], aliases: Sequence[str]) -> Iterator[str]:
         yield verdict(checks, of=f"The attacks on {alias}")
 
 
-def inside_words(record_metrics: Found, aliases: Sequence[str], sample: Sequence[Row]) -> Iterator[str]:
-    """How much maps, attention and paths change, model by model."""
-    for row in sample:
-        alias = str(row["model"])
-        middle = f"/{alias}" if len(aliases) > 1 else ""
-        start = f"map_agreement{middle}/spearman/"
-        maps = {name.removeprefix(start): one for name, one in record_metrics.items() if name.startswith(start)}
-        if not row["fooled"]:
-            yield f"No image of the sample fooled {alias} at {epsilon_words(row)}: there is nothing to look into."
-            continue
-        listed = "; ".join(f"{name.replace('-', ' ')} {in_words(one)}" for name, one in maps.items())
-        if listed:
-            yield f"{alias}, rank correlation of maps before and after (1: unchanged): {listed}."
-        block = record_metrics.get(f"parting_block{middle}")
-        if block is not None:
-            yield (
-                f"The outputs of {alias} for clean and adversarial images are halfway to those of two different images "
-                f"from block {int(block.value) + 1} on."
-            )
-        else:
-            yield f"The outputs of {alias}'s blocks nowhere come halfway to those of two different images."
-
-
-def shift_words(rows: Sequence[Row], titles: Mapping[str, str]) -> Iterator[str]:
-    """In which layers attention changes by more than chance."""
-    for alias in dict.fromkeys(str(row["model"]) for row in rows):
-        for name in dict.fromkeys(str(row["statistic"]) for row in rows if row["model"] == alias):
-            mine = [row for row in rows if row["model"] == alias and row["statistic"] == name]
-            risen = [int(row["layer"]) + 1 for row in mine if float(row["low"]) > 0]
-            fallen = [int(row["layer"]) + 1 for row in mine if float(row["high"]) < 0]
-            said = [
-                f"{word} in layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
-                for word, layers in (("rises", risen), ("falls", fallen))
-                if layers
-            ]
-            change = " and ".join(said) or "is not shown to change in any layer"
-            short = titles[name].partition(",")[0]
-            yield f"{alias}: {short} {change} (95 % intervals, uncorrected; {mine[0]['n']} images)."
-
-
 def transfer_words(rows: Sequence[Row]) -> Iterator[str]:
     """How many images that fool one model fool another."""
     for row in rows:
