@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.together import together
+from vitlens.analysis.robust_curve import Outcome
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_run
 from vitlens.models.zoo import load, save
@@ -16,7 +18,7 @@ from vitlens.runs import attack_checks, attack_sweep
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attack_sample import spread
-from vitlens.runs.attack_sweep import Work
+from vitlens.runs.attack_sweep import Swept, Work
 from vitlens.runs.options import ModelOptions, RunOptions
 
 FEW = AttackChoices(
@@ -170,23 +172,40 @@ def test_downwards_is_said_checked_and_not_resumed_upwards(tmp_path, tiny_vit, m
         return real(work, name, rows, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(attack_checks, "attempted", watched)
-    few = AttackChoices(**{**vars(FEW), "attacks": ("pgd", "auto", "deepfool"), "steps": 2, "epsilons": (1.0, 8.0)})
+    few = AttackChoices(**{**vars(FEW), "attacks": ("pgd", "deepfool"), "steps": 2, "epsilons": (1.0, 8.0)})
     below = AttackChoices(**{**vars(few), "downwards": True})
     run(tmp_path / "up", models, few)
     run(tmp_path / "down", models, below)
     same_arrays(tmp_path / "up", tmp_path / "down", "tiny-vit")
     costs = [read_run(tmp_path / way).table("attacks")[0]["forwards"] for way in ("up", "down")]
     assert costs[0] > costs[1] > 0  # an image that stands at the largest epsilon is tried there alone
-    assert both == [("pgd", True), ("pgd", False), ("auto", True), ("auto", False)]
+    assert both == [("pgd", True), ("pgd", False)]
     checks = {(row["name"], row["attack"]): row for row in read_run(tmp_path / "down").table("checks")}
-    for attack_name in ("pgd-linf", "auto-linf"):
-        assert checks["from below", attack_name]["passed"]
-        assert checks["from below", attack_name]["found"].startswith("0 of ")
+    assert checks["from below", "pgd-linf"]["passed"]
+    assert checks["from below", "pgd-linf"]["found"].startswith("0 of ")
     assert ("from below", "deepfool-l2") not in checks  # has no epsilons to try
     assert "from below" in (tmp_path / "down" / "report.md").read_text()
     assert "from below" not in (tmp_path / "up" / "report.md").read_text()
     with pytest.raises(InputError, match="with its epsilons"):
         run(tmp_path, models, few, resume=tmp_path / "down")
+
+
+@pytest.mark.parametrize(("name", "images", "steps"), [("pgd", 16, None), ("auto", 6, 2)])
+def test_a_slow_attack_is_tried_from_below_on_few_images_with_few_steps(monkeypatch, name, images, steps):
+    asked = []
+
+    def tried(_work: object, attack_name: str, rows: torch.Tensor, **more: object) -> object:
+        asked.append((attack_name, len(rows), more["steps"]))
+        return SimpleNamespace(broken_at={name: torch.full((len(rows),), 0.1 if more["downwards"] else 0.05)})
+
+    monkeypatch.setattr(attack_checks, "attempted", tried)
+    right, broken_at = torch.ones(16, dtype=torch.bool), torch.full((16,), 0.1)
+    outcome = Outcome(f"{name}-linf", "vit", (0.1,), right, broken_at, None)
+    swept = Swept(name, outcome, broken_at, ~right, 0, 0, 0.0)
+    check = attack_checks._from_below(object.__new__(Work), swept, torch.arange(16))
+    assert asked == [(name, images, steps)] * 2
+    assert not check.passed
+    assert check.found == f"{images} of {images} do"
 
 
 def test_another_run_cannot_be_resumed(tmp_path, folder):
