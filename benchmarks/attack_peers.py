@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -108,11 +109,11 @@ def starts(rows: Tensor, images: Tensor) -> Tensor:
     return LINF.draw(keys(SEED, rows, nothing, nothing).to(images.device), images)
 
 
-def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], object], epsilons: Sequence[float]) -> Standing:
+def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], Callable[..., Any]], epsilons: Sequence[float]) -> Standing:
     """make: an attack for these rows and images."""
     model, found = foolbox.PyTorchModel(case.specimen, bounds=(0, 1), device=case.specimen.device), []
     for rows, images, labels in case.parts():
-        *_, broken = make(rows, images)(model, images, labels, epsilons=list(epsilons))  # type: ignore[operator]
+        *_, broken = make(rows, images)(model, images, labels, epsilons=list(epsilons))
         found.append(~broken.cpu())
     return kept(case, torch.cat(found, 1))
 
@@ -138,7 +139,7 @@ class Started(foolbox.attacks.LinfProjectedGradientDescentAttack):  # type: igno
         return x0 + type(x0)(self.start * epsilon)
 
 
-def foolbox_pgd(rows: Tensor, images: Tensor) -> object:
+def foolbox_pgd(rows: Tensor, images: Tensor) -> Callable[..., Any]:
     attack = Started(rel_stepsize=STRIDE / STEPS, steps=STEPS, random_start=True)
     attack.start = starts(rows, images)
     return attack

@@ -34,7 +34,7 @@ import torch
 from attack_peers import PEERS, STEPS, Case, Standing, case, every_side, ours, pgd_sides
 
 SIDES = "ours", "foolbox", "torchattacks"
-VARIANTS = {  # of ours in `speed`
+VARIANTS: dict[str, dict[str, object]] = {  # of ours in `speed`
     "gradients in bf16": {"precision": "bf16"},
     "downwards": {"downwards": True},
     "downwards, gradients in bf16": {"downwards": True, "precision": "bf16"},
@@ -86,7 +86,7 @@ def speed(cases: Sequence[Case], repeats: int) -> None:
     for one in cases:
         sides = pgd_sides(one)
         for name, more in VARIANTS.items():
-            sides[f"ours, {name}"] = partial(ours, one, "pgd", one.epsilons, steps=STEPS, **more)  # type: ignore[arg-type]
+            sides[f"ours, {name}"] = partial(ours, one, "pgd", one.epsilons, steps=STEPS, **more)
         runs = [{side: timed(work, one.specimen.device) for side, work in sides.items()} for _ in range(repeats)]
         for side in sides:
             seconds = statistics.median(run[side][0] for run in runs)

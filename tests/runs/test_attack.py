@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,9 +168,9 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, tiny_vit):
 def test_downwards_is_said_checked_and_not_resumed_upwards(tmp_path, tiny_vit, monkeypatch):
     models, both, real = [str(tiny_vit)], [], attack_checks.attempted
 
-    def watched(work: Work, name: str, rows: torch.Tensor, **more: object) -> object:
+    def watched(work: Work, name: str, rows: torch.Tensor, **more: Any) -> object:
         both.append((name, more["downwards"]))
-        return real(work, name, rows, **more)  # type: ignore[arg-type]
+        return real(work, name, rows, **more)
 
     monkeypatch.setattr(attack_checks, "attempted", watched)
     few = AttackChoices(**{**vars(FEW), "attacks": ("pgd", "deepfool"), "steps": 2, "epsilons": (1.0, 8.0)})
@@ -270,6 +271,8 @@ def test_what_cannot_be_attacked_is_refused(tmp_path, tiny_vit, pictures):
         (AttackChoices(steps=0), "--steps of at least 1, found 0"),
         (AttackChoices(restarts=0), "--restarts of at least 1"),
         (AttackChoices(attacks=("pgd",), epsilons=(0.0,)), "a number above 0 for pgd"),
+        (AttackChoices(attacks=("cw", "patch"), downwards=True), "several epsilons, found cw, patch; leave it out"),
+        (AttackChoices(attacks=("pgd",), epsilons=(0.0, 4.0), downwards=True), "several epsilons, found pgd"),
         (AttackChoices(attacks=()), "--attack with at least one of"),
         (AttackChoices(baseline="x"), "model for --baseline"),
         (AttackChoices(attacks=("patch",), patch_side=33), "a patch of 1 to 32 px, found 33"),

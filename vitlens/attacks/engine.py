@@ -168,11 +168,12 @@ class Engine:
         return (int(self.plan.limits[row]) - 1) * self.tries if self.plan.downwards and row >= 0 else 0
 
     def _next(self, row: int, stage: int, won: bool) -> int:
-        """The stage that follows, -1 for none."""
-        level, final = stage // self.tries, (stage + 1) % self.tries == 0
-        if self.plan.downwards:
-            return (level - 1) * self.tries if won and level else -1 if won or final else stage + 1
-        return stage + 1 if not won and stage + 1 < int(self.plan.limits[row]) * self.tries else -1
+        """The stage that follows; negative: none."""
+        level, downwards = stage // self.tries, self.plan.downwards
+        if won:
+            return (level - 1) * self.tries if downwards else -1
+        levels = level + 1 if downwards else int(self.plan.limits[row])
+        return stage + 1 if stage + 1 < levels * self.tries else -1
 
     def _shrink(self, left: list[int], jobs: Jobs, state: State) -> tuple[Jobs, State]:
         self.rows, self.stages = [self.rows[slot] for slot in left], [self.stages[slot] for slot in left]

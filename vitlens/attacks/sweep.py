@@ -82,7 +82,7 @@ def sweep(
     attacks or by name (None: as many as is usual for each); indices: of the images within the whole, which decide what
     is random, so that parts run apart give what the whole does; keep: adversarial images to keep of each attack;
     downwards: begin with the largest epsilon and end where an image stands, which is then taken to stand at all
-    smaller ones: several times as fast where much stands, blind to an attack that fails at a larger epsilon alone;
+    smaller ones: two to three times as fast where much stands, blind to an attack that fails at a larger epsilon alone;
     on_progress: told the number of images just done, which adds up to images times attacks. The rest as in `attack`,
     and the same errors.
     """

@@ -19,18 +19,29 @@ from vitlens.runs.options import RunOptions
 
 
 def require_attacks(choices: AttackChoices) -> None:
-    """Raise UnknownNameError for an attack that is not there, InputError for one without an epsilon above 0."""
+    """Raise UnknownNameError for an attack that is not there, InputError for one without an epsilon above 0.
+
+    InputError also for an order of epsilons where no attack has several.
+    """
     require_sensible(choices)
     if not choices.attacks:
         raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
     for name in choices.attacks:
         if name not in ATTACKS:
             raise UnknownNameError("attack", name, ATTACKS)
-        option, epsilons = {"linf": ("--epsilon", choices.linf), "l2": ("--epsilon-l2", choices.l2)}.get(
-            ATTACKS[name].norm, ("", (1.0,))
-        )
+        option, epsilons = _epsilons(name, choices)
         if not epsilons:
             raise InputError(f"expected {option} with a number above 0 for {name}, found none; e.g. {option} 1,2,4")
+    bounded = [name for name in choices.attacks if ATTACKS[name].kind == "budget"]
+    if choices.downwards and not any(len(_epsilons(name, choices)[1]) > 1 for name in bounded):
+        found = ", ".join(choices.attacks)
+        raise InputError(f"expected --downwards with an attack at several epsilons, found {found}; leave it out")
+
+
+def _epsilons(name: str, choices: AttackChoices) -> tuple[str, tuple[float, ...]]:
+    """The option that says an attack's epsilons, and those above 0; a patch has one size."""
+    axes = {"linf": ("--epsilon", choices.linf), "l2": ("--epsilon-l2", choices.l2)}
+    return axes.get(ATTACKS[name].norm, ("", (1.0,)))
 
 
 def require_able(specimens: Sequence[Specimen], split: Split, choices: AttackChoices) -> None:
@@ -60,7 +71,7 @@ def identity_of(
     specimens: Sequence[Specimen], split: Split, choices: AttackChoices, processes: Processes, options: RunOptions
 ) -> dict[str, object]:
     """What must be the same for a stopped run to go on; the images themselves are compared part by part."""
-    order = -1 if choices.downwards else 1
+    order = -1 if choices.downwards else 1  # epsilons stand in the order in which they are tried
     return {
         "models": [model_digest(specimen) for specimen in specimens],
         "aliases": [specimen.alias for specimen in specimens],

@@ -49,8 +49,9 @@ def checked(work: Work, found: Sequence[Swept]) -> list[Check]:
     title = f"checking the attacks on {work.specimen.alias}"
     with progress(title, len(found), unit="attacks", quiet=work.options.quiet) as advance:
         for swept in found:
+            known = ATTACKS[swept.attack]
             done += _of_attack(work, swept, images, labels)
-            if work.choices.downwards and ATTACKS[swept.attack].kind == "budget":
+            if work.choices.downwards and known.kind == "budget" and len(swept.outcome.epsilons) > 1:
                 done.append(_from_below(work, swept, right))
             advance(1)
     return [*done, *_in_order([swept.outcome for swept in found], [swept.attack for swept in found])]
@@ -68,7 +69,8 @@ def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iter
             f"all zero for {silent} of {right}", 10 * silent <= right,
         )  # fmt: skip
     if swept.attack in _SLOW:
-        images, labels, attempt = images[: _FEW[0]], labels[: _FEW[0]], _with_steps(attempt, _FEW[1])
+        images, labels = spread(images, _FEW[0]), spread(labels, _FEW[0])
+        attempt = _with_steps(attempt, _FEW[1])
     steps = steps_of(known, work.choices)
     if known.kind == "minimum":
         attempt = _with_steps(attempt, min(steps, _SEARCHED[1]))
@@ -81,8 +83,8 @@ def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iter
         yield same_alone(slug, result, apart)
     everything = EVERYTHING if known.norm == "linf" else float(images[0].numel()) ** 0.5
     if known.kind == "minimum":
-        few = _SEARCHED[0]
-        yield as_near(slug, attempt, images[:few], labels[:few], epsilon=everything, steps=steps)
+        some = spread(images, _SEARCHED[0]), spread(labels, _SEARCHED[0])
+        yield as_near(slug, attempt, *some, epsilon=everything, steps=steps)
         yield all_found(swept.outcome)
     elif _is_iterative(known):
         yield more_steps(slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0], steps=steps)
@@ -92,7 +94,7 @@ def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iter
 def _from_below(work: Work, swept: Swept, rows: Tensor) -> Check:
     """The same attack both ways."""
     slow = swept.attack in _SLOW
-    rows, steps = (rows[: _FEW[0]], _FEW[1]) if slow else (rows, None)
+    rows, steps = (spread(rows, _FEW[0]), _FEW[1]) if slow else (rows, None)
     above, below = (
         attempted(work, swept.attack, rows, downwards=downwards, steps=steps).broken_at[swept.attack].cpu()
         for downwards in (True, False)

@@ -198,8 +198,8 @@ def _limits(record: RunRecord) -> Iterator[str]:
     options: Any = record.config["options"]
     if options.get("downwards"):
         yield (
-            "Every image was attacked at the largest epsilon first, then at smaller ones down to the first at which it "
-            'stood: at those below it is taken to stand, not tried. The self-check "from below" tries some.'
+            "Attacks within an epsilon were tried at the largest first, then at smaller ones down to the first at "
+            'which an image stood: below, it is taken to stand, not tried. The self-check "from below" tries some.'
         )
     if rows_of(record, "transfer"):
         yield "Transfer is from attacks that stop at the first success: it says little of attacks made to transfer."

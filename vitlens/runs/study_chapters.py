@@ -79,7 +79,7 @@ class Chapters:
 
     def explain(self, name: str) -> None:
         """Which map of a model can be trusted: a few methods of each kind in every check."""
-        limit = min(self.options.limit or CHECKED, CHECKED)
+        limit = self._at_most(CHECKED)
         options = self._options(
             "explain",
             parse_models([name])[0].alias,
@@ -112,7 +112,7 @@ class Chapters:
 
     def attack(self, names: Sequence[str]) -> None:
         """How all models break, on a part of the images; everyday damage is left to the command itself."""
-        limit = min(self.options.limit or ATTACKED, ATTACKED)
+        limit = self._at_most(ATTACKED)
         options = self._options(
             "attack",
             "",
@@ -129,7 +129,7 @@ class Chapters:
 
     def features(self, names: Sequence[str]) -> None:
         """What the features of all models know, layer by layer."""
-        limit = min(self.options.limit or FEATURED, FEATURED)
+        limit = self._at_most(FEATURED)
         bank = min(BANK, bank_of(limit))
         options = self._options(
             "features",
@@ -149,6 +149,10 @@ class Chapters:
         sizes = ",".join(map(str, PROFILED))
         options = self._options("profile", "", f"vitlens profile {' '.join(names)} --batch-sizes {sizes}")
         profile(names, batch_sizes=PROFILED, model_options=self.model_options, options=options)
+
+    def _at_most(self, images: int) -> int:
+        """So many, or fewer where fewer were asked for."""
+        return min(self.options.limit or images, images)
 
     def _options(self, word: str, alias: str, command: str) -> RunOptions:
         folder = f"{CHAPTERS}/{word}-{alias}" if alias else f"{CHAPTERS}/{word}"
