@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from vitlens.errors import InputError
 
 DRAWS = 10_000  # numerics: bootstrap and sign flips
 _AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
+_Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
     """A fraction with Wilson's 95 % interval (Wilson 1927). Raises InputError unless 0 <= successes <= n and n > 0."""
     if not 0 <= successes <= n or n == 0:
         raise InputError(f"expected 0 <= successes <= n with n > 0, found {successes} of {n}")
-    z = float(stats.norm.ppf(0.975))
+    z = _Z
     fraction = successes / n
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * float(np.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n)))
@@ -81,6 +82,8 @@ def median_of(values: ArrayLike, *, unit: str = "fraction") -> Estimate:
 
     Nothing is assumed of their distribution; fewer than 6 values have no such interval.
     """
+    from scipy import stats  # half a second, and most runs draw no such interval
+
     ordered = np.sort(_vector(values))
     n, middle = len(ordered), float(np.median(ordered))
     below = int(stats.binom.ppf(0.025, n, 0.5))  # values below the lower end, at most
@@ -125,6 +128,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
     """
     if only_first < 0 or only_second < 0:
         raise InputError(f"expected counts, found {only_first} and {only_second}")
+    from scipy import stats
+
     discordant = only_first + only_second
     return 1.0 if discordant == 0 else float(stats.binomtest(only_first, discordant, 0.5).pvalue)
 

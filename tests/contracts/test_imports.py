@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import PIL.Image
+
 from vitlens.names import COMMANDS
 
 HEAVY = ("torch", "numpy", "matplotlib", "timm", "torchvision", "PIL", "scipy", "sklearn", "accelerate", "jaxtyping")
@@ -32,6 +34,19 @@ def test_no_help_imports_anything_heavy():
 
 def test_completion_imports_nothing_heavy():
     runs_without("from vitlens.cli.completion import *; assert complete_model('vit') and complete_data('dig')")
+
+
+def test_a_map_of_one_photograph_imports_no_more_than_it_uses(tmp_path):
+    """The compiler and scipy.stats together take as long as all the rest of such a run."""
+    PIL.Image.new("RGB", (40, 40), "teal").save(tmp_path / "photo.png")
+    line = ["rollout", "timm:vit_tiny_patch16_224", "--random-weights", "--images", str(tmp_path / "photo.png")]
+    unused = ("torch._dynamo", "sympy", "scipy.stats", "sklearn", "accelerate", "pandas", "torch.distributed.fsdp")
+    program = PROGRAM.format(
+        first=f"from vitlens.cli.main import run\nassert run({[*line, '--out', str(tmp_path / 'out')]}) == 0",
+        heavy=unused,
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_wrong_call_imports_nothing_heavy():

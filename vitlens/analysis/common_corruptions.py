@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as transforms
+from torchvision.transforms import InterpolationMode
 
 from vitlens.analysis.evaluate import accuracy, fitting_batch_size, require_labels
 from vitlens.analysis.paired import resampled_means
@@ -27,7 +26,10 @@ from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.specimen import Specimen
 from vitlens.shapes import Images
+from vitlens.startup import import_without_compiler
 from vitlens.uncertainty import Estimate
+
+transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
 

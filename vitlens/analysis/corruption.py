@@ -6,10 +6,12 @@ from typing import Final, Literal
 
 import torch
 from torch import Generator, Tensor
-from torchvision.transforms.v2 import functional as transforms
 
 from vitlens.errors import UnknownNameError
 from vitlens.shapes import Images
+from vitlens.startup import import_without_compiler
+
+transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
 Corruption = Literal["noise", "blur", "shuffle", "mean"]  # the keys of CORRUPTIONS
 

@@ -5,13 +5,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import timm
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnknownNameError
 from vitlens.models.build import Architecture
 from vitlens.models.hub import pretrained_download
 from vitlens.preprocessing import Interpolation, Preprocessing
+from vitlens.startup import import_without_compiler
+
+import_without_compiler("timm")
+import timm  # noqa: E402
 
 ADDRESS = "https://huggingface.co"
 
