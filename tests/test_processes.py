@@ -13,6 +13,7 @@ from torch import distributed
 
 from tests.together import together
 from tests.training.tiny import tiny_split
+from tests.waiting import HANGS
 from vitlens.errors import InputError, RunError
 from vitlens.processes import Processes, accelerated, join, share_of
 
@@ -44,7 +45,7 @@ def test_alone_accelerate_is_not_even_imported() -> None:
         "sys.exit('accelerate' in sys.modules)"
     )
     environment = {**os.environ, "RANK": "1", "OMP_NUM_THREADS": "1"}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=HANGS, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import distributed
 
+from tests.waiting import HANGS
 from vitlens.processes import Processes
 from vitlens.runs import processes as of_runs
 
@@ -30,7 +31,7 @@ def together(
             sent = rounds.setdefault(here.round, {})
             sent[here.processes.index] = values.clone()
             news.notify_all()
-            assert news.wait_for(lambda: len(sent) == count or ended - sent.keys(), timeout=60)
+            assert news.wait_for(lambda: len(sent) == count or ended - sent.keys(), timeout=HANGS)
             if len(sent) < count:
                 raise RuntimeError("Connection closed by peer")  # as gloo says it
             return [sent[index] for index in range(count)]

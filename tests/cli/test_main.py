@@ -1,14 +1,13 @@
 """The boundary: every error one line on stderr, the right exit code, a traceback only when asked for."""
 
 import errno
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import interrupt
 from vitlens.cli.main import EXAMPLES, run
 from vitlens.errors import InputError, StorageError, UnknownNameError
 from vitlens.names import COMMANDS
@@ -101,12 +100,12 @@ def test_debug_shows_the_traceback(arguments, stand_in, capsys):
 def test_interrupted_leaves_with_130(tmp_path: Path):
     started = tmp_path / "started"
     program = f"""
-import sys, time, types
+import sys, threading, types
 from pathlib import Path
 module = types.ModuleType("vitlens.runs.rollout")
 def rollout(*args, **options):
     Path({str(started)!r}).touch()
-    time.sleep(60)
+    threading.Event().wait()
 module.rollout = rollout
 sys.modules[module.__name__] = module
 sys.argv = ["vitlens", "rollout", "vit-digits"]
@@ -114,13 +113,7 @@ from vitlens.cli.main import main
 main()
 """
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as child:
-        try:
-            while not started.exists() and child.poll() is None:
-                time.sleep(0.02)
-            child.send_signal(signal.SIGINT)
-            _, shown = child.communicate(timeout=20)
-        finally:
-            child.kill()
+        shown = interrupt(child, started.exists)
     assert (child.returncode, shown) == (130, "error: interrupted\n")
 
 

@@ -1,7 +1,6 @@
 """Without a network: torchvision's classes are stood in for by ones that hold a few images."""
 
 import socket
-import time
 import urllib.error
 
 import numpy as np
@@ -41,10 +40,8 @@ def test_a_server_that_says_nothing_is_given_up_on(tmp_path, monkeypatch):
     address = f"http://127.0.0.1:{server.getsockname()[1]}/x.tar.gz"
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", address)
     monkeypatch.setattr(torchvision_sets, "PATIENCE", 0.3)
-    start = time.monotonic()
     with server, pytest.raises(DataError, match="timed out"):
         load_torchvision("cifar10", part="test", data_dir=tmp_path)
-    assert time.monotonic() - start < 20
     assert socket.getdefaulttimeout() is None
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import stats as scipy_stats
 
+from tests.waiting import HANGS
 from vitlens.analysis.measure import measure
 from vitlens.analysis.specialisation import LABELS, specialise
 from vitlens.analysis.stats import statistics
@@ -122,7 +123,7 @@ def test_two_processes_find_what_one_does(command, tmp_path):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     for start, out in (([], "one"), (launch, "two")):
         words = [sys.executable, *start, *line, str(tmp_path / out)]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANGS, check=True)
         assert done.stdout.split() == [str(tmp_path / out / "report.md")]
     one, two = (json.loads((tmp_path / out / "results.json").read_text()) for out in ("one", "two"))
     assert one["metrics"].keys() == two["metrics"].keys()

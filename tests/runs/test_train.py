@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 import vitlens
+from tests.waiting import interrupt
 from vitlens.errors import InputError, OutputError, UnknownNameError
 from vitlens.runs import train as module
 from vitlens.runs.folder import RunFolder
@@ -171,13 +170,7 @@ def test_ctrl_c_leaves_with_130_one_line_and_an_interrupted_folder(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vitlens", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
-        try:
-            while not (folder / "metrics.jsonl").exists() and child.poll() is None:
-                time.sleep(0.05)
-            child.send_signal(signal.SIGINT)
-            _, shown = child.communicate(timeout=60)
-        finally:
-            child.kill()
+        shown = interrupt(child, (folder / "metrics.jsonl").exists)
     assert child.returncode == 130, shown
     assert shown.splitlines()[-1].startswith("error: interrupted")
     assert "Traceback" not in shown

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.training.tiny import tiny_split
+from tests.waiting import HANGS
 from vitlens.data.split import Chosen, InMemory
 from vitlens.errors import RunError
 from vitlens.training.feed import at_hand, decoding, derive, epoch_batches, portions, share
@@ -110,7 +111,7 @@ except RunError as error:
 @pytest.mark.slow  # in a process of its own, as PyTorch's handler of the signal may speak up at any time after
 def test_a_killed_worker_is_an_error_that_says_how_to_go_on() -> None:
     command, root = [sys.executable, "-c", KILLED], Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANGS, check=True)
     assert "expected the processes that decode images to work on, found one that was killed" in done.stdout
     assert "go on with vitlens train --resume" in done.stdout
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.training.tiny import tiny_recipe, tiny_specimen, tiny_split
+from tests.waiting import HANGS
 from vitlens.errors import InputError
 from vitlens.models.zoo import WEIGHTS_FILE
 from vitlens.processes import Processes
@@ -26,7 +27,7 @@ def run(*arguments: str | Path) -> int:
     """The exit status of a Python process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, timeout=300, check=False).returncode
+    return subprocess.run(command, cwd=ROOT, env=environment, timeout=HANGS, check=False).returncode
 
 
 def same(first: Path, second: Path) -> bool:

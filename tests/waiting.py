@@ -1,0 +1,27 @@
+"""Waiting for a sign of another process, never for a time: a busy machine takes as long as it takes."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+HANGS = 900.0  # seconds after which a process has hung: no run of a test takes a tenth of it on a quiet machine
+
+
+def wait_until(sign: Callable[[], bool], child: "subprocess.Popen[str]") -> None:
+    """Return when the sign is there; AssertionError when the process ended without it, or hangs."""
+    end = time.monotonic() + HANGS
+    while not sign():
+        assert child.poll() is None, f"ended with {child.returncode} before the sign"
+        assert time.monotonic() < end, "hangs"
+        time.sleep(0.05)
+
+
+def interrupt(child: "subprocess.Popen[str]", sign: Callable[[], bool]) -> str:
+    """Send Ctrl-C once the sign is there; what the process then said on stderr. The process has ended afterwards."""
+    try:
+        wait_until(sign, child)
+        child.send_signal(signal.SIGINT)
+        return child.communicate(timeout=HANGS)[1]
+    finally:
+        child.kill()
