@@ -1,0 +1,208 @@
+"""Ways to damage a file: any file's bytes, JSON's values, the arrays of an .npz, what safetensors say of themselves."""
+
+import io
+import json
+import math
+import random
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+Damage = Callable[[Path, random.Random], None]
+
+_VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 10**6, 10**12, 10**30, -(10**30), 2**33, 0.5, -0.0, 1e308, math.nan,
+    math.inf, "", " ", "x", "3", "nan", "../../pwned", "/tmp/pwned", "x/../../../../pwned", "<script>",
+    "[x](javascript:1)", "a\nb", "\x1b[31m", "\0", "\ud800", "x" * 100_000, [], [[]], [None], ["x"], [1, 2, 3],
+    [1e308] * 3, list(range(2_000)), {}, {"": None}, {"x": {"x": []}},
+)  # fmt: skip
+
+
+def flip(path: Path, draw: random.Random) -> None:
+    """Some bytes are others."""
+    content = bytearray(path.read_bytes())
+    for _ in range(draw.choice((1, 2, 8, 64))):
+        content[draw.randrange(len(content))] = draw.randrange(256)
+    path.write_bytes(content)
+
+
+def flip_head(path: Path, draw: random.Random) -> None:
+    """Some of the first bytes are others: headers stand there."""
+    content = bytearray(path.read_bytes())
+    for _ in range(draw.choice((1, 2, 4))):
+        content[draw.randrange(min(96, len(content)))] = draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))
+    path.write_bytes(content)
+
+
+def cut(path: Path, draw: random.Random) -> None:
+    """The end is missing, up to all of it."""
+    content = path.read_bytes()
+    path.write_bytes(content[: draw.choice((0, 1, 7, 8, 9, draw.randrange(len(content)), len(content) - 1))])
+
+
+def splice(path: Path, draw: random.Random) -> None:
+    """A piece stands where another stood."""
+    content = path.read_bytes()
+    a, b, c = sorted(draw.randrange(len(content) + 1) for _ in range(3))
+    path.write_bytes(draw.choice((content[:a] + content[b:], content[:b] + content[a:c] + content[c:])))
+
+
+def grow(path: Path, draw: random.Random) -> None:
+    """Something follows."""
+    path.write_bytes(path.read_bytes() + draw.choice((b"\0" * 10_000, b"x", b"]}", path.read_bytes())))
+
+
+def replace(path: Path, draw: random.Random) -> None:
+    """Something else altogether: text, deep JSON, zeros, a folder, a link to itself, to nothing, to a device."""
+    path.unlink()
+    match draw.randrange(8):
+        case 0:
+            path.write_text("x" * draw.choice((1, 100_000)))
+        case 1:
+            path.write_text(draw.choice(("[", '{"a":', "[1,")) * 100_000)
+        case 2:
+            path.write_bytes(bytes(draw.choice((1, 100_000))))
+        case 3:
+            path.mkdir()
+        case 4:
+            path.symlink_to(path.name)
+        case 5:
+            path.symlink_to("/nowhere/at/all")
+        case 6:
+            path.symlink_to("/dev/zero")
+        case _:
+            path.write_text(draw.choice(("null", "[]", "{}", "1e999", '"x"', "NaN", '{"a": 1, "a": 2}', "\ufeff{}")))
+
+
+BYTES: tuple[Damage, ...] = (flip, flip, flip_head, flip_head, cut, cut, splice, grow, replace)
+
+
+def change_json(value: Any, draw: random.Random) -> Any:
+    """The same value with one place damaged: replaced, left out, doubled, renamed."""
+    places = list(_places(value))
+    if not places:
+        return draw.choice(_VALUES)
+    holder, key = draw.choice(places)
+    match draw.randrange(8):
+        case 0:
+            del holder[key]
+        case 1 if isinstance(holder, dict):
+            holder[draw.choice(("", "x", "../x", "x" * 1000, "\n"))] = holder.pop(key)
+        case 2 if isinstance(holder, list):
+            holder.extend([holder[key]] * draw.choice((1, 3_000)))
+        case _:
+            holder[key] = draw.choice(_VALUES)
+    return value
+
+
+def _places(value: Any) -> Any:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in pairs:
+        yield value, key
+        yield from _places(child)
+
+
+def json_file(path: Path, draw: random.Random) -> None:
+    """A JSON file with one to three places damaged."""
+    value = json.loads(path.read_text())
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        value = change_json(value, draw)
+    path.write_text(json.dumps(value), encoding="utf-8", errors="surrogatepass")
+
+
+def safetensors_header(path: Path, draw: random.Random) -> None:
+    """What a safetensors file says of its tensors, or of itself in its metadata, is damaged."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    own = header.get("__metadata__", {})
+    if "vitlens" in own and draw.random() < 0.75:
+        about = change_json(json.loads(own["vitlens"]), draw)
+        own["vitlens"] = draw.choice((json.dumps(about),) * 9 + ("[" * 100_000,))
+    else:
+        header = change_json(header, draw)
+    text = json.dumps(header).encode("utf-8", "surrogatepass")
+    size = draw.choice((len(text),) * 8 + (0, 2**40, 2**63))
+    path.write_bytes(struct.pack("<Q", size) + text + content[8 + length :])
+
+
+def state_dict(path: Path, draw: random.Random) -> None:
+    """A .pth whose tensors, names or wrappers are not those of a state dict."""
+    whole = torch.load(path, weights_only=True)
+    state: dict[Any, Any] = dict(whole["state_dict"])
+    key = draw.choice(sorted(state))
+    odd: tuple[Any, ...] = (
+        torch.tensor(1.0), torch.empty(0), torch.full_like(state[key], torch.nan, dtype=torch.float32),
+        torch.ones(state[key].shape, dtype=torch.complex64), state[key].bool(), state[key].int(),
+        state[key][None], None, 1, "x", [], torch.empty(2**40, device="meta"),
+        state[key].flatten()[::2].expand(1, -1),
+    )  # fmt: skip
+    match draw.randrange(7):
+        case 0:
+            del state[key]
+        case 1:
+            state[draw.choice((1, None, "", "x" * 1_000, "\n", ("a", "b")))] = state.pop(key)
+        case 2:
+            whole["model"] = whole
+        case 3:
+            whole["state_dict"] = draw.choice((None, 1, [], {}, {"model": {}}, [state]))
+        case _:
+            state[key] = draw.choice(odd)
+    if isinstance(whole.get("state_dict"), dict) and whole["state_dict"]:
+        whole["state_dict"] = state
+    try:
+        torch.save(whole, path)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        path.write_bytes(b"PK\x03\x04")
+
+
+def arrays(path: Path, draw: random.Random) -> None:
+    """An .npz whose arrays have other shapes, types or names, or whose headers promise what is not there."""
+    with np.load(path, allow_pickle=False) as archive:
+        held: dict[str, Any] = {name: archive[name] for name in archive.files}
+    name = draw.choice(sorted(held))
+    now = held[name]
+    match draw.randrange(9):
+        case 0:
+            del held[name]
+        case 1:
+            held[draw.choice(("x", "../../pwned", "", "a" * 300))] = held.pop(name)
+        case 2:
+            held[name] = draw.choice((now[:0], now[:1], now[None], now.reshape(-1), np.array(1), np.zeros((0, 0))))
+        case 3:
+            held[name] = now.astype(
+                draw.choice(("float64", "int8", "complex64", "U3", "bool", "uint64", "S1", "float16"))
+            )
+        case 4:
+            held[name] = np.full(now.shape, draw.choice((np.nan, np.inf, -1, 2**33, 2**62, 1e300)))
+        case 5:
+            held[name] = np.full(now.shape, draw.choice((-1, 2**33, 2**62, 10**9)), dtype=np.int64)
+        case 6:
+            held[name] = np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])
+        case 7:
+            _write_npz(path, held, promise=name)
+            return
+        case _:
+            held[name] = np.array([None, {}], dtype=object)
+    np.savez(path, **{key or "empty": value for key, value in held.items() if ".." not in key})
+    if any(".." in key for key in held):
+        _write_npz(path, held)
+
+
+def _write_npz(path: Path, held: Mapping[str, Any], *, promise: str = "") -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for key, value in held.items():
+            buffer = io.BytesIO()
+            if key == promise:  # 272 TiB
+                np.lib.format.write_array_header_1_0(
+                    buffer, {"descr": "|u1", "fortran_order": False, "shape": (2**48, 17)}
+                )
+                buffer.write(bytes(1000))
+            else:
+                np.save(buffer, value, allow_pickle=True)
+            archive.writestr(f"{key}.npy", buffer.getvalue())

@@ -1,0 +1,90 @@
+"""Short runs of every command, finished or killed on their way, whose folders are damaged, or resumed."""
+
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fuzz.box import Box, start_command
+
+# Words of a short finished run of each command that leaves a report; {vit} and {cnn} are models.
+FINISHED: dict[str, str] = {
+    "predict": "predict {vit} --images {photos}",
+    "evaluate": "evaluate {vit} {cnn} --limit 20",
+    "attention": "attention {vit} --limit 2",
+    "rollout": "rollout {vit} --limit 2 --fusion mean,max",
+    "stats": "stats {vit} --limit 8",
+    "ablate": "ablate {vit} --limit 10 --no-curves",
+    "explain": "explain {vit} --limit 2 --method rollout,relevance",
+    "compare": "compare {vit} {cnn} --limit 8 --panels 2 --no-harder",
+    "attack": "attack {vit} --limit 6 --attack fgsm,noise --no-corruptions --no-inside",
+    "features": "features {vit} --limit 20 --no-tsne --no-cache",
+    "profile": "profile {vit} --batch-sizes 1",
+    "train": "train vit-mini --dim 16 --depth 2 --heads 2 --patch-size 8 --epochs 1 --limit 20",
+}
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A run that is killed once a number of files of a pattern are there: words without --out, pattern, number."""
+
+    words: str
+    pattern: str
+    count: int
+
+
+# Runs that can be resumed, and the sign after which they are killed; what is left has work done and work to do.
+BEGUN: dict[str, Sign] = {
+    "train": Sign(
+        "train vit-mini --dim 16 --depth 2 --heads 2 --patch-size 8 --epochs 20 --limit 200 --batch-size 50",
+        "checkpoint/*",
+        1,
+    ),
+    "ablate": Sign("ablate {vit} --limit 60 --batch-size 10 --replace mean,resample", "progress/*.npz", 2),
+    "attack": Sign(
+        "attack {vit} --limit 20 --batch-size 5 --attack pgd,cw --steps 10 --no-corruptions --no-inside",
+        "progress/*.npz",
+        1,
+    ),
+    "study": Sign("study --kind pooling --seeds 1 --epochs 1 --limit 40", "points/*/seed-*/results.json", 2),
+}
+
+
+def words_of(line: str, box: Box) -> list[str]:
+    """The words of a line, with the box's models and images in their places."""
+    places = {name: str(box.inputs / name) for name in ("vit", "cnn", "photos", "masked")}
+    return [word.format(**places) for word in line.split()]
+
+
+def make_finished(box: Box, folder: Path) -> None:
+    """One finished run of each command below the folder, named by the command."""
+    for name, line in FINISHED.items():
+        outcome = box.run([*words_of(line, box), "--quiet", "--out", str(folder / name)])
+        assert outcome.code == 0, outcome.told()
+
+
+def make_begun(box: Box, folder: Path) -> None:
+    """One killed run of each command that can be resumed below the folder, named by the command."""
+    for name, sign in BEGUN.items():
+        words = [*words_of(sign.words, box), "--out", str(folder / name)]
+        kill(words, box, lambda name=name, sign=sign: len(list((folder / name).glob(sign.pattern))) >= sign.count)
+
+
+def kill(words: list[str], box: Box, sign: Callable[[], bool], *, how: signal.Signals = signal.SIGKILL) -> bool:
+    """Start a command and end it at a sign; whether it was still running then."""
+    with start_command(words, box.work) as child:
+        while not sign() and child.poll() is None:
+            time.sleep(0.02)
+        ran = child.poll() is None
+        child.send_signal(how)
+        child.communicate()
+    return ran
+
+
+def copy(folder: Path, to: Path) -> Path:
+    """A fresh copy of a run's folder."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(folder, to, symlinks=True)
+    return to

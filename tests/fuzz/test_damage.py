@@ -1,0 +1,126 @@
+"""1,000 damaged files of every format that is read: one line and exit code 2, or a run without the damaged part."""
+
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import damage
+from tests.fuzz.box import Box, Driver, require_sound, seeds
+from tests.fuzz.inputs import make_inputs
+from tests.fuzz.runs import BEGUN, FINISHED, copy, make_begun, make_finished, words_of
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file to damage, below a folder of valid things, and the line that reads it; own: ways of its own format.
+
+    The line's {place} is the copy in which it was damaged.
+    """
+
+    file: str
+    line: str
+    own: tuple[damage.Damage, ...] = ()
+
+
+PREDICT = "predict {vit} --images"
+DATA = {
+    "png": Target("photos/0.png", f"{PREDICT} {{place}}/photos"),
+    "jpg": Target("photos/3.jpg", f"{PREDICT} {{place}}/photos/3.jpg"),
+    "class-folder": Target(
+        "classed/cat/0.png", "features {vit} --data {place}/classed --no-tsne --no-cache --no-probe"
+    ),
+    "npz": Target("data.npz", "evaluate {vit} --data {place}/data.npz", (damage.arrays,)),
+    "mask": Target("masked/masks/0.png", "rollout {vit} --data {place}/masked"),
+    "masks-index": Target("masked/index.json", "rollout {vit} --data {place}/masked", (damage.json_file,)),
+    "boxes": Target("boxed/annotations.json", "rollout {vit} --data {place}/boxed", (damage.json_file,)),
+    "classes": Target("classes.txt", "predict {place}/cnn.pth --arch resnet20 --classes {place}/classes.txt --limit 1"),
+    "safetensors": Target("vit/model.safetensors", "predict {place}/vit --limit 1", (damage.safetensors_header,)),
+    "cnn-safetensors": Target("cnn/model.safetensors", "predict {place}/cnn --limit 1", (damage.safetensors_header,)),
+    "pth": Target("cnn.pth", "predict {place}/cnn.pth --arch resnet20 --limit 1", (damage.state_dict,)),
+}
+SETTINGS = ("results.json", "config.json")
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory, driver: Driver) -> Iterator[Box]:
+    """A box with runs of every command in out/finished and out/begun."""
+    made = Box(tmp_path_factory.mktemp("damage") / "box", driver)
+    make_inputs(made.inputs)
+    make_finished(made, made.work / "out" / "finished")
+    make_begun(made, made.work / "out" / "begun")
+    made.seal()
+    return made
+
+
+def damaged(file: Path, own: tuple[damage.Damage, ...], seed: int) -> str:
+    """Damage one file in a seeded way; the way's name."""
+    draw = random.Random(seed)
+    way = draw.choice(own) if own and draw.random() < 0.7 else draw.choice(damage.BYTES)
+    way(file, draw)
+    return way.__name__
+
+
+def check(ground: Box, file: Path, own: tuple[damage.Damage, ...], words: list[str], seed: int) -> None:
+    way = damaged(file, own, seed)
+    outcome = ground.run(words)
+    faults = outcome.faults()
+    assert not faults, f"{way} of {file.name}: {outcome.told()}"
+    require_sound([], ground)
+    assert not Path("/tmp/pwned").exists()
+
+
+@pytest.mark.parametrize("seed", seeds(46))
+@pytest.mark.parametrize("name", DATA)
+def test_damaged_inputs(ground: Box, tmp_path: Path, name: str, seed: int) -> None:
+    target = DATA[name]
+    place = copy(ground.inputs, tmp_path / "inputs")
+    words = words_of(target.line.replace("{place}", str(place)), ground)
+    out = ground.work / "out" / "case"
+    shutil.rmtree(out, ignore_errors=True)
+    check(ground, place / target.file, target.own, [*words, "--out", str(out)], seed)
+
+
+@pytest.mark.parametrize("seed", seeds(33))
+@pytest.mark.parametrize("name", FINISHED)
+def test_damaged_reports(ground: Box, name: str, seed: int) -> None:
+    folder = copy(ground.work / "out" / "finished" / name, ground.work / "out" / "case")
+    files = [*(folder / each for each in SETTINGS), *sorted(folder.glob("arrays/*.npz"))]
+    file = files[seed % len(files)]
+    own = (damage.json_file,) if file.suffix == ".json" else (damage.arrays,)
+    check(ground, file, own, ["report", str(folder)], seed)
+
+
+@pytest.mark.parametrize("seed", seeds(25))
+@pytest.mark.parametrize("name", BEGUN)
+def test_damaged_runs_to_resume(ground: Box, name: str, seed: int) -> None:
+    folder = copy(ground.work / "out" / "begun" / name, ground.work / "out" / "case")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".png")
+    file = files[seed % len(files)]
+    own = {".json": (damage.json_file,), ".npz": (damage.arrays,), ".safetensors": (damage.safetensors_header,)}
+    words = (
+        ["train" if name == "train" else "study"] if name in ("train", "study") else words_of(BEGUN[name].words, ground)
+    )
+    check(ground, file, own.get(file.suffix, ()), [*words, "--resume", str(folder)], seed)
+
+
+@pytest.mark.parametrize("where", ["figures", "arrays", "report.md", "results.json", "config.json", ""])
+@pytest.mark.parametrize("name", ["rollout", "evaluate"])
+def test_a_link_in_a_report_folder_leads_nowhere(ground: Box, tmp_path: Path, name: str, where: str) -> None:
+    folder = copy(ground.work / "out" / "finished" / name, ground.work / "out" / "case")
+    aside = tmp_path / "aside"
+    shutil.move(folder / where if where else folder, aside)
+    before = {path: path.read_bytes() for path in ([aside] if aside.is_file() else aside.rglob("*")) if path.is_file()}
+    link = folder / where if where else folder
+    link.symlink_to(aside)
+    outcome = ground.run(["report", str(folder)])
+    assert not outcome.faults(), outcome.told()
+    if where:  # the folder itself may be named by a link: that is the user's
+        assert outcome.code == 2
+        assert {path: path.read_bytes() for path in before} == before
+    link.unlink()
