@@ -4,9 +4,8 @@ import math
 import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from io import BufferedIOBase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +104,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, error: 
 
 
 def _header(
-    file: BufferedIOBase, name: str, path: Path, error: type[InputError]
+    file: Any, name: str, path: Path, error: type[InputError]
 ) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """The shape and type that an entry claims."""
     version = np.lib.format.read_magic(file)

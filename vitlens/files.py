@@ -89,9 +89,7 @@ def read_bounded(
     return content
 
 
-def read_any_json(
-    path: Path, *, limit: Limit = LIMIT, error: type[InputError] = InputError, hint: str = ""
-) -> object:
+def read_any_json(path: Path, *, limit: Limit = LIMIT, error: type[InputError] = InputError, hint: str = "") -> object:
     """The value in a JSON file. Raises `error` when it is missing, unreadable, no JSON, or above the limit."""
     content = read_bounded(path, limit.size, what="a JSON file", error=error, hint=hint)
     found: object = parse_json(content, source=str(path), limit=limit, error=error, hint=hint)

@@ -30,7 +30,9 @@ def parse_model(text: str) -> ModelName:
         raise InputError(f"expected MODEL as [alias=]NAME[@weights], found {text!r}; see vitlens models")
     own = _last_part(name) + (f"-{RANDOM}" if weights == RANDOM else "")
     if not is_name(alias or own):  # it becomes part of file names
-        raise InputError(f"expected a name for files and reports, found {(alias or own)[:80]!r}; write alias={name[:80]}")
+        raise InputError(
+            f"expected a name for files and reports, found {(alias or own)[:80]!r}; write alias={name[:80]}"
+        )
     return ModelName(name, alias or own, weights or None)
 
 

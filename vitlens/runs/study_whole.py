@@ -6,9 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from vitlens.errors import UnknownNameError
 from vitlens.figures.study import Estimate as Bar
 from vitlens.figures.study import study_summary
-from vitlens.errors import UnknownNameError
 from vitlens.files import RESULTS, RunRecord, read_run
 from vitlens.models.naming import parse_models
 from vitlens.models.saved import WEIGHTS_FILE
