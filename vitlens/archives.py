@@ -103,9 +103,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, error: 
         return found
 
 
-def _header(
-    file: Any, name: str, path: Path, error: type[InputError]
-) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+def _header(file: Any, name: str, path: Path, error: type[InputError]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """The shape and type that an entry claims."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:

@@ -19,7 +19,8 @@ from vitlens.archives import read_archive
 from vitlens.errors import InputError, NonFiniteError, StorageError
 from vitlens.places import inside
 from vitlens.recorded import Config, Results
-from vitlens.schema import LIMIT, Limit, is_name, parse_json, read_as
+from vitlens.schema import is_name, read_as
+from vitlens.strict_json import LIMIT, Limit, parse_json
 
 CONFIG = "config.json"
 RESULTS = "results.json"

@@ -1,15 +1,13 @@
-"""Data from files, read as types: JSON within bounds, and frozen dataclasses from it by their annotations.
+"""Data from files, read as types: frozen dataclasses from what `strict_json` gives, by their annotations.
 
-A file of another's is data, never trusted: `parse_json` bounds its size, depth and numbers, `read_as` checks every
-value against the annotation of the field that it goes into. Both say what is wrong in one line that names the file,
-the place, what was expected and what was found. `Length`, `Between` and `Words` in `Annotated` narrow a field.
+A file of another's is data, never trusted: `read_as` checks every value against the annotation of the field that it
+goes into, and says what is wrong in one line that names the file, the place, what was expected and what was found.
+`Length`, `Between` and `Words` in `Annotated` narrow a field.
 """
 
 import dataclasses
-import json
 import math
 import types
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -28,25 +26,13 @@ from typing import (
 )
 
 from vitlens.errors import InputError
+from vitlens.strict_json import short
 
-DEPTH: Final = 64  # lists and objects within each other
 CHARACTERS: Final = 4096  # of a text whose annotation gives no Length
 ITEMS: Final = 1_000_000  # of a list or an object whose annotation gives no Length
-_INTEGERS: Final = 2**63  # JSON integers must be smaller than this, as numpy's and torch's are
 _SHOWN: Final = 60  # characters of what was found
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Limit:
-    """How much one JSON text may hold: size in bytes, values (of lists and objects) in all."""
-
-    size: int = 64 << 20
-    values: int = 4_000_000
-
-
-LIMIT: Final = Limit()
 
 
 @dataclass(frozen=True)
@@ -88,39 +74,6 @@ def is_name(text: str, *, most: int = Words().most) -> bool:
     return text.isprintable() and len(text.encode(errors="replace")) <= most
 
 
-def parse_json(
-    text: str | bytes, *, source: str, limit: Limit = LIMIT, error: type[InputError] = InputError, hint: str = ""
-) -> Any:
-    """The value in a JSON text (UTF-8); source: its name in messages; hint: what to type, at their end.
-
-    Raises `error` for what is no JSON, is larger than the limit or deeper than DEPTH, names a key twice, or has NaN,
-    an infinity, or an integer of more than 64 bits.
-    """
-    told = _Told(source, error, hint)
-    if len(text) > limit.size:
-        told.fault(f"expected at most {limit.size:,} bytes of JSON in {source}, found {len(text):,}")
-    commas = text.count(",") if isinstance(text, str) else text.count(b",")
-    opened = sum(text.count(mark) if isinstance(text, str) else text.count(mark.encode()) for mark in "[{")
-    if commas + opened > limit.values:
-        told.fault(f"expected at most {limit.values:,} values in {source}, found more")
-    try:
-        plain = text if isinstance(text, str) else text.decode("utf-8")
-        found = json.loads(
-            plain, parse_int=_integer, parse_float=_number, parse_constant=_number, object_pairs_hook=_object
-        )
-        if "\\ud" in plain.lower():  # half of a surrogate pair is no character, and cannot be written
-            json.dumps(found, ensure_ascii=False).encode()
-    except RecursionError:
-        told.fault(f"expected JSON of at most {DEPTH} levels in {source}, found more")
-    except UnicodeError as reason:
-        told.fault(f"expected JSON in UTF-8 in {source}, found {reason.reason}")  # type: ignore[attr-defined]
-    except ValueError as reason:
-        told.fault(f"expected JSON in {source}, found something else: {_short(str(reason), 160)}")
-    if _too_deep(found):
-        told.fault(f"expected JSON of at most {DEPTH} levels in {source}, found more")
-    return found
-
-
 def read_as(
     kind: type[T],
     found: object,
@@ -130,12 +83,12 @@ def read_as(
     error: type[InputError] = InputError,
     hint: str = "",
 ) -> T:
-    """What was found in a file as a frozen dataclass, or any other type that a field may have.
+    """What was found in a file as a frozen dataclass, whose fields are read by their annotations.
 
-    Understood: str, int, float (finite), bool, None, Literal, unions, tuple[X, ...], tuple[X, Y], list[X], Mapping[str,
-    X], dataclasses, and object for anything. A field that is missing takes its default. source: the file's name in
-    messages; unknown: what to do with keys that no field has; hint: what to type, at the end of a message. Raises
-    `error` at the first place that does not fit, or that a dataclass refuses itself.
+    Understood in fields: str, int, float (finite), bool, None, Literal, unions, tuple[X, ...], tuple[X, Y], list[X],
+    Mapping[str, X], dataclasses, and object for anything. A field that is missing takes its default. source: the
+    file's name in messages; unknown: what to do with keys that no field has; hint: what to type, at the end of a
+    message. Raises `error` at the first place that does not fit, or that a dataclass refuses itself.
     """
     try:
         made: T = _Reader(unknown == "ignore").read(kind, found, "")
@@ -143,17 +96,8 @@ def read_as(
     except _FaultError as fault:
         where = f" at {fault.place}" if fault.place else ""
         said = fault.said or f"expected {fault.expected}{where} in {source}, found {fault.found}"
-        _Told(source, error, hint).fault(said if not fault.said else f"{said} (in {source}{where})")
-
-
-@dataclass(frozen=True)
-class _Told:
-    source: str
-    error: type[InputError]
-    hint: str
-
-    def fault(self, message: str) -> NoReturn:
-        raise self.error(f"{message}; {self.hint}" if self.hint else message) from None
+        message = f"{said} (in {source}{where})" if fault.said else said
+        raise error(f"{message}; {hint}" if hint else message) from None
 
 
 class _FaultError(Exception):
@@ -234,7 +178,7 @@ class _Reader:
         if not low <= len(found) <= high:
             _refuse(place, f"an object of {_range(low, high)}", found)
         return {
-            self.read(key, name, place): self.read(value, one, f"{place}/{_short(str(name), 40)}".lstrip("/"))
+            self.read(key, name, place): self.read(value, one, f"{place}/{short(str(name), 40)}".lstrip("/"))
             for name, one in found.items()
         }
 
@@ -245,7 +189,7 @@ class _Reader:
         fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
         extra = [name for name in found if name not in fields]
         if extra and not self.lenient:
-            raise _FaultError(place, f"the keys {', '.join(fields)}", repr(_short(str(extra[0]), _SHOWN)))
+            raise _FaultError(place, f"the keys {', '.join(fields)}", repr(short(str(extra[0]), _SHOWN)))
         missing = [name for name, field in fields.items() if name not in found and _is_required(field)]
         if missing:
             raise _FaultError(place, f"the key{'s' * (len(missing) > 1)} {', '.join(missing)}", "none")
@@ -270,7 +214,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 def _plain(kind: Any, found: object, place: str, bounds: tuple[object, ...]) -> object:
     """A text, a number or a truth value; whole numbers serve as floats, truth values as no number."""
     if kind is float and isinstance(found, int) and not isinstance(found, bool):
-        found = float(found) if abs(found) < _INTEGERS else math.inf
+        found = float(found) if abs(found) < 2**63 else math.inf
     if type(found) is not kind:
         names = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
         return _refuse(place, names[kind], found)
@@ -302,12 +246,8 @@ def _shown(found: object) -> str:
     if isinstance(found, list | tuple):
         return f"a list of {len(found):,}"
     return (
-        str(found).lower() if isinstance(found, bool) else _short(repr(found) if isinstance(found, str) else str(found))
+        str(found).lower() if isinstance(found, bool) else short(repr(found) if isinstance(found, str) else str(found))
     )
-
-
-def _short(text: str, most: int = _SHOWN) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _length(bounds: tuple[object, ...], most: int) -> tuple[int, int]:
@@ -317,40 +257,3 @@ def _length(bounds: tuple[object, ...], most: int) -> tuple[int, int]:
 
 def _range(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _integer(text: str) -> int:
-    if len(text) > 20 or not -_INTEGERS < (number := int(text)) < _INTEGERS:
-        raise ValueError(f"a whole number of more than 64 bits, {_short(text, 30)}")
-    return number
-
-
-def _number(text: str) -> float:
-    """A finite number; NaN and Infinity are no JSON, and 1e999 is no number that a computer has."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{_short(text, 30)}, which is no finite number")
-    return number
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {_short(twice)!r} twice in one object")
-    return made
-
-
-def _too_deep(found: object) -> bool:
-    """Whether lists and objects lie deeper within each other than DEPTH; level by level, without recursion."""
-    level = [found] if isinstance(found, list | dict) else []
-    for _ in range(DEPTH):
-        level = [
-            child
-            for one in level
-            for child in (one.values() if isinstance(one, dict) else one)
-            if isinstance(child, list | dict)
-        ]
-        if not level:
-            return False
-    return True

@@ -21,7 +21,8 @@ from vitlens.models.vit_config import CLASSES
 from vitlens.models.weights import Weights, load_strictly, read_weights, require_fitting
 from vitlens.names import BUNDLED
 from vitlens.preprocessing import Preprocessing
-from vitlens.schema import Length, parse_json, read_as
+from vitlens.schema import Length, read_as
+from vitlens.strict_json import parse_json
 from vitlens.version import __version__
 
 WEIGHTS_FILE = "model.safetensors"
