@@ -29,6 +29,33 @@ class Bounds:
     size: int = 4 << 30
 
 
+@dataclass(frozen=True)
+class Form:
+    """What one array must be: kinds of numpy's types ("b", "iu", "f", "U"), and its shape, None for any side."""
+
+    kinds: str
+    shape: tuple[int | None, ...] = ()
+
+
+def require_forms(
+    found: Mapping[str, Array], forms: Mapping[str, Form], path: Path, *, hint: str = "begin anew without --resume"
+) -> None:
+    """Raise InputError unless arrays that were read from path are there and of these forms; others may stand beside."""
+    for name, form in forms.items():
+        if name not in found:
+            raise InputError(f"expected the array {name!r} in {path}, found none; {hint}")
+        array = found[name]
+        fits = len(array.shape) == len(form.shape) and all(
+            side in (None, own) for side, own in zip(form.shape, array.shape)
+        )
+        if not fits or array.dtype.kind not in form.kinds:
+            sides = ", ".join("any" if side is None else str(side) for side in form.shape)
+            raise InputError(
+                f"expected {name!r} of shape ({sides}) and kind {form.kinds} in {path}, found {array.shape} of "
+                f"{array.dtype}; {hint}"
+            )
+
+
 def read_archive(
     path: Path,
     *,
