@@ -138,5 +138,5 @@ def test_what_is_no_run_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="schema 2"):
         read_run(tmp_path)
     write_json(tmp_path / "results.json", {"schema": 1})
-    with pytest.raises(InputError, match="no command, metrics"):
+    with pytest.raises(InputError, match="command, status, seconds, metrics, tables"):
         read_run(tmp_path)

@@ -15,10 +15,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vitlens.archives import read_archive
 from vitlens.errors import InputError, NonFiniteError, StorageError
+from vitlens.places import inside
+from vitlens.recorded import Config, Results
+from vitlens.schema import is_name, read_as
+from vitlens.strict_json import LIMIT, Limit, parse_json
 
 CONFIG = "config.json"
 RESULTS = "results.json"
+_AGAIN = "run the command again"
 
 
 @contextmanager
@@ -67,14 +73,33 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=_plain) + "\n")
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object. Raises InputError when the file is missing, unreadable or no JSON object."""
+def read_bounded(
+    path: Path, limit: int, *, what: str = "a file", error: type[InputError] = InputError, hint: str = ""
+) -> bytes:
+    """The bytes of a plain file. Raises `error` when it is missing, unreadable, no plain file or above the limit."""
+    end = f"; {hint}" if hint else ""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"expected a JSON file at {path}, found: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"expected JSON in {path}, found something else: {error}") from error
+        if path.exists() and not path.is_file():  # a pipe or a device would never end
+            raise error(f"expected {what} at {path}, found no plain file{end}")
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as reason:
+        raise error(f"expected {what} at {path}, found: {getattr(reason, 'strerror', None) or reason}{end}") from reason
+    if len(content) > limit:
+        raise error(f"expected {what} of at most {limit:,} bytes at {path}, found more{end}")
+    return content
+
+
+def read_any_json(path: Path, *, limit: Limit = LIMIT, error: type[InputError] = InputError, hint: str = "") -> object:
+    """The value in a JSON file. Raises `error` when it is missing, unreadable, no JSON, or above the limit."""
+    content = read_bounded(path, limit.size, what="a JSON file", error=error, hint=hint)
+    found: object = parse_json(content, source=str(path), limit=limit, error=error, hint=hint)
+    return found
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read a JSON object. Raises InputError when the file is missing, unreadable, too large or no JSON object."""
+    content = read_any_json(path)
     if not isinstance(content, dict):
         raise InputError(f"expected a JSON object in {path}, found a {type(content).__name__}")
     return content
@@ -91,15 +116,11 @@ def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Read the arrays of an .npz, never running code from it. Raises InputError when it is missing or broken."""
-    try:
-        # opened here, as numpy leaves the file open when the archive is broken
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError as error:
-        raise InputError(f"expected arrays at {path}, found no such file; run the command again") from error
-    except Exception as error:  # numpy and zipfile raise a dozen types for a broken archive
-        raise InputError(f"expected plain arrays in {path}, found: {error}") from error
+    """Read the arrays of an .npz, never running code from it, and never more than it holds (see `archives`).
+
+    Raises InputError when it is missing or broken.
+    """
+    return read_archive(path)
 
 
 def sha256(path: Path) -> str:
@@ -131,11 +152,11 @@ class RunRecord:
 
     def arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
         """The arrays of arrays/<name>.npz. Raises InputError when they are missing or broken."""
-        return read_arrays(self.folder / "arrays" / f"{name}.npz")
+        return read_arrays(self._place(name))
 
     def has_arrays(self, name: str) -> bool:
         """Whether the run wrote arrays/<name>.npz."""
-        return (self.folder / "arrays" / f"{name}.npz").is_file()
+        return self._place(name).is_file()
 
     def table(self, name: str) -> list[dict[str, object]]:
         """The rows of one table. Raises InputError when there is none of that name."""
@@ -144,21 +165,34 @@ class RunRecord:
             raise InputError(f"expected a table {name!r} in {self.folder / RESULTS}, found none")
         return list(tables[name])
 
+    def _place(self, name: str) -> Path:
+        return inside(self.folder, "arrays", named_file(name, ".npz"))
+
+
+def named_file(name: str, suffix: str) -> str:
+    """A file's name that was made of another's words (aliases, methods). Raises InputError for one that is a path."""
+    if not is_name(name):
+        raise InputError(f"expected a name that can be part of a file name, found {name[:80]!r}; {_AGAIN}")
+    return name + suffix
+
 
 def read_run(folder: Path) -> RunRecord:
-    """What a run left in its folder. Raises InputError when it is not the folder of a vitlens run."""
+    """What a run left in its folder.
+
+    Raises InputError when it is not the folder of a vitlens run, or what it says is not what a run writes.
+    """
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing there"
         raise InputError(f"expected the folder of a run at {folder}, found {found}; see reports/ and runs/")
-    missing = [name for name in (CONFIG, RESULTS) if not (folder / name).is_file()]
+    missing = [name for name in (CONFIG, RESULTS) if not inside(folder, name).is_file()]
     if missing:
         raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
-    results = read_json(folder / RESULTS)
-    lacking = {"schema", "command", "status", "seconds", "metrics", "tables"} - results.keys()
-    if lacking or results["schema"] != 1:
-        reason = f"no {', '.join(sorted(lacking))}" if lacking else f"schema {results['schema']}"
-        raise InputError(f"expected results of schema 1 in {folder / RESULTS}, found {reason}")
-    return RunRecord(folder, read_json(folder / CONFIG), results)
+    config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
+    if "schema" in results and results["schema"] != 1:
+        raise InputError(f"expected results of schema 1 in {folder / RESULTS}, found schema {results['schema']!s:.40}")
+    read_as(Results, results, source=str(folder / RESULTS), hint=_AGAIN)
+    read_as(Config, config, source=str(folder / CONFIG), unknown="ignore", hint=_AGAIN)
+    return RunRecord(folder, config, results)
 
 
 def _to_disk(path: Path) -> None:

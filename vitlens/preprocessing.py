@@ -1,12 +1,18 @@
 """How a photograph becomes a model's input: resize, crop, and the colours the model was trained with."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
+
+from vitlens.schema import Between
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Interpolation = Literal["bilinear", "bicubic"]
+# bounds of what a file may say
+Side: TypeAlias = Annotated[int, Between(1, 4096)]
+_Mean: TypeAlias = Annotated[float, Between(-1000, 1000)]
+_Spread: TypeAlias = Annotated[float, Between(1e-6, 1000)]
 
 
 @dataclass(frozen=True)
@@ -17,8 +23,8 @@ class Preprocessing:
     whole image is resized to size); mean, std: per channel, in pixel units of [0, 1].
     """
 
-    size: tuple[int, int]
-    resize: int | None = None
+    size: tuple[Side, Side]
+    resize: Side | None = None
     interpolation: Interpolation = "bilinear"
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    mean: tuple[_Mean, _Mean, _Mean] = (0.5, 0.5, 0.5)
+    std: tuple[_Spread, _Spread, _Spread] = (0.5, 0.5, 0.5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitlens import files
-from vitlens.errors import NonFiniteError, OutputError, StorageError
+from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
 from vitlens.files import read_json, read_run, write_text
 from vitlens.runs.folder import RunFolder, versions
 from vitlens.uncertainty import Estimate
@@ -130,7 +130,8 @@ def test_overwrite_takes_no_foreign_folder_and_follows_no_link(tmp_path: Path) -
     run = RunFolder.create("evaluate", out=tmp_path / "run").path
     write_text(tmp_path / "pictures" / "a.png", "precious")
     (run / "figures").symlink_to(tmp_path / "pictures")
-    RunFolder.create("evaluate", out=run, overwrite=True)
+    with pytest.raises(InputError, match="no link"):  # its figures would be written there
+        RunFolder.create("evaluate", out=run, overwrite=True)
     assert (tmp_path / "pictures" / "a.png").read_text() == "precious"
     (tmp_path / "empty").mkdir()
     RunFolder.create("evaluate", out=tmp_path / "empty", overwrite=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitlens.errors import InputError, StorageError
+from vitlens.schema import read_as
 from vitlens.training.metrics import (
     METRICS_FILE,
     EpochMetrics,
@@ -46,7 +47,7 @@ def test_files_of_before_gradient_norms_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", '{"epoch": 1}\n', '["a"]\n', "\xff"])
 def test_a_corrupt_file_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / METRICS_FILE).write_text(text, encoding="latin-1")
-    with pytest.raises(InputError, match=r"^expected one JSON line an epoch in .*metrics\.jsonl, found: "):
+    with pytest.raises(InputError, match=r"^expected .*metrics\.jsonl"):
         read_metrics(tmp_path)
 
 
@@ -60,4 +61,5 @@ def test_the_best_look_is_the_first_of_the_highest() -> None:
     for epoch, accuracy in enumerate((0.2, None, 0.7, 0.7, 0.6)):
         standing = standing.after(metrics(epoch, accuracy))
     assert (standing.best_accuracy, standing.best_epoch, len(standing.history)) == (0.7, 2, 5)
-    assert Standing.from_json(json.loads(json.dumps(dataclasses.asdict(standing)))) == standing
+    stored = json.loads(json.dumps(dataclasses.asdict(standing)))
+    assert read_as(Standing, stored, source="a checkpoint") == standing

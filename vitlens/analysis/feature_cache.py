@@ -63,7 +63,8 @@ class Shelf:
                 reason = self._fault(path, said, name, list(file.keys()))
                 if not reason:
                     values: Tensor = file.get_tensor(_TENSOR)
-                    fits = values.dtype == torch.float32 and values.shape == (rows, width or values.shape[-1])
+                    flat = values.ndim == 2 and values.dtype == torch.float32
+                    fits = flat and values.shape == (rows, width or values.shape[-1])
                     return Recalled(values) if fits else Recalled(None, f"of another shape, {tuple(values.shape)}")
         except (SafetensorError, OSError) as error:
             reason = f"half-written or damaged ({error})"

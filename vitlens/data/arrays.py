@@ -1,19 +1,22 @@
 """An .npz of images and labels; nothing in it is ever unpickled."""
 
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitlens.archives import Bounds, read_archive
 from vitlens.data.holdout import describe_hold_out, hold_out
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
 
 Array = NDArray[np.generic]
+
+_BOUNDS = Bounds(16 << 30)  # bytes of all arrays
+_CLASSES = 100_000
 
 
 def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -> Split:
@@ -53,13 +56,7 @@ def _read(path: Path) -> dict[str, Array]:
         raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
     if not zipfile.is_zipfile(path):
         raise DataError(f"expected an .npz as numpy.savez writes it, found something else in {path}")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in ("images", "labels", "classes") if key in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        # numpy's refusal of a pickle ends with how to allow it, which is no advice to pass on
-        why = "a pickle, which could run code" if "allow_pickle" in str(error) else str(error)
-        raise DataError(f"expected plain arrays in {path}, found {why}; save them with numpy.savez") from error
+    return read_archive(path, keys=("images", "labels", "classes"), bounds=_BOUNDS, error=DataError)
 
 
 def _images(found: dict[str, Array], path: Path) -> NDArray[np.uint8]:
@@ -80,8 +77,9 @@ def _labels(found: dict[str, Array], path: Path) -> Array:
         raise DataError(
             f"expected labels of shape (n,) and an integer type in {path}, found {labels.shape} {labels.dtype}"
         )
-    if int(labels.min(initial=0)) < 0:
-        raise DataError(f"expected labels from 0 in {path}, found {labels.min()}")
+    for label in (labels.min(initial=0), labels.max(initial=0)):
+        if not 0 <= int(label) < _CLASSES:
+            raise DataError(f"expected labels from 0 to {_CLASSES - 1:,} in {path}, found {int(label):,}")
     return labels
 
 

@@ -1,11 +1,11 @@
 """A folder of images whose objects are known, by masks beside them or by boxes: where explanations should point."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import torch
@@ -17,16 +17,25 @@ from vitlens.data.decode import SUFFIXES, Header, UnreadableError, fit, open_ima
 from vitlens.data.reading import MEMORY_LIMIT, Progress, load_files, probe
 from vitlens.data.split import Skipped, Split
 from vitlens.errors import DataError
+from vitlens.files import read_any_json
 from vitlens.labels import imagenet_classes
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
+from vitlens.schema import Between, read_as
+from vitlens.strict_json import Limit
 
 INDEX = "index.json"
 BOXES = "annotations.json"
 _WHOLE = "images have the model's size already and were taken whole, so that the masks fit"
 _BOXED = "objects are known by their boxes alone: what lies in a box beside the object counts as the object"
 
+_COCO = Limit(size=128 << 20, values=16_000_000)  # COCO's validation part takes a sixth of it
+_COCO_FORM = "write COCO's images and annotations with bbox, or put masks/ beside images/"
+_INDEX_FORM = "give every image its file and imagenet_class, or take the index away"
+
 Inside = NDArray[np.bool_]  # (height, width), True on the object
+_Id: TypeAlias = int | str
+_Pixels: TypeAlias = Annotated[int, Between(1, 1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,47 @@ class Known:
 
     size: tuple[int, int]
     draw: Callable[[], Inside]
+
+
+@dataclass(frozen=True)
+class _CocoImage:
+    """An image in COCO's annotations."""
+
+    id: _Id
+    file_name: str
+    height: _Pixels
+    width: _Pixels
+
+
+@dataclass(frozen=True)
+class _CocoBox:
+    """An annotation; bbox: x, y, width, height in px."""
+
+    image_id: _Id
+    bbox: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class _Coco:
+    """annotations.json, without what is not needed here."""
+
+    images: tuple[_CocoImage, ...]
+    annotations: tuple[_CocoBox, ...]
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    """An entry of index.json."""
+
+    file: str
+    imagenet_class: Annotated[int, Between(0, 999)]
+
+
+@dataclass(frozen=True)
+class _Index:
+    """index.json, a list."""
+
+    entries: tuple[_Labelled, ...]
 
 
 def has_objects(root: Path) -> bool:
@@ -55,15 +105,20 @@ def load_masked_folder(
 
     paths: the image files. The mask of images/NAME.* is masks/NAME.*, True above half of its largest value; or, in a
     folder without masks/, the boxes that annotations.json (COCO's form: images, annotations, bbox as x, y, width,
-    height in px) gives it, together. An image without, or whose mask has another size, is left out and named in
-    `skipped`. Where index.json gives every image its `imagenet_class` these are the labels. Images that have the
-    model's size already are taken whole. Raises DataError when no image has a mask.
+    height in px) gives it, together. An image without, or whose mask is damaged or has another size, is left out and
+    named in `skipped`. Where index.json gives every image its `imagenet_class` these are the labels. Images that
+    have the model's size already are taken whole. Raises DataError when no image has a mask, and for damaged JSON.
     """
     boxed = not (root / "masks").is_dir()
+    known: Mapping[str, Known | UnreadableError]
     with quiet_pillow():
         known = _boxes(root / BOXES) if boxed else _mask_files(root / "masks", paths)
     headers = probe(paths)
     reasons = {path: _unfit(header, known.get(path.name), boxed) for path, header in zip(paths, headers)}
+    sizes = {header.size for header, path in zip(headers, paths) if isinstance(header, Header) and not reasons[path]}
+    whole = preprocessing.resize is not None and sizes == {preprocessing.size}
+    preprocessing = replace(preprocessing, resize=None) if whole else preprocessing
+    masks = dict(_masks([path for path in paths if not reasons[path]], known, preprocessing, reasons))
     fitting = [path for path in paths if not reasons[path]]
     skipped = tuple(Skipped(path.name, why) for path, why in reasons.items() if why)
     if not fitting:
@@ -71,13 +126,8 @@ def load_masked_folder(
             f"expected a mask or a box of the name and size of each image in {root}, found none ({skipped[0].file}: "
             f"{skipped[0].reason}); try --images {root / 'images'} to do without"
         )
-    sizes = {header.size for header, path in zip(headers, paths) if isinstance(header, Header) and not reasons[path]}
-    whole = preprocessing.resize is not None and sizes == {preprocessing.size}
-    preprocessing = replace(preprocessing, resize=None) if whole else preprocessing
     loaded = load_files(fitting, preprocessing, memory=memory, progress=progress)
     kept = [fitting[index] for index in loaded.kept]
-    with quiet_pillow():
-        found = torch.stack([_fitted(known[path.name].draw(), preprocessing) for path in kept])
     labels = _labels(root / INDEX, kept)
     return Split(
         name=str(root),
@@ -87,74 +137,100 @@ def load_masked_folder(
         size=preprocessing.size,
         classes=imagenet_classes() if labels is not None else (),
         labels=labels,
-        masks=found,
+        masks=torch.stack([masks[path] for path in kept]),
         files=tuple(path.name for path in kept),
         skipped=skipped + loaded.skipped,
         notes=loaded.notes + ((_WHOLE,) if whole else ()) + ((_BOXED,) if boxed else ()),
     )
 
 
-def _unfit(header: Header | UnreadableError, known: Known | None, boxed: bool) -> str:
+def _masks(
+    paths: Sequence[Path],
+    known: Mapping[str, Known | UnreadableError],
+    preprocessing: Preprocessing,
+    reasons: dict[Path, str],
+) -> Iterator[tuple[Path, Tensor]]:
+    """Each image's mask as its model sees it; of one that cannot be decoded the reason is written down."""
+    with quiet_pillow():
+        for path in paths:
+            try:
+                one = known[path.name]
+                assert isinstance(one, Known)
+                yield path, _fitted(one.draw(), preprocessing)
+            except UnreadableError as why:
+                reasons[path] = _damaged(why)
+
+
+def _damaged(why: UnreadableError) -> str:
+    return f"expected a readable mask, found a damaged one ({why})"
+
+
+def _unfit(header: Header | UnreadableError, known: Known | UnreadableError | None, boxed: bool) -> str:
     """Why an image cannot be used with its mask; empty where it can."""
     if isinstance(header, UnreadableError):
         return str(header)
     if known is None:
         where = f"box in {BOXES}" if boxed else "readable mask of the same name in masks/"
         return f"expected a {where}, found none"
+    if isinstance(known, UnreadableError):
+        return _damaged(known)
     if known.size == header.size:
         return ""
     return f"expected a mask of {header.size[1]}x{header.size[0]} px, found {known.size[1]}x{known.size[0]}"
 
 
-def _mask_files(folder: Path, paths: Sequence[Path]) -> dict[str, Known]:
-    """The mask of every image that has a readable one, by the image's name."""
+def _mask_files(folder: Path, paths: Sequence[Path]) -> dict[str, Known | UnreadableError]:
+    """The mask of every image that has one, or why it cannot be read, by the image's name."""
     masks = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES}
-    found = {}
+    found: dict[str, Known | UnreadableError] = {}
     for path in paths:
         mask = masks.get(path.stem)
         try:
             if mask is not None:
                 with open_image(mask) as image:
                     found[path.name] = Known((image.height, image.width), partial(_read, mask))
-        except UnreadableError:
-            continue  # said as an image without a readable mask
+        except UnreadableError as why:
+            found[path.name] = why
     return found
 
 
 def _read(path: Path) -> Inside:
     with open_image(path) as image:
+        if image.mode == "F":
+            raise UnreadableError("expected a mask of whole numbers, found floating point; save it as PNG")
         values = np.asarray(image if image.mode.startswith("I") else image.convert("L"))
     return np.asarray(values > values.max() / 2)
 
 
 def _boxes(file: Path) -> dict[str, Known]:
     """The boxes of every image that has some, by the image's file name. Raises DataError for another form."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        by_image: dict[Any, list[Sequence[float]]] = {}
-        for row in content["annotations"]:
-            by_image.setdefault(row["image_id"], []).append([float(side) for side in row["bbox"]])
-        return {
-            Path(row["file_name"]).name: _box_known(row, by_image[row["id"]])
-            for row in content["images"]
-            if row["id"] in by_image
-        }
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"expected COCO's images and annotations with bbox in {file}, found: {error!r}") from error
-
-
-def _box_known(row: Mapping[str, Any], boxes: Sequence[Sequence[float]]) -> Known:
-    size = int(row["height"]), int(row["width"])
-    return Known(size, partial(_drawn, size, boxes))
+    content = read_any_json(file, limit=_COCO, error=DataError, hint=_COCO_FORM)
+    coco = read_as(_Coco, content, source=str(file), unknown="ignore", error=DataError, hint=_COCO_FORM)
+    by_image: dict[_Id, list[Sequence[float]]] = {}
+    for row in coco.annotations:
+        by_image.setdefault(row.image_id, []).append(row.bbox)
+    return {
+        Path(row.file_name).name: Known(
+            (row.height, row.width), partial(_drawn, (row.height, row.width), by_image[row.id])
+        )
+        for row in coco.images
+        if row.id in by_image
+    }
 
 
 def _drawn(size: tuple[int, int], boxes: Sequence[Sequence[float]]) -> Inside:
     """The pixels whose centres lie in a box."""
     inside = np.zeros(size, dtype=bool)
-    rows, columns = np.arange(size[0]) + 0.5, np.arange(size[1]) + 0.5
     for x, y, width, height in boxes:
-        inside |= ((rows >= y) & (rows < y + height))[:, None] & ((columns >= x) & (columns < x + width))
+        rows, columns = _centres(y, y + height, size[0]), _centres(x, x + width, size[1])
+        inside[rows, columns] = True
     return inside
+
+
+def _centres(low: float, high: float, side: int) -> slice:
+    """The pixels whose centres lie from low to high, in px."""
+    ends = (min(max(ceil(end - 0.5), 0), side) for end in (low, high))
+    return slice(*ends)
 
 
 def _fitted(inside: Inside, preprocessing: Preprocessing) -> Tensor:
@@ -164,13 +240,16 @@ def _fitted(inside: Inside, preprocessing: Preprocessing) -> Tensor:
 
 
 def _labels(index: Path, kept: Sequence[Path]) -> Tensor | None:
-    """ImageNet's class of each image, where an index says it of all of them."""
+    """ImageNet's class of each image, where an index says it of all of them.
+
+    An index without an imagenet_class is of something else. Raises DataError for a damaged one.
+    """
     if not index.is_file():
         return None
-    try:
-        entries = json.loads(index.read_text(encoding="utf-8"))
-        classes = {entry["file"]: int(entry["imagenet_class"]) for entry in entries}
-    except (OSError, ValueError, TypeError, KeyError):
-        return None  # an index of something else
+    entries = read_any_json(index, error=DataError, hint=_INDEX_FORM)
+    if not isinstance(entries, list) or not any(isinstance(one, dict) and "imagenet_class" in one for one in entries):
+        return None
+    told = read_as(_Index, {"entries": entries}, source=str(index), unknown="ignore", error=DataError, hint=_INDEX_FORM)
+    classes = {entry.file: entry.imagenet_class for entry in told.entries}
     found = [classes.get(path.name, -1) for path in kept]
     return torch.tensor(found) if min(found) >= 0 else None

@@ -1,16 +1,18 @@
 """From an architecture, written down as data, to a model and what is known of its input."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Literal
 
 from torch import nn
 
 from vitlens.errors import InputError, ModelError
 from vitlens.models.resnet import build_resnet
 from vitlens.models.vit import VIT_PRESETS, VisionTransformer
+from vitlens.models.vit_config import CLASSES, ViTConfig
 from vitlens.names import PRESETS
-from vitlens.preprocessing import Preprocessing
+from vitlens.preprocessing import Preprocessing, Side
+from vitlens.schema import Between, Length, read_as
 
 Kind = Literal["preset", "timm", "torchvision"]
 Overrides = Mapping[str, int | float | bool | str | list[int]]
@@ -26,25 +28,16 @@ class Architecture:
     """
 
     kind: Kind
-    name: str
-    classes: int | None = None
-    image_size: tuple[int, int] | None = None
+    name: Annotated[str, Length(1, 200)]
+    classes: Annotated[int, Between(1, CLASSES)] | None = None
+    image_size: tuple[Side, Side] | None = None
     overrides: Overrides = field(default_factory=dict)
-    pruned: Mapping[str, list[int]] = field(default_factory=dict)
+    pruned: Mapping[str, list[Annotated[int, Between(0, 65_536)]]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, found: Mapping[str, object]) -> "Architecture":
         """An architecture as it was written by dataclasses.asdict and JSON. Raises ModelError for anything else."""
-        try:
-            size = found.get("image_size")
-            read = cls(**{**found, "image_size": tuple(size) if isinstance(size, list | tuple) else None})  # type: ignore[arg-type]
-        except TypeError as error:
-            raise ModelError(f"expected an architecture written by vitlens, found {dict(found)}") from error
-        if not isinstance(read.pruned, Mapping) or not all(isinstance(heads, list) for heads in read.pruned.values()):
-            raise ModelError(f"expected the heads that were cut out by module, found {read.pruned!r}")
-        if read.kind not in ("preset", "timm", "torchvision"):
-            raise ModelError(f"expected an architecture of kind preset, timm or torchvision, found {read.kind!r}")
-        return read
+        return read_as(cls, dict(found), source="an architecture written by vitlens", error=ModelError)
 
 
 def build_preset(architecture: Architecture) -> tuple[nn.Module, Preprocessing]:
@@ -65,7 +58,7 @@ def build_preset(architecture: Architecture) -> tuple[nn.Module, Preprocessing]:
             raise InputError(
                 f"expected fields of a ViT, found {unknown[0]!r}; known: {', '.join(config.__dataclass_fields__)}"
             )
-        config = replace(config, **changes)  # type: ignore[arg-type]
+        config = read_as(ViTConfig, asdict(config) | changes, source=f"the shape of {architecture.name}")
         return VisionTransformer(config), Preprocessing(config.image_size)
     if architecture.overrides:
         raise InputError(f"expected no overrides for {architecture.name}, found {sorted(architecture.overrides)[0]!r}")

@@ -132,6 +132,8 @@ def with_lost_heads(state: Mapping[str, Tensor], whole: nn.Module, pruned: Prune
             attention = whole.get_submodule(name)
             _, projection = output_projection(attention)
             heads = heads_of(attention) or 0
+            if not set(removed) <= set(range(heads)):
+                raise IndexError(f"expected heads from 0 to {heads - 1} of {name}")
             kept = [head for head in range(heads) if head not in removed]
             rows, columns = _places(kept, heads, projection.in_features // heads)
             for key, tensor in attention.state_dict().items():

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from torch import nn
 
-from vitlens.errors import ModelError, UnknownNameError
+from vitlens.errors import ModelError, UnknownNameError, VitlensError
 from vitlens.files import sha256
 from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
 from vitlens.models.build import Architecture, build_preset
@@ -51,7 +51,9 @@ def load_foreign(
         with seeded(seed):
             model, architecture, preprocessing = _construct(kind, short, found, image_size, pretrained=not random)
         outputs = count_classes(model, preprocessing.size)
-    except (AssertionError, RuntimeError, ValueError) as error:
+    except VitlensError:
+        raise
+    except Exception as error:  # libraries raise a dozen types for weights and sizes that do not fit
         size = "its own size" if image_size is None else f"{image_size[0]}x{image_size[1]} px"
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(f"expected {name} at {size} to run, found: {reason}; check --image-size") from error
@@ -86,7 +88,7 @@ def _construct(
 
         architecture = Architecture("torchvision", name, None, image_size)
         return _between(build_torchvision(architecture, state=state, pretrained=pretrained), architecture)
-    heads = [len(value) for key, value in (state or {}).items() if key in ("head.weight", "fc.weight")]
+    heads = [len(value) for key, value in (state or {}).items() if key in ("head.weight", "fc.weight") and value.ndim]
     architecture = Architecture("preset", name, heads[0] if heads else None, image_size)
     model, preprocessing = build_preset(architecture)
     if state is not None:

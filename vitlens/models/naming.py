@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitlens.errors import InputError
+from vitlens.schema import is_name
 
 RANDOM = "random"  # in place of a weights file: the architecture untrained
 _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
@@ -28,6 +29,10 @@ def parse_model(text: str) -> ModelName:
     if not name:
         raise InputError(f"expected MODEL as [alias=]NAME[@weights], found {text!r}; see vitlens models")
     own = _last_part(name) + (f"-{RANDOM}" if weights == RANDOM else "")
+    if not is_name(alias or own):  # it becomes part of file names
+        raise InputError(
+            f"expected a name for files and reports, found {(alias or own)[:80]!r}; write alias={name[:80]}"
+        )
     return ModelName(name, alias or own, weights or None)
 
 
@@ -54,4 +59,6 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
 
 def _last_part(name: str) -> str:
     last = Path(name.split(":")[-1]).name or name
+    if last in (".", "..", "/"):
+        last = Path(name).resolve().name or "model"
     return Path(last).stem if last.endswith((".safetensors", ".pth", ".pt", ".bin")) else last

@@ -2,25 +2,47 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import torch
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError
+from vitlens.errors import InputError, ModelError
 from vitlens.files import sha256, write_bytes
 from vitlens.models.assembly import assemble, seeded, versions
 from vitlens.models.build import Architecture, build_preset
 from vitlens.models.cutting import cut_heads, with_lost_heads
 from vitlens.models.specimen import Provenance, Specimen
-from vitlens.models.weights import Weights, load_strictly, read_weights
+from vitlens.models.vit import VisionTransformer
+from vitlens.models.vit_config import CLASSES
+from vitlens.models.weights import Weights, load_strictly, read_weights, require_fitting
 from vitlens.names import BUNDLED
 from vitlens.preprocessing import Preprocessing
+from vitlens.schema import Length, read_as
+from vitlens.strict_json import parse_json
 from vitlens.version import __version__
 
 WEIGHTS_FILE = "model.safetensors"
+_HINT = "take another copy of the file, or train it again"
+_ROOM = 1 << 26  # parameters that a model may have beyond twice its file's: positions of a larger image
+
+
+@dataclass(frozen=True)
+class About:
+    """What a weights file of ours says of itself: how the model is built, its classes, its input, who wrote it."""
+
+    architecture: Architecture
+    classes: Annotated[tuple[Annotated[str, Length(0, 1000)], ...], Length(1, CLASSES)]
+    preprocessing: Preprocessing
+    vitlens: str = ""
+
+    def __post_init__(self) -> None:
+        told = self.architecture.classes
+        if told is not None and told != len(self.classes):
+            raise InputError(f"expected {told} classes of the architecture, found the names of {len(self.classes)}")
 
 
 def save(specimen: Specimen, path: Path, *, half: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
@@ -46,29 +68,66 @@ def load_saved(file: Path, *, alias: str, name: str, image_size: tuple[int, int]
     Raises ModelError when the file is no such file, or its weights do not fit what it says of itself.
     """
     found = read_weights(file)
-    architecture, classes, preprocessing = _about(found, file)
+    about = _about(found, file)
+    architecture, preprocessing = about.architecture, about.preprocessing
     if image_size is not None and image_size != preprocessing.size:
         preprocessing = replace(preprocessing, size=image_size, resize=None)
     state = {key: value.float() if value.is_floating_point() else value for key, value in found.state.items()}
     with seeded(0):  # initial weights are soon overwritten; the caller's random state is kept
-        model = _build(architecture, state, preprocessing.size)
+        model = _built(architecture, state, preprocessing.size, file)
     source = "bundled" if name in BUNDLED else file.name
     provenance = Provenance(name, source, sha256(file), versions(), found.notes)
-    return assemble(model, architecture, preprocessing, classes, alias, provenance)
+    return assemble(model, architecture, preprocessing, about.classes, alias, provenance)
 
 
 def load_untaught(file: Path, *, alias: str, name: str, seed: int) -> Specimen:
     """The architecture in a file that `save` wrote, with seeded random weights in place of its own."""
-    architecture, classes, preprocessing = _about(read_weights(file), file)
+    found = read_weights(file)
+    about = _about(found, file)
+    architecture = about.architecture
     if architecture.kind != "preset":
         raise ModelError(
             f"expected a preset's architecture in {file} for random weights, found {architecture.kind}; write "
             f"{architecture.kind}:{architecture.name}@random"
         )
+    _built(architecture, found.state, about.preprocessing.size, file)  # what its weights do not fit is not built
     with seeded(seed):
         model, _ = build_preset(architecture)
     cut_heads(model, architecture.pruned)
-    return assemble(model, architecture, preprocessing, classes, alias, Provenance(name, "random", None, versions()))
+    provenance = Provenance(name, "random", None, versions())
+    return assemble(model, architecture, about.preprocessing, about.classes, alias, provenance)
+
+
+def _built(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int], file: Path) -> nn.Module:
+    """The model that a file describes, with its weights. Raises ModelError for a description that they do not fit."""
+    try:
+        _require_room(architecture, state, size)
+        model = _build(architecture, state, size)
+        if isinstance(model, VisionTransformer):
+            replace(model.config, image_size=size)  # a ViT of ours takes any size that its patches divide
+        return model
+    except ModelError:
+        raise
+    except InputError as error:
+        raise ModelError(f"{error} (in {file}); {_HINT}") from error
+    except Exception as error:  # libraries raise a dozen types for sizes that they cannot build
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise ModelError(
+            f"expected to build {architecture.kind}:{architecture.name} as {file} says, found: {reason}; {_HINT}"
+        ) from error
+
+
+def _require_room(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int]) -> None:
+    """Refuse a description that would take far more memory than the file's own tensors, before any is taken."""
+    with torch.device("meta"):
+        model = _build_whole(architecture, None, size)
+    if architecture.kind != "timm" and not architecture.pruned:
+        require_fitting(model, state, where=architecture.name)
+    asked, own = (sum(tensor.numel() for tensor in one.values()) for one in (model.state_dict(), state))
+    if asked > 2 * own + _ROOM:
+        raise ModelError(
+            f"expected weights of {architecture.kind}:{architecture.name}, {asked:,} numbers, found {own:,}; {_HINT}"
+        )
 
 
 def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int]) -> nn.Module:
@@ -98,14 +157,10 @@ def _build_whole(architecture: Architecture, state: Mapping[str, Tensor] | None,
     return model
 
 
-def _about(found: Weights, file: Path) -> tuple[Architecture, tuple[str, ...], Preprocessing]:
-    try:
-        about: dict[str, Any] = json.loads(found.metadata["vitlens"])
-        stored: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in about["preprocessing"].items()
-        }
-        return Architecture.from_json(about["architecture"]), tuple(about["classes"]), Preprocessing(**stored)
-    except (KeyError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"expected weights written by vitlens in {file}, found no description; give --arch NAME"
-        ) from error
+def _about(found: Weights, file: Path) -> About:
+    if "vitlens" not in found.metadata:
+        raise ModelError(f"expected weights written by vitlens in {file}, found no description; give --arch NAME")
+    source = f"the description in {file}"
+    told = parse_json(found.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
+    about = read_as(About, told, source=source, error=ModelError, hint=_HINT)
+    return replace(about, architecture=replace(about.architecture, classes=len(about.classes)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError, UnknownNameError
+from vitlens.errors import ModelError, UnknownNameError, VitlensError
 from vitlens.models.build import Architecture
 from vitlens.models.hub import pretrained_download
 from vitlens.preprocessing import Interpolation, Preprocessing
@@ -43,6 +43,11 @@ def build_timm(
         options["num_classes"] = architecture.classes
     if state is not None:
         classes = _classes_of(name, state)
+        if None not in (classes, architecture.classes) and classes != architecture.classes:
+            raise ModelError(
+                f"expected a head of {architecture.classes} classes for timm:{name}, found one of {classes}; "
+                "check the weights"
+            )
         # timm drops a head of another size in silence unless its configuration says how many classes there are
         options["pretrained_cfg_overlay"] = {"state_dict": dict(state)} | (
             {} if classes is None else {"num_classes": classes}
@@ -66,9 +71,9 @@ def _create(name: str, image_size: tuple[int, int] | None, **options: Any) -> nn
         except TypeError:  # a CNN takes any size and has no such argument
             model = timm.create_model(name, **options)
         return model
-    except (RuntimeError, KeyError) as error:
+    except Exception as error:  # timm's converters of weights raise nearly anything for damaged ones
         overlay = options.get("pretrained_cfg_overlay")
-        if overlay is None:
+        if overlay is None or isinstance(error, VitlensError | MemoryError):
             raise
         raise ModelError(_misfit(name, overlay["state_dict"], error)) from error
 
@@ -82,7 +87,8 @@ def _misfit(name: str, state: Mapping[str, Tensor], error: Exception) -> str:
         parts.append(f"{len(missing)} missing (first {missing[0]!r})")
     if unexpected:
         parts.append(f"{len(unexpected)} unexpected (first {unexpected[0]!r})")
-    reason = "; ".join(parts) or str(error).splitlines()[-1].strip()[:160]
+    last = (str(error).splitlines() or [type(error).__name__])[-1]
+    reason = "; ".join(parts) or last.strip()[:160]
     return f"weights do not fit timm:{name}: {reason}; check the name"
 
 
@@ -91,8 +97,9 @@ def _classes_of(name: str, state: Mapping[str, Tensor]) -> int | None:
     config = timm.models.get_pretrained_cfg(name)
     heads = config.classifier if config is not None else None
     for head in (heads,) if isinstance(heads, str) else heads or ():
-        if f"{head}.weight" in state:
-            return len(state[f"{head}.weight"])
+        weight = state.get(f"{head}.weight")
+        if weight is not None and weight.ndim and len(weight):
+            return len(weight)
     return None
 
 

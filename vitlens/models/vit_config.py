@@ -3,12 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 from vitlens.errors import InputError
 from vitlens.layout import PrefixKind, TokenLayout
+from vitlens.schema import Between
 
 Pooling = Literal["cls", "mean"]
+CLASSES: Final = 100_000  # that a head may have
+# how much a file or a command line may ask for; the lower ends are the class's own, which says what to try
+_Blocks: TypeAlias = Annotated[int, Between(-(2**31), 1000)]
+_Width: TypeAlias = Annotated[int, Between(-(2**31), 65_536)]
+_Classes: TypeAlias = Annotated[int, Between(-(2**31), CLASSES)]
+_Side: TypeAlias = Annotated[int, Between(-(2**31), 8192)]
+_Ratio: TypeAlias = Annotated[float, Between(-1000, 1000)]
 
 
 @dataclass(frozen=True)
@@ -24,15 +32,15 @@ class ViTConfig:
     steps. attention, mlp, residual, norm, positions: False takes that part away.
     """
 
-    image_size: tuple[int, int] = (32, 32)
-    patch_size: tuple[int, int] = (4, 4)
-    dim: int = 192
-    depth: int = 6
-    heads: int = 3
-    mlp_ratio: float = 4.0
-    classes: int = 10
+    image_size: tuple[_Side, _Side] = (32, 32)
+    patch_size: tuple[_Side, _Side] = (4, 4)
+    dim: _Width = 192
+    depth: _Blocks = 6
+    heads: _Width = 3
+    mlp_ratio: _Ratio = 4.0
+    classes: _Classes = 10
     pooling: Pooling = "cls"
-    registers: int = 0
+    registers: _Blocks = 0
     distillation: bool = False
     positions: bool = True
     position_spread: float = 0.02

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,11 @@ from vitlens.errors import ModelError
 
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "module")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "ema.", "backbone.")
+_NESTED = 8  # wrappers within each other, and prefixes one after the other
+_TENSORS = 100_000
+_NAME = 1000  # characters of a tensor's name
+_SPREAD = 16  # times the file's size that tensors may take: some share their memory
+_SLACK = 1 << 20  # bytes
 
 
 class Weights(NamedTuple):
@@ -34,9 +40,11 @@ def read_weights(path: Path) -> Weights:
     if path.suffix == ".safetensors":
         try:
             with safe_open(str(path), framework="pt") as file:
-                return _unwrap({key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {}))  # noqa: SIM118
+                stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                return _checked(_unwrap(stored, dict(file.metadata() or {})), path)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"expected safetensors in {path}, found a file that is not ({error})") from error
+    _require_unpacked(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch wonders aloud about a damaged pickle's protocol
@@ -50,18 +58,32 @@ def read_weights(path: Path) -> Weights:
         raise ModelError(
             f"expected a state dict in {path}, found a file that torch cannot read; {_line(error)}"
         ) from error
-    return _unwrap(found, {})
+    return _checked(_unwrap(found, {}), path)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its tensors; nothing for a file that is none."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError):
+        return {}
 
 
 def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
     """Every tensor into its place. Raises ModelError with the first missing, unexpected and misshapen key."""
+    require_fitting(model, state, where=where)
+    model.load_state_dict(dict(state), strict=True)
+
+
+def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
+    """Raise ModelError unless names and shapes are the model's, which may be on the meta device."""
     expected = model.state_dict()
     missing = [key for key in expected if key not in state]
     unexpected = [key for key in state if key not in expected]
     shapes = [key for key in expected if key in state and expected[key].shape != state[key].shape]
     if missing or unexpected or shapes:
         raise ModelError(_misfit(where, expected, state, missing, unexpected, shapes))
-    model.load_state_dict(dict(state), strict=True)
 
 
 def _misfit(
@@ -85,7 +107,7 @@ def _misfit(
 
 def _unwrap(found: object, metadata: dict[str, str]) -> Weights:
     notes: list[str] = []
-    while isinstance(found, Mapping):
+    while isinstance(found, Mapping) and len(notes) < _NESTED:
         wrapper = next((key for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
         if wrapper is None:
             break
@@ -93,11 +115,77 @@ def _unwrap(found: object, metadata: dict[str, str]) -> Weights:
         found = found[wrapper]
     if not isinstance(found, Mapping) or not found or not all(isinstance(value, Tensor) for value in found.values()):
         raise ModelError("expected a state dict (names to tensors), found something else; save model.state_dict()")
+    if len(found) > _TENSORS or any(len(str(key)) > _NAME for key in found):
+        raise ModelError(
+            f"expected at most {_TENSORS:,} tensors with names of at most {_NAME:,} characters, found more"
+        )
     state = {str(key): value for key, value in found.items()}
-    while prefix := next((start for start in _PREFIXES if all(key.startswith(start) for key in state)), None):
+    while len(notes) < 2 * _NESTED and (
+        prefix := next((start for start in _PREFIXES if all(key.startswith(start) for key in state)), None)
+    ):
         notes.append(f"took {prefix!r} off every name")
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return Weights(state, metadata, tuple(notes))
+
+
+def _require_unpacked(path: Path) -> None:
+    """Refuse a zip that would take far more memory than it has bytes: torch.save packs nothing."""
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                return
+            with zipfile.ZipFile(file) as archive:
+                unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise ModelError(f"expected a state dict in {path}, found a damaged file: {_line(error)}") from error
+    if unpacked > 2 * path.stat().st_size + _SLACK:
+        raise ModelError(
+            f"expected {path} as torch.save writes it, found {unpacked:,} bytes packed into "
+            f"{path.stat().st_size:,}; save it again with torch.save"
+        )
+
+
+def _checked(found: Weights, path: Path) -> Weights:
+    """Weights that a model can compute with: plain tensors of finite real numbers, no larger than their file."""
+    room = _SPREAD * path.stat().st_size + _SLACK
+    for name, value in found.state.items():
+        fault = _fault(value)
+        room -= 0 if fault else value.numel() * value.element_size()
+        if fault or room < 0:
+            raise ModelError(
+                f"expected plain tensors of real numbers in {path}, found "
+                f"{fault or f'shape {tuple(value.shape)}, more than the file holds,'} in {name[:80]!r}; "
+                "save model.state_dict() again"
+            )
+    for name, value in found.state.items():
+        _require_finite(name, value, path)
+    return found
+
+
+def _fault(value: Tensor) -> str:
+    """Why a tensor is no weight of a model here; empty where it may be one."""
+    if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+        return f"a tensor of another kind ({value.layout}, {value.dtype}, {value.device})"
+    return str(value.dtype) if value.is_complex() else ""
+
+
+def _require_finite(name: str, value: Tensor, path: Path) -> None:
+    """Refuse NaN and infinity: with one of them in the weights every answer and every map would be NaN.
+
+    Masks of attention (-inf where nothing may look) are not weights.
+    """
+    if not value.is_floating_point() or name.endswith("mask") or not value.numel():
+        return
+    if value.element_size() > 1 and bool(value.sum(dtype=torch.float64).isfinite()):
+        return
+    wide = value.float() if value.element_size() < 4 else value
+    count = int((~wide.isfinite()).sum())
+    if count:
+        kind = "NaN" if bool(wide.isnan().any()) else "infinity"
+        raise ModelError(
+            f"expected finite weights in {path}, found {kind} in {name[:80]!r} ({count:,} of {value.numel():,} "
+            "values); every answer would be NaN: take an earlier checkpoint"
+        )
 
 
 def _line(error: Exception) -> str:

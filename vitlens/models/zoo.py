@@ -12,7 +12,7 @@ from vitlens.models.foreign import load_foreign
 from vitlens.models.naming import RANDOM, ModelName, parse_model
 from vitlens.models.saved import WEIGHTS_FILE, load_saved, load_untaught, save
 from vitlens.models.specimen import Provenance, Specimen
-from vitlens.models.weights import read_weights
+from vitlens.models.weights import read_metadata
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.preprocessing import Preprocessing
 
@@ -130,7 +130,7 @@ def _own_weights(name: str) -> Path | None:
                 "a folder that vitlens train wrote has it"
             )
         return path / WEIGHTS_FILE
-    if path.suffix == ".safetensors" and path.is_file() and "vitlens" in read_weights(path).metadata:
+    if path.suffix == ".safetensors" and path.is_file() and "vitlens" in read_metadata(path):
         return path
     return None
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.effects import Unit
+from vitlens.archives import Form, require_forms
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
 from vitlens.names import Replacement
@@ -30,7 +31,7 @@ class Store:
         if self.folder is None:
             return None
         name = f"{replace}-{self.process}-{offset}"
-        return BatchMemory(self.folder, name, batch_digest(images, labels))
+        return BatchMemory(self.folder, name, batch_digest(images, labels), len(labels))
 
     def forget(self) -> None:
         """Take away what a finished run needs no more."""
@@ -44,26 +45,31 @@ class Store:
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """The outcomes of one batch, a file for the units that begin at one layer; digest: of its images and labels."""
+    """The outcomes of one batch, a file for the units that begin at one layer; digest: of its images and labels;
+    count: how many they are."""
 
     folder: Path
     name: str
     digest: str
+    count: int
 
     def recall(self, sets: Sequence[tuple[Unit, ...]]) -> tuple[Tensor, Tensor] | None:
         """Loss and correct (sets, batch) as they were found, or None.
 
-        Raises InputError when they are of other images.
+        Raises InputError when they are of other images, or damaged.
         """
         path = self._path(sets)
         if not path.is_file():
             return None
         found = read_arrays(path)
+        sides = (len(sets), self.count)
+        require_forms(found, {"digest": Form("U")}, path)
         if str(found["digest"]) != self.digest:
             raise InputError(
                 f"expected the images that the run in {self.folder.parent} began with, found others; give the same "
                 "--data, --limit, --seed and --batch-size, or begin anew without --resume"
             )
+        require_forms(found, {"loss": Form("f", sides), "correct": Form("b", sides)}, path)
         return torch.from_numpy(np.asarray(found["loss"])), torch.from_numpy(np.asarray(found["correct"]))
 
     def remember(self, sets: Sequence[tuple[Unit, ...]], loss: Tensor, correct: Tensor) -> None:

@@ -29,7 +29,7 @@ def keep_pruned(folder: RunFolder, work: Work, found: Found) -> None:
     for unit in ranking[:count]:
         cut.setdefault(unit.layer, set()).add(int(unit.head or 0))
     pruned = prune_heads(work.specimen, cut)
-    place = (work.choices.save or folder.path / "pruned") / WEIGHTS_FILE
+    place = work.choices.save / WEIGHTS_FILE if work.choices.save else folder.place("pruned", WEIGHTS_FILE)
     save(pruned, place)
     (batch,) = work.split.pick(torch.arange(min(_TIMED, len(work.split)))).batches(_TIMED, device=work.specimen.device)
     times: dict[str, list[Latency]] = {"whole": [], "pruned": []}

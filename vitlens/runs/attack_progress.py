@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlens.archives import Form, require_forms
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
 
@@ -21,21 +22,25 @@ class Store:
     folder: Path | None
     process: int = 0
 
-    def recall(self, alias: str, attack: str, start: int, digest: str) -> dict[str, Tensor] | None:
-        """What was found for one attack on the images from start on, or None.
+    def recall(
+        self, alias: str, attack: str, start: int, digest: str, forms: Mapping[str, Form]
+    ) -> dict[str, Tensor] | None:
+        """What was found for one attack on the images from start on, or None; forms: of the arrays that it is.
 
-        Raises InputError when that was found on other images (digest: of these).
+        Raises InputError when that was found on other images (digest: of these), or is damaged.
         """
         path = self._path(alias, attack, start)
         if path is None or not path.is_file():
             return None
         found = read_arrays(path)
+        require_forms(found, {"digest": Form("U")}, path)
         if str(found.pop("digest")) != digest:
             raise InputError(
                 f"expected the images that the run in {path.parent.parent} began with, found others; give the same "
                 "--data, --limit, --seed and --batch-size, or begin anew without --resume"
             )
-        return {name: torch.from_numpy(np.asarray(values)) for name, values in found.items()}
+        require_forms(found, forms, path)
+        return {name: torch.from_numpy(np.asarray(found[name])) for name in forms}
 
     def remember(self, alias: str, attack: str, start: int, digest: str, found: Mapping[str, Tensor]) -> None:
         """Keep what was found, all or nothing."""

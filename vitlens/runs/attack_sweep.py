@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.robust_curve import Outcome
+from vitlens.archives import Form
 from vitlens.attacks.attack import fitting_batch
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import Sweep, sweep
@@ -82,7 +83,10 @@ def _part(work: Work, name: str, start: int, indices: Tensor, advance: Advance) 
     """One attack on some of the images, or what is remembered of it."""
     images, labels = work.images(indices), work.labels[indices]
     digest = batch_digest(images, labels)
-    known = work.store.recall(work.specimen.alias, name, start, digest)
+    each = Form("bf", (len(indices),))
+    forms = dict.fromkeys(("clean", "broken_at", "distance", "silent"), each)
+    forms |= {"epsilons": Form("f", (None,)), "counts": Form("f", (3,))}
+    known = work.store.recall(work.specimen.alias, name, start, digest, forms)
     if known is not None:
         advance(len(indices))
         return known

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlens.files import RunRecord, write_atomically
+from vitlens.places import inside
 from vitlens.runs.compare_sheets import drawn_sheet, methods_words, sheet_images
 
 FOLDER = "panels"
@@ -19,7 +20,7 @@ def write_panels(record: RunRecord) -> list[Path]:
         for index, row in enumerate(rows if sheet == "panels" else ()):
             title = f"{table[row]['file']}: {methods_words(record)}"
             figure = drawn_sheet(record, arrays, [row], title)
-            path = record.folder / FOLDER / f"{index + 1:03}.png"
+            path = inside(record.folder, FOLDER, f"{index + 1:03}.png")
             with write_atomically(path) as temporary:
                 figure.savefig(temporary, dpi=_DOTS_PER_INCH)
             written.append(path)

@@ -15,7 +15,8 @@ from typing import Literal
 from numpy.typing import ArrayLike
 
 from vitlens.errors import OutputError, VitlensError
-from vitlens.files import CONFIG, RESULTS, RunRecord, read_run, storage_error, write_arrays, write_json
+from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_run, storage_error, write_arrays, write_json
+from vitlens.places import inside, require_no_links
 from vitlens.uncertainty import Estimate
 from vitlens.version import __version__
 
@@ -43,6 +44,13 @@ _OURS = (
     "points/*/seed-*/*",
     "points/*/seed-*/checkpoint/*",
 )
+# the files and folders at its top, which must be no links
+_TOP = tuple(
+    dict.fromkeys(
+        (CONFIG, RESULTS, *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern))
+    )
+)
+_PARTS = ("chapters", "frozen", "full", "pruned")  # runs, and a model, within a run
 
 
 class RunFolder:
@@ -99,6 +107,7 @@ class RunFolder:
     def reopen(cls, path: Path) -> "RunFolder":
         """The folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is running."""
         folder = cls(read_run(path))
+        require_plain(path)
         folder._write("running")
         return folder
 
@@ -129,7 +138,11 @@ class RunFolder:
 
     def arrays(self, name: str, **arrays: ArrayLike) -> None:
         """Write arrays/<name>.npz, from which figures are drawn again."""
-        write_arrays(self.path / "arrays" / f"{name}.npz", arrays)
+        write_arrays(self.place("arrays", named_file(name, ".npz")), arrays)
+
+    def place(self, *parts: str) -> Path:
+        """Where something is written in this folder. Raises InputError for a link, and for what leads out of it."""
+        return inside(self.path, *parts)
 
     def record(self) -> RunRecord:
         """Write what is known so far, and give it as anyone would read it back."""
@@ -148,7 +161,12 @@ class RunFolder:
         return _results(self.command, status, round(self._elapsed(), 3), self._metrics, self._tables)
 
     def _write(self, status: Status) -> None:
-        write_json(self.path / RESULTS, self._content(status))
+        write_json(self.place(RESULTS), self._content(status))
+
+
+def require_plain(path: Path) -> None:
+    """Raise InputError where a file or folder that a run writes is a link, anywhere in its folder."""
+    require_no_links(path, (*_TOP, *_PARTS))
 
 
 def versions() -> dict[str, str]:
@@ -210,8 +228,8 @@ def _clear(path: Path, *, overwrite: bool) -> None:
         raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
     if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
         raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
+    require_plain(path)
     for pattern in (RESULTS, CONFIG, *_OURS):
-        if not (path / pattern).parent.is_symlink():
-            for file in path.glob(pattern):
-                if not file.is_dir():
-                    file.unlink()
+        for file in path.glob(pattern):
+            if not file.is_dir():
+                file.unlink()

@@ -14,7 +14,7 @@ from vitlens.data.digits import digits
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
-from vitlens.files import read_run
+from vitlens.files import read_bounded, read_run
 from vitlens.models.naming import parse_models
 from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import load
@@ -145,7 +145,7 @@ def load_splits(
 
 def _read_classes(file: Path) -> tuple[str, ...]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_bounded(file, 16 << 20, what="a text file with one class a line").decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
         raise InputError(f"expected a text file with one class a line at {file}, found: {error}") from error
     return tuple(line.strip() for line in lines if line.strip())

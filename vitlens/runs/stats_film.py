@@ -10,6 +10,7 @@ from vitlens.errors import InputError
 from vitlens.figures.film import learning_film
 from vitlens.files import RunRecord, write_atomically
 from vitlens.names import AnimationFormat
+from vitlens.places import inside
 from vitlens.runs.stats_learning import ARRAYS, CHOSEN, near
 
 PLACE = "animations/learning.{form}"
@@ -37,7 +38,7 @@ def write_film(record: RunRecord, form: AnimationFormat) -> Path:
         name=str(models[0]["alias"]),
     )
     rate = int(min(max(film.frames / _SECONDS, _RATES[0]), _RATES[1]))
-    path = record.folder / PLACE.format(form=form)
+    path = inside(record.folder, PLACE.format(form=form))
     with write_atomically(path) as temporary, matplotlib.rc_context({"savefig.bbox": None}):
         writer = _writer(form, rate)
         with writer.saving(film.figure, str(temporary), _DOTS_PER_INCH):

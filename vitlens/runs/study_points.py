@@ -2,16 +2,17 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from vitlens.data.catalogue import load_data
 from vitlens.data.shares import images_in
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.files import read_run
+from vitlens.files import CONFIG, read_run
 from vitlens.models.zoo import untrained
+from vitlens.preprocessing import Side
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -21,15 +22,9 @@ from vitlens.runs.study_points_draw import draw_points
 from vitlens.runs.study_points_keep import POINTS, keep
 from vitlens.runs.study_points_tell import tell_points
 from vitlens.runs.study_trial import Ground, Trial, run_trial
+from vitlens.runs.train_plan import KeptOptions
 from vitlens.runs.training_progress import training_progress
-
-_KEPT = (
-    "seed",
-    "limit",
-    "batch_size",
-    "precision",
-    "data_dir",
-)  # options that a resumed study takes from its beginning
+from vitlens.schema import Between, Text, read_as
 
 
 @dataclass(frozen=True)
@@ -37,10 +32,10 @@ class Plan:
     """What decides the result besides the options; a study is resumed with the plan that it began with."""
 
     kind: str
-    data: str
-    epochs: int
-    seeds: int
-    image_size: tuple[int, int] | None
+    data: Text
+    epochs: Annotated[int, Between(1, 1_000_000)]
+    seeds: Annotated[int, Between(1, 1000)]
+    image_size: tuple[Side, Side] | None
 
 
 def study_points(
@@ -108,19 +103,19 @@ def _as_begun(resume: Path, given: Mapping[str, object], options: RunOptions) ->
         )
     record = read_run(resume)
     asked = record.config.get("options")
-    if record.command != "study" or not isinstance(asked, dict) or asked.get("kind") not in KINDS:
+    if record.command != "study" or not isinstance(asked, dict) or str(asked.get("kind")) not in KINDS:
         raise InputError(f"expected the folder of vitlens study --kind to resume, found another run in {resume}")
-    size = asked["image_size"]
-    plan = Plan(asked["kind"], asked["data"], asked["epochs"], asked["seeds"], tuple(size) if size else None)
+    source = f"the options in {resume / CONFIG}"
+    plan = read_as(Plan, asked, source=source, unknown="ignore", hint="study anew")
     for name, value in given.items():
         if value != getattr(plan, name):
             raise InputError(
                 f"expected to resume {resume} with its {name}, {getattr(plan, name)}, found {value}; leave it out"
             )
-    if record.config["points"] != _described_points(KINDS[plan.kind]):
+    if record.config.get("points") != _described_points(KINDS[plan.kind]):
         raise InputError(f"expected the points that {resume} began with, found others in this vitlens; study anew")
-    kept = {name: asked[name] for name in _KEPT}
-    return plan, replace(options, **{**kept, "data_dir": Path(kept["data_dir"])})
+    kept = read_as(KeptOptions, asked, source=source, unknown="ignore", hint="study anew")
+    return plan, kept.given_to(options)
 
 
 def _ground(plan: Plan, options: RunOptions) -> Ground:

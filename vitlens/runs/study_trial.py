@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.evaluate import evaluate
 from vitlens.analysis.flops import flops_by_part
+from vitlens.archives import Form, require_forms
 from vitlens.data.shares import images_in, share_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError
@@ -20,6 +22,7 @@ from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import untrained
 from vitlens.runs.options import RunOptions
 from vitlens.runs.study_kinds import Point
+from vitlens.schema import Between, Count, read_as
 from vitlens.training import checkpoint
 from vitlens.training.account import BEST_FILE
 from vitlens.training.loop import fit
@@ -47,6 +50,18 @@ class Trial:
     train_images: int
     parameters: int
     flops: int
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The numbers of a trial, as a file says them."""
+
+    seconds: Annotated[float, Between(0, 1e10)]
+    images_per_second: Annotated[float, Between(0, 1e12)]
+    steps: Count
+    train_images: Count
+    parameters: Count
+    flops: Count
 
 
 @dataclass(frozen=True)
@@ -144,9 +159,13 @@ def _read(path: Path, *, images: int) -> Trial | None:
     if not path.is_file():
         return None
     found = read_arrays(path)
+    require_forms(found, {"correct": Form("b", (None,)), **dict.fromkeys(_FIELDS, Form("iuf"))}, path)
     if len(found["correct"]) != images:
         raise InputError(
             f"expected the {len(found['correct'])} test images that {path} is about, found {images}; "
             "resume with the data that the study began with"
         )
-    return Trial(correct=found["correct"].astype(bool), **{name: found[name].item() for name in _FIELDS})
+    told = read_as(
+        _Told, {name: found[name].item() for name in _FIELDS}, source=str(path), hint="begin anew without --resume"
+    )
+    return Trial(correct=found["correct"].astype(bool), **vars(told))

@@ -6,14 +6,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from vitlens.errors import UnknownNameError
 from vitlens.figures.study import Estimate as Bar
 from vitlens.figures.study import study_summary
-from vitlens.files import RunRecord, read_run
+from vitlens.files import RESULTS, RunRecord, read_run
 from vitlens.models.naming import parse_models
 from vitlens.models.saved import WEIGHTS_FILE
+from vitlens.names import CommandName
+from vitlens.places import inside
 from vitlens.report import Section, in_words, metrics
 from vitlens.runs.attack_words import epsilon_words, estimate, verdict_words
 from vitlens.runs.report import Drawn
+from vitlens.schema import read_as
 from vitlens.uncertainty import Estimate
 
 CHAPTERS: Final = "chapters"
@@ -43,6 +47,21 @@ class Chapter:
     folder: str
 
 
+@dataclass(frozen=True)
+class _OneChapter:
+    """A chapter as a file says it: only what a study runs, and only inside its folder."""
+
+    word: CommandName
+    alias: str
+    folder: str
+
+    def chapter(self) -> Chapter:
+        """The chapter. Raises InputError for what a study does not run."""
+        if self.word not in _TITLES:
+            raise UnknownNameError("chapter of a study", self.word, _TITLES)
+        return Chapter(self.word, self.alias, self.folder)
+
+
 def gathered(path: Path, chapters: Sequence[Chapter]) -> Mapping[str, Estimate]:
     """The numbers of the chapters, under names that say whose they are."""
     found: dict[str, Estimate] = {}
@@ -63,7 +82,7 @@ def draw_whole(record: RunRecord) -> Iterator[Drawn]:
     )
     for chapter in _chapters(record):
         module = import_module(f"vitlens.runs.{chapter.word}")
-        for drawn in module.draw(read_run(record.folder / chapter.folder)):
+        for drawn in module.draw(read_run(inside(record.folder, chapter.folder))):
             yield replace(drawn, name=_figure_name(chapter, drawn.name))
 
 
@@ -118,7 +137,7 @@ def tell_whole(record: RunRecord) -> list[Section]:
     limits: dict[str, None] = {}
     for chapter in _chapters(record):
         module = import_module(f"vitlens.runs.{chapter.word}")
-        for section in module.tell(read_run(record.folder / chapter.folder)):
+        for section in module.tell(read_run(inside(record.folder, chapter.folder))):
             if section.title == "Limits":
                 limits |= dict.fromkeys(section.paragraphs)
                 continue
@@ -139,7 +158,7 @@ def tell_whole(record: RunRecord) -> list[Section]:
 
 def _trust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
     """The most faithful of a model's maps, by what its removal does, and what the checks say of it."""
-    explained = read_run(record.folder / chapter.folder)
+    explained = read_run(inside(record.folder, chapter.folder))
     rows = [row for row in explained.table("league") if not row["baseline"]]
     if rows:
         best = rows[0]
@@ -152,7 +171,7 @@ def _trust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
 
 def _robust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
     """What is left of each model's accuracy under the last attack at its largest epsilon, and whether to believe it."""
-    attacked = read_run(record.folder / chapter.folder)
+    attacked = read_run(inside(record.folder, chapter.folder))
     rows = attacked.table("curves")
     for alias in dict.fromkeys(str(row["model"]) for row in rows):
         last = [row for row in rows if row["model"] == alias][-1]
@@ -164,7 +183,9 @@ def _robust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
 
 
 def _chapters(record: RunRecord) -> list[Chapter]:
-    return [Chapter(str(row["word"]), str(row["alias"]), str(row["folder"])) for row in record.table("chapters")]
+    return [
+        read_as(_OneChapter, row, source=str(record.folder / RESULTS)).chapter() for row in record.table("chapters")
+    ]
 
 
 def _aliases(record: RunRecord) -> list[str]:

@@ -9,8 +9,9 @@ import torch
 
 from vitlens.analysis.evaluate import Evaluation, accuracy
 from vitlens.analysis.pairs import pairs
+from vitlens.errors import InputError
 from vitlens.figures.train_compared import Point, learning_compared
-from vitlens.files import RunRecord, read_run
+from vitlens.files import RESULTS, RunRecord, read_run
 from vitlens.models.naming import parse_model
 from vitlens.models.zoo import load
 from vitlens.processes import Processes
@@ -22,6 +23,8 @@ from vitlens.runs.processes import join_run
 from vitlens.runs.report import Drawn, publish
 from vitlens.runs.train_beside import answers_of
 from vitlens.runs.train_plan import Plan
+from vitlens.schema import read_as
+from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate, bootstrap_difference
 
 WAYS: Final = {"frozen": "the backbone frozen", "full": "everything trained"}
@@ -41,8 +44,8 @@ class Compared:
 
     def points(self) -> list[Point]:
         """Epochs done, seconds, and test accuracy at each look."""
-        rows: list[dict[str, Any]] = self.record.table("history")
-        return [(row["epoch"] + 1, row["seconds"], row["test_accuracy"]) for row in rows if row["test_accuracy"]]
+        rows = _history(self.record)
+        return [(row.epoch + 1, row.seconds, row.test_accuracy) for row in rows if row.test_accuracy]
 
 
 def compare(train: Train, plan: Plan, *, resume: Path | None, options: RunOptions) -> Path | None:
@@ -149,9 +152,21 @@ def _keep(folder: RunFolder, found: Sequence[Compared], *, seed: int) -> None:
 
 def _seconds_an_epoch(record: RunRecord) -> float:
     """The time of the last epoch's training, without looks and files."""
-    rows: list[dict[str, Any]] = record.table("history")
-    images = rows[-1]["images"] - (rows[-2]["images"] if len(rows) > 1 else 0)
-    return float(images / rows[-1]["images_per_second"])
+    rows = _history(record)
+    images = rows[-1].images - (rows[-2].images if len(rows) > 1 else 0)
+    return float(images / rows[-1].images_per_second)
+
+
+def _history(record: RunRecord) -> list[EpochMetrics]:
+    """The epochs of one way, at least one. Raises InputError for a folder that says something else."""
+    source = f"the history in {record.folder / RESULTS}"
+    rows = [
+        read_as(EpochMetrics, row, source=source, unknown="ignore", hint="begin anew without --resume")
+        for row in record.table("history")
+    ]
+    if not rows or not rows[-1].images_per_second or not any(row.test_accuracy for row in rows):
+        raise InputError(f"expected epochs with a test accuracy in {source}, found none; begin anew without --resume")
+    return rows
 
 
 def _reached(one: Compared, best: float) -> Iterator[dict[str, object]]:

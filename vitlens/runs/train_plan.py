@@ -3,15 +3,33 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from vitlens.errors import InputError
-from vitlens.files import read_run
+from vitlens.files import CONFIG, read_run
 from vitlens.models.build import Overrides
+from vitlens.names import Precision
+from vitlens.preprocessing import Side
 from vitlens.runs.options import RunOptions
 from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning
+from vitlens.schema import Between, Text, read_as
 
-_KEPT = ("seed", "limit", "batch_size", "precision", "data_dir")  # options that a resumed run takes from its beginning
+_HINT = "begin anew without --resume"
+
+
+@dataclass(frozen=True)
+class KeptOptions:
+    """The options that a resumed run takes from its beginning, as config.json says them."""
+
+    seed: Annotated[int, Between(0, 2**63 - 1)]
+    limit: Annotated[int, Between(1, 2**53)] | None
+    batch_size: Annotated[int, Between(1, 2**31)] | None
+    precision: Precision
+    data_dir: Text
+
+    def given_to(self, options: RunOptions) -> RunOptions:
+        """Other options with these in their place."""
+        return replace(options, **{**vars(self), "data_dir": Path(self.data_dir)})
 
 
 @dataclass(frozen=True)
@@ -24,11 +42,11 @@ class Plan:
     further; teaching: who teaches it.
     """
 
-    model: str
-    data: str = "digits"
+    model: Text
+    data: Text = "digits"
     recipe: Mapping[str, Any] = field(default_factory=dict)
     shape: Overrides = field(default_factory=dict)
-    image_size: tuple[int, int] | None = None
+    image_size: tuple[Side, Side] | None = None
     keep_every: int | None = None
     named: str | None = None
     compiling: str = "auto"
@@ -47,15 +65,12 @@ def as_begun(resume: Path, given: Mapping[str, object], options: RunOptions) -> 
     asked = record.config.get("options")
     if record.command != "train" or not isinstance(asked, dict):
         raise InputError(f"expected the folder of vitlens train to resume, found one of vitlens {record.command}")
-    size = asked["image_size"]
-    size, every = tuple(size) if size else None, asked.get("keep_every")
-    plan = Plan(asked["model"], asked["data"], asked["recipe"], asked["shape"], size, every)
-    plan = replace(plan, **{name: asked[name] for name in ("named", "compiling", "recompute") if name in asked})
-    plan = replace(plan, tuning=Tuning(**asked.get("tuning", {})), teaching=Teaching(**asked.get("teaching", {})))
+    source = f"the options in {resume / CONFIG}"
+    plan = read_as(Plan, asked, source=source, unknown="ignore", hint=_HINT)
     for name, value in given.items():
         if value != getattr(plan, name):
             raise InputError(
                 f"expected to resume {resume} with its {name}, {getattr(plan, name)}, found {value}; leave it out"
             )
-    kept = {name: asked[name] for name in _KEPT}
-    return plan, replace(options, **{**kept, "data_dir": Path(kept["data_dir"])})
+    kept = read_as(KeptOptions, asked, source=source, unknown="ignore", hint=_HINT)
+    return plan, kept.given_to(options)

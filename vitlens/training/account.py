@@ -1,12 +1,14 @@
 """The account of a run, kept alike over images and over cached features: epochs, progress, checkpoint, result."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
+from vitlens.errors import InputError
 from vitlens.models import zoo
 from vitlens.processes import Processes
+from vitlens.schema import Between, Count, read_as
 from vitlens.training.checkpoint import Checkpoint, require_same
 from vitlens.training.clock import Clock
 from vitlens.training.metrics import EpochMetrics, Progress, Standing, TrainingResult
@@ -14,6 +16,16 @@ from vitlens.training.task import Task
 
 BEST_FILE = "best.safetensors"
 PROGRESS_INTERVAL = 0.1  # seconds; an eye follows no faster
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a checkpoint keeps besides tensors: whose it is, how far it came, and in what time."""
+
+    identity: Mapping[str, object]
+    step: Count
+    seconds: Annotated[float, Between(0, 1e10)]
+    standing: Standing
 
 
 class Account:
@@ -32,10 +44,18 @@ class Account:
 
     def take_up(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. Raises InputError when it is of another run."""
-        facts = checkpoint.facts
-        require_same(facts["identity"], self.task.identity(), folder=self.task.directory)
-        self.standing = Standing.from_json(facts["standing"])
-        self.clock = Clock(seconds=facts["seconds"] + self.clock.seconds())
+        source = f"the checkpoint in {self.task.directory}"
+        facts = read_as(Facts, dict(checkpoint.facts), source=source, hint="train anew in another folder")
+        require_same(facts.identity, self.task.identity(), folder=self.task.directory)
+        done, history = facts.step // self.task.steps_per_epoch, facts.standing.history
+        looked = not history or facts.step < self.task.steps or history[-1].test_accuracy is not None
+        if facts.step > self.task.steps or len(history) != done or not looked:
+            raise InputError(
+                f"expected {source} to tell of {done} epochs, at most {self.task.recipe.epochs}, found {len(history)}; "
+                "train anew in another folder"
+            )
+        self.standing = facts.standing
+        self.clock = Clock(seconds=facts.seconds + self.clock.seconds())
 
     def facts(self, step: int) -> dict[str, Any]:
         """What a checkpoint keeps besides tensors."""

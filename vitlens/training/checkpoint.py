@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError, StorageError
 from vitlens.files import write_atomically
+from vitlens.strict_json import parse_json
 from vitlens.training.average import Average, copy_into
 from vitlens.training.optimiser import Optimiser
 
@@ -40,7 +41,11 @@ def collect(module: nn.Module, optimiser: Optimiser, average: Average | None) ->
 
 
 def restore(checkpoint: Checkpoint, module: nn.Module, optimiser: Optimiser, average: Average | None) -> None:
-    """Write a checkpoint's tensors over a model, its optimiser and its average."""
+    """Write a checkpoint's tensors over a model, its optimiser and its average.
+
+    Raises InputError where they do not fit these.
+    """
+    _require_fitting(checkpoint, module, optimiser, average)
     copy_into(module, _below("model/", checkpoint.tensors))
     if average is not None:
         for name, value in _below("average/", checkpoint.tensors).items():
@@ -75,7 +80,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
             leftover.unlink()
     try:
         with safe_open(str(path), framework="pt") as file:
-            facts = json.loads(file.metadata()["vitlens"])
+            facts = parse_json(file.metadata()["vitlens"], source=str(path))
             return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"expected a checkpoint in {path}, found: {error}; train anew in another folder") from error
@@ -90,6 +95,30 @@ def require_same(found: Mapping[str, object], expected: Mapping[str, object], *,
                 f"expected to resume {folder} with its {name} = {then.get(name)}, found {now.get(name)}; "
                 "resume with the options it began with, or train in another folder"
             )
+
+
+def _require_fitting(checkpoint: Checkpoint, module: nn.Module, optimiser: Optimiser, average: Average | None) -> None:
+    """Refuse tensors that are not those of this model and optimiser, or that are no finite numbers."""
+    expected = {f"model/{name}": value for name, value in module.state_dict().items()}
+    if average is not None:
+        expected |= {f"average/{name}": value for name, value in average.tensors.items()}
+    found = checkpoint.tensors
+    held = {name: value for name, value in found.items() if name.startswith("optimiser/")}
+    expected |= {f"optimiser/{name}": value for name, value in optimiser.blank(begun=bool(held)).items()}
+    own = {name for name in found if name.startswith(("model/", "average/", "optimiser/"))}
+    odd = sorted(own ^ expected.keys())
+    odd += [name for name, value in expected.items() if name in own and not _is_like(found[name], value)]
+    if odd:
+        raise InputError(
+            f"expected a checkpoint of this model, found {len(odd)} that do not fit it (first {odd[0][:80]!r}); "
+            "train anew in another folder"
+        )
+
+
+def _is_like(found: Tensor, expected: Tensor) -> bool:
+    """Whether a tensor can stand in another's place: its shape and kind of number, finite."""
+    alike = found.shape == expected.shape and found.is_floating_point() == expected.is_floating_point()
+    return alike and not found.is_complex() and bool(found.isfinite().all())
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

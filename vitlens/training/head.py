@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlens.data.split import Split
 from vitlens.errors import InputError
@@ -126,7 +126,7 @@ class _Features:
         about = {"part": part, "precision": self.precision, **task.identity()}
         found = recall_features(task.directory, part, about)
         everywhere = processes.total(torch.tensor(float(found is not None))) == processes.count
-        if found is not None and everywhere:
+        if found is not None and everywhere and self._fits(found, part):
             return found
         made = cached_features(
             self.specimen,
@@ -140,6 +140,15 @@ class _Features:
         if processes.is_first:
             keep_features(task.directory, part, made, about)
         return made
+
+    def _fits(self, found: Tensor, part: str) -> bool:
+        """Whether what a file holds is what the head reads: (views, images, heads, dim), finite."""
+        task, heads = self.task, list(self.task.specimen.model.modules())
+        widths = {module.in_features for module in heads if isinstance(module, nn.Linear)}
+        count = len(task.train if part == "train" else task.test)
+        views = self.views if part == "train" else 1
+        alike = found.ndim == 4 and found.dtype == torch.float32 and found.shape[:2] == (views, count)
+        return alike and {found.shape[3]} == widths and bool(found.isfinite().all())
 
     def _plain(self, part: str, batches: Sequence[Tensor]) -> Iterator[Images]:
         source = (self.task.train if part == "train" else self.task.test).source

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from vitlens.devices import autocast
 from vitlens.models import zoo
 from vitlens.models.specimen import Specimen
+from vitlens.models.weights import require_fitting
 from vitlens.processes import Processes
 from vitlens.training.account import BEST_FILE, Account
 from vitlens.training.average import copy_into
@@ -69,6 +70,8 @@ class HeadTraining:
                 for name, value in checkpoint.tensors.items()
                 if name.startswith("best/")
             }
+            if self.best:
+                require_fitting(self.task.specimen.model, self.best, where="the checkpoint's best head")
         if self.processes.is_first:
             rewrite_metrics(self.task.directory, self.account.standing.history)
         self._write_checkpoint()

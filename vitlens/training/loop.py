@@ -137,7 +137,13 @@ class _Training:
         self.account.take_up(checkpoint)
         self.updates.take_up(checkpoint)
         if self.processes.is_first:  # the others' sums are in the first one's
-            self.sums.copy_(checkpoint.tensors["sums"])
+            sums = checkpoint.tensors.get("sums")
+            if sums is None or sums.shape != self.sums.shape or not sums.isfinite().all():
+                raise InputError(
+                    f"expected the sums of an epoch in the checkpoint of {self.task.directory}, found none; "
+                    "train anew in another folder"
+                )
+            self.sums.copy_(sums)
 
     def _epoch(self) -> None:
         task, recipe, place = self.task, self.task.recipe, self.processes.index

@@ -2,13 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from vitlens.errors import InputError
-from vitlens.files import storage_error, write_text
+from vitlens.files import read_bounded, storage_error, write_text
+from vitlens.schema import read_as
+from vitlens.strict_json import parse_json
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -69,12 +69,6 @@ class Standing:
             return replace(self, history=history)
         return Standing(history, accuracy, metrics.epoch)
 
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> "Standing":
-        """As a checkpoint keeps it."""
-        history = tuple(EpochMetrics(**metrics) for metrics in stored["history"])
-        return cls(history, stored["best_accuracy"], stored["best_epoch"])
-
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -116,8 +110,8 @@ def rewrite_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
 def read_metrics(folder: Path) -> tuple[EpochMetrics, ...]:
     """The epochs of a training folder. Raises InputError when the file is missing or broken."""
     path = folder / METRICS_FILE
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return tuple(EpochMetrics(**json.loads(line)) for line in lines)
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"expected one JSON line an epoch in {path}, found: {error}") from error
+    content = read_bounded(path, 1 << 28, what="one JSON line an epoch")
+    return tuple(
+        read_as(EpochMetrics, parse_json(line, source=str(path)), source=f"line {number} of {path}")
+        for number, line in enumerate(content.splitlines(), start=1)
+    )

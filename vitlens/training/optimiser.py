@@ -108,6 +108,19 @@ class Optimiser:
                 state |= {f"{names[index]}/{key}": value for key, value in values.items()}
         return state
 
+    def blank(self, *, begun: bool) -> dict[str, Tensor]:
+        """Tensors of the names and shapes of all state after a first step, or before it (none)."""
+        state: dict[str, Tensor] = {}
+        for optimizer, names in self._parts if begun else ():
+            muon = not isinstance(optimizer, torch.optim.AdamW)
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for name, parameter in zip(names, parameters):
+                keys = ("momentum_buffer",) if muon else ("exp_avg", "exp_avg_sq")
+                state |= {f"{name}/{key}": parameter.detach() for key in keys}
+                if not muon:
+                    state[f"{name}/step"] = torch.zeros(())
+        return state
+
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up the state of another one of the same kind and parameters."""
         held: dict[str, dict[str, Tensor]] = {}

@@ -1,0 +1,141 @@
+"""Arrays of an .npz, read within bounds: what its headers claim is checked before any memory is taken."""
+
+import math
+import zipfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.errors import InputError
+
+Array = NDArray[np.generic]
+
+_KINDS: Final = "biufUS"  # truth values, numbers, texts: no objects, no records, no complex numbers, no dates
+_ENTRIES: Final = 10_000
+_AXES: Final = 16
+_SUSPECT: Final = 256 << 20  # bytes; a smaller file may be packed as tightly as it likes
+_PACKED: Final = 100  # times smaller than unpacked: no more, for a larger one
+_HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many bytes the arrays of one file may take, all together."""
+
+    size: int = 4 << 30
+
+
+@dataclass(frozen=True)
+class Form:
+    """What one array must be: kinds of numpy's types ("b", "iu", "f", "U"), and its shape, None for any side."""
+
+    kinds: str
+    shape: tuple[int | None, ...] = ()
+
+
+def require_forms(
+    found: Mapping[str, Array], forms: Mapping[str, Form], path: Path, *, hint: str = "begin anew without --resume"
+) -> None:
+    """Raise InputError unless arrays that were read from path are there and of these forms; others may stand beside."""
+    for name, form in forms.items():
+        if name not in found:
+            raise InputError(f"expected the array {name!r} in {path}, found none; {hint}")
+        array = found[name]
+        fits = len(array.shape) == len(form.shape) and all(
+            side in (None, own) for side, own in zip(form.shape, array.shape)
+        )
+        if not fits or array.dtype.kind not in form.kinds:
+            sides = ", ".join("any" if side is None else str(side) for side in form.shape)
+            raise InputError(
+                f"expected {name!r} of shape ({sides}) and kind {form.kinds} in {path}, found {array.shape} of "
+                f"{array.dtype}; {hint}"
+            )
+
+
+def read_archive(
+    path: Path,
+    *,
+    keys: Collection[str] | None = None,
+    bounds: Bounds = Bounds(),
+    error: type[InputError] = InputError,
+) -> dict[str, Array]:
+    """The arrays of an .npz by name, keys alone where given; nothing in it is ever unpickled.
+
+    Raises `error`, one line, when it is missing or damaged, holds anything but numbers, truth values and texts, or
+    claims more bytes than the bounds, than it has, or than an honest file of its size would.
+    """
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            entries = {_name(entry): entry for entry in archive.infolist()}
+            _check(path, archive.infolist(), entries, bounds, error)
+            chosen = {name: entry for name, entry in entries.items() if keys is None or name in keys}
+            return {name: _array(archive, entry, path, error) for name, entry in chosen.items()}
+    except FileNotFoundError as reason:
+        raise error(f"expected arrays at {path}, found no such file; run the command again") from reason
+    except InputError:
+        raise
+    except Exception as reason:  # numpy and zipfile raise a dozen types for a broken archive
+        said = (str(reason).splitlines() or [type(reason).__name__])[0][:160]
+        raise error(f"expected plain arrays in {path}, found: {said}; save them with numpy.savez") from reason
+
+
+def _name(entry: zipfile.ZipInfo) -> str:
+    return entry.filename.removesuffix(".npy")
+
+
+def _check(
+    path: Path,
+    listed: Collection[zipfile.ZipInfo],
+    entries: Mapping[str, zipfile.ZipInfo],
+    bounds: Bounds,
+    error: type[InputError],
+) -> None:
+    """Refuse an archive by its list of contents alone."""
+    if len(listed) > _ENTRIES:
+        raise error(f"expected at most {_ENTRIES:,} arrays in {path}, found {len(listed):,}")
+    if len(entries) < len(listed):
+        raise error(f"expected each array of {path} once, found one twice")
+    unpacked, packed = sum(entry.file_size for entry in listed), path.stat().st_size
+    if unpacked > bounds.size:
+        raise error(
+            f"expected arrays of at most {bounds.size / (1 << 30):g} GiB in {path}, found {unpacked / (1 << 30):,.1f}"
+        )
+    if unpacked > _SUSPECT and unpacked > _PACKED * packed:
+        raise error(
+            f"expected arrays packed at most {_PACKED} times smaller in {path}, found {unpacked:,} bytes in "
+            f"{packed:,}; save them with numpy.savez"
+        )
+
+
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, error: type[InputError]) -> Array:
+    """One array, whose header is held against the size of its entry first."""
+    name = _name(entry)
+    with archive.open(entry) as file:
+        shape, kind = _header(file, name, path, error)
+        count, size = math.prod(shape), math.prod(shape) * kind.itemsize
+        if kind.hasobject:
+            raise error(f"expected plain arrays in {path}, found a pickle, which could run code, in {name!r}")
+        if kind.kind not in _KINDS:
+            raise error(f"expected numbers or texts in {path}, found {kind} in {name!r}")
+        if len(shape) > _AXES or (not count and max(shape) > entry.file_size + 2**24) or (count and not kind.itemsize):
+            raise error(f"expected an array in {path}, found {name!r} of shape {str(shape)[:80]}")
+        if size > entry.file_size:
+            raise error(f"expected {size:,} bytes of {name!r} in {path}, found {entry.file_size:,}: it is damaged")
+    with archive.open(entry) as file:
+        found: Array = np.lib.format.read_array(file, allow_pickle=False)
+        return found
+
+
+def _header(file: Any, name: str, path: Path, error: type[InputError]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """The shape and type that an entry claims."""
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise error(f"expected arrays of numpy's format 1 or 2 in {path}, found {version} in {name!r}")
+    shape, _, kind = _HEADERS[version](file)
+    if any(side < 0 for side in shape):
+        raise error(f"expected an array in {path}, found {name!r} of shape {str(shape)[:80]}")
+    return shape, kind

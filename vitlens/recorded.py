@@ -1,0 +1,74 @@
+"""What the JSON of a run's folder is, as types: what all commands write alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from vitlens.names import FigureFormat
+from vitlens.schema import Between, Count, Length, Name, Text
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One of the metrics."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: Count | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """results.json, but for what the rows of its tables are: each command knows its own."""
+
+    schema: Literal[1]
+    command: Name
+    status: Literal["running", "done", "failed", "interrupted"]
+    seconds: Annotated[float, Between(0, 1e10)]
+    metrics: Mapping[str, Measured]
+    tables: Mapping[str, tuple[Annotated[Mapping[str, object], Length(0, 1000)], ...]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of the models in config.json: what becomes part of file names, and what every report says of it."""
+
+    alias: Name
+    name: Text = ""
+    weights: Text = ""
+    sha256: str | None = None
+    parameters: Count = 0
+    notes: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that was left out."""
+
+    file: Text
+    reason: Text
+
+
+@dataclass(frozen=True)
+class Data:
+    """What config.json says of the images."""
+
+    title: Text = ""
+    images: Count = 0
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True)
+class Config:
+    """config.json, as far as all commands write it alike."""
+
+    title: Text = ""
+    formats: tuple[FigureFormat, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    command_line: Text = ""
+    options: Mapping[str, object] = field(default_factory=dict)
+    models: tuple[Model, ...] = ()
+    data: Data | None = None
