@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from vitlens.analysis.ablate import units_of
 from vitlens.analysis.evaluate import require_labels
-from vitlens.analysis.reading import match_classes
+from vitlens.analysis.reading import label_columns
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
@@ -81,9 +80,8 @@ def ablate(
 
 def true_classes(specimen: Specimen, split: Split) -> Tensor:
     """The label of each image as a column of the specimen's logits. Raises DataError and InputError."""
-    labels = require_labels(split)
-    columns, _ = match_classes(specimen.classes, split.classes)
-    return torch.tensor(columns)[labels.cpu().long()]
+    require_labels(split)
+    return label_columns(specimen.classes, split)
 
 
 def _identity(
