@@ -53,7 +53,7 @@ def load_data(
 
     preprocessing: how photographs are resized and cropped; sets of small images keep their size (the specimen resizes
     them). seed: of the scenes of digits, or of the division where no test part is given. canvas (px) and scenes (for
-    each source digit) are for digits alone. whole: a folder or .npz without parts is not divided. progress: called
+    each source digit) are for digits alone. whole: what has no parts of its own is not divided. progress: called
     with (files done, files in all). Raises UnknownNameError or DataError.
     """
     if name != "digits" and (canvas is not None or scenes is not None):
@@ -63,7 +63,7 @@ def load_data(
     if name == "digits":
         return digits(part, canvas=CANVAS if canvas is None else canvas, scenes=scenes, seed=seed)
     if name in SETS:
-        return load_torchvision(name, part=part, data_dir=data_dir, preprocessing=preprocessing, seed=seed)
+        return load_torchvision(name, part=part, data_dir=data_dir, preprocessing=preprocessing, seed=seed, whole=whole)
     path = Path(name).expanduser()
     if path.suffix.lower() == ".npz":
         return load_arrays(path, part=part, seed=seed, whole=whole)

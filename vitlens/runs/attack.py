@@ -59,7 +59,7 @@ def attack(
     processes, options = join_run(options)
     with processes.first_ahead():
         specimens = load_specimens(models, model_options=model_options, options=options)
-        split = load_split(specimens[0], options=options, data=data, images=images)
+        split = load_split(specimens[0], options=options, data=data, images=images, beside=specimens[1:])
     require_able(specimens, split, choices)
     labels = [labels_of(specimen, split, choices, options) for specimen in specimens]
     baseline = baseline_of(specimens, choices.baseline)

@@ -22,7 +22,7 @@ from vitlens.runs.compare_panels import write_panels
 from vitlens.runs.compare_tell import tell
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_splits
+from vitlens.runs.load import load_specimens, load_splits, read_as
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
@@ -67,6 +67,7 @@ def compare(
     for split in (one, two):
         require_labels(split)
     require_shared(first.classes, second.classes, one.classes)
+    one, two = read_as(specimens, (one, two), options)
     methods = chosen_methods(method, specimens)
     for specimen, split in zip(specimens, (one, two)):
         chosen_targets(target, specimen, split)

@@ -22,6 +22,7 @@ from vitlens.runs.study_points_keep import POINTS, keep
 from vitlens.runs.study_points_tell import tell_points
 from vitlens.runs.study_trial import Ground, Trial, run_trial
 from vitlens.runs.training_progress import training_progress
+from vitlens.runs.unseen import keep_training_images
 
 _KEPT = (
     "seed",
@@ -77,6 +78,7 @@ def study_points(
         if point.share is not None:
             images_in(ground.train, point.share)
     with _folder(plan, resume, ground, options) as folder:
+        keep_training_images(folder.path, ground.train, data=plan.data)
         trials = dict(_trials(folder.path, points, ground, plan, resume=resume is not None))
         keep(folder, KINDS[plan.kind], trials, seed=options.seed)
         return publish(folder, draw_points, tell_points)
