@@ -14,6 +14,7 @@ from vitlens.data.reading import Progress
 from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
+from vitlens.data.tiny_imagenet import is_tiny_imagenet, load_tiny_imagenet
 from vitlens.data.torchvision_sets import SETS, load_torchvision
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.names import EMBEDDED_DATA, TORCHVISION_DATA, Part
@@ -67,6 +68,8 @@ def load_data(
     path = Path(name).expanduser()
     if path.suffix.lower() == ".npz":
         return load_arrays(path, part=part, seed=seed, whole=whole)
+    if path.is_dir() and is_tiny_imagenet(path):
+        return load_tiny_imagenet(path, part=part, preprocessing=preprocessing, progress=progress)
     if path.is_dir() and is_cue_conflict(path):
         return load_cue_conflict(path, part=part, preprocessing=preprocessing, progress=progress)
     if path.is_dir():
