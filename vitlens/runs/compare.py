@@ -13,6 +13,7 @@ from vitlens.analysis.reading import require_shared
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.specimen import Specimen
+from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.compare_draw import draw
 from vitlens.runs.compare_harder import conflicts, keep_robustness, keep_shape_bias
 from vitlens.runs.compare_keep import keep_answers, keep_numbers, keep_separations
@@ -88,6 +89,7 @@ def compare(
         config=described(options, specimens=specimens, split=one, choices=choices),
         formats=options.formats,
     ) as folder:
+        keep_budgets(folder, specimens)
         found = _answered(specimens, (one, two), options)
         _keep(folder, specimens, (one, two), found, methods, target=target, panels=panels, mapped=maps, options=options)
         if harder:

@@ -24,6 +24,7 @@ from vitlens.analysis.pairs import pairs
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
+from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.describe import described
 from vitlens.runs.evaluate_draw import draw
 from vitlens.runs.evaluate_tell import tell
@@ -75,6 +76,7 @@ def evaluate(
         config=described(options, specimens=specimens, split=splits[0]),
         formats=options.formats,
     ) as folder:
+        keep_budgets(folder, specimens)
         evaluations = _evaluations(specimens, splits, processes, options)
         keep_metrics(folder, evaluations, seed=options.seed)
         keep_tables(folder, evaluations, classes=len(split.classes), seed=options.seed)

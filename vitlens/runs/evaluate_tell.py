@@ -6,6 +6,7 @@ import numpy as np
 
 from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, in_words, metrics, number
+from vitlens.runs.budgets import budget_words
 from vitlens.runs.describe import data_words
 from vitlens.runs.evaluate_rows import ENOUGH, ending_of, enough_by_class, metric_of, models_of
 from vitlens.uncertainty import Estimate
@@ -52,6 +53,7 @@ def _summary(record: RunRecord, aliases: list[str], found: Mapping[str, Estimate
     data = record.config["data"]
     where = f"the {data['part']} images of {data['title']}" if isinstance(data, Mapping) else "the images"
     yield " ".join(data_words(record))
+    yield from budget_words(record)
     for alias in aliases:
         right = in_words(metric_of("accuracy", alias, aliases, found))
         error = number(100 * metric_of("calibration_error", alias, aliases, found).value, 1)

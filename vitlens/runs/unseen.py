@@ -137,7 +137,7 @@ def _numbers_of(specimen: Specimen) -> np.ndarray[tuple[int, ...], np.dtype[np.u
     for folder in [place] if place.is_dir() else list(place.parents)[:_ABOVE]:
         if (folder / _FILE).is_file():
             return _read(folder / _FILE)
-    run = _run_of(specimen)
+    run = run_of(specimen)
     if run is not None:
         options = run.config.get("options")
         data = options.get("data") if isinstance(options, dict) else None
@@ -152,7 +152,7 @@ def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     return np.unique(numbers)
 
 
-def _run_of(specimen: Specimen) -> RunRecord | None:
+def run_of(specimen: Specimen) -> RunRecord | None:
     """The run of `vitlens train` that wrote the weights; None where there is none."""
     place = Path(specimen.provenance.name)
     with suppress(InputError):
@@ -162,6 +162,6 @@ def _run_of(specimen: Specimen) -> RunRecord | None:
 
 
 def _seed_of(specimen: Specimen, seed: int) -> int:
-    run = _run_of(specimen)
+    run = run_of(specimen)
     found = None if run is None else run.config.get("seed")
     return found if isinstance(found, int) else seed
