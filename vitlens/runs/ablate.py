@@ -23,9 +23,11 @@ from vitlens.runs.ablate_tell import tell
 from vitlens.runs.ablate_work import Work
 from vitlens.runs.describe import described
 from vitlens.runs.digests import model_digest
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import ablate_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
 from vitlens.runs.resume import require_same
@@ -58,6 +60,8 @@ def ablate(
     share_of(split, processes)
     identity = _identity(specimen, split, choices, processes, options)
     require_same(resume, "ablate", identity)
+    parts = tuple(ablate_parts(units, len(split), choices))
+    say_expected([(specimen, split, parts)], options, processes=processes.count)
     with processes.first_ahead():
         folder = _folder(resume, specimen, split, choices, identity, options) if processes.is_first else None
     place = resume or options.out if folder is None else folder.path

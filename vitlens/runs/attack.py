@@ -27,9 +27,11 @@ from vitlens.runs.attack_sample import sampled, transferred
 from vitlens.runs.attack_sweep import Swept, Work, swept
 from vitlens.runs.attack_tell import tell
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import attack_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
 from vitlens.runs.resume import require_same
@@ -66,6 +68,8 @@ def attack(
     share_of(split, processes)
     identity = identity_of(specimens, split, choices, processes, options)
     require_same(resume, "attack", identity)
+    parts = tuple(attack_parts(choices, len(split)))
+    say_expected([(specimen, split, parts) for specimen in specimens], options, processes=processes.count)
     with processes.first_ahead():
         folder = _folder(resume, specimens, split, choices, identity, options) if processes.is_first else None
     place = resume or options.out if folder is None else folder.path

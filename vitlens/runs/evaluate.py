@@ -28,6 +28,7 @@ from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.describe import described
 from vitlens.runs.evaluate_draw import draw
 from vitlens.runs.evaluate_tell import tell
+from vitlens.runs.expected import Part, say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_splits, read_as
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -67,6 +68,8 @@ def evaluate(
         _evaluations(specimens, splits, processes, options)
         return None
     aliases, split = [specimen.alias for specimen in specimens], splits[0]
+    works = [(specimen, own, [Part("answers", len(own))]) for specimen, own in zip(specimens, splits)]
+    say_expected(works, options, processes=processes.count)
     with RunFolder.create(
         "evaluate",
         name_parts=(*aliases, data),

@@ -13,8 +13,10 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import read_run
 from vitlens.models.zoo import untrained
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import train_parts
 from vitlens.runs.report import publish
 from vitlens.runs.study_kinds import KINDS, SEEDS, Kind, Point, epochs_for
 from vitlens.runs.study_points_draw import draw_points
@@ -77,6 +79,10 @@ def study_points(
         ground.recipe(point)
         if point.share is not None:
             images_in(ground.train, point.share)
+    epochs = plan.epochs * plan.seeds
+    parts = train_parts(len(ground.train), len(ground.test), epochs=epochs, looks=plan.seeds, frozen=False)
+    works = [(ground.specimen(point, seed=0).to(ground.device), ground.train, parts) for point in points]
+    say_expected(works, options)
     with _folder(plan, resume, ground, options) as folder:
         keep_training_images(folder.path, ground.train, data=plan.data)
         trials = dict(_trials(folder.path, points, ground, plan, resume=resume is not None))

@@ -16,9 +16,11 @@ from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import untrained
 from vitlens.names import TrackerName
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import say_data
 from vitlens.runs.options import RunOptions
+from vitlens.runs.planned import train_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
@@ -97,6 +99,9 @@ def train(
         _fit(plan, specimen, splits, how, resume or Path("runs"), options, resume=going_on, lesson=lesson)
         return None
     say_data(splits[0], options)
+    frozen, looks = plan.tuning.freeze, -(-how.epochs // how.evaluate_every)
+    parts = train_parts(len(splits[0]), len(splits[1]), epochs=how.epochs, looks=looks, frozen=frozen)
+    say_expected([(specimen, splits[0], parts)], options, processes=processes.count)
     with _folder(plan, resume, specimen, splits, how, options, lesson) as folder:
         keep_training_images(folder.path, splits[0], data=plan.data, start=None if fresh else specimen)
         result = _fit(plan, specimen, splits, how, folder.path, options, resume=going_on, track=track, lesson=lesson)
