@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.together import together
 from vitlens.analysis import together as analysis
@@ -167,3 +168,17 @@ def test_images_that_are_all_wrong_are_said(tmp_path):
     run(tmp_path / "wrong", tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text()
     assert "Note:" in text
+
+
+def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
+    """Labels become the model's columns once: the data's two classes are its 3 and its 9."""
+    for batch in digits("test").limit(40).batches(1):
+        if int(batch.labels[0]) in (3, 9):
+            place = tmp_path / "data" / "test" / str(int(batch.labels[0]))
+            place.mkdir(parents=True, exist_ok=True)
+            picture = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
+            Image.fromarray(picture).save(place / f"{int(batch.indices[0])}.png")
+    results = run(tiny_vit, tmp_path / "out", data=str(tmp_path / "data"))
+    assert [row["class"] for row in results["tables"]["classes"]] == ["3", "9"]
+    with np.load(tmp_path / "out" / "arrays" / "effects-mean.npz") as kept:
+        assert sorted(set(kept["labels"].tolist())) == [3, 9]

@@ -131,6 +131,9 @@ def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path: Path) -> No
     text = path.read_text()
     assert "ImageNet's 1000 classes answer for the 16" in text
     assert "its label is the shape" in text
+    notes = read_run(tmp_path / "run").config["data"]["notes"]  # said before any number
+    assert "the 16" in notes[0]
+    assert notes[0].rstrip(".") in "\n".join(text.splitlines()[:6])
 
 
 def test_other_models_cannot_answer_for_cue_conflicts(models: dict[str, str], tmp_path: Path) -> None:

@@ -178,3 +178,37 @@ def test_the_clock_stops_when_the_run_is_finished(tmp_path: Path) -> None:
         told = folder.finish()
         assert read_run(tmp_path / "run").status == "running"
     assert read_run(tmp_path / "run").results == told.results
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
+def test_a_run_that_came_to_nothing_does_not_block_its_retry(tmp_path: Path, error: BaseException) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(type(error)), RunFolder.create("ablate", out=out):
+        raise error
+    with RunFolder.create("ablate", out=out) as again:
+        again.metric("accuracy", Estimate(0.5))
+    assert read_run(out).status == "done"
+    with pytest.raises(OutputError, match="--overwrite"):
+        RunFolder.create("ablate", out=out)
+
+
+@pytest.mark.parametrize("left", ["a metric", "a table", "progress", "a file of the user's", "running"])
+def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path: Path, left: str) -> None:
+    out = tmp_path / "out"
+    folder = RunFolder.create("ablate", out=out)
+    if left == "a metric":
+        folder.metric("accuracy", Estimate(0.5))
+    if left == "a table":
+        folder.table("rows", [{"a": 1}])
+    if left == "progress":
+        folder.arrays("part", values=[1])
+    if left == "a file of the user's":
+        (out / "sub").mkdir()
+        (out / "sub" / "notes.txt").write_text("mine")
+    if left != "running":
+        with pytest.raises(ValueError, match="x"), folder:
+            raise ValueError("x")
+    before = sorted(out.rglob("*"))
+    with pytest.raises(OutputError, match="--overwrite"):
+        RunFolder.create("ablate", out=out)
+    assert sorted(out.rglob("*")) == before

@@ -1,6 +1,6 @@
 """How a model's logits are read as answers in the data's classes: by name, or ImageNet's 1000 as groups of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.data.cue_conflict import imagenet16
-from vitlens.errors import InputError
+from vitlens.data.split import Split
+from vitlens.errors import DataError, InputError
 from vitlens.labels import imagenet_classes
-from vitlens.shapes import Logits
+from vitlens.shapes import Labels, Logits
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ def reading(model: Sequence[str], data: Sequence[str]) -> Reading:
     groups = imagenet16()
     if tuple(model) == imagenet_classes() and set(data) <= groups.keys():
         names = (*data, *(name for name in groups if name not in set(data)))
-        return Reading(names, lambda logits: grouped(logits, [groups[name] for name in names]), _NOTE)
+        note = _grouped_words(data, groups)
+        return Reading(names, lambda logits: grouped(logits, [groups[name] for name in names]), note)
     columns, classes = match_classes(model, data)
     return Reading(classes, lambda logits: logits[:, columns])
 
@@ -57,6 +59,18 @@ def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int],
     taken = set(columns)
     columns += [index for index in range(len(model)) if index not in taken]
     return columns, tuple(model[index] for index in columns)
+
+
+def label_columns(model: Sequence[str], split: Split) -> Labels:
+    """The label of each image as a column of the logits of a model of these classes: (n,), on the CPU.
+
+    The one place where labels become the model's: what takes its result must not match names again. Raises DataError
+    for a split without labels, InputError where a class of the data is none of the model's.
+    """
+    if split.labels is None:
+        raise DataError(f"expected labelled images, found images without labels in {split.name}")
+    columns, _ = match_classes(model, split.classes)
+    return torch.tensor(columns)[split.labels.cpu().long()]
 
 
 def grouped(logits: Logits, groups: Sequence[Sequence[int]]) -> Float[Tensor, "batch groups"]:
@@ -87,7 +101,11 @@ def _some(names: Sequence[str]) -> str:
     return (", ".join(repr(name) for name in names[:5]) or "none") + more
 
 
-_NOTE = (
-    "ImageNet's 1000 classes answer for the 16 of the cue conflicts by the mean probability of those that each stands "
-    "for (Geirhos 2019); what a model gives to the other classes is left out."
-)
+def _grouped_words(data: Sequence[str], groups: Mapping[str, Sequence[int]]) -> str:
+    """What must be said where 1000 classes answer for 16."""
+    sizes = ", ".join(f"{name}: {len(groups[name])}" for name in data[:3]) + (", ..." if len(data) > 3 else "")
+    return (
+        "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's 1000 classes answer "
+        f"for the 16, each by the mean probability of those that it stands for ({sizes}); the other classes are left "
+        "out. Name folders by ImageNet's classes or wnids (tabby, n02123045) to evaluate among all 1000."
+    )

@@ -1,6 +1,8 @@
 """An .npz of images and labels; nothing in it is ever unpickled."""
 
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +25,12 @@ def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     """One part of an .npz: `images` (n, height, width) or (n, height, width, 3) uint8, `labels` (n,) integers.
 
     `classes` (strings, in order of label) is optional. A seeded fifth of each class is held out for test; `whole`
-    gives all of them. Raises DataError for a file, key, shape or type that is not so.
+    gives all of them. An .npz with `train_images`, `train_labels` (n,) or (n, 1), and the same for `test` or `val`, as
+    MedMNIST has them, has parts of its own. Raises DataError for a file, key, shape or type that is not so.
     """
+    own = _own_part(path, part)
+    if own is not None:
+        return _load_own(path, own, part)
     found = _read(path)
     images, labels = _images(found, path), _labels(found, path)
     if len(images) != len(labels):
@@ -43,6 +49,63 @@ def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     )
 
 
+@dataclass(frozen=True)
+class _OwnPart:
+    """A part that an .npz names: which is used, and all that there are ("train", "val", "test")."""
+
+    used: str
+    all: tuple[str, ...]
+
+
+def _own_part(path: Path, part: Part) -> _OwnPart | None:
+    """Which of an .npz's own parts is meant; None where it has `images` or no parts. Raises DataError without one."""
+    keys = _keys(path)
+    parts = tuple(name for name in ("train", "val", "test") if f"{name}_images" in keys)
+    if "images" in keys or not parts:
+        return None
+    wanted = ("train",) if part == "train" else ("test", "val")
+    used = next((name for name in wanted if name in parts), None)
+    if used is None:
+        named = " or ".join(f"'{name}_images'" for name in wanted)
+        found = " and ".join(f"'{name}_images'" for name in parts)
+        raise DataError(f"expected {named} in {path} for the {part} part, found {found} alone")
+    return _OwnPart(used, parts)
+
+
+def _load_own(path: Path, own: _OwnPart, part: Part) -> Split:
+    """One of an .npz's own parts, whole; its classes are those of all parts together."""
+    labels = {name: _labels(_part_of(path, name, "labels"), path) for name in own.all}
+    images = _images(_part_of(path, own.used, "images"), path)
+    if len(images) != len(labels[own.used]):
+        raise DataError(
+            f"expected as many labels as images in the {own.used} part of {path}, found {len(labels[own.used])} and "
+            f"{len(images)}"
+        )
+    every = torch.from_numpy(np.concatenate(list(labels.values())).astype(np.int64))
+    others = [name for name in own.all if name != own.used]
+    rest = f"; its {' and '.join(others)} part{'s are' if len(others) > 1 else ' is'} not" if others else ""
+    return Split(
+        name=str(path),
+        title=path.stem,
+        part=part,
+        source=InMemory(as_pixels(images)),
+        size=(images.shape[1], images.shape[2]),
+        classes=_classes(_read(path), every, path),
+        labels=torch.from_numpy(labels[own.used].astype(np.int64)),
+        notes=(f"the file's own {own.used} part is used{rest}",),
+    )
+
+
+def _part_of(path: Path, part: str, what: str) -> dict[str, Array]:
+    """The images or labels of one part under the name they have without parts; labels (n, 1) as (n,)."""
+    key = f"{part}_{what}"
+    found = _read(path, (key,))
+    if key not in found:
+        raise DataError(f"expected {key!r} beside the other part's arrays in {path}, found none")
+    array = found[key]
+    return {what: array[:, 0] if what == "labels" and array.ndim == 2 and array.shape[1] == 1 else array}
+
+
 def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
     """Grey (n, height, width) or colour (n, height, width, 3) as pixels (n, 3, height, width)."""
     if images.ndim == 3:
@@ -50,13 +113,23 @@ def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def _read(path: Path) -> dict[str, Array]:
+def _keys(path: Path) -> tuple[str, ...]:
+    """The names of an .npz's arrays, of which none is read. Raises DataError for another file."""
+    _read(path, ())  # refuses what is no .npz
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return tuple(name.removesuffix(".npy") for name in archive.namelist())
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"expected an .npz as numpy.savez writes it in {path}, found: {error}") from error
+
+
+def _read(path: Path, keys: Sequence[str] = ("images", "labels", "classes")) -> dict[str, Array]:
     """The arrays of the keys we know."""
     if not path.is_file():
         raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
     if not zipfile.is_zipfile(path):
         raise DataError(f"expected an .npz as numpy.savez writes it, found something else in {path}")
-    return read_archive(path, keys=("images", "labels", "classes"), bounds=_BOUNDS, error=DataError)
+    return read_archive(path, keys=keys, bounds=_BOUNDS, error=DataError)
 
 
 def _images(found: dict[str, Array], path: Path) -> NDArray[np.uint8]:

@@ -14,6 +14,7 @@ from vitlens.data.reading import Progress
 from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
+from vitlens.data.tiny_imagenet import is_tiny_imagenet, load_tiny_imagenet
 from vitlens.data.torchvision_sets import SETS, load_torchvision
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.names import EMBEDDED_DATA, TORCHVISION_DATA, Part
@@ -53,7 +54,7 @@ def load_data(
 
     preprocessing: how photographs are resized and cropped; sets of small images keep their size (the specimen resizes
     them). seed: of the scenes of digits, or of the division where no test part is given. canvas (px) and scenes (for
-    each source digit) are for digits alone. whole: a folder or .npz without parts is not divided. progress: called
+    each source digit) are for digits alone. whole: what has no parts of its own is not divided. progress: called
     with (files done, files in all). Raises UnknownNameError or DataError.
     """
     if name != "digits" and (canvas is not None or scenes is not None):
@@ -63,10 +64,12 @@ def load_data(
     if name == "digits":
         return digits(part, canvas=CANVAS if canvas is None else canvas, scenes=scenes, seed=seed)
     if name in SETS:
-        return load_torchvision(name, part=part, data_dir=data_dir, preprocessing=preprocessing, seed=seed)
+        return load_torchvision(name, part=part, data_dir=data_dir, preprocessing=preprocessing, seed=seed, whole=whole)
     path = Path(name).expanduser()
     if path.suffix.lower() == ".npz":
         return load_arrays(path, part=part, seed=seed, whole=whole)
+    if path.is_dir() and is_tiny_imagenet(path):
+        return load_tiny_imagenet(path, part=part, preprocessing=preprocessing, progress=progress)
     if path.is_dir() and is_cue_conflict(path):
         return load_cue_conflict(path, part=part, preprocessing=preprocessing, progress=progress)
     if path.is_dir():

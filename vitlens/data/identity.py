@@ -1,9 +1,11 @@
-"""What a split shows as one number, whatever it is called and wherever it lies: what a cache remembers of its data."""
+"""What a split shows as one number, and each image as one, whatever it is called and wherever it lies."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +34,29 @@ def identity(split: Split) -> str:
         for part in indices.split(_AT_ONCE):
             digest.update(source.read(part).contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+    """A number for each image, (n,): the first 8 bytes of the SHA-256 of its file, or of its pixels where it has none.
+
+    Files that were copied, moved or renamed keep their number, however they are decoded; changed ones do not.
+    """
+    if split.files is not None:
+        with ThreadPoolExecutor(cpu_count() or 1) as threads:
+            found = list(threads.map(sha256, (_path(split, file) for file in split.files)))
+        return np.array([int(digest[:16], 16) for digest in found], np.uint64)
+    numbers = []
+    for part in torch.arange(len(split)).split(_AT_ONCE):
+        for pixels in split.source.read(part).cpu().contiguous().numpy():
+            digest = hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).digest()
+            numbers.append(int.from_bytes(digest[:8], "big"))
+    return np.array(numbers, np.uint64)
+
+
+def _path(split: Split, file: str) -> Path:
+    """Where a split's file lies: in its folder, or in images/ there where it has masks."""
+    path = Path(split.name, file)
+    return path if path.exists() else Path(split.name, "images", file)
 
 
 def _innermost(source: Source, indices: Tensor) -> tuple[Source, Tensor]:

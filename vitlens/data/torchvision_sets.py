@@ -74,17 +74,25 @@ SETS: Mapping[str, TorchvisionSet] = MappingProxyType(
 
 
 def load_torchvision(
-    name: str, *, part: Part, data_dir: Path, preprocessing: Preprocessing | None = None, seed: int = 0
+    name: str,
+    *,
+    part: Part,
+    data_dir: Path,
+    preprocessing: Preprocessing | None = None,
+    seed: int = 0,
+    whole: bool = False,
 ) -> Split:
     """One part of a torchvision set, downloaded to data_dir where it is not there yet.
 
     Sets whose images share one small size keep it; the others are resized as `preprocessing` says (None: 224x224).
+    whole: a set without parts is not divided.
     Raises DataError, one line within seconds, when it is not there and cannot be downloaded.
     """
     wanted = SETS[name]
     dataset = _open(wanted, wanted.part(part) if wanted.part else {}, data_dir)
     labels = _labels(dataset)
-    chosen = torch.arange(len(labels)) if wanted.part else hold_out(labels, part, seed=seed)
+    undivided = whole or wanted.part is not None
+    chosen = torch.arange(len(labels)) if undivided else hold_out(labels, part, seed=seed)
     source, size = _source(dataset, chosen, wanted, preprocessing or UNSTATED)
     return Split(
         name=name,
@@ -94,7 +102,7 @@ def load_torchvision(
         size=size,
         classes=tuple(getattr(dataset, "classes", None) or (str(index) for index in range(wanted.classes))),
         labels=labels[chosen],
-        notes=() if wanted.part else (describe_hold_out(seed),),
+        notes=() if undivided else (describe_hold_out(seed),),
     )
 
 

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from vitlens.analysis.ablate import units_of
 from vitlens.analysis.evaluate import require_labels
-from vitlens.analysis.reading import match_classes
+from vitlens.analysis.reading import label_columns
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
@@ -24,9 +23,11 @@ from vitlens.runs.ablate_tell import tell
 from vitlens.runs.ablate_work import Work
 from vitlens.runs.describe import described
 from vitlens.runs.digests import model_digest
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import ablate_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
 from vitlens.runs.resume import require_same
@@ -59,6 +60,8 @@ def ablate(
     share_of(split, processes)
     identity = _identity(specimen, split, choices, processes, options)
     require_same(resume, "ablate", identity)
+    parts = tuple(ablate_parts(units, len(split), choices))
+    say_expected([(specimen, split, parts)], options, processes=processes.count)
     with processes.first_ahead():
         folder = _folder(resume, specimen, split, choices, identity, options) if processes.is_first else None
     place = resume or options.out if folder is None else folder.path
@@ -81,9 +84,8 @@ def ablate(
 
 def true_classes(specimen: Specimen, split: Split) -> Tensor:
     """The label of each image as a column of the specimen's logits. Raises DataError and InputError."""
-    labels = require_labels(split)
-    columns, _ = match_classes(specimen.classes, split.classes)
-    return torch.tensor(columns)[labels.cpu().long()]
+    require_labels(split)
+    return label_columns(specimen.classes, split)
 
 
 def _identity(

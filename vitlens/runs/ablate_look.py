@@ -42,7 +42,7 @@ def look(work: Work) -> Found:
                 found.effects[replacement],
                 groups=work.split.groups,
                 first=found.firsts[replacement],
-                classes=len(work.split.classes),
+                classes=len(work.specimen.classes),  # labels are columns of the logits
                 seed=work.options.seed,
             )
         if choices.curves and len(work.heads) > 1:

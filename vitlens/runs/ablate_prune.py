@@ -12,6 +12,7 @@ from vitlens.models.zoo import WEIGHTS_FILE, save
 from vitlens.processes import Processes
 from vitlens.runs.ablate_work import Found, Work
 from vitlens.runs.folder import RunFolder
+from vitlens.runs.unseen import pass_on
 from vitlens.uncertainty import Estimate
 
 ROUNDS = 3  # turns of timing, whole and pruned after each other
@@ -31,6 +32,7 @@ def keep_pruned(folder: RunFolder, work: Work, found: Found) -> None:
     pruned = prune_heads(work.specimen, cut)
     place = work.choices.save / WEIGHTS_FILE if work.choices.save else folder.place("pruned", WEIGHTS_FILE)
     save(pruned, place)
+    pass_on(work.specimen, place.parent)
     (batch,) = work.split.pick(torch.arange(min(_TIMED, len(work.split)))).batches(_TIMED, device=work.specimen.device)
     times: dict[str, list[Latency]] = {"whole": [], "pruned": []}
     for _ in range(ROUNDS):

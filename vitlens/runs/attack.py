@@ -27,9 +27,11 @@ from vitlens.runs.attack_sample import sampled, transferred
 from vitlens.runs.attack_sweep import Swept, Work, swept
 from vitlens.runs.attack_tell import tell
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import attack_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
 from vitlens.runs.resume import require_same
@@ -59,13 +61,15 @@ def attack(
     processes, options = join_run(options)
     with processes.first_ahead():
         specimens = load_specimens(models, model_options=model_options, options=options)
-        split = load_split(specimens[0], options=options, data=data, images=images)
+        split = load_split(specimens[0], options=options, data=data, images=images, beside=specimens[1:])
     require_able(specimens, split, choices)
     labels = [labels_of(specimen, split, choices, options) for specimen in specimens]
     baseline = baseline_of(specimens, choices.baseline)
     share_of(split, processes)
     identity = identity_of(specimens, split, choices, processes, options)
     require_same(resume, "attack", identity)
+    parts = tuple(attack_parts(choices, len(split)))
+    say_expected([(specimen, split, parts) for specimen in specimens], options, processes=processes.count)
     with processes.first_ahead():
         folder = _folder(resume, specimens, split, choices, identity, options) if processes.is_first else None
     place = resume or options.out if folder is None else folder.path

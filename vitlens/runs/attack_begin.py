@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from vitlens.analysis.evaluate import answers
-from vitlens.analysis.reading import match_classes
+from vitlens.analysis.reading import label_columns
 from vitlens.attacks.registry import ATTACKS, Setting, machine_of, members_of
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, UnknownNameError
@@ -63,8 +62,7 @@ def labels_of(specimen: Specimen, split: Split, choices: AttackChoices, options:
             f"expected labelled images to attack, found {found} in {split.name}; add --predicted to attack what the "
             "model predicts"
         )
-    columns, _ = match_classes(specimen.classes, split.classes)
-    return torch.tensor(columns)[split.labels.cpu().long()]
+    return label_columns(specimen.classes, split)
 
 
 def identity_of(

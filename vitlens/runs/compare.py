@@ -10,20 +10,24 @@ from vitlens.analysis.errors import compare_answers
 from vitlens.analysis.evaluate import Evaluation, require_labels
 from vitlens.analysis.image_traits import image_traits
 from vitlens.analysis.reading import require_shared
+from vitlens.analysis.robustness import passes
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.specimen import Specimen
+from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.compare_draw import draw
-from vitlens.runs.compare_harder import conflicts, keep_robustness, keep_shape_bias
+from vitlens.runs.compare_harder import HARDENED, conflicts, keep_robustness, keep_shape_bias
 from vitlens.runs.compare_keep import keep_answers, keep_numbers, keep_separations
 from vitlens.runs.compare_keep_maps import keep_images, keep_looks, sheets_of
 from vitlens.runs.compare_maps import attention_numbers, chosen_methods, computed, examples, looks, sample
 from vitlens.runs.compare_panels import write_panels
 from vitlens.runs.compare_tell import tell
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_splits
+from vitlens.runs.load import load_specimens, load_splits, read_as
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import compare_parts
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 from vitlens.runs.targets import PREDICTED, chosen_targets
@@ -67,6 +71,7 @@ def compare(
     for split in (one, two):
         require_labels(split)
     require_shared(first.classes, second.classes, one.classes)
+    one, two = read_as(specimens, (one, two), options)
     methods = chosen_methods(method, specimens)
     for specimen, split in zip(specimens, (one, two)):
         chosen_targets(target, specimen, split)
@@ -74,6 +79,25 @@ def compare(
     if disputed:
         require_shared(first.classes, second.classes, disputed[0].classes)
     aliases = first.alias, second.alias
+    hardened = passes(one.limit(HARDENED, seed=options.seed)) if harder else 0
+    works = [
+        (
+            specimen,
+            split,
+            tuple(
+                compare_parts(
+                    name,
+                    len(split),
+                    mapped=min(maps, len(split)),
+                    watched=min(WATCHED, len(split)),
+                    hardened=hardened,
+                    attentive=specimen.anatomy.family in ("vit", "windowed"),
+                )
+            ),
+        )
+        for specimen, split, name in zip(specimens, (one, two), methods)
+    ]
+    say_expected(works, options)
     choices = {
         "method": list(methods), "target": target, "panels": panels, "maps": maps, "harder": harder,
         "cue_conflict": cue_conflict,
@@ -87,6 +111,7 @@ def compare(
         config=described(options, specimens=specimens, split=one, choices=choices),
         formats=options.formats,
     ) as folder:
+        keep_budgets(folder, specimens)
         found = _answered(specimens, (one, two), options)
         _keep(folder, specimens, (one, two), found, methods, target=target, panels=panels, mapped=maps, options=options)
         if harder:

@@ -7,6 +7,7 @@ from vitlens.attribution.registry import METHODS
 from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs import compare_words as words
+from vitlens.runs.budgets import budget_words
 from vitlens.runs.compare_harder import level_words
 from vitlens.runs.compare_keep import word_of
 from vitlens.runs.compare_panels import FOLDER
@@ -23,6 +24,7 @@ def tell(record: RunRecord) -> list[Section]:
     titles = [METHODS[method].title for method in options["method"]]
     summary = [
         " ".join(data_words(record)),
+        *budget_words(record),
         *_family_words(record),
         *words.verdict(found, aliases),
         *words.cells(cell_counts(record), cell_names(aliases)),

@@ -19,7 +19,7 @@ def data_table(name: str | None = None, *, data_dir: Path = Path("data")) -> Ite
         where = f"{info.origin}, downloaded once" if info.needs_download else f"{info.origin}, embedded"
         yield f"{info.name:<16} {info.classes:>4} classes  {size:<13} {where}"
     yield "FOLDER           class folders, with train/ and test/ or val/ inside or divided by seed; or loose images"
-    yield "FILE.npz         images (n, height, width[, 3]) uint8 and labels"
+    yield "FILE.npz         images (n, height, width[, 3]) uint8 and labels, or MedMNIST's train_images, test_images"
 
 
 def _parts(name: str, data_dir: Path) -> Iterator[str]:

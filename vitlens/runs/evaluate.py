@@ -21,15 +21,16 @@ from vitlens.analysis.evaluate import (
 )
 from vitlens.analysis.evaluate import evaluate as evaluate_specimen
 from vitlens.analysis.pairs import pairs
-from vitlens.analysis.reading import reading
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
+from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.describe import described
 from vitlens.runs.evaluate_draw import draw
 from vitlens.runs.evaluate_tell import tell
+from vitlens.runs.expected import Part, say_expected
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_splits
+from vitlens.runs.load import load_specimens, load_splits, read_as
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
@@ -62,20 +63,23 @@ def evaluate(
     for split in splits:
         require_labels(split)
         share_of(split, processes)
-    splits = [_read_as(specimen, split) for specimen, split in zip(specimens, splits)]
+    splits = read_as(specimens, splits, options)
     if not processes.is_first:
         _evaluations(specimens, splits, processes, options)
         return None
     aliases, split = [specimen.alias for specimen in specimens], splits[0]
+    works = [(specimen, own, [Part("answers", len(own))]) for specimen, own in zip(specimens, splits)]
+    say_expected(works, options, processes=processes.count)
     with RunFolder.create(
         "evaluate",
         name_parts=(*aliases, data),
         title=f"{' and '.join(aliases)} on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=described(options, specimens=specimens, split=_with_all_notes(splits)),
+        config=described(options, specimens=specimens, split=splits[0]),
         formats=options.formats,
     ) as folder:
+        keep_budgets(folder, specimens)
         evaluations = _evaluations(specimens, splits, processes, options)
         keep_metrics(folder, evaluations, seed=options.seed)
         keep_tables(folder, evaluations, classes=len(split.classes), seed=options.seed)
@@ -98,16 +102,6 @@ def _evaluations(
         labels = require_labels(split).cpu().long()
         found.append(replace(part, logits=processes.gathered(part.logits), labels=labels, groups=split.groups))
     return found
-
-
-def _read_as(specimen: Specimen, split: Split) -> Split:
-    """The split, with what must be said of how this specimen's classes answer in its classes; InputError if none do."""
-    note = reading(specimen.classes, split.classes).note
-    return replace(split, notes=(*split.notes, note)) if note else split
-
-
-def _with_all_notes(splits: Sequence[Split]) -> Split:
-    return replace(splits[0], notes=tuple(dict.fromkeys(note for split in splits for note in split.notes)))
 
 
 def keep_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed: int) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, in_words, metrics, number
+from vitlens.runs.budgets import budget_words
 from vitlens.runs.describe import data_words
 from vitlens.runs.evaluate_rows import ENOUGH, ending_of, enough_by_class, metric_of, models_of
 from vitlens.uncertainty import Estimate
@@ -37,7 +38,7 @@ def tell(record: RunRecord) -> list[Section]:
         sections.insert(
             1, Section("Who is right where", (_HOW_PAIRED,), (Table("Images by who is right", _pairs(record)),))
         )
-    return [*sections, Section("Limits", tuple(_limits(record)))]
+    return [*sections, Section("Limits", tuple(_limits()))]
 
 
 def _by_class(record: RunRecord, confusions: list[str]) -> Section:
@@ -51,6 +52,8 @@ def _by_class(record: RunRecord, confusions: list[str]) -> Section:
 def _summary(record: RunRecord, aliases: list[str], found: Mapping[str, Estimate]) -> Iterator[str]:
     data = record.config["data"]
     where = f"the {data['part']} images of {data['title']}" if isinstance(data, Mapping) else "the images"
+    yield " ".join(data_words(record))
+    yield from budget_words(record)
     for alias in aliases:
         right = in_words(metric_of("accuracy", alias, aliases, found))
         error = number(100 * metric_of("calibration_error", alias, aliases, found).value, 1)
@@ -117,11 +120,9 @@ def _pairs(record: RunRecord) -> list[dict[str, Cell]]:
     ]
 
 
-def _limits(record: RunRecord) -> Iterator[str]:
+def _limits() -> Iterator[str]:
     yield (
         "The intervals say how much the numbers would move with other images of the same kind; not how much with "
         "another training run, and nothing about images of another kind."
     )
     yield "The calibration error has no interval: binning makes it too large for few images, and resampling more so."
-    _, *said = data_words(record)  # the summary says how many images there are
-    yield from said

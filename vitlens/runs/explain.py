@@ -13,6 +13,7 @@ from vitlens.errors import UnknownNameError
 from vitlens.models.specimen import Specimen
 from vitlens.names import Substrate
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.explain_keep import Rows, keep_maps
 from vitlens.runs.explain_maps import explained, precision
 from vitlens.runs.explain_report import SHOWN, draw, tell
@@ -20,6 +21,7 @@ from vitlens.runs.explain_verify import keep_league
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_splits
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import explain_parts
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 from vitlens.runs.targets import PREDICTED, chosen_targets
@@ -65,6 +67,11 @@ def explain(
     splits = [split.led_by(show) for split in splits]
     targets = [chosen_targets(target, *pair) for pair in zip(specimens, splits)]
     aliases, split = [specimen.alias for specimen in specimens], splits[0]
+    parts = [
+        tuple(explain_parts(names, len(own), verify=verify, counterfactuals=counterfactuals))
+        for names, own in zip(chosen, splits)
+    ]
+    say_expected(list(zip(specimens, splits, parts)), options)
     choices: Mapping[str, object] = {
         "method": list(method), "methods": dict(zip(aliases, chosen)), "target": target, "verify": verify,
         "show": list(show), "substrate": substrate, "counterfactuals": counterfactuals,

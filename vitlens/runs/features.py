@@ -17,6 +17,7 @@ from vitlens.lens.stages import stages
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_draw import draw
 from vitlens.runs.features_keep import keep_knowledge
@@ -30,6 +31,7 @@ from vitlens.runs.features_tell import tell
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import features_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
@@ -63,6 +65,11 @@ def features(
             _read(specimen, own, choices, processes, options)
         return None
     aliases, split = [specimen.alias for specimen in specimens], sets[0].test
+    works = [
+        (specimen, own.test, features_parts(len(own.test), 0 if own.bank is None else len(own.bank)))
+        for specimen, own in zip(specimens, sets)
+    ]
+    say_expected(works, options, processes=processes.count)
     asked = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(choices).items()}
     with RunFolder.create(
         "features",

@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePath
 
 import torch
 from torch import Tensor
 
 from vitlens.data.catalogue import load_data, load_images
+from vitlens.data.holdout import describe_hold_out
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.specimen import Specimen
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
 from vitlens.runs.features_choices import FeatureChoices
-from vitlens.runs.load import load_splits
+from vitlens.runs.load import load_splits, say_data
 from vitlens.runs.options import RunOptions
+from vitlens.runs.unseen import Known, known_of, seen
 
 SHOWN = 6  # images of a sheet
 _LETTERS = 11  # of a file's name below its picture
@@ -51,6 +54,7 @@ def load_sets(
         tests = load_splits(specimens, options=options, data=data, images=images)
     else:
         tests = [split.limit(options.limit, seed=options.seed) for split in _parts(specimens, data, "test", options)]
+        say_data(tests[0], options)
     banks, reason = _banks(specimens, data, images, choices, options, tests)
     queries = [_files(specimen, choices.query) for specimen in specimens]
     found = []
@@ -61,14 +65,32 @@ def load_sets(
 
 
 def _parts(specimens: Sequence[Specimen], data: str, part: Part, options: RunOptions) -> list[Split]:
-    """One part for each model. Nothing here was trained on it, so that a folder without parts is divided for all."""
+    """One part for each model. What a model was trained on is the training part; where that is nothing or everything,
+    a folder without parts is divided by seed, for all models alike."""
+    known = known_of(specimens, seed=options.seed)
     read: dict[object, Split] = {}
     for specimen in specimens:
         if _wants(specimen) not in read:
-            read[_wants(specimen)] = load_data(
-                data, part=part, preprocessing=specimen.preprocessing, data_dir=options.data_dir, seed=options.seed
-            )
+            read[_wants(specimen)] = _part(specimen, data, part, known, options)
     return [read[_wants(specimen)] for specimen in specimens]
+
+
+def _part(specimen: Specimen, data: str, part: Part, known: Known, options: RunOptions) -> Split:
+    seed = known.seed if known.unknown else options.seed
+    loading = partial(load_data, data, preprocessing=specimen.preprocessing, data_dir=options.data_dir, seed=seed)
+    drawn = loading(part=part)
+    if known.unknown or not len(known.numbers) or describe_hold_out(seed) not in drawn.notes:
+        return drawn
+    whole = loading(part="test", whole=True)
+    trained = seen(whole, known)
+    if not trained.any() or trained.all():
+        return drawn
+    chosen = (trained if part == "train" else ~trained).nonzero().squeeze(1)
+    note = (
+        f"the {len(whole) - int(trained.sum()):,} images that {' and '.join(known.names)} was not trained on (known by "
+        f"their content) are classified, the {int(trained.sum()):,} others answer for them"
+    )
+    return replace(whole.pick(chosen), part=part, notes=(note, *whole.notes))
 
 
 def _wants(specimen: Specimen) -> object:

@@ -224,7 +224,7 @@ def _clear(path: Path, *, overwrite: bool) -> None:
     """Take an earlier run's files away, results.json first so that no moment shows a finished run."""
     if not path.is_dir():
         raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
-    if not overwrite:
+    if not overwrite and not _came_to_nothing(path):
         raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
     if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
         raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
@@ -233,3 +233,22 @@ def _clear(path: Path, *, overwrite: bool) -> None:
         for file in path.glob(pattern):
             if not file.is_dir():
                 file.unlink()
+
+
+def _came_to_nothing(path: Path) -> bool:
+    """Whether a folder is that of a run that failed or was interrupted before it had written anything of use.
+
+    Then a run may be tried again in it. There must be nothing else in it: not a number, figure, checkpoint or file of
+    the user's.
+    """
+    files = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
+    if not (path / RESULTS).is_file() or any(file.name not in (CONFIG, RESULTS) for file in files):
+        return False
+    try:
+        records = [read_run(file.parent) for file in files if file.name == RESULTS]
+    except VitlensError:
+        return False
+    return all(
+        record.status in ("failed", "interrupted") and not record.results["metrics"] and not record.results["tables"]
+        for record in records
+    )

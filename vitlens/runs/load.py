@@ -2,24 +2,24 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from vitlens.analysis.reading import reading
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
-from vitlens.files import read_bounded, read_run
+from vitlens.files import read_bounded
 from vitlens.models.naming import parse_models
 from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import load
-from vitlens.names import Part
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.unseen import Known, divided, known_of, unseen
 
 
 def load_specimens(models: Sequence[str], *, model_options: ModelOptions, options: RunOptions) -> tuple[Specimen, ...]:
@@ -54,41 +54,70 @@ def load_split(
     options: RunOptions,
     data: str | None = None,
     images: Sequence[str] | None = None,
-    part: Part = "test",
+    beside: Sequence[Specimen] = (),
     limit: int | None = None,
     repeat: bool = False,
 ) -> Split:
     """The images asked for, as this specimen takes them: --images, --data, or for a model of digits those.
 
-    limit: at most so many where --limit says nothing; repeat: digits are shown in several scenes each where more images
-    are asked for than there are digits to test on (for what takes its intervals over source digits). Raises InputError
-    when both are given, or neither for a model of something else.
+    Of a folder or .npz without a test part those are given that neither this model nor those beside it (the others
+    that answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit:
+    at most so many where --limit says nothing; repeat: digits are shown in several scenes each where more images are
+    asked for than there are digits to test on (for what takes its intervals over source digits). Raises InputError when
+    both are given, or neither for a model of something else.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
+    known = known_of((specimen, *beside), seed=options.seed) if not images else None
+    split = _read(specimen, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
+    say_data(split, options)
+    return split
+
+
+def _read(
+    specimen: Specimen,
+    known: Known | None,
+    *,
+    options: RunOptions,
+    data: str | None,
+    images: Sequence[str] | None,
+    limit: int | None,
+    repeat: bool,
+) -> Split:
+    """load_split without a word; known: of the models' training images, None where images were named one by one."""
     count = options.limit or limit
-    if images:
-        split = load_images([Path(image) for image in images], preprocessing=specimen.preprocessing)
-    else:
-        if data is None and specimen.classes != DIGITS:
-            raise InputError(f"expected images for {specimen.alias}, found none; give --images PATH... or --data DATA")
-        if repeat and part == "test" and count is not None and (data or "digits") == "digits":
-            return scenes_of_digits(count, seed=options.seed)
-        # nothing of a folder without a test part was held out from a model that vitlens did not train
-        foreign = specimen.architecture["kind"] != "preset" and not _trained_here(specimen)
-        split = load_data(
+    if images or known is None:
+        split = load_images([Path(image) for image in images or ()], preprocessing=specimen.preprocessing)
+        return split.limit(count, seed=options.seed)
+    if data is None and specimen.classes != DIGITS:
+        raise InputError(f"expected images for {specimen.alias}, found none; give --images PATH... or --data DATA")
+    if repeat and count is not None and (data or "digits") == "digits":
+        return scenes_of_digits(count, seed=options.seed)
+
+    def part(whole: bool, seed: int) -> Split:
+        return load_data(
             data or "digits",
-            part=part,
+            part="test",
             preprocessing=specimen.preprocessing,
             data_dir=options.data_dir,
-            seed=options.seed,
-            whole=foreign,
+            seed=seed,
+            whole=whole,
         )
-    if split.skipped and not options.quiet:
+
+    split = unseen(part, known) if divided(data or "digits") else part(False, options.seed)
+    return split.limit(count, seed=options.seed)
+
+
+def say_data(split: Split, options: RunOptions) -> None:
+    """Say on stderr which of the images given are used and what was done to them, and which could not be read."""
+    if options.quiet:
+        return
+    for note in split.notes:
+        print(f"{split.title or split.name}: {note}", file=sys.stderr)  # noqa: T201
+    if split.skipped:
         named = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
         more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
         print(f"left out {len(split.skipped)} of the images ({named}{more})", file=sys.stderr)  # noqa: T201
-    return split.limit(count, seed=options.seed)
 
 
 def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
@@ -111,14 +140,6 @@ def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
     return replace(split.pick(torch.cat([torch.arange(whole), numbered.groups])), notes=(*split.notes, note))
 
 
-def _trained_here(specimen: Specimen) -> bool:
-    """Whether `vitlens train` wrote its weights: then a test part was held out, whatever the architecture."""
-    place = Path(specimen.provenance.name)
-    with suppress(InputError):
-        return read_run(place if place.is_dir() else place.parent).command == "train"
-    return False
-
-
 def load_splits(
     specimens: Sequence[Specimen],
     *,
@@ -130,17 +151,36 @@ def load_splits(
 ) -> list[Split]:
     """The same images in the same order for each specimen, as it takes them; read once for those that agree.
 
-    limit, repeat: as load_split.
+    Which images were trained on is asked of all models together, so that all answer the same ones. limit, repeat: as
+    load_split.
     """
+    if images and data:
+        raise InputError("expected --images or --data, found both; leave one out")
+    known = known_of(specimens, seed=options.seed) if not images else None
     found: dict[tuple[object, ...], Split] = {}
     splits = []
     for specimen in specimens:
         wanted = specimen.preprocessing
         key = (wanted.size, wanted.resize, wanted.interpolation)
         if key not in found:
-            found[key] = load_split(specimen, options=options, data=data, images=images, limit=limit, repeat=repeat)
+            found[key] = _read(specimen, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
         splits.append(found[key])
+    if splits:
+        say_data(splits[0], options)
     return splits
+
+
+def read_as(specimens: Sequence[Specimen], splits: Sequence[Split], options: RunOptions) -> list[Split]:
+    """The splits, led by a note where a model answers in other classes than its own; it is said on stderr too.
+
+    Raises InputError where a model does not know the data's classes.
+    """
+    found = [reading(specimen.classes, split.classes).note for specimen, split in zip(specimens, splits)]
+    notes = tuple(dict.fromkeys(note for note in found if note))
+    if not options.quiet:
+        for note in notes:
+            print(note, file=sys.stderr)  # noqa: T201
+    return [replace(split, notes=(*notes, *split.notes)) for split in splits]
 
 
 def _read_classes(file: Path) -> tuple[str, ...]:

@@ -14,9 +14,11 @@ from vitlens.lens.observe import survey
 from vitlens.names import AnimationFormat
 from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_splits
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import stats_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
@@ -69,6 +71,8 @@ def stats(
         over_training(kept, splits[0], processes, options, renormalise=renormalise)
         return None
     aliases, split = [specimen.alias for specimen in specimens], splits[0]
+    works = [(specimen, own, stats_parts(len(own), moments=len(kept))) for specimen, own in zip(specimens, splits)]
+    say_expected(works, options, processes=processes.count)
     choices = {"renormalise": renormalise, "learning": learning, "animate": animate}
     with RunFolder.create(
         "stats",

@@ -9,6 +9,7 @@ from vitlens.errors import InputError
 from vitlens.files import RunRecord
 from vitlens.models.naming import parse_models
 from vitlens.report import Section
+from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -61,9 +62,12 @@ def study(
     with folder:
         chapters = Chapters(folder.path, data, model_options, replace(options, overwrite=True))
         ready = [chapters.trained(model, epochs) for model in named]
-        vits = [name for name, specimen in zip(ready, chapters.load(ready)) if specimen.anatomy.family == "vit"]
+        specimens = chapters.load(ready)
+        vits = [name for name, specimen in zip(ready, specimens) if specimen.anatomy.family == "vit"]
         if not vits:
             raise InputError(f"expected a vision transformer among {', '.join(m.alias for m in named)}, found none")
+        keep_budgets(folder, specimens)
+        chapters.say_expected(specimens)
         chapters.run("evaluate", "", ready)
         for name in vits:
             chapters.run("attention", parse_models([name])[0].alias, [name])

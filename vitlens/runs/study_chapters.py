@@ -1,24 +1,29 @@
 """The chapters of a study: one command after another on its models, each into a run folder of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from vitlens.analysis.ablate import units_of
 from vitlens.models.naming import ModelName, parse_models
+from vitlens.models.specimen import Specimen
 from vitlens.names import PRESETS
 from vitlens.runs.ablate import ablate
+from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attention import attention
 from vitlens.runs.compare import compare
 from vitlens.runs.evaluate import evaluate
+from vitlens.runs.expected import Part, say_expected
 from vitlens.runs.explain import explain
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import bank_of
-from vitlens.runs.load import load_specimens
+from vitlens.runs.load import load_specimens, load_splits
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, features_parts, stats_parts
 from vitlens.runs.profile import profile
 from vitlens.runs.rollout import rollout
 from vitlens.runs.stats import stats
@@ -61,6 +66,29 @@ class Chapters:
     def load(self, names: Sequence[str]) -> Any:
         """The specimens, to ask what they are."""
         return load_specimens(names, model_options=self.model_options, options=self.options)
+
+    def say_expected(self, specimens: Sequence[Specimen]) -> None:
+        """How long the chapters that follow may take together."""
+        if self.options.quiet:
+            return
+        splits = load_splits(specimens, options=replace(self.options, quiet=True), data=self.data)
+        works = [(one, split, self._parts(one, len(split))) for one, split in zip(specimens, splits)]
+        say_expected(works, self.options)
+
+    def _parts(self, specimen: Specimen, images: int) -> list[Part]:
+        """The parts of all chapters; the options that shorten them belong to commands of their own."""
+        return [replace(part, shorter="") for part in self._all_parts(specimen, images)]
+
+    def _all_parts(self, specimen: Specimen, images: int) -> Iterator[Part]:
+        some = min(images, FEATURED)
+        yield Part("answers", images)
+        if specimen.anatomy.family == "vit":
+            choices, checked = AblateChoices(), min(images, CHECKED)
+            yield from stats_parts(images, moments=0)
+            yield from ablate_parts(units_of(specimen), images, choices)
+            yield from explain_parts(EXPLAINED, checked, verify=True, counterfactuals=True)
+        yield from attack_parts(AttackChoices(attacks=ATTACKS, corruptions=False), min(images, ATTACKED))
+        yield from features_parts(some, min(BANK, bank_of(some)))
 
     def run(self, word: str, alias: str, names: Sequence[str]) -> None:
         """One analysis command on these models."""

@@ -14,8 +14,10 @@ from vitlens.files import CONFIG, read_run
 from vitlens.models.zoo import untrained
 from vitlens.preprocessing import Side
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.planned import train_parts
 from vitlens.runs.report import publish
 from vitlens.runs.study_kinds import KINDS, SEEDS, Kind, Point, epochs_for
 from vitlens.runs.study_points_draw import draw_points
@@ -24,6 +26,7 @@ from vitlens.runs.study_points_tell import tell_points
 from vitlens.runs.study_trial import Ground, Trial, run_trial
 from vitlens.runs.train_plan import KeptOptions
 from vitlens.runs.training_progress import training_progress
+from vitlens.runs.unseen import keep_training_images
 from vitlens.schema import Between, Text, read_as
 
 
@@ -71,7 +74,12 @@ def study_points(
         ground.recipe(point)
         if point.share is not None:
             images_in(ground.train, point.share)
+    epochs = plan.epochs * plan.seeds
+    parts = train_parts(len(ground.train), len(ground.test), epochs=epochs, looks=plan.seeds, frozen=False)
+    works = [(ground.specimen(point, seed=0).to(ground.device), ground.train, parts) for point in points]
+    say_expected(works, options)
     with _folder(plan, resume, ground, options) as folder:
+        keep_training_images(folder.path, ground.train, data=plan.data)
         trials = dict(_trials(folder.path, points, ground, plan, resume=resume is not None))
         keep(folder, KINDS[plan.kind], trials, seed=options.seed)
         return publish(folder, draw_points, tell_points)

@@ -27,7 +27,7 @@ from vitlens.training import checkpoint
 from vitlens.training.account import BEST_FILE
 from vitlens.training.loop import fit
 from vitlens.training.metrics import Progress
-from vitlens.training.recipe import Recipe, override, recipe_for
+from vitlens.training.recipe import Recipe, fitted, override, recipe_for
 
 RESULT = "result.npz"
 _FIELDS = ("seconds", "images_per_second", "steps", "train_images", "parameters", "flops")
@@ -93,12 +93,14 @@ class Ground:
     def recipe(self, point: Point) -> Recipe:
         """The point's recipe: the preset's for this data, with the study's epochs and one look at the end.
 
-        Without stochastic depth: it would leave out blocks where their number is the question.
+        Without stochastic depth: it would leave out blocks where their number is the question. Smaller batches where
+        there are few images, unless --batch-size says how large.
         """
         changes = {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0, **point.recipe}
         if self.options.batch_size is not None:
             changes["batch_size"] = self.options.batch_size
-        return override(recipe_for(point.preset, self.data), changes)
+        how = override(recipe_for(point.preset, self.data), changes)
+        return how if "batch_size" in changes else fitted(how, len(self.train))
 
     def images(self, point: Point, *, seed: int) -> Split:
         """What the point is trained on."""

@@ -16,6 +16,7 @@ from vitlens.names import CommandName
 from vitlens.places import inside
 from vitlens.report import Section, in_words, metrics
 from vitlens.runs.attack_words import epsilon_words, estimate, verdict_words
+from vitlens.runs.budgets import budget_words
 from vitlens.runs.report import Drawn
 from vitlens.schema import read_as
 from vitlens.uncertainty import Estimate
@@ -119,7 +120,8 @@ def _bar(name: str, estimate: Estimate) -> Bar:
 def tell_whole(record: RunRecord) -> list[Section]:
     """The summary in words, then what each chapter says, then everybody's limits."""
     found = metrics(record)
-    lines = [
+    lines = list(budget_words(record))
+    lines += [
         f"`{alias}` is right on {in_words(_accuracy(found, alias))} of the test images." for alias in _aliases(record)
     ]
     for chapter in _chapters(record):

@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.reading import match_classes
+from vitlens.analysis.reading import label_columns
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.specimen import Specimen
@@ -25,8 +25,7 @@ def chosen_targets(target: str, specimen: Specimen, split: Split) -> Tensor | No
     if target == TRUE:
         if split.labels is None:
             raise InputError("expected labelled images for --target true, found none; give --data, or a class")
-        columns, _ = match_classes(specimen.classes, split.classes)
-        return torch.tensor(columns)[split.labels.cpu().long()]
+        return label_columns(specimen.classes, split)
     return torch.full((len(split),), _class_index(target, specimen.classes))
 
 

@@ -16,8 +16,11 @@ from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import untrained
 from vitlens.names import TrackerName
 from vitlens.runs.describe import described
+from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
+from vitlens.runs.load import say_data
 from vitlens.runs.options import RunOptions
+from vitlens.runs.planned import train_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
@@ -25,16 +28,17 @@ from vitlens.runs.trackers import require_trackers
 from vitlens.runs.tracking import TrackerWatcher
 from vitlens.runs.train_compared import compare
 from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning, require_together
-from vitlens.runs.train_plan import Plan, as_begun
+from vitlens.runs.train_plan import Plan, as_begun, recipe_begun
 from vitlens.runs.train_report import draw, tell
 from vitlens.runs.train_start import from_scratch, started_from, trained_start, usual_recipe
 from vitlens.runs.train_taught import Lesson, keep_lesson, lesson_of, look_ahead, shape_with_token, taking_part
 from vitlens.runs.training_progress import training_progress
+from vitlens.runs.unseen import keep_training_images
 from vitlens.training.head import fit_head
 from vitlens.training.kept import require_interval
 from vitlens.training.loop import fit
 from vitlens.training.metrics import TrainingResult
-from vitlens.training.recipe import Recipe, override, recipe_for
+from vitlens.training.recipe import Recipe, fitted, override, recipe_for
 from vitlens.uncertainty import Estimate
 
 __all__ = ["draw", "tell", "train"]
@@ -86,33 +90,45 @@ def train(
         return compare(train, plan, resume=resume, options=options)
     processes, options = join_run(options)
     with processes.first_ahead():
-        specimen, splits, how = _prepare(plan, options)
+        begun = None if resume is None else recipe_begun(resume)
+        specimen, splits, how = _prepare(plan, options, processes=processes.count, begun=begun)
         lesson = lesson_of(plan.teaching, specimen, how, splits[0], options)
     look_ahead(lesson, splits[0], quiet=options.quiet)
-    going_on = resume is not None
+    going_on, fresh = resume is not None, from_scratch(plan.model, plan.tuning)
     if not processes.is_first:  # the first alone writes
         _fit(plan, specimen, splits, how, resume or Path("runs"), options, resume=going_on, lesson=lesson)
         return None
-    with _folder(plan, resume, specimen, splits[0], how, options, lesson) as folder:
+    say_data(splits[0], options)
+    frozen, looks = plan.tuning.freeze, -(-how.epochs // how.evaluate_every)
+    parts = train_parts(len(splits[0]), len(splits[1]), epochs=how.epochs, looks=looks, frozen=frozen)
+    say_expected([(specimen, splits[0], parts)], options, processes=processes.count)
+    with _folder(plan, resume, specimen, splits, how, options, lesson) as folder:
+        keep_training_images(folder.path, splits[0], data=plan.data, start=None if fresh else specimen)
         result = _fit(plan, specimen, splits, how, folder.path, options, resume=going_on, track=track, lesson=lesson)
         answers = evaluate(specimen, splits[1], batch_size=options.batch_size)
         _keep(folder, result, answers, splits[1])
-        if not from_scratch(plan.model, plan.tuning):
+        if not fresh:
             folder.table("started", [{"how": started_from(specimen, plan.tuning)}])
         if lesson is not None:
             keep_lesson(folder, lesson, answers, plan.data, options)
         return publish(folder, draw, tell)
 
 
-def _prepare(plan: Plan, options: RunOptions) -> tuple[Specimen, tuple[Split, Split], Recipe]:
-    """The specimen as training begins, on its device, training and test part, and the recipe."""
+def _prepare(
+    plan: Plan, options: RunOptions, *, processes: int, begun: Mapping[str, object] | None
+) -> tuple[Specimen, tuple[Split, Split], Recipe]:
+    """The specimen as training begins, on its device, training and test part, and the recipe.
+
+    begun: the numbers of the recipe that a resumed run began with, which it keeps.
+    """
     device = resolve_device(options.device)
     changes = dict(plan.recipe) if options.batch_size is None else {**plan.recipe, "batch_size": options.batch_size}
+    how = override(_usual(plan), changes)
     if not from_scratch(plan.model, plan.tuning):
-        how = override(usual_recipe(plan.model, plan.data, plan.tuning, named=plan.named), changes)
-        start = trained_start(plan.model, plan.data, plan.tuning, how, plan.shape, plan.image_size, device, options)
-        return (*start, how)
-    how = override(recipe_for(plan.model, plan.data, named=plan.named), changes)
+        specimen, splits = trained_start(
+            plan.model, plan.data, plan.tuning, how, plan.shape, plan.image_size, device, options
+        )
+        return specimen, splits, _for_images(how, changes, splits[0], processes, begun)
     # the classes are not known before the data is, nor the data's size before the model's
     size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
     train_part, test_part = (
@@ -121,6 +137,7 @@ def _prepare(plan: Plan, options: RunOptions) -> tuple[Specimen, tuple[Split, Sp
         )
         for part in ("train", "test")
     )
+    how = _for_images(how, changes, train_part, processes, begun)
     shape = {"drop_path": how.drop_path, **plan.shape} if how.drop_path and plan.model in VIT_PRESETS else plan.shape
     shape = shape_with_token(plan.model, shape, plan.teaching)
     specimen = untrained(
@@ -129,11 +146,29 @@ def _prepare(plan: Plan, options: RunOptions) -> tuple[Specimen, tuple[Split, Sp
     return specimen.to(device), (train_part, test_part), how
 
 
+def _usual(plan: Plan) -> Recipe:
+    """The recipe before anything of it was changed."""
+    if from_scratch(plan.model, plan.tuning):
+        return recipe_for(plan.model, plan.data, named=plan.named)
+    return usual_recipe(plan.model, plan.data, plan.tuning, named=plan.named)
+
+
+def _for_images(
+    how: Recipe, changes: Mapping[str, object], split: Split, processes: int, begun: Mapping[str, object] | None
+) -> Recipe:
+    """The recipe with batches as small as few images ask for, unless their size was typed."""
+    if begun is not None:
+        return override(how, begun)
+    if "batch_size" in changes:
+        return how
+    return fitted(how, len(split), processes=processes, rate_given="learning_rate" in changes)
+
+
 def _folder(
     plan: Plan,
     resume: Path | None,
     specimen: Specimen,
-    split: Split,
+    splits: tuple[Split, Split],
     how: Recipe,
     options: RunOptions,
     lesson: Lesson | None,
@@ -141,6 +176,7 @@ def _folder(
     """The run's folder: a new one, or the one to go on in."""
     if resume is not None:
         return RunFolder.reopen(resume)
+    split, usual = splits[0], _usual(plan)
     return RunFolder.create(
         "train",
         name_parts=(specimen.alias, plan.data),
@@ -149,7 +185,9 @@ def _folder(
         overwrite=options.overwrite,
         config={
             **described(options, specimens=[specimen, *taking_part(lesson)], split=split, choices=asdict(plan)),
+            "test_images": len(splits[1]),
             "recipe": {**how.numbers(), "source": how.source},
+            "usual": {"batch_size": usual.batch_size, "learning_rate": usual.learning_rate},
         },
         formats=options.formats,
     )

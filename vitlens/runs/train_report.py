@@ -1,6 +1,6 @@
 """The figures and the words of a training, from its folder alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vitlens.figures.confusion import confusion_matrix
@@ -14,6 +14,7 @@ from vitlens.runs.train_compared import draw as draw_comparison
 from vitlens.runs.train_compared import is_comparison
 from vitlens.runs.train_compared import tell as tell_comparison
 from vitlens.training.kept import FOLDER
+from vitlens.training.recipe import LEAST_STEPS
 
 
 def draw(record: RunRecord) -> Iterator[Drawn]:
@@ -77,6 +78,7 @@ def tell(record: RunRecord) -> list[Section]:
         Section(
             "What came out",
             (
+                " ".join(_images_words(record)),
                 reached,
                 *_noted(record, "started"),
                 *_kept_words(record),
@@ -89,6 +91,36 @@ def tell(record: RunRecord) -> list[Section]:
         Section("Recipe", _computed_words(record), tables=(Table("Settings of the training", rows),)),
         Section("Limits", (limits,)),
     ]
+
+
+def _images_words(record: RunRecord) -> Iterator[str]:
+    """On what was trained and tested and why, and how the batches were fitted to few images."""
+    data, recipe, usual = (record.config.get(name) for name in ("data", "recipe", "usual"))
+    if not isinstance(data, Mapping) or "test_images" not in record.config:  # a run of before it was kept
+        return
+    count = int(data["images"])
+    yield f"Trained on {count:,} images of {data['title']}, tested on {record.config['test_images']:,} others."
+    for note in data["notes"]:
+        yield f"{note[:1].upper()}{note[1:].rstrip('.')}."
+    if isinstance(recipe, Mapping) and isinstance(usual, Mapping) and not _batch_was_typed(record):
+        yield from fitted_words(count, recipe, usual)
+
+
+def fitted_words(images: int, recipe: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
+    """That smaller batches than the recipe's were used, and why; nothing where they were not."""
+    size, before = int(recipe["batch_size"]), int(usual["batch_size"])
+    if size < before:
+        yield (
+            f"{images:,} images make fewer than {LEAST_STEPS} batches of {before}, the recipe's batch size, so batches "
+            f"of {size} are used: {max(1, images // size)} steps an epoch; the learning rate is "
+            f"{recipe['learning_rate']:.3g} in place of {usual['learning_rate']:.3g}, as the square root of the batch "
+            "size asks. --batch-size and --learning-rate choose others."
+        )
+
+
+def _batch_was_typed(record: RunRecord) -> bool:
+    asked: Any = record.config["options"]
+    return asked["batch_size"] is not None or "batch_size" in asked["recipe"]
 
 
 def _computed_words(record: RunRecord) -> tuple[str, ...]:

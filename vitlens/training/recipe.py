@@ -9,6 +9,8 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import OPTIMISERS, RECIPE_NAMES
 
 _WORDS = ("source", "measured")  # about the recipe; they change nothing
+LEAST_STEPS: Final = 10  # batches in an epoch, where the recipe decides how large they are
+LEAST_BATCH: Final = 8  # images: the statistics of a smaller batch are too noisy for batch normalisation
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "two numbers: A,B"}
 
 
@@ -103,6 +105,23 @@ def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
             raise UnknownNameError("recipe", named, RECIPE_NAMES)
         return NAMED[named]
     return RECIPES.get(f"{preset}/{data}") or RECIPES.get(preset) or FINE_TUNING
+
+
+def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool = False) -> Recipe:
+    """The recipe for so few training images that its batches are too few: smaller batches, at a lower rate.
+
+    An epoch of fewer than LEAST_STEPS batches gets the largest batch, a power of two, of which there are that many, of
+    at least LEAST_BATCH images and one a process; the learning rate goes with the square root of the batch size
+    (Malladi 2022), unless it was given by the user. Other recipes come back as they are.
+    """
+    if images >= LEAST_STEPS * recipe.batch_size:
+        return recipe
+    power = 1 << max(0, (images // LEAST_STEPS).bit_length() - 1)
+    size = min(recipe.batch_size, max(LEAST_BATCH, processes, power))
+    if size == recipe.batch_size:
+        return recipe
+    rate = recipe.learning_rate * (1.0 if rate_given else (size / recipe.batch_size) ** 0.5)
+    return replace(recipe, batch_size=size, learning_rate=float(f"{rate:.4g}"), measured="")
 
 
 def _require(name: str, value: object, holds: bool, expected: str) -> None:

@@ -1,0 +1,62 @@
+"""Models that were not trained alike are not compared as if they were."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import vitlens
+from vitlens.files import read_run
+from vitlens.runs.budgets import Budget, Difference, budget_of, budget_words, differences
+from vitlens.runs.evaluate import evaluate
+from vitlens.runs.options import RunOptions
+from vitlens.runs.train import train
+
+OPTIONS = RunOptions(device="cpu", quiet=True, limit=20)
+LONG = Budget("vit", "random weights", "digits", 40, 10, 50, 8, "none", 0, "none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, ()),
+        ({"epochs": 5, "steps": 25}, (Difference("epochs", (10, 5)), Difference("steps", (50, 25)))),
+        ({"data": "cifar10"}, (Difference("data", ("digits", "cifar10")),)),
+        ({"augmentation": "flip"}, (Difference("augmentation", ("none", "flip")),)),
+        ({"seed": 3}, (Difference("seed", (0, 3)),)),
+        ({"epochs": None}, ()),  # what is not known of one is no difference
+    ],
+)
+def test_what_differs_is_named_with_its_values(changes, found):
+    assert differences([LONG, replace(LONG, model="cnn", **changes)]) == found
+
+
+def test_the_bundled_pair_is_known():
+    vit, cnn = (budget_of(vitlens.load(name)) for name in ("vit-digits", "cnn-digits"))
+    assert (vit.epochs, cnn.epochs) == (20, 10)
+    assert [difference.what for difference in differences([vit, cnn])] == ["epochs", "steps"]
+
+
+def test_what_nobody_knows_is_not_made_up(tiny_vit):
+    assert not budget_of(vitlens.load(str(tiny_vit))).known
+    assert budget_of(vitlens.load("timm:resnet10t@random", image_size=(32, 32))).epochs == 0
+
+
+def test_runs_of_unequal_budgets_say_so_first(tmp_path: Path):
+    shape = {"dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8]}
+    for name, epochs, recipe in (("long", 3, {}), ("short", 1, {"flip": True})):
+        train(
+            "vit-micro", shape=shape, recipe={"epochs": epochs, **recipe}, options=replace(OPTIONS, out=tmp_path / name)
+        )
+    written = evaluate(
+        [str(tmp_path / "long"), str(tmp_path / "short")],
+        data="digits",
+        options=replace(OPTIONS, out=tmp_path / "both"),
+    )
+    record = read_run(tmp_path / "both")
+    rows = record.table("training")
+    assert [(row["model"], row["epochs"], row["steps"]) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
+    assert [row["augmentation"] for row in rows] == ["none", "flip"]
+    assert [row["images"] for row in rows] == [20, 20]
+    (said,) = budget_words(record)
+    assert said in "\n".join(written.read_text().splitlines()[:8])

@@ -1,0 +1,116 @@
+"""How long a run may take: the arithmetic, the counts, and that it is said before the run or not at all."""
+
+import pytest
+import torch
+
+import vitlens
+from vitlens.analysis.ablate import measure_effects, units_of
+from vitlens.analysis.common_corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.attribution.registry import METHODS
+from vitlens.cli.main import run
+from vitlens.data.digits import digits
+from vitlens.runs import expected
+from vitlens.runs.ablate_choices import AblateChoices
+from vitlens.runs.attack_choices import AttackChoices
+from vitlens.runs.expected import Load, Pace, Part, advice, pace_of, seconds_of
+from vitlens.runs.options import RunOptions
+from vitlens.runs.planned import METHOD_COSTS, ablate_parts, attack_parts, explain_parts
+
+ANSWERS, DAMAGE = Part("answers", forwards=100), Part("damage", forwards=1000, shorter="--no-damage")
+BROKEN = Part("attack", backwards=200, shorter="--steps")
+
+
+def test_images_times_the_pace_of_each_model():
+    loads = [Load(Pace(0.1, 0.5), (ANSWERS, DAMAGE, BROKEN)), Load(Pace(1.0, 2.0), (ANSWERS,))]
+    found = seconds_of(loads)
+    assert {part.what: spent for part, spent in found.items()} == pytest.approx(
+        {"answers": 10 + 100, "damage": 100, "attack": 100}
+    )
+    assert sum(seconds_of(loads, processes=2).values()) == pytest.approx(310 / 2)
+
+
+def test_a_run_of_two_minutes_needs_no_word_and_a_longer_one_has_the_options_that_count():
+    assert advice({ANSWERS: 60.0, DAMAGE: 60.0}) is None
+    said = advice({ANSWERS: 60.0, DAMAGE: 600.0, BROKEN: 1.0})
+    assert said is not None
+    assert "11 min" in said
+    assert "--no-damage (10 min" in said
+    assert "--limit N" in said
+    assert "--steps" not in said  # it would save a second of eleven minutes
+
+
+@pytest.mark.parametrize(("size", "patch", "proposed"), [(518, 14, True), (224, 14, False), (518, None, False)])
+def test_smaller_images_are_proposed_where_they_are_large_and_made_of_patches(size, patch, proposed):
+    said = advice({ANSWERS: 500.0}, size=(size, size), patch=patch)
+    assert said is not None
+    assert ("--image-size 224" in said) == proposed
+
+
+@pytest.mark.parametrize(
+    ("readings", "forward", "backward"),
+    # one image; then a pass of all 4 to warm up, one that is timed, and one forward and back
+    [((0.0, 0.5, 1.0, 2.0, 2.8, 3.0, 5.0), 0.2, 0.5), ((0.0, 3.0, 4.0, 11.0), 3.0, 7.0)],
+)
+def test_few_images_are_timed_and_of_a_slow_model_one(tiny_vit, readings, forward, backward):
+    clock = iter(readings)
+    specimen, split = vitlens.load(str(tiny_vit)), digits("test").limit(4)
+    found = pace_of(specimen, split, backward=True, options=RunOptions(device="cpu"), clock=lambda: next(clock))
+    assert (found.forward, found.backward) == pytest.approx((forward, backward))
+    assert not any(parameter.grad is not None for parameter in specimen.parameters())
+
+
+def test_every_method_has_a_cost():
+    assert set(METHOD_COSTS) == set(METHODS)
+    (maps, checks, searched) = explain_parts(["gradcam", "rise"], 10, verify=True, counterfactuals=True)
+    assert (maps.forwards, maps.backwards) == (5120, 10)
+    assert checks.forwards > maps.forwards
+    assert searched.shorter == "--no-counterfactuals"
+
+
+def test_removals_cost_about_what_they_are_measured_to(tiny_vit):
+    """The plan's count against the measured one, which it may not be far above or below."""
+    specimen, units = vitlens.load(str(tiny_vit)), units_of(vitlens.load(str(tiny_vit)))
+    (batch,) = digits("test").limit(6).batches(6)
+    assert batch.labels is not None
+    measured = measure_effects(specimen, batch.images, batch.labels, units).forward_equivalents
+    (part,) = ablate_parts(units, 6, AblateChoices(curves=False, pairs=0, patch=False))
+    assert part.forwards / 6 == pytest.approx(measured, rel=0.5)
+
+
+def test_attacks_are_counted_by_epsilons_steps_restarts_and_rivals():
+    choices = AttackChoices(
+        attacks=("pgd", "cw", "square"), epsilons=(0.0, 1.0, 2.0), steps={"pgd": 5}, restarts=2, corruptions=True
+    )
+    counts = {part.what.split(" ")[0]: (part.forwards, part.backwards) for part in attack_parts(choices, 10)}
+    assert counts["pgd"] == (0, 2 * 2 * 5 * 10)
+    assert counts["cw"] == (0, 9 * 100 * 10)
+    assert counts["square"] == (2 * 2 * 100 * 50 * 10, 0)
+    assert counts["common"] == (len(CORRUPTIONS) * len(SEVERITIES) * 10, 0)
+    assert all("corruptions" not in part.what for part in attack_parts(AttackChoices(corruptions=False), 10))
+
+
+def test_it_is_said_on_stderr_before_anything_is_written(tiny_vit, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(expected, "PATIENCE", 0.0)
+    looked: list[bool] = []
+    timed = expected.passes
+
+    def passes(*args: object, **options: object) -> list[float]:
+        looked.append((tmp_path / "out").exists())
+        return timed(*args, **options)
+
+    monkeypatch.setattr(expected, "passes", passes)
+    arguments = ["evaluate", str(tiny_vit), "--limit", "20", "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert run(arguments) == 0
+    assert "--limit N" in capsys.readouterr().err
+    assert looked == [False, False]
+    work = (vitlens.load(str(tiny_vit)), digits("test").limit(20), [ANSWERS])
+    expected.say_expected([work], RunOptions(device="cpu", quiet=True))
+    assert looked == [False, False]
+    assert capsys.readouterr().err == ""
+
+
+def test_the_probe_leaves_the_random_state_as_it_was(tiny_vit):
+    specimen, split = vitlens.load(str(tiny_vit)), digits("test").limit(4)
+    before = torch.random.get_rng_state()
+    pace_of(specimen, split, backward=True, options=RunOptions(device="cpu"))
+    assert torch.equal(before, torch.random.get_rng_state())

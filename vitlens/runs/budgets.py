@@ -1,0 +1,161 @@
+"""What is known of how compared models were trained, and in what they differ: data, epochs, augmentation."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from vitlens.files import RunRecord
+from vitlens.models.specimen import Specimen
+from vitlens.names import PRESETS
+from vitlens.report import in_words
+from vitlens.runs.folder import RunFolder
+from vitlens.runs.unseen import run_of
+from vitlens.training.recipe import Recipe, recipe_for
+
+TABLE: Final = "training"
+# benchmarks/bundle.py: the commands that made the pair; digits has 5,388 training scenes in an epoch
+_BUNDLED: Final = {"vit-digits": ("vit-micro", 20), "cnn-digits": ("resnet20", 10)}
+_DIGITS: Final = 5388
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How a model was trained; None: not known.
+
+    start: "random weights" or the model whose weights it began with; data: the name or folder of its images; images:
+    how many; epochs: passes over them; steps: of the optimiser; batch_size: images a step; augmentation: in words;
+    seed; teacher: whom it was distilled from ("none").
+    """
+
+    model: str
+    start: str | None = None
+    data: str | None = None
+    images: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    augmentation: str | None = None
+    seed: int | None = None
+    teacher: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is."""
+        return any(value is not None for name, value in asdict(self).items() if name != "model")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which trainings differ, and what it was for each model, in the models' order."""
+
+    what: str
+    values: tuple[str | int, ...]
+
+
+def budget_of(specimen: Specimen) -> Budget:
+    """What is known of a model's training: from its run's folder, or for the bundled pair from how it was made."""
+    alias, name = specimen.alias, specimen.provenance.name
+    if specimen.provenance.weights == "random":
+        return Budget(alias, start="random weights", epochs=0, steps=0)
+    if name in _BUNDLED:
+        preset, epochs = _BUNDLED[name]
+        recipe = recipe_for(preset, "digits")
+        steps = epochs * (_DIGITS // recipe.batch_size)
+        how = augmentation_words(recipe.numbers())
+        return Budget(
+            alias, "random weights", "digits", _DIGITS, epochs, steps, recipe.batch_size, how, seed=0, teacher="none"
+        )
+    run = run_of(specimen)
+    return Budget(alias) if run is None else budget_of_run(alias, run)
+
+
+def budget_of_run(alias: str, run: RunRecord) -> Budget:
+    """What the folder of `vitlens train` says of its training."""
+    options, data, recipe = (_mapping(run.config.get(name)) for name in ("options", "data", "recipe"))
+    tables = _mapping(run.results["tables"])
+    history = tables.get("history")
+    last = _mapping(history[-1]) if isinstance(history, list) and history else {}
+    name, teaching = options.get("model"), _mapping(options.get("teaching"))
+    weights = _mapping(options.get("tuning")).get("weights")
+    scratch = name in PRESETS and not weights
+    teacher = teaching.get("teacher")
+    return Budget(
+        alias,
+        start="random weights" if scratch else name if isinstance(name, str) else None,
+        data=_as(str, options.get("data")),
+        images=_as(int, data.get("images")),
+        epochs=len(history) if isinstance(history, list) and history else _as(int, recipe.get("epochs")),
+        steps=_as(int, last.get("step")),
+        batch_size=_as(int, recipe.get("batch_size")),
+        augmentation=augmentation_words(recipe) if recipe else None,
+        seed=_as(int, run.config.get("seed")),
+        teacher=teacher if isinstance(teacher, str) else "none",
+    )
+
+
+def augmentation_words(recipe: Mapping[str, Any]) -> str:
+    """The augmentation of a recipe's numbers in words: "crop 4 px, flip, CutMix 1"; "none"."""
+    usual, parts = Recipe().numbers(), []
+    for name, says in _AUGMENTATION.items():
+        value = recipe.get(name, usual[name])
+        if value:
+            parts.append(says.format(value))
+    return ", ".join(parts) or "none"
+
+
+def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
+    """In what the trainings differ, as far as it is known of all of them; nothing where one is not known at all."""
+    found = []
+    for field in fields(Budget):
+        values = [getattr(budget, field.name) for budget in budgets]
+        if field.name != "model" and None not in values and len(set(values)) > 1:
+            found.append(Difference(field.name, tuple(values)))
+    return tuple(found)
+
+
+def keep_budgets(folder: RunFolder, specimens: Sequence[Specimen]) -> None:
+    """Write what is known of the models' trainings, for several models."""
+    if len(specimens) > 1:
+        folder.table(TABLE, [asdict(budget_of(specimen)) for specimen in specimens])
+
+
+def budget_words(record: RunRecord) -> Iterator[str]:
+    """That the models of a run were not trained alike, or that it is not known of one; nothing where they were."""
+    rows: Any = _mapping(record.results["tables"]).get(TABLE, [])
+    budgets = [Budget(**row) for row in rows]
+    names = [budget.model for budget in budgets]
+    found = differences(budgets)
+    if found:
+        listed = "; ".join(
+            f"{difference.what.replace('_', ' ')} "
+            + ", ".join(f"{in_words(value)} ({name})" for name, value in zip(names, difference.values))
+            for difference in found
+        )
+        yield (
+            f"**{' and '.join(names)} were not trained alike**: {listed}. A difference between them can come from this "
+            "as well as from their architectures."
+        )
+    unknown = [budget.model for budget in budgets if not budget.known]
+    if unknown and len(unknown) < len(budgets):
+        yield (
+            f"How {' and '.join(unknown)} was trained is not known here, so the trainings may differ as much as the "
+            "architectures."
+        )
+
+
+_AUGMENTATION: Final = {
+    "crop_padding": "crop {} px",
+    "flip": "flip",
+    "randaugment": "RandAugment {}",
+    "erasing": "erasing {}",
+    "mixup": "mixup {}",
+    "cutmix": "CutMix {}",
+}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _as(kind: type, value: Any) -> Any:
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None

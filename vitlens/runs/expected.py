@@ -1,0 +1,135 @@
+"""How long a run will take, said before it begins: the images it will pass through a model, times a timed pass."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from vitlens.analysis.latency import passes
+from vitlens.data.split import Split
+from vitlens.devices import autocast, evaluating
+from vitlens.models.specimen import Specimen
+from vitlens.report import in_time
+from vitlens.runs.options import RunOptions
+
+PATIENCE = 120.0  # seconds that a run may take without a word before it
+_TIMED = 8  # images in the pass that is timed
+_SLOW = 1.0  # seconds of one image, beyond which no more than one is timed
+_LARGE = 256  # px a side, beyond which smaller images are proposed
+_SMALLER = 224
+_WORTH = 0.1  # share of the time from which on a part, or an option that leaves it out, is named
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a run. forwards: images passed through the model; backwards: images passed through it and back;
+    shorter: what the user may type to shorten or leave out this part."""
+
+    what: str
+    forwards: float | int = 0
+    backwards: float | int = 0
+    shorter: str = ""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds an image: of a forward pass, and of a forward and a backward pass together."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one model will do in a run, and how fast it is."""
+
+    pace: Pace
+    parts: tuple[Part, ...]
+
+
+def seconds_of(loads: Sequence[Load], *, processes: int = 1) -> dict[Part, float]:
+    """Seconds of each part, of all models together, shared by so many processes; parts of one name are one part."""
+    found: dict[str, tuple[Part, float]] = {}
+    for load in loads:
+        for part in load.parts:
+            spent = (part.forwards * load.pace.forward + part.backwards * load.pace.backward) / processes
+            known, before = found.get(part.what, (part, 0.0))
+            found[part.what] = (known, before + spent)
+    return dict(found.values())
+
+
+def advice(seconds: dict[Part, float], *, size: tuple[int, int] = (0, 0), patch: int | None = None) -> str | None:
+    """What to say of a run before it begins: None unless it is expected to take more than PATIENCE.
+
+    size: of the model's input, px (height, width); patch: side of a ViT's patches, px, None for other models.
+    """
+    total = sum(seconds.values())
+    if total <= PATIENCE:
+        return None
+    large = {part: spent for part, spent in seconds.items() if spent >= _WORTH * total}
+    order = sorted(large, key=lambda part: -large[part])
+    listed = ", ".join(f"{part.what} {in_time(large[part])}" for part in order)
+    shorter = [f"{part.shorter} ({in_time(large[part])})" for part in order if part.shorter]
+    shorter.append("--limit N takes fewer images")
+    if max(size) > _LARGE and patch and _SMALLER % patch == 0:
+        shorter.append(f"--image-size {_SMALLER} has {max(size) ** 2 / _SMALLER**2:.1f} times fewer patches")
+    return f"this may take {in_time(total)}, by the time of one pass: {listed}; to shorten it: {'; '.join(shorter)}"
+
+
+def say_expected(
+    works: Sequence[tuple[Specimen, Split, Sequence[Part]]], options: RunOptions, *, processes: int = 1
+) -> None:
+    """Say on stderr how long a run may take where that is more than PATIENCE; nothing with --quiet.
+
+    Each model is timed on a few of its images. A pass that fails here is left to the run to report.
+    """
+    if options.quiet:
+        return
+    loads = []
+    for specimen, split, parts in works:
+        if len(split) and sum(part.forwards + part.backwards for part in parts) > _TIMED:
+            with suppress(RuntimeError):
+                backward = any(part.backwards for part in parts)
+                loads.append(Load(pace_of(specimen, split, backward=backward, options=options), tuple(parts)))
+    if not loads:
+        return
+    largest = max((specimen for specimen, _, _ in works), key=lambda one: max(one.input_size))
+    layout = largest.anatomy.layout
+    patch = None if layout is None else largest.input_size[0] // layout.grid[0]
+    said = advice(seconds_of(loads, processes=processes), size=largest.input_size, patch=patch)
+    if said is not None:
+        print(said, file=sys.stderr)  # noqa: T201
+
+
+def pace_of(
+    specimen: Specimen,
+    split: Split,
+    *,
+    backward: bool,
+    options: RunOptions,
+    clock: Callable[[], float] = perf_counter,
+) -> Pace:
+    """Seconds an image, of a pass of up to 8 of a split's images; of one image where that takes long already."""
+    (some,) = split.pick(torch.arange(min(_TIMED, len(split)))).batches(_TIMED, device=specimen.device)
+    images = some.images
+    with autocast(specimen.device, options.precision):
+        (first,) = passes(specimen, images[:1], 1, warm_up=0, clock=clock)
+        if first > _SLOW:
+            images = images[:1]
+            forward = first
+        else:
+            forward = passes(specimen, images, 1, clock=clock)[0] / len(images)
+        return Pace(forward, _backward(specimen, images, clock) / len(images) if backward else 0.0)
+
+
+def _backward(specimen: Specimen, images: torch.Tensor, clock: Callable[[], float]) -> float:
+    """Seconds of a forward and a backward pass, to the pixels; the answer is read, so that a GPU has finished."""
+    asked = images.clone().requires_grad_()
+    with evaluating(specimen), torch.enable_grad():
+        begin = clock()
+        (gradient,) = torch.autograd.grad(specimen(asked).amax(-1).sum(), asked)
+        gradient.flatten()[0].item()
+        return clock() - begin

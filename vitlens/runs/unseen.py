@@ -1,0 +1,167 @@
+"""Which images models were trained on, by content; and which of the images given for evaluation are left for it.
+
+`vitlens train` writes a number for each training image, made of its file's bytes (or its pixels), in
+`arrays/training_images.npz` beside the weights. An image of that content is known wherever it lies and whatever it is
+called, so a separate test folder is evaluated whole, and of the training folder only what was held out.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitlens.data.catalogue import NAMES
+from vitlens.data.holdout import describe_hold_out
+from vitlens.data.identity import image_numbers
+from vitlens.data.split import Split
+from vitlens.data.torchvision_sets import SETS
+from vitlens.errors import InputError
+from vitlens.files import RunRecord, read_arrays, read_run, write_arrays
+from vitlens.models.specimen import Specimen
+from vitlens.names import BUNDLED
+
+_FILE = "arrays/training_images.npz"
+_ABOVE = 4  # folders from a weights file upwards in which its run is looked for: RUN/points/LABEL/seed-0/weights
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the images that models were trained on.
+
+    names: the models' aliases; numbers: of their training images by content, sorted uint64; unknown: the aliases of
+    those of which nothing is known; seed: with which these held images out.
+    """
+
+    names: tuple[str, ...]
+    numbers: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+    unknown: tuple[str, ...] = ()
+    seed: int = 0
+
+
+def divided(data: str) -> bool:
+    """Whether a name for --data stands for images whose parts a seed may have drawn, so that content must tell."""
+    return data not in NAMES or (data in SETS and SETS[data].part is None)
+
+
+def keep_training_images(folder: Path, split: Split, *, data: str, start: Specimen | None = None) -> None:
+    """Write which images a model in `folder` is trained on, and those that its start was trained on before."""
+    numbers = image_numbers(split) if divided(data) else np.zeros(0, np.uint64)
+    before = None if start is None else _numbers_of(start)
+    if before is not None:
+        numbers = np.union1d(numbers, before)
+    write_arrays(folder / _FILE, {"numbers": np.unique(numbers)})
+
+
+def pass_on(specimen: Specimen, folder: Path) -> None:
+    """Write beside weights made of a specimen's what is known of its training images, if anything is."""
+    numbers = _numbers_of(specimen)
+    if numbers is not None:
+        write_arrays(folder / _FILE, {"numbers": numbers})
+
+
+def known_of(specimens: Sequence[Specimen], *, seed: int) -> Known:
+    """What is known of all these models together. seed: where the run of a model that is not known names none."""
+    found = [(specimen, _numbers_of(specimen)) for specimen in specimens]
+    unknown = [specimen for specimen, numbers in found if numbers is None]
+    together = [numbers for _, numbers in found if numbers is not None]
+    trained = [specimen.alias for specimen, numbers in found if numbers is not None and len(numbers)]
+    return Known(
+        tuple(trained),
+        np.unique(np.concatenate([np.zeros(0, np.uint64), *together])),
+        tuple(specimen.alias for specimen in unknown),
+        next((_seed_of(specimen, seed) for specimen in unknown), seed),
+    )
+
+
+def unseen(read: Callable[[bool, int], Split], known: Known) -> Split:
+    """The images to evaluate, with a note that says what was decided, and why.
+
+    read: all images (True), or the part that a seed holds out. Images that none of the models was trained on are
+    evaluated; where that is none of them, all are, and the note says that the model was trained on them. Where nothing
+    is known of a model's training images, the part is evaluated that its training would have held out.
+    """
+    if known.unknown:
+        return _held_out(read(False, known.seed), known)
+    split = read(True, known.seed)
+    if not len(known.numbers):
+        return split
+    fresh = torch.from_numpy(~np.isin(image_numbers(split), known.numbers))
+    count, total = int(fresh.sum()), len(split)
+    names = " and ".join(known.names)
+    if count == total:
+        return _noted(split, f"none of these {total:,} images is one that {names} was trained on: all are used")
+    if count == 0:
+        return _noted(split, f"all {total:,} images are ones that {names} was trained on: this is no test accuracy")
+    left_out = (
+        f"of the {total:,} images given {total - count:,} are left out, as {names} was trained on them (known by their "
+        f"content); the {count:,} others are used"
+    )
+    return _noted(split.pick(fresh.nonzero().squeeze(1)), left_out)
+
+
+def seen(split: Split, known: Known) -> torch.Tensor:
+    """Which images (n,) of a split one of the models was trained on."""
+    if not len(known.numbers):
+        return torch.zeros(len(split), dtype=torch.bool)
+    return torch.from_numpy(np.isin(image_numbers(split), known.numbers))
+
+
+def _held_out(split: Split, known: Known) -> Split:
+    """A part drawn by seed, with a note that says why; as it is where the data has a test part of its own."""
+    usual = describe_hold_out(known.seed)
+    if usual not in split.notes:
+        return split
+    rest = tuple(note for note in split.notes if note != usual)
+    note = (
+        f"on which images {' and '.join(known.unknown)} was trained is not known (its run was written before vitlens "
+        f"kept it, or there is none beside the weights): a fifth of each class, drawn with seed {known.seed}, is used, "
+        "as training would have held it out; put the class folders into test/ inside the folder to use all"
+    )
+    return replace(split, notes=(note, *rest))
+
+
+def _noted(split: Split, note: str) -> Split:
+    return replace(split, notes=(note, *split.notes))
+
+
+def _numbers_of(specimen: Specimen) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]] | None:
+    """The training images of a model by content: none for random weights, a bundled model and others' weights; None
+    where nothing is known."""
+    nothing = np.zeros(0, np.uint64)
+    if specimen.provenance.weights == "random" or specimen.provenance.name in BUNDLED:
+        return nothing
+    place = Path(specimen.provenance.name)
+    for folder in [place] if place.is_dir() else list(place.parents)[:_ABOVE]:
+        if (folder / _FILE).is_file():
+            return _read(folder / _FILE)
+    run = run_of(specimen)
+    if run is not None:
+        options = run.config.get("options")
+        data = options.get("data") if isinstance(options, dict) else None
+        return nothing if isinstance(data, str) and not divided(data) else None
+    return None if specimen.architecture["kind"] == "preset" else nothing
+
+
+def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+    numbers = read_arrays(path).get("numbers")
+    if numbers is None or numbers.dtype != np.uint64 or numbers.ndim != 1:
+        raise InputError(f"expected the numbers of training images in {path}, found something else; train again")
+    return np.unique(numbers)
+
+
+def run_of(specimen: Specimen) -> RunRecord | None:
+    """The run of `vitlens train` that wrote the weights; None where there is none."""
+    place = Path(specimen.provenance.name)
+    with suppress(InputError):
+        run = read_run(place if place.is_dir() else place.parent)
+        return run if run.command == "train" else None
+    return None
+
+
+def _seed_of(specimen: Specimen, seed: int) -> int:
+    run = run_of(specimen)
+    found = None if run is None else run.config.get("seed")
+    return found if isinstance(found, int) else seed
