@@ -1,5 +1,6 @@
 """`vitlens train`: a preset from scratch, in a folder that every other command takes as a MODEL."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -140,7 +141,8 @@ def _folder(
 ) -> RunFolder:
     """The run's folder: a new one, or the one to go on in."""
     if resume is not None:
-        return RunFolder.reopen(resume)
+        begun = json.loads(json.dumps(_described_recipe(how)))
+        return RunFolder.reopen(resume, needs={"data": None, "recipe": begun})
     return RunFolder.create(
         "train",
         name_parts=(specimen.alias, plan.data),
@@ -149,10 +151,15 @@ def _folder(
         overwrite=options.overwrite,
         config={
             **described(options, specimens=[specimen, *taking_part(lesson)], split=split, choices=asdict(plan)),
-            "recipe": {**how.numbers(), "source": how.source},
+            "recipe": _described_recipe(how),
         },
         formats=options.formats,
     )
+
+
+def _described_recipe(how: Recipe) -> dict[str, object]:
+    """What config.json says of the recipe."""
+    return {**how.numbers(), "source": how.source}
 
 
 def _fit(
