@@ -16,7 +16,7 @@ def inside(folder: Path, *parts: str) -> Path:
     """
     below = Path(*parts)
     try:
-        if below.is_absolute() or not below.parts or ".." in below.parts:
+        if below.is_absolute() or not below.parts or ".." in below.parts or "\0" in str(below):
             raise InputError(f"expected a place inside {folder}, found {'/'.join(parts)!r}; make the run anew")
         path = folder
         for part in below.parts:

@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.damage import refused
+from vitlens.cli.main import run
 from vitlens.data.arrays import load_arrays
 from vitlens.errors import DataError
 
@@ -141,3 +143,32 @@ def test_where_there_is_no_test_part_val_is(tmp_path):
 def test_parts_that_are_not_so_are_refused(tmp_path, changes, part, says):
     with pytest.raises(DataError, match=says):
         load_arrays(medmnist(tmp_path / "a.npz", **changes), part=part)
+
+
+@pytest.mark.parametrize("labels", [[0, 2**33], [0, 10**12], [0, -1], [0, 100_000]])
+def test_labels_beyond_all_bounds_are_refused_before_classes_are_made(tmp_path, labels):
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 8, 8), np.uint8), labels=np.array(labels))
+    with pytest.raises(DataError, match="labels from 0"):
+        load_arrays(tmp_path / "a.npz", part="test")
+
+
+def test_unsigned_labels_do_not_wrap(tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((1, 8, 8), np.uint8), labels=np.array([2**63 + 5], np.uint64))
+    with pytest.raises(DataError, match="labels from 0"):
+        load_arrays(tmp_path / "a.npz", part="test")
+
+
+GOOD = {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, 1])}
+ODD = {
+    "a single number": np.array(1.0), "nothing": np.zeros(0), "complex": np.zeros((2, 8, 8), complex),
+    "texts": np.array(["a", "b"]), "fractions": np.full((2, 8, 8), np.nan), "many axes": np.zeros((1,) * 6, np.uint8),
+    "no rows": np.zeros((0, 8, 8), np.uint8), "truth": np.array([True, False]), "dates": np.zeros(2, "M8[s]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("key", ["images", "labels"])
+def test_arrays_of_another_kind_are_one_line(tmp_path, capsys, odd, key):
+    np.savez(tmp_path / "a.npz", **{**GOOD, key: ODD[odd]})
+    code = run(["predict", "vit-digits", "--data", str(tmp_path / "a.npz"), "--quiet"])
+    assert refused(code, capsys.readouterr().err)

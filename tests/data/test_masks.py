@@ -1,6 +1,9 @@
 """Images beside masks: what fits, what is left out and named."""
 
+import contextlib
 import json
+import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.damage import damaged, every, refused
+from vitlens.cli.main import run
 from vitlens.data.masks import has_objects, load_masked_folder
 from vitlens.errors import DataError
 from vitlens.preprocessing import Preprocessing
@@ -123,3 +128,74 @@ def test_no_mask_at_all(folder):
         file.unlink()
     with pytest.raises(DataError, match="found none"):
         load(folder)
+
+
+def damage(folder: Path, kind: str) -> None:
+    """One of the two masks that fit, made useless."""
+    file = folder / "masks" / "b.png"
+    if kind == "cut off":
+        file.write_bytes(file.read_bytes()[:-30])
+    elif kind == "no image":
+        file.write_bytes(b"hello")
+    elif kind == "empty":
+        file.write_bytes(b"")
+    elif kind == "of another size":
+        Image.fromarray(np.ones((9, 9), np.uint8)).save(file)
+    elif kind == "of fractions":
+        file.unlink()
+        Image.fromarray(np.ones(SIZE, np.float32)).save(file.with_suffix(".tif"))
+    else:
+        file.unlink()
+        file.mkdir()
+
+
+KINDS = ("cut off", "no image", "empty", "of another size", "of fractions", "a folder")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_mask_is_left_out_and_named(folder, kind):
+    damage(folder, kind)
+    split = load(folder)
+    assert split.files == ("a.png",)
+    assert split.masks.shape == (1, *SIZE)
+    assert sorted(skipped.file for skipped in split.skipped) == ["b.png", "c.png", "d.png"]
+    assert all("mask" in skipped.reason for skipped in split.skipped)
+
+
+def test_no_readable_mask_is_refused(folder):
+    damage(folder, "cut off")
+    (folder / "masks" / "a.png").write_bytes((folder / "masks" / "a.png").read_bytes()[:-30])
+    with pytest.raises(DataError, match="damaged"):
+        load(folder)
+
+
+def test_a_run_goes_on_without_the_damaged_mask(folder, tiny_vit, tmp_path, capsys):
+    damage(folder, "cut off")
+    out = tmp_path / "out"
+    line = ["rollout", str(tiny_vit), "--data", str(folder), "--fusion", "mean", "--quiet", "--out", str(out)]
+    assert run(line) == 0, capsys.readouterr().err
+    told = json.loads((out / "config.json").read_text())["data"]
+    assert told["images"] == 1
+    assert "b.png" in [row["file"] for row in told["skipped"]]
+    assert "b.png" in (out / "report.md").read_text()
+
+
+@pytest.mark.parametrize("file", ["annotations.json", "index.json"])
+def test_damaged_json_beside_images_is_one_line(folder, tmp_path, capsys, file, tiny_vit):
+    if file == "annotations.json":
+        shutil.rmtree(folder / "masks")
+        images = [{"id": 1, "file_name": "a.png", "height": SIZE[0], "width": SIZE[1], "licence": 3}]
+        content: object = {"images": images, "annotations": [{"image_id": 1, "bbox": [2, 3, 8, 9], "area": 72}]}
+    else:
+        content = [{"file": f"{name}.png", "imagenet_class": 7, "odd": None} for name in "abcd"]
+    path = folder / file
+    path.write_text(json.dumps(content))
+    assert len(load(folder)) == (1 if file == "annotations.json" else 2)
+    texts = ["[" * 100_000, "", "{", "3", json.dumps(content)[:-4]]
+    texts += [damaged(content, at, value) for at, value in random.Random(0).sample(every(content), 60)]
+    for text in texts:
+        path.write_text(text)
+        with contextlib.suppress(DataError):  # nothing else is raised
+            assert len(load(folder)) in (1, 2)
+    path.write_text("[" * 100_000)
+    assert refused(run(["predict", str(tiny_vit), "--data", str(folder), "--quiet"]), capsys.readouterr().err)

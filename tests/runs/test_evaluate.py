@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from vitlens.data.cue_conflict import imagenet16
-from vitlens.errors import InputError, NonFiniteError, OutputError
+from vitlens.errors import InputError, ModelError, NonFiniteError, OutputError
 from vitlens.files import read_run
 from vitlens.labels import imagenet_classes
 from vitlens.models.zoo import save, untrained
@@ -100,18 +99,26 @@ def test_wrong_input_is_refused_before_anything_is_written(models: dict[str, str
         evaluate([models["vit"]], options=options(tmp_path / "run"))
 
 
-def test_a_model_that_gives_nan_fails_and_says_so(models: dict[str, str], tmp_path: Path) -> None:
+def test_a_model_whose_logits_overflow_fails_and_says_so(models: dict[str, str], tmp_path: Path) -> None:
     broken = untrained("resnet20", classes=DIGITS)
     state = {
-        name: torch.full_like(value, torch.nan) if "fc" in name else value
+        name: torch.full_like(value, 3e38) if "fc" in name else value
         for name, value in broken.model.state_dict().items()
     }
     save(broken, tmp_path / "broken.safetensors", state=state)
-    assert load_file(tmp_path / "broken.safetensors")["fc.weight"].isnan().all()
     with pytest.raises(NonFiniteError, match=r"broken on .* of digits"):
         evaluate([str(tmp_path / "broken.safetensors")], options=options(tmp_path / "run"))
     assert read_run(tmp_path / "run").status == "failed"
     assert not (tmp_path / "run" / "report.md").exists()
+
+
+def test_weights_that_are_nan_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    broken = untrained("resnet20", classes=DIGITS)
+    state = {name: torch.full_like(value, torch.nan) for name, value in broken.model.state_dict().items()}
+    save(broken, tmp_path / "broken.safetensors", state=state)
+    with pytest.raises(ModelError, match="expected finite weights"):
+        evaluate([str(tmp_path / "broken.safetensors")], options=options(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path: Path) -> None:

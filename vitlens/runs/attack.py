@@ -124,7 +124,7 @@ def _folder(
 ) -> RunFolder:
     """The run's folder: a new one, or the one to go on in."""
     if resume is not None:
-        return RunFolder.reopen(resume)
+        return RunFolder.reopen(resume, needs={"data": None})
     aliases = [specimen.alias for specimen in specimens]
     return RunFolder.create(
         "attack",

@@ -14,7 +14,7 @@ from typing import Literal
 
 from numpy.typing import ArrayLike
 
-from vitlens.errors import OutputError, VitlensError
+from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_run, storage_error, write_arrays, write_json
 from vitlens.places import inside, require_no_links
 from vitlens.uncertainty import Estimate
@@ -50,6 +50,7 @@ _TOP = tuple(
         (CONFIG, RESULTS, *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern))
     )
 )
+_WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")  # in config.json by every run
 _PARTS = ("chapters", "frozen", "full", "pruned")  # runs, and a model, within a run
 
 
@@ -104,10 +105,21 @@ class RunFolder:
         return folder
 
     @classmethod
-    def reopen(cls, path: Path) -> "RunFolder":
-        """The folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is running."""
+    def reopen(cls, path: Path, *, needs: Mapping[str, object | None] | None = None) -> "RunFolder":
+        """The folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is running.
+
+        needs: what its config.json must say besides what every run writes; None: anything. Raises InputError for
+        links, and for a config.json that says less or something else.
+        """
         folder = cls(read_run(path))
         require_plain(path)
+        needed = {**dict.fromkeys(_WRITTEN), **(needs or {})}
+        for name, value in needed.items():
+            if name not in folder.config or value not in (None, folder.config[name]):
+                raise InputError(
+                    f"expected the {name} that the run began with in {path / CONFIG}, found something else; "
+                    "begin anew without --resume"
+                )
         folder._write("running")
         return folder
 

@@ -144,7 +144,7 @@ def _ground(plan: Plan, options: RunOptions) -> Ground:
 def _folder(plan: Plan, resume: Path | None, ground: Ground, options: RunOptions) -> RunFolder:
     """The study's folder: a new one, or the one to go on in."""
     if resume is not None:
-        return RunFolder.reopen(resume)
+        return RunFolder.reopen(resume, needs=dict.fromkeys(("data", "points", "recipes", "train_images")))
     kind = KINDS[plan.kind]
     recipes = {point.preset: ground.recipe(point) for point in kind.points}
     return RunFolder.create(

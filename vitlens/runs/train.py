@@ -1,5 +1,6 @@
 """`vitlens train`: a preset from scratch, in a folder that every other command takes as a MODEL."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +29,7 @@ from vitlens.runs.trackers import require_trackers
 from vitlens.runs.tracking import TrackerWatcher
 from vitlens.runs.train_compared import compare
 from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning, require_together
-from vitlens.runs.train_plan import Plan, as_begun, recipe_begun
+from vitlens.runs.train_plan import Plan, as_begun
 from vitlens.runs.train_report import draw, tell
 from vitlens.runs.train_start import from_scratch, started_from, trained_start, usual_recipe
 from vitlens.runs.train_taught import Lesson, keep_lesson, lesson_of, look_ahead, shape_with_token, taking_part
@@ -90,8 +91,7 @@ def train(
         return compare(train, plan, resume=resume, options=options)
     processes, options = join_run(options)
     with processes.first_ahead():
-        begun = None if resume is None else recipe_begun(resume)
-        specimen, splits, how = _prepare(plan, options, processes=processes.count, begun=begun)
+        specimen, splits, how = _prepare(plan, options, processes=processes.count)
         lesson = lesson_of(plan.teaching, specimen, how, splits[0], options)
     look_ahead(lesson, splits[0], quiet=options.quiet)
     going_on, fresh = resume is not None, from_scratch(plan.model, plan.tuning)
@@ -114,13 +114,8 @@ def train(
         return publish(folder, draw, tell)
 
 
-def _prepare(
-    plan: Plan, options: RunOptions, *, processes: int, begun: Mapping[str, object] | None
-) -> tuple[Specimen, tuple[Split, Split], Recipe]:
-    """The specimen as training begins, on its device, training and test part, and the recipe.
-
-    begun: the numbers of the recipe that a resumed run began with, which it keeps.
-    """
+def _prepare(plan: Plan, options: RunOptions, *, processes: int) -> tuple[Specimen, tuple[Split, Split], Recipe]:
+    """The specimen as training begins, on its device, training and test part, and the recipe."""
     device = resolve_device(options.device)
     changes = dict(plan.recipe) if options.batch_size is None else {**plan.recipe, "batch_size": options.batch_size}
     how = override(_usual(plan), changes)
@@ -128,7 +123,7 @@ def _prepare(
         specimen, splits = trained_start(
             plan.model, plan.data, plan.tuning, how, plan.shape, plan.image_size, device, options
         )
-        return specimen, splits, _for_images(how, changes, splits[0], processes, begun)
+        return specimen, splits, _for_images(how, changes, splits[0], processes)
     # the classes are not known before the data is, nor the data's size before the model's
     size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
     train_part, test_part = (
@@ -137,7 +132,7 @@ def _prepare(
         )
         for part in ("train", "test")
     )
-    how = _for_images(how, changes, train_part, processes, begun)
+    how = _for_images(how, changes, train_part, processes)
     shape = {"drop_path": how.drop_path, **plan.shape} if how.drop_path and plan.model in VIT_PRESETS else plan.shape
     shape = shape_with_token(plan.model, shape, plan.teaching)
     specimen = untrained(
@@ -153,12 +148,8 @@ def _usual(plan: Plan) -> Recipe:
     return usual_recipe(plan.model, plan.data, plan.tuning, named=plan.named)
 
 
-def _for_images(
-    how: Recipe, changes: Mapping[str, object], split: Split, processes: int, begun: Mapping[str, object] | None
-) -> Recipe:
+def _for_images(how: Recipe, changes: Mapping[str, object], split: Split, processes: int) -> Recipe:
     """The recipe with batches as small as few images ask for, unless their size was typed."""
-    if begun is not None:
-        return override(how, begun)
     if "batch_size" in changes:
         return how
     return fitted(how, len(split), processes=processes, rate_given="learning_rate" in changes)
@@ -175,7 +166,8 @@ def _folder(
 ) -> RunFolder:
     """The run's folder: a new one, or the one to go on in."""
     if resume is not None:
-        return RunFolder.reopen(resume)
+        begun = json.loads(json.dumps(_described_recipe(how)))
+        return RunFolder.reopen(resume, needs={"data": None, "recipe": begun})
     split, usual = splits[0], _usual(plan)
     return RunFolder.create(
         "train",
@@ -186,11 +178,16 @@ def _folder(
         config={
             **described(options, specimens=[specimen, *taking_part(lesson)], split=split, choices=asdict(plan)),
             "test_images": len(splits[1]),
-            "recipe": {**how.numbers(), "source": how.source},
+            "recipe": _described_recipe(how),
             "usual": {"batch_size": usual.batch_size, "learning_rate": usual.learning_rate},
         },
         formats=options.formats,
     )
+
+
+def _described_recipe(how: Recipe) -> dict[str, object]:
+    """What config.json says of the recipe."""
+    return {**how.numbers(), "source": how.source}
 
 
 def _fit(

@@ -74,11 +74,3 @@ def as_begun(resume: Path, given: Mapping[str, object], options: RunOptions) -> 
             )
     kept = read_as(KeptOptions, asked, source=source, unknown="ignore", hint=_HINT)
     return plan, kept.given_to(options)
-
-
-def recipe_begun(resume: Path) -> Mapping[str, object]:
-    """The numbers of the recipe that a run began with; none where its folder does not say."""
-    found = read_run(resume).config.get("recipe")
-    if not isinstance(found, Mapping):
-        return {}
-    return {name: value for name, value in found.items() if name != "source"}

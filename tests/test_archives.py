@@ -1,0 +1,107 @@
+"""Arrays of others: what an .npz claims is held against what it has before memory is taken."""
+
+import io
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitlens.archives import Bounds, Form, read_archive, require_forms
+from vitlens.errors import DataError, InputError
+
+
+def header(shape: str, kind: str = "<f8", fields: str = "") -> bytes:
+    """The start of a .npy that claims a shape."""
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}{fields}}}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def plain(array: np.ndarray, *, pickled: bool = False) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, allow_pickle=pickled)
+    return file.getvalue()
+
+
+GOOD = plain(np.arange(4.0))
+FORMS: dict[str, list[tuple[str, bytes]]] = {
+    "272 TiB": [("x.npy", header("(37, 1000000000000)"))],
+    "overflow": [("x.npy", header("(4611686018427387904, 4611686018427387904)"))],
+    "negative": [("x.npy", header("(-1, 4)") + b"\0" * 64)],
+    "no bytes an item": [("x.npy", header("(1000000000000,)", "<U0"))],
+    "an endless side": [("x.npy", header("(0, 1000000000000)"))],
+    "short": [("x.npy", GOOD[:-8])],
+    "no header": [("x.npy", b"")],
+    "no array": [("x.npy", b"hello")],
+    "nested header": [("x.npy", header("(" * 200 + ")" * 200))],
+    "no shape": [("x.npy", header("'4'"))],
+    "format 9": [("x.npy", GOOD[:6] + b"\x09" + GOOD[7:])],
+    "objects": [("x.npy", plain(np.array([{}], dtype=object), pickled=True))],
+    "records": [("x.npy", plain(np.zeros(2, dtype=[("a", "f8")])))],
+    "complex": [("x.npy", plain(np.zeros(2, dtype=complex)))],
+    "dates": [("x.npy", plain(np.zeros(2, dtype="M8[s]")))],
+    "twice": [("x.npy", GOOD), ("x.npy", GOOD)],
+    "no npy": [("x", b"text")],
+}
+
+
+def packed(path: Path, entries: list[tuple[str, bytes]]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries:
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
+    path = packed(tmp_path / "a.npz", FORMS[form])
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"a\.npz") as caught:
+        read_archive(path, error=DataError)
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06", b"x" * 100, GOOD])
+def test_what_is_no_archive(tmp_path, content):
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(InputError):
+        read_archive(tmp_path / "a.npz")
+
+
+def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path):
+    whole = zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED)
+    with whole as archive, archive.open("x.npy", "w") as file:
+        file.write(header("(314572800,)", "|u1"))
+        for _ in range(300):
+            file.write(b"\0" * (1 << 20))
+    assert (tmp_path / "a.npz").stat().st_size < 1 << 20
+    with pytest.raises(InputError, match="packed at most"):
+        read_archive(tmp_path / "a.npz")
+    with pytest.raises(InputError, match=r"at most 0\.125 GiB"):
+        read_archive(tmp_path / "a.npz", bounds=Bounds(1 << 27))
+
+
+def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
+    arrays = {"a": np.arange(3), "b": np.array(["x", "yz"]), "c": np.zeros((0, 5)), "d": np.array(True)}
+    np.savez(tmp_path / "a.npz", **arrays)
+    found = read_archive(tmp_path / "a.npz")
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+    assert list(read_archive(tmp_path / "a.npz", keys=("b", "z"))) == ["b"]
+
+
+def test_arrays_of_another_form_are_refused():
+    found = {"a": np.zeros((2, 3)), "digest": np.array("x")}
+    forms = {"a": Form("f", (2, None)), "digest": Form("U")}
+    require_forms(found, forms, Path("p"))
+    for name, form in (("a", Form("f", (2, 4))), ("a", Form("iu", (2, 3))), ("a", Form("f", (2,))), ("b", Form("f"))):
+        with pytest.raises(InputError, match=name):
+            require_forms(found, {name: form}, Path("p"))
