@@ -114,7 +114,10 @@ def test_a_model_whose_logits_overflow_fails_and_says_so(models: dict[str, str],
 
 def test_weights_that_are_nan_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     broken = untrained("resnet20", classes=DIGITS)
-    state = {name: torch.full_like(value, torch.nan) for name, value in broken.model.state_dict().items()}
+    state = {
+        name: torch.full_like(value, torch.nan) if "fc" in name else value
+        for name, value in broken.model.state_dict().items()
+    }
     save(broken, tmp_path / "broken.safetensors", state=state)
     with pytest.raises(ModelError, match="expected finite weights"):
         evaluate([str(tmp_path / "broken.safetensors")], options=options(tmp_path / "run"))
