@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from tests.whole_folder import whole_folder
 from vitlens.errors import InputError
@@ -50,3 +51,17 @@ def test_without_a_vit_there_is_nothing_to_look_into(tiny_cnn, tmp_path):
     with pytest.raises(InputError, match="vision transformer"):
         study([str(tiny_cnn)], model_options=ModelOptions(), options=replace(OPTIONS, out=tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "results.json").read_text())["status"] == "failed"
+
+
+def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(tiny_vit, tmp_path):
+    """And the folder that this leaves does not block the next try."""
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / "data" / name / "1.png")
+    for _ in range(2):
+        with pytest.raises(InputError, match="only in the data: 'cat', 'dog'"):
+            study(
+                [f"mine={tiny_vit}"], data=str(tmp_path / "data"), model_options=ModelOptions(),
+                options=replace(OPTIONS, out=tmp_path / "out"),
+            )  # fmt: skip
+        assert not (tmp_path / "out" / "chapters").exists()

@@ -5,7 +5,7 @@ import pytest
 
 from vitlens.errors import InputError
 from vitlens.names import PRESETS
-from vitlens.training.recipe import FINE_TUNING, RECIPES, Recipe, override, recipe_for
+from vitlens.training.recipe import FINE_TUNING, RECIPES, Recipe, fitted, override, recipe_for
 
 
 def test_every_preset_has_a_recipe_and_one_for_digits() -> None:
@@ -60,3 +60,17 @@ def test_numbers_are_json_and_leave_the_words_out() -> None:
     numbers = Recipe(source="a", measured="b").numbers()
     assert json.loads(json.dumps(numbers)) == numbers
     assert set(numbers) == {field.name for field in dataclasses.fields(Recipe)} - {"source", "measured"}
+
+
+@pytest.mark.parametrize(
+    ("images", "processes", "batch"),
+    # ten batches of the recipe's size; fewer: the largest power of two of which there are ten; at least 8, and one each
+    [(1280, 1, 128), (1279, 1, 64), (400, 1, 32), (48, 1, 8), (3, 1, 8), (48, 16, 16), (3, 500, 128)],
+)
+def test_few_images_get_small_batches_at_a_rate_to_match(images, processes, batch):
+    usual = Recipe(batch_size=128, learning_rate=1e-3, measured="90 %")
+    how = fitted(usual, images, processes=processes)
+    assert how.batch_size == batch
+    assert how.learning_rate == pytest.approx(1e-3 * (batch / 128) ** 0.5, rel=1e-3)
+    assert (how == usual) == (batch == 128)
+    assert fitted(usual, images, processes=processes, rate_given=True).learning_rate == 1e-3

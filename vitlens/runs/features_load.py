@@ -87,8 +87,8 @@ def _part(specimen: Specimen, data: str, part: Part, known: Known, options: RunO
         return drawn
     chosen = (trained if part == "train" else ~trained).nonzero().squeeze(1)
     note = (
-        f"the {len(whole) - int(trained.sum()):,} images that {' and '.join(known.names)} was not trained on (known by "
-        f"their content) are classified, the {int(trained.sum()):,} others answer for them"
+        f"the {len(whole) - int(trained.sum()):,} images that are no training images of {' and '.join(known.names)} "
+        f"(known by their content) are classified, the {int(trained.sum()):,} others answer for them"
     )
     return replace(whole.pick(chosen), part=part, notes=(note, *whole.notes))
 

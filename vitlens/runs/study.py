@@ -67,7 +67,7 @@ def study(
         if not vits:
             raise InputError(f"expected a vision transformer among {', '.join(m.alias for m in named)}, found none")
         keep_budgets(folder, specimens)
-        chapters.say_expected(specimens)
+        chapters.look_ahead(specimens)
         chapters.run("evaluate", "", ready)
         for name in vits:
             chapters.run("attention", parse_models([name])[0].alias, [name])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vitlens.analysis.ablate import units_of
+from vitlens.analysis.reading import label_columns
 from vitlens.models.naming import ModelName, parse_models
 from vitlens.models.specimen import Specimen
 from vitlens.names import PRESETS
@@ -67,11 +68,12 @@ class Chapters:
         """The specimens, to ask what they are."""
         return load_specimens(names, model_options=self.model_options, options=self.options)
 
-    def say_expected(self, specimens: Sequence[Specimen]) -> None:
-        """How long the chapters that follow may take together."""
-        if self.options.quiet:
-            return
+    def look_ahead(self, specimens: Sequence[Specimen]) -> None:
+        """Say how long the chapters that follow may take together. Raises InputError where a model does not know the
+        data's classes, as a later chapter would after much work."""
         splits = load_splits(specimens, options=replace(self.options, quiet=True), data=self.data)
+        for specimen, split in zip(specimens, splits):
+            label_columns(specimen.classes, split)
         works = [(one, split, self._parts(one, len(split))) for one, split in zip(specimens, splits)]
         say_expected(works, self.options)
 

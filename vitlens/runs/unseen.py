@@ -92,12 +92,12 @@ def unseen(read: Callable[[bool, int], Split], known: Known) -> Split:
     count, total = int(fresh.sum()), len(split)
     names = " and ".join(known.names)
     if count == total:
-        return _noted(split, f"none of these {total:,} images is one that {names} was trained on: all are used")
+        return _noted(split, f"none of these {total:,} images is a training image of {names}: all are used")
     if count == 0:
-        return _noted(split, f"all {total:,} images are ones that {names} was trained on: this is no test accuracy")
+        return _noted(split, f"all {total:,} images are training images of {names}: this is no test accuracy")
     left_out = (
-        f"of the {total:,} images given {total - count:,} are left out, as {names} was trained on them (known by their "
-        f"content); the {count:,} others are used"
+        f"of the {total:,} images given {total - count:,} are left out, as they are training images of {names} (known "
+        f"by their content); the {count:,} others are used"
     )
     return _noted(split.pick(fresh.nonzero().squeeze(1)), left_out)
 
@@ -116,9 +116,9 @@ def _held_out(split: Split, known: Known) -> Split:
         return split
     rest = tuple(note for note in split.notes if note != usual)
     note = (
-        f"on which images {' and '.join(known.unknown)} was trained is not known (its run was written before vitlens "
-        f"kept it, or there is none beside the weights): a fifth of each class, drawn with seed {known.seed}, is used, "
-        "as training would have held it out; put the class folders into test/ inside the folder to use all"
+        f"the training images of {' and '.join(known.unknown)} are not known (the run was written before vitlens kept "
+        f"them, or there is none beside the weights): a fifth of each class, drawn with seed {known.seed}, is used, as "
+        "training would have held it out; put the class folders into test/ inside the folder to use all"
     )
     return replace(split, notes=(note, *rest))
 
