@@ -24,6 +24,7 @@ from vitlens.attribution.shap import kernel_shap
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.specimen import Family, Specimen
+from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Labels, Maps
 
 
@@ -124,6 +125,7 @@ def methods_for(specimen: Specimen) -> tuple[str, ...]:
     return tuple(able)
 
 
+@takes_images
 def explain(
     specimen: Specimen,
     images: Images,
@@ -147,8 +149,6 @@ def explain(
     torch.Size([2, 8, 8])
     """
     require_method(specimen, method)
-    if images.ndim != 4 or images.shape[1] != 3 or not len(images):
-        raise InputError(f"expected images (batch, 3, height, width) with batch > 0, found {tuple(images.shape)}")
     size = batch_size or max(1, fitting_batch_size(specimen) // BACKWARD)
     asked = _predicted(specimen, images, size) if targets is None else _checked(specimen, images, targets)
     maps = []
