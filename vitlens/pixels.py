@@ -47,7 +47,7 @@ def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Ima
         found = str(images.dtype).removeprefix("torch.")
         raise DataError(f"expected floating-point images in [0, 1], found {found}; divide by 255, or {_LOADER}")
     low, high = (bound.item() for bound in images.detach().aminmax())
-    if not (-TOLERANCE <= low and high <= 1 + TOLERANCE):  # NaN is neither
+    if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):  # NaN is neither
         raise DataError(_out_of_range(low, high))
     inside = low >= 0 and high <= 1
     return (images if inside else images.clamp(0, 1)).to(dtype)
@@ -73,7 +73,5 @@ def _out_of_range(low: float, high: float) -> str:
     found = f"expected images in [0, 1], found {low:.4g} to {high:.4g}"
     if low < 0:
         return f"{found}; leave out the normalisation, which the model does itself, or {_LOADER}"
-    advice = (
-        "clamp them with images.clamp(0, 1), or " if high <= _DARK else "divide by 255, or " if high <= _WHITE else ""
-    )
-    return f"{found}; {advice}{_LOADER}"
+    advice = "clamp them with images.clamp(0, 1)" if high <= _DARK else "divide by 255"
+    return f"{found}; {advice}, or {_LOADER}" if high <= _WHITE else f"{found}; {_LOADER}"
