@@ -117,7 +117,7 @@ def ablate(
 
     images (n, 3, height, width) in [0, 1]; labels (n,): columns of the specimen's logits; replace: what stands in a
     head's place, its mean over the images, zero, or another image's output; batch_size: images at a time (None: chosen
-    to fit). Raises UnsupportedError for a model without attention.
+    to fit). Raises UnsupportedError for a model without attention or without a classifier.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -125,6 +125,7 @@ def ablate(
     >>> effect.delta_loss.shape == effect.low.shape  # (layers, heads), nats
     True
     """
+    specimen.require_classifier()
     if len(images) != len(labels):
         raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
     size, units = batch_size or fitting_batch_size(specimen), units_of(specimen, kinds=kinds)

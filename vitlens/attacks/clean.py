@@ -51,6 +51,7 @@ def look(
     labels: class indices, or "predicted". Raises InputError for what cannot be attacked, NonFiniteError naming model
     and image.
     """
+    specimen.require_classifier()
     images = images.detach()
     numbers = torch.arange(len(images)) if indices is None else torch.tensor(indices, dtype=torch.int64)
     if len(numbers) != len(images):
