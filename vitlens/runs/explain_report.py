@@ -77,12 +77,12 @@ def _figure_caption(record: RunRecord, alias: str, *, outlined: bool) -> str:
     unsigned = [str(row["title"]) for row in _methods(record)[alias] if not row["signed"]]
     known = f" Without signs, and drawn from the least value: {', '.join(unsigned)}." if unsigned else ""
     outline = " Outlined: the object." if outlined else ""
-    checked = "see the league below" if _verified(record) else "vitlens explain --verify tells which can be trusted"
+    checked = "; see the league below" if _verified(record) else "; vitlens explain --verify tells which can be trusted"
     below = "its file" if _classless(record, alias) else f"{_asked(record)} and its probability"
     return (
         f"Below each image: {below}. Each map is drawn as a share of its own largest "
         f"values (99.5th percentile of their size), smoothly enlarged: places can be compared between methods, amounts "
-        f"cannot.{known}{outline} A map alone is no evidence; {checked}."
+        f"cannot.{known}{outline} A map alone is no evidence{'' if _classless(record, alias) else checked}."
     )
 
 
@@ -196,7 +196,8 @@ def _image_rows(record: RunRecord) -> Sequence[dict[str, Any]]:
 def _images_title(record: RunRecord) -> str:
     total = len(record.table("images"))
     some = f" (the first {_ROWS} of {total:,}; all are in results.json)" if total > _ROWS else ""
-    return f"Images, predictions and targets{some}"
+    asked = "" if all(_classless(record, alias) for alias in _methods(record)) else ", predictions and targets"
+    return f"Images{asked}{some}"
 
 
 def _limits() -> Iterator[str]:

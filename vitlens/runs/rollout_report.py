@@ -73,12 +73,13 @@ def _rollout_caption(record: RunRecord) -> str:
     discard = float(choices["discard"])
     dropped = f", the lowest {100 * discard:.0f} % of each row dropped" if discard else ""
     beside = "its file" if _classless(record) else "the prediction and its probability"
+    answer = "output" if _classless(record) else "prediction"
     return (
         f"Rollout (Abnar & Zuidema 2020), alpha = {choices['alpha']}{dropped}{_start(record)}; readout: "
         f"{_READOUTS[choices['readout']]}. Beside each image: {beside}. Colours share one "
         "scale, in % of the readout's row; a panel that looks flat has small values beside the others', not less "
         "structure. Bright patches reach the readout most through attention and residual connections; that does not "
-        "show that the prediction rests on them: rollout knows neither values nor the class."
+        f"show that the {answer} rests on them: rollout knows neither values nor the class."
     )
 
 
@@ -87,11 +88,12 @@ def _methods_caption(record: RunRecord, ways: Sequence[str]) -> str:
     said = "; ".join(f"{_title(way)}: {METHODS[_method(way)].says}" for way in ways)
     target = {"predicted": "the predicted class", "true": "the true class"}.get(choices["target"], "the class named")
     layer = "" if choices["layer"] is None else f" Attention is that of layer {int(choices['layer']) + 1}."
+    answer = "output" if _classless(record) else "prediction"
     gradients = "" if _classless(record) else f" Gradients are of the logit of {target}."
     return (
         f"Methods beside each other{_start(record)}; readout: {_READOUTS[choices['readout']]}. {said}."
         f"{gradients}{layer} Each map is drawn as shares of its own sum, all in one scale of colours: "
-        "places can be compared between methods, amounts cannot. Bright does not mean that the prediction rests on it."
+        f"places can be compared between methods, amounts cannot. Bright does not mean that the {answer} rests on it."
     )
 
 
