@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitlens.analysis.compare import compare as compare
     from vitlens.analysis.evaluate import evaluate as evaluate
     from vitlens.analysis.features import features as features
+    from vitlens.analysis.pictures import images as images
     from vitlens.analysis.profile import profile as profile
     from vitlens.analysis.relevance import relevance as relevance
     from vitlens.analysis.rollout import rollout as rollout
@@ -36,6 +37,7 @@ _HOMES = {
     "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.registry", "explain"),
     "features": ("vitlens.analysis.features", "features"),
+    "images": ("vitlens.analysis.pictures", "images"),
     "load": ("vitlens.models.zoo", "load"),
     "profile": ("vitlens.analysis.profile", "profile"),
     "relevance": ("vitlens.analysis.relevance", "relevance"),
@@ -57,6 +59,7 @@ __all__ = [
     "evaluate",
     "explain",
     "features",
+    "images",
     "load",
     "profile",
     "relevance",

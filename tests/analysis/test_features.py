@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_said():
         resolve_pool.__wrapped__(specimen, "max")  # past beartype, as from the command line
     with pytest.raises(InputError, match="expected a layer from 0 to 2 of resnet20, found 3"):
         features(specimen, images(), layer=3)
-    with pytest.raises(InputError, match="expected at least one image"):
+    with pytest.raises(InputError, match="batch > 0"):
         features(specimen, images()[:0])
     with pytest.raises(InputError, match=r"expected one of the layers \[1\] of resnet20, found 0"):
         features(specimen, images(), layer=1).at(0)

@@ -55,10 +55,10 @@ def test_labels(labels, message):
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (pictures(3) * 255, r"pixels from 0 to 1, found 0\.\d+ to 25\d"),
-        (pictures(3) - 0.5, r"pixels from 0 to 1, found -0\.\d+ to 0\.\d+"),
-        (pictures(3) * torch.nan, r"pixels from 0 to 1, found nan to nan"),
-        ((pictures(3) * 255).byte(), r"pixels from 0 to 1, found torch.uint8; divide by 255"),
+        (pictures(3) * 255, r"found 0\.\d+ to 25\d; divide by 255"),
+        (pictures(3) - 0.5, r"found -0\.\d+ to 0\.\d+; leave out the normalisation"),
+        (pictures(3) * torch.nan, r"found NaN or infinity"),
+        ((pictures(3) * 255).byte(), r"found uint8; divide by 255"),
         (pictures(3)[:0], r"batch > 0, found \(0, 3, 8, 8\)"),
         (pictures(3)[:, :1], r"found \(3, 1, 8, 8\)"),
     ],

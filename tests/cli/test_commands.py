@@ -20,7 +20,7 @@ def test_defaults_of_the_command_line_are_those_of_the_options(stand_in):
     assert options["model_options"] == ModelOptions()
     assert (options["images"], options["data"]) == (None, None)
     assert options["fusion"] == FUSIONS
-    assert (options["method"], options["target"]) == (("rollout", "relevance"), "predicted")
+    assert (options["method"], options["target"]) == ((), "predicted")  # the run takes those that the model has
 
 
 def test_every_shared_option_arrives(stand_in):

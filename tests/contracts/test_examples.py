@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +19,7 @@ EXAMPLES = (
     "compare",
     "explain",
     "features",
+    "images",
     "profile",
     "relevance",
     "rollout",
@@ -35,9 +37,13 @@ def test_the_example_of_a_public_function(name):
     assert doctest.DocTestRunner(verbose=False).run(example).failed == 0
 
 
-def test_the_python_of_the_readme():
+def test_the_python_of_the_readme(pictures, tmp_path, monkeypatch):
     [block] = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    names = {"images": torch.rand(2, 3, 32, 32), "labels": torch.tensor([3, 8])}
+    names = {"labels": torch.tensor([3, 8])}
+    (tmp_path / "photos").mkdir()
+    for source, name in zip(sorted(pictures.iterdir()), ("cat.jpg", "photos/dog.png")):
+        shutil.copy(source, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
     exec(block, names)  # our own README
     assert names["maps"].shape == (2, 8, 8)
     assert names["table"].distance.shape == names["effect"].delta_loss.shape == (6, 4)

@@ -46,6 +46,8 @@ def test_images_have_no_pointing_game(tiny_vit, pictures, tmp_path):
     results = run(tiny_vit, tmp_path / "out", images=[str(pictures)])
     assert not [name for name in results["metrics"] if name.startswith("localisation")]
     assert len(results["tables"]["images"]) == 3
+    usual = ["rollout-mean", "rollout-max", "rollout-min", "relevance"]
+    assert [row["method"] for row in results["tables"]["methods"]] == usual  # none was asked for
 
 
 def test_an_unreadable_image_is_counted_and_named(tiny_vit, pictures, tmp_path):

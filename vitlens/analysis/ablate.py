@@ -18,6 +18,7 @@ from vitlens.lens.layers import layers
 from vitlens.lens.replay import DEFAULT_BUDGET
 from vitlens.models.specimen import Specimen
 from vitlens.names import UNIT_KINDS, Replacement, UnitKind
+from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Labels
 
 
@@ -101,6 +102,7 @@ def measure_effects(
     )
 
 
+@takes_images
 def ablate(
     specimen: Specimen,
     images: Images,
@@ -115,7 +117,7 @@ def ablate(
 
     images (n, 3, height, width) in [0, 1]; labels (n,): columns of the specimen's logits; replace: what stands in a
     head's place, its mean over the images, zero, or another image's output; batch_size: images at a time (None: chosen
-    to fit). Raises UnsupportedError for a model without attention.
+    to fit). Raises UnsupportedError for a model without attention or without a classifier.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -123,7 +125,8 @@ def ablate(
     >>> effect.delta_loss.shape == effect.low.shape  # (layers, heads), nats
     True
     """
-    if not len(images) or len(images) != len(labels):
+    specimen.require_classifier()
+    if len(images) != len(labels):
         raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
     size, units = batch_size or fitting_batch_size(specimen), units_of(specimen, kinds=kinds)
     batches = [batch.to(specimen.device) for batch in images.split(size)]

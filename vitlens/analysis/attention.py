@@ -15,11 +15,13 @@ from vitlens.lens.observe import capture, observe
 from vitlens.lens.site import Site
 from vitlens.lens.windows import received
 from vitlens.models.specimen import Specimen
+from vitlens.pixels import takes_images
 from vitlens.shapes import Images
 
 RowChoice = Literal["all", "cls"]
 
 
+@takes_images
 def attention(specimen: Specimen, images: Images, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
     """The weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
 
@@ -31,6 +33,7 @@ def attention(specimen: Specimen, images: Images, *, rows: RowChoice = "all") ->
     >>> len(weights), weights[0].shape  # six layers of four heads; 64 patches and CLS
     (6, torch.Size([2, 4, 65, 65]))
     """
+    images = images.to(specimen.device)
     if rows == "all":
         return capture(specimen, images).layers
     places = specimen.layout.positions("cls")

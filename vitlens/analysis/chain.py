@@ -94,7 +94,8 @@ def chained(
     """The chain of a batch of images; gradient: with those of the targets' logits (None: of the predicted classes').
 
     Queries and keys of all layers are kept (tokens x dim each, not heads x tokens²). Raises UnknownNameError for a
-    readout that is none, InputError for a target that is no class.
+    readout that is none, InputError for a target that is no class, UnsupportedError for gradients of a model without a
+    classifier.
     """
     chosen = readout or specimen.anatomy.readout or "mean"
     if chosen not in READOUTS:
@@ -104,6 +105,7 @@ def chained(
             f"expected the readout mean for {specimen.alias}, which has no one sequence of tokens, found {chosen}"
         )
     if gradient:
+        specimen.require_classifier()
         logits, calls = with_gradients(specimen, images, targets)
         return Chain(specimen, logits, calls, chosen)
     found: list[AttentionCall] = []

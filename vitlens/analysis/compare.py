@@ -53,6 +53,8 @@ def evaluations(
     """What both specimens answer, in the data's classes; errors as `compare`."""
     if len(splits[0]) != len(splits[1]) or splits[0].classes != splits[1].classes:
         raise InputError(f"expected the same images for both models, found {len(splits[0])} and {len(splits[1])}")
+    for specimen in specimens:
+        specimen.require_classifier()
     readings = require_shared(specimens[0].classes, specimens[1].classes, splits[0].classes)
     found = []
     for specimen, split, read in zip(specimens, splits, readings):

@@ -83,8 +83,10 @@ def evaluate(
     """The specimen's answers on every image of a labelled split.
 
     batch_size: images at a time (None: chosen to fit); advance: told the number of images just done. Raises DataError
-    for a split without labels, InputError when the classes do not match, NonFiniteError naming model and image.
+    for a split without labels, InputError when the classes do not match (UnsupportedError where the model has no
+    classifier), NonFiniteError naming model and image.
     """
+    specimen.require_classifier()
     labels = require_labels(split)
     read = reading(specimen.classes, split.classes)
     logits = answers(specimen, split, batch_size=batch_size, precision=precision, advance=advance)

@@ -14,6 +14,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.stages import Stage, final_norm, watching_stages
 from vitlens.models.specimen import Specimen
 from vitlens.names import FeaturePool
+from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Logits, Tokens
 
 PatchTokens = Float[Tensor, "images rows columns dim"]
@@ -47,6 +48,7 @@ class Features:
         return self.values[place[layer]]
 
 
+@takes_images
 def features(
     specimen: Specimen,
     images: Images,
@@ -70,8 +72,6 @@ def features(
     >>> found.at(-1).shape == (4, found.layers[-1].dim)
     True
     """
-    if not len(images):
-        raise InputError("expected at least one image, found none")
     reader = Reader(specimen, layer=layer, pool=pool, norm=norm)
     size = batch_size or fitting_batch_size(specimen)
     read = [reader.read(batch.to(specimen.device)) for batch in images.split(size)]

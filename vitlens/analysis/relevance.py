@@ -17,6 +17,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.specimen import Specimen
 from vitlens.names import DEFAULT_ALPHA, Readout
+from vitlens.pixels import takes_images
 from vitlens.shapes import Fused, Images, Labels, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
@@ -38,6 +39,7 @@ def relevance_matrix(layers: Iterable[Fused]) -> Fused:
     return product
 
 
+@takes_images
 def relevance(
     specimen: Specimen,
     images: Images,
@@ -68,6 +70,7 @@ def relevance(
     )
 
 
+@takes_images
 def gradient_rollout(
     specimen: Specimen,
     images: Images,

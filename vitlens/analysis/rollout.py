@@ -17,6 +17,7 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.specimen import Specimen
 from vitlens.names import DEFAULT_ALPHA, FUSIONS, Fusion, Readout
+from vitlens.pixels import takes_images
 from vitlens.shapes import Fused, Images, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
@@ -99,6 +100,7 @@ def rollout_matrix(layers: Iterable[Fused], *, alpha: float = DEFAULT_ALPHA) -> 
     return product
 
 
+@takes_images
 def rollout(
     specimen: Specimen,
     images: Images,

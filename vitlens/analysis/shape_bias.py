@@ -56,6 +56,7 @@ def shape_bias(
     Intervals draw sources of shape, as images that share one are alike. Raises DataError for images of another kind,
     InputError when the classes do not match.
     """
+    specimen.require_classifier()
     cues = require_cues(split)
     read = reading(specimen.classes, split.classes)
     logits = answers(specimen, split, batch_size=batch_size, precision=precision, advance=advance)

@@ -21,6 +21,7 @@ from vitlens.analysis.moments import Key, Moments
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.site import Site
 from vitlens.models.specimen import Specimen
+from vitlens.pixels import takes_images
 from vitlens.shapes import Images
 
 PerHead = Float[Tensor, "layers heads"]
@@ -187,6 +188,7 @@ class Stream:
         )
 
 
+@takes_images
 def statistics(
     specimen: Specimen, images: Images, *, renormalise: bool = True, batch_size: int | None = None
 ) -> Statistics:

@@ -16,15 +16,18 @@ from vitlens.attacks.result import AttackResult
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
 from vitlens.models.specimen import Specimen
+from vitlens.pixels import takes_images
+from vitlens.shapes import Images
 
 BACKWARD = 3  # a backward pass holds about this many times what a forward pass does
 _MOST_ON_CPU = 64
 _USUAL = {"linf": 8 / 255, "l2": 0.5}
 
 
+@takes_images
 def attack(
     specimen: Specimen,
-    images: Tensor,
+    images: Images,
     labels: Tensor | str | None = None,
     *,
     method: str = "pgd",

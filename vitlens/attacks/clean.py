@@ -40,18 +40,19 @@ class Clean:
 
 def look(
     specimen: Specimen,
-    images: Tensor,
+    images: Images,
     labels: Tensor | str | None,
     *,
     indices: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> Clean:
-    """Check the images and labels, and ask the model once.
+    """Check the labels, and ask the model once.
 
     labels: class indices, or "predicted". Raises InputError for what cannot be attacked, NonFiniteError naming model
     and image.
     """
-    images = require_images(images).to(specimen.mean.dtype)
+    specimen.require_classifier()
+    images = images.detach()
     numbers = torch.arange(len(images)) if indices is None else torch.tensor(indices, dtype=torch.int64)
     if len(numbers) != len(images):
         raise InputError(f"expected one index an image ({len(images)}), found {len(numbers)}")
@@ -71,18 +72,6 @@ def look(
     others = logits.scatter(1, truth[:, None], -torch.inf)
     rivals = others.topk(min(RIVALS, classes - 1), dim=1).indices
     return Clean(images, truth, logits.argmax(1) == truth, rivals, numbers)
-
-
-def require_images(images: Tensor) -> Images:
-    """Raise InputError unless these are images in [0, 1]."""
-    if images.ndim != 4 or images.shape[1] != 3 or not len(images):
-        raise InputError(f"expected images (batch, 3, height, width) with batch > 0, found {tuple(images.shape)}")
-    if not images.is_floating_point():
-        raise InputError(f"expected pixels from 0 to 1, found {images.dtype}; divide by 255")
-    low, high = images.min().item(), images.max().item()
-    if not (low >= 0 and high <= 1):
-        raise InputError(f"expected pixels from 0 to 1, found {low:.4g} to {high:.4g}; a specimen normalises by itself")
-    return images.detach()
 
 
 def require_labels(labels: Tensor | str | None, count: int, classes: int) -> Labels:

@@ -20,6 +20,8 @@ from vitlens.attacks.registry import ATTACKS, Attack, Setting, members_of
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
 from vitlens.models.specimen import Specimen
+from vitlens.pixels import takes_images
+from vitlens.shapes import Images
 
 LINF_EPSILONS = tuple(epsilon / 255 for epsilon in (0, 1, 2, 4, 8))
 L2_EPSILONS = (0.25, 0.5, 1.0)
@@ -55,9 +57,10 @@ class Sweep:
         return self.clean & (self.broken_at[attack] > epsilon)
 
 
+@takes_images
 def sweep(
     specimen: Specimen,
-    images: Tensor,
+    images: Images,
     labels: Tensor | str | None,
     *,
     attacks: Sequence[str] = ("pgd",),

@@ -24,6 +24,7 @@ from vitlens.attribution.shap import kernel_shap
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.specimen import Family, Specimen
+from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Labels, Maps
 
 
@@ -42,7 +43,8 @@ class Method:
 
     families: of the specimens that can have it; resolution: "patch" (a ViT's patches, a CNN's last map or as many cells
     as a ViT would have) or "pixel" (of the images handed in); signed: whether negative values mean something, against
-    the target; source: where it is defined; function: the maps.
+    the target; source: where it is defined; function: the maps; needs_class: whether it explains a class, which a model
+    without a classifier does not have.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Method:
     signed: bool
     source: str
     function: Callable[..., Maps]
+    needs_class: bool = True
 
 
 def _unseeded(function: Callable[[Specimen, Images, Labels], Maps]) -> Attribution:
@@ -75,7 +78,7 @@ _LIST: Final = (
     ),
     Method(
         "rollout", "rollout", _ATTENTIVE, "patch", False,
-        "Abnar & Zuidema 2020", _unseeded(followed("rollout")),
+        "Abnar & Zuidema 2020", _unseeded(followed("rollout")), needs_class=False,
     ),
     Method(
         "gradient-rollout", "gradient-weighted rollout", _ATTENTIVE, "patch", False,
@@ -83,7 +86,7 @@ _LIST: Final = (
     ),
     Method(
         "attention", "attention of the last layer", _ATTENTIVE, "patch", False,
-        "the model's own weights", _unseeded(followed("attention")),
+        "the model's own weights", _unseeded(followed("attention")), needs_class=False,
     ),
     Method("gradcam", "GradCAM", _MAPPED, "patch", True, "Selvaraju 2017", _unseeded(gradcam)),
     Method(
@@ -93,7 +96,7 @@ _LIST: Final = (
     Method("layercam", "LayerCAM", _MAPPED, "patch", True, "Jiang 2021", _unseeded(from_gradients("LayerCAM"))),
     Method("hirescam", "HiResCAM", _MAPPED, "patch", True, "Draelos 2020", _unseeded(from_gradients("HiResCAM"))),
     Method("xgradcam", "XGradCAM", _MAPPED, "patch", True, "Fu 2020", _unseeded(from_gradients("XGradCAM"))),
-    Method("eigencam", "EigenCAM", _MAPPED, "patch", True, "Muhammad 2020", _unseeded(eigencam)),
+    Method("eigencam", "EigenCAM", _MAPPED, "patch", True, "Muhammad 2020", _unseeded(eigencam), needs_class=False),
     Method("scorecam", "ScoreCAM", _MAPPED, "patch", True, "Wang 2020", _unseeded(scorecam)),
     Method("ablationcam", "AblationCAM", _MAPPED, "patch", True, "Desai 2020", _unseeded(ablationcam)),
     Method("saliency", "saliency", _ANY, "pixel", False, "Simonyan 2014", _unseeded(saliency)),
@@ -121,9 +124,10 @@ def methods_for(specimen: Specimen) -> tuple[str, ...]:
         able = [name for name in able if name not in _CHAINED]
     if "gradcam" in able and not _can(lambda specimen, _: cam_place(specimen), specimen):
         able = [name for name in able if not name.endswith(("cam", "cam++"))]
-    return tuple(able)
+    return tuple(name for name in able if specimen.has_classifier or not METHODS[name].needs_class)
 
 
+@takes_images
 def explain(
     specimen: Specimen,
     images: Images,
@@ -138,8 +142,8 @@ def explain(
 
     images: pixels in [0, 1]; targets: class indices (batch,), None: the predicted classes; method: a name of
     `methods_for(specimen)`; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
-    KernelSHAP. Raises UnknownNameError for no such method, UnsupportedError for one that this specimen has not, and
-    InputError for a class that is not there.
+    KernelSHAP. Raises UnknownNameError for no such method, UnsupportedError for one that this specimen has not (without
+    a classifier none that explains a class), and InputError for a class that is not there.
 
     >>> import torch, vitlens
     >>> cnn = vitlens.load("cnn-digits")
@@ -147,10 +151,8 @@ def explain(
     torch.Size([2, 8, 8])
     """
     require_method(specimen, method)
-    if images.ndim != 4 or images.shape[1] != 3 or not len(images):
-        raise InputError(f"expected images (batch, 3, height, width) with batch > 0, found {tuple(images.shape)}")
     size = batch_size or max(1, fitting_batch_size(specimen) // BACKWARD)
-    asked = _predicted(specimen, images, size) if targets is None else _checked(specimen, images, targets)
+    asked = _checked(specimen, images, targets) if targets is not None else _predicted(specimen, images, size)
     maps = []
     for start in range(0, len(images), size):
         batch, own = images[start : start + size].to(specimen.device), asked[start : start + size]
@@ -162,6 +164,8 @@ def require_method(specimen: Specimen, method: str) -> None:
     """Raise UnknownNameError unless there is such a method, UnsupportedError unless this specimen has it."""
     if method not in METHODS:
         raise UnknownNameError("method", method, METHODS)
+    if METHODS[method].needs_class:
+        specimen.require_classifier()
     able = methods_for(specimen)
     if method not in able:
         raise UnsupportedError(
@@ -171,11 +175,14 @@ def require_method(specimen: Specimen, method: str) -> None:
 
 
 def _predicted(specimen: Specimen, images: Images, size: int) -> Labels:
+    if not specimen.has_classifier:  # the methods that it has leave the targets aside
+        return torch.zeros(len(images), dtype=torch.int64)
     with evaluating(specimen), torch.no_grad():
         return torch.cat([specimen(part.to(specimen.device)).argmax(-1) for part in images.split(size)])
 
 
 def _checked(specimen: Specimen, images: Images, targets: Labels) -> Labels:
+    specimen.require_classifier()
     if len(targets) != len(images):
         raise InputError(f"expected one target an image ({len(images)}), found {len(targets)}")
     wrong = [int(target) for target in targets if not 0 <= target < len(specimen.classes)]

@@ -16,9 +16,14 @@ def rollout(
     images: Images = None,
     data: Data = None,
     method: Annotated[
-        str,
-        typer.Option("--method", metavar="LIST", help=f"Comma-separated: {', '.join(ATTENTION_METHODS)}."),
-    ] = "rollout,relevance",
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="LIST",
+            help=f"Comma-separated: {', '.join(ATTENTION_METHODS)}.",
+            show_default="rollout and, of a model with a classifier, relevance",
+        ),
+    ] = None,
     target: Annotated[
         str,
         typer.Option("--target", metavar="CLASS", help="Of gradients: predicted, true, or a class (name or index)."),
@@ -46,7 +51,7 @@ def rollout(
     options: RunOptions,
 ) -> None:
     """Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and their kin."""
-    methods = one_of("--method", method, ATTENTION_METHODS)
+    methods = () if method is None else one_of("--method", method, ATTENTION_METHODS)
     fusions = one_of("--fusion", fusion, FUSIONS)  # a wrong word is said before torch is imported
     from vitlens.runs.rollout import rollout as run
 

@@ -54,6 +54,16 @@ def decode_file(path: Path, preprocessing: Preprocessing) -> Decoded:
         return Decoded(fit(flatten(image), preprocessing), header_of(image))
 
 
+def decode_image(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 height width"]:
+    """Pixels of an image that is open already, as `decode_file` would give them; call it inside `quiet_pillow`.
+
+    Raises UnreadableError with the reason.
+    """
+    with _reasons():
+        _check_size(*image.size)
+        return fit(flatten(image), preprocessing)
+
+
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
     """Inside, Pillow's warnings are not printed: what matters is a reason or a note. Enter it outside threads."""
@@ -65,10 +75,16 @@ def quiet_pillow() -> Iterator[None]:
 @contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
     """An image whose header was read and whose size is acceptable; every failure inside is an UnreadableError."""
+    with _reasons(), Image.open(path, formats=FORMATS) as image:
+        _check_size(*image.size)
+        yield image
+
+
+@contextmanager
+def _reasons() -> Iterator[None]:
+    """Inside, every failure is an UnreadableError whose message is the reason."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            _check_size(*image.size)
-            yield image
+        yield
     except UnreadableError:
         raise
     except FileNotFoundError as error:

@@ -29,6 +29,15 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
     return Anatomy("vit", blocks, layout, _readout(model, layout))
 
 
+def is_headless(model: nn.Module) -> bool:
+    """Whether a model ends in features: what it names as its classifier hands everything on (timm's num_classes=0)."""
+    find: Any = getattr(model, "get_classifier", None)  # timm's; two of a distilled model
+    named = find() if find is not None else [getattr(model, name, None) for name in ("head", "heads", "fc")]
+    heads = [head for head in (named if isinstance(named, tuple | list) else [named]) if isinstance(head, nn.Module)]
+    ends = [part for head in heads for part in head.modules() if not any(True for _ in part.children())]
+    return bool(ends) and all(isinstance(end, nn.Identity) for end in ends)
+
+
 def attention_modules(model: nn.Module) -> Iterator[str]:
     """Names of the modules that hold attention heads, innermost only, in order."""
     names = [name for name, module in model.named_modules() if has_heads(module)]

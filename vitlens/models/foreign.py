@@ -9,6 +9,7 @@ from torch import nn
 
 from vitlens.errors import ModelError, UnknownNameError, VitlensError
 from vitlens.files import sha256
+from vitlens.models.anatomy import is_headless
 from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
 from vitlens.models.build import Architecture, build_preset
 from vitlens.models.specimen import Provenance, Specimen
@@ -60,9 +61,8 @@ def load_foreign(
     source = file.name if file else "random" if random else "hub"
     notes = (*found.notes, *_resized(model, found)) if found else ()
     provenance = Provenance(name, source, sha256(file) if file else None, versions(), notes)
-    return assemble(
-        model, replace(architecture, classes=outputs), preprocessing, default_classes(outputs), alias, provenance
-    )
+    classes = () if is_headless(model) else default_classes(outputs)
+    return assemble(model, replace(architecture, classes=len(classes)), preprocessing, classes, alias, provenance)
 
 
 def _resized(model: nn.Module, found: Weights) -> Iterator[str]:

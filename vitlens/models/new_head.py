@@ -31,7 +31,8 @@ def for_classes(specimen: Specimen, classes: tuple[str, ...]) -> Specimen:
         found = count_classes(model, specimen.input_size)
         if found != len(classes):
             raise UnsupportedError(f"expected {len(classes)} logits of {specimen.alias} with a new head, found {found}")
-        notes.append(f"replaced the head of {known} classes by one of the data's {len(classes)}, all zeros")
+        done = f"replaced the head of {known} classes by one of" if known else "added a head for"
+        notes.append(f"{done} the data's {len(classes)}{'' if known else ' classes'}, all zeros")
     told = Architecture.from_json(specimen.architecture)
     told = replace(told, classes=len(classes), image_size=specimen.input_size)
     provenance = replace(specimen.provenance, notes=(*specimen.provenance.notes, *notes))

@@ -57,13 +57,13 @@ def load_open_clip(
     preprocessing = _preprocessing(model, config)
     tower = TextTower(model, lambda: tokenizer(arch), context_length(arch), name)
     wrapped = _wrapped(model, tower, preprocessing.size)
-    width = count_classes(wrapped, preprocessing.size)
+    count_classes(wrapped, preprocessing.size)  # that it runs
     return Specimen(
         wrapped,
         alias=alias,
         anatomy=_anatomy(wrapped, preprocessing.size),
         preprocessing=preprocessing,
-        classes=tuple(str(index) for index in range(width)),
+        classes=(),  # until there are prompts
         provenance=Provenance(
             name,
             file.name if file else "random" if random else "hub",

@@ -101,6 +101,24 @@ class Specimen(nn.Module):
             )
         return self.anatomy.layout
 
+    @property
+    def has_classifier(self) -> bool:
+        """Whether its outputs are logits of classes; those of a headless model (timm's num_classes=0) are features."""
+        return bool(self.classes)
+
+    def require_classifier(self) -> None:
+        """Raise UnsupportedError, with what works without a classifier and how to add one, where it has none."""
+        if self.has_classifier:
+            return
+        if self.architecture["kind"] == "open-clip":
+            advice = "name the classes with --classes FILE (vitlens.zero_shot in Python)"
+        else:
+            advice = f"add a head with vitlens train {self.provenance.name} --freeze-backbone --data DATA"
+        raise UnsupportedError(
+            f"expected logits of classes, found features: {self.alias} has no classifier; attention, rollout, stats, "
+            f"features and profile work without one; {advice}"
+        )
+
     def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
         """Pixels in [0, 1] as the model wants them: its size, its normalisation."""
         if images.shape[-2:] != self.input_size:
@@ -108,7 +126,7 @@ class Specimen(nn.Module):
         return (images - self.mean) / self.std
 
     def forward(self, images: Images) -> Logits:
-        """Logits (batch, classes) for images (batch, 3, height, width) in [0, 1]."""
+        """Logits (batch, classes) for images (batch, 3, height, width) in [0, 1]; of a headless model, features."""
         logits = self.model(self.prepare(images))
         # a distilled model in training mode answers with a pair; whoever trains it asks the model itself
         return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)

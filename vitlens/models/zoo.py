@@ -40,7 +40,8 @@ def load(
     NAME: vit-digits, cnn-digits, a run folder, a weights file (with arch), timm:NAME, torchvision:NAME,
     open-clip:ARCH/TAG, or a preset with weights; "random" in place of the weights: the same architecture, untrained.
     image_size: (height, width) in pixels; mean, std: of the model's training, for pixels in [0, 1]; classes: names of
-    the logits. Raises UnknownNameError and ModelError.
+    the logits. A model without a classifier (timm's num_classes=0) has no classes, and answers with features. Raises
+    UnknownNameError and ModelError, and UnsupportedError for classes of a model without a classifier.
     """
     parsed = parse_model(name)
     untaught = parsed.weights == RANDOM
@@ -136,11 +137,13 @@ def _own_weights(name: str) -> Path | None:
 
 
 def _with(specimen: Specimen, preprocessing: Preprocessing, classes: tuple[str, ...]) -> Specimen:
-    count = count_classes(specimen.model, specimen.input_size)
-    if len(classes) != count:
-        raise InputError(
-            f"expected {count} class names for {specimen.alias}, found {len(classes)}; check --classes FILE"
-        )
+    if classes:
+        specimen.require_classifier()
+        count = count_classes(specimen.model, specimen.input_size)
+        if len(classes) != count:
+            raise InputError(
+                f"expected {count} class names for {specimen.alias}, found {len(classes)}; check --classes FILE"
+            )
     return assemble(
         specimen.model,
         Architecture.from_json(specimen.architecture),

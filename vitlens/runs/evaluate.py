@@ -58,7 +58,9 @@ def evaluate(
     """
     processes, options = join_run(options or RunOptions())
     with processes.first_ahead():
-        specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
+        specimens = load_specimens(
+            models, model_options=model_options or ModelOptions(), options=options, classifier=True
+        )
         splits = load_splits(specimens, options=options, data=data)
     for split in splits:
         require_labels(split)

@@ -57,7 +57,9 @@ def explain(
     Raises InputError (or one of its kind) before anything is written.
     """
     options = options or RunOptions()
-    specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
+    specimens = load_specimens(
+        models, model_options=model_options or ModelOptions(), options=options, classifier=verify
+    )
     chosen = chosen_methods(specimens, (ALL,) if verify and not method else method)
     if verify:
         for specimen in specimens:
@@ -118,7 +120,9 @@ def _kept(folder: RunFolder, one: _One) -> Iterator[Mapping[str, Rows]]:
     """Explains one model's images, keeps what came out, and gives the rows of its tables."""
     specimen, split, options = one.specimen, one.split, one.options
     logits = answers(specimen, split, batch_size=options.batch_size, precision=precision(options))
-    classes = logits.argmax(-1) if one.asked is None else one.asked
+    classes = one.asked
+    if classes is None and specimen.has_classifier:
+        classes = logits.argmax(-1)
     with progress(f"Explaining {specimen.alias}", len(one.methods) * len(split), quiet=options.quiet) as advance:
         made = [explained(specimen, split, classes, name, options=options, advance=advance) for name in one.methods]
     yield keep_maps(folder, specimen, split, logits, classes, made, alias=one.alias)

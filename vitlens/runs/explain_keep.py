@@ -24,7 +24,7 @@ def keep_maps(
     specimen: Specimen,
     split: Split,
     logits: Tensor,
-    targets: Tensor,
+    targets: Tensor | None,
     made: Sequence[Explained],
     *,
     alias: str | None = None,
@@ -69,18 +69,17 @@ def _method_row(specimen: Specimen, found: Explained) -> dict[str, object]:
     return row
 
 
-def _image_rows(specimen: Specimen, split: Split, logits: Tensor, targets: Tensor) -> Rows:
-    probabilities = logits.softmax(-1)
+def _image_rows(specimen: Specimen, split: Split, logits: Tensor, targets: Tensor | None) -> Rows:
+    """What the model answers to each image, and which class is explained; None where it has no classifier."""
     names = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
-    return [
-        {
-            "model": specimen.alias,
-            "image": names[index],
-            "prediction": specimen.classes[int(own.argmax())],
-            "probability": round(float(own.max()), 4),
-            "target": specimen.classes[int(targets[index])],
-            "target_probability": round(float(own[targets[index]]), 4),
-            "label": None if split.labels is None else split.classes[int(split.labels[index])],
-        }
-        for index, own in enumerate(probabilities)
-    ]
+    rows: Rows = []
+    for index, own in enumerate(logits.softmax(-1)):
+        row: dict[str, object] = {"model": specimen.alias, "image": names[index]}
+        row |= dict.fromkeys(("prediction", "probability", "target", "target_probability"))
+        if targets is not None:
+            asked = int(targets[index])
+            row["prediction"], row["probability"] = specimen.classes[int(own.argmax())], round(float(own.max()), 4)
+            row["target"], row["target_probability"] = specimen.classes[asked], round(float(own[asked]), 4)
+        row["label"] = None if split.labels is None else split.classes[int(split.labels[index])]
+        rows.append(row)
+    return rows

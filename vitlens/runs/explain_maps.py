@@ -30,23 +30,23 @@ class Explained:
 def explained(
     specimen: Specimen,
     split: Split,
-    targets: Tensor,
+    targets: Tensor | None,
     method: str,
     *,
     options: RunOptions,
     advance: Advance = lambda _: None,
 ) -> Explained:
-    """One method on every image of a split, for target classes (n,)."""
+    """One method on every image of a split, for target classes (n,); None for a model without a classifier."""
     size = options.batch_size or max(1, fitting_batch_size(specimen) // BACKWARD)
     maps, gains, seconds = [], [], 0.0
     for batch in split.batches(size, device=specimen.device):
-        own = targets[batch.indices].to(specimen.device)
+        own = None if targets is None else targets[batch.indices].to(specimen.device)
         with autocast(specimen.device, precision(options)):
             start = time.perf_counter()
             found = explain(specimen, batch.images, targets=own, method=method, batch_size=size, seed=options.seed)
             maps.append(found.cpu())  # which waits for a device that works by itself
             seconds += time.perf_counter() - start
-            if method == "integrated-gradients":
+            if method == "integrated-gradients" and own is not None:
                 gains.append(logit_gain(specimen, batch.images, own).cpu())
         advance(len(found))
     return Explained(method, torch.cat(maps), seconds / len(split), torch.cat(gains) if gains else None)

@@ -40,7 +40,7 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
             titles=[str(row["title"]) for row in methods],
             names=[_caption(row) for row in _images(record, alias)[:count]],
             masks=None if masks is None else masks[:count],
-            title=f"{alias}: what speaks for the target (red) and against it (blue)",
+            title=_title(record, alias),
         )
         yield Drawn(_figure(record, alias), figure, _figure_caption(record, alias, outlined=masks is not None))
     if _verified(record):
@@ -51,11 +51,24 @@ def _figure(record: RunRecord, alias: str) -> str:
     return "explain" if len(_methods(record)) == 1 else f"explain_{alias}"
 
 
+def _title(record: RunRecord, alias: str) -> str:
+    if _classless(record, alias):
+        return f"{alias}: maps that ask about no class"
+    return f"{alias}: what speaks for the target (red) and against it (blue)"
+
+
+def _classless(record: RunRecord, alias: str) -> bool:
+    """Whether a model has no classifier."""
+    return all(row["target"] is None for row in _images(record, alias))
+
+
 def _sound(values: Any) -> bool:
     return bool(np.isfinite(values).all() and np.ptp(values) > 1e-6 * np.abs(values).max())
 
 
 def _caption(row: Mapping[str, object]) -> str:
+    if row["target"] is None:
+        return Path(str(row["image"])).name
     asked = f"{row['target']} ({100 * float(str(row['target_probability'])):.0f} %)"
     return asked if row["target"] == row["prediction"] else f"target: {asked}; predicted: {row['prediction']}"
 
@@ -64,11 +77,12 @@ def _figure_caption(record: RunRecord, alias: str, *, outlined: bool) -> str:
     unsigned = [str(row["title"]) for row in _methods(record)[alias] if not row["signed"]]
     known = f" Without signs, and drawn from the least value: {', '.join(unsigned)}." if unsigned else ""
     outline = " Outlined: the object." if outlined else ""
-    checked = "see the league below" if _verified(record) else "vitlens explain --verify tells which can be trusted"
+    checked = "; see the league below" if _verified(record) else "; vitlens explain --verify tells which can be trusted"
+    below = "its file" if _classless(record, alias) else f"{_asked(record)} and its probability"
     return (
-        f"Below each image: {_asked(record)} and its probability. Each map is drawn as a share of its own largest "
+        f"Below each image: {below}. Each map is drawn as a share of its own largest "
         f"values (99.5th percentile of their size), smoothly enlarged: places can be compared between methods, amounts "
-        f"cannot.{known}{outline} A map alone is no evidence; {checked}."
+        f"cannot.{known}{outline} A map alone is no evidence{'' if _classless(record, alias) else checked}."
     )
 
 
@@ -82,7 +96,7 @@ def tell(record: RunRecord) -> list[Section]:
     drawn = [_figure(record, alias) for alias in _methods(record) if _drawable(record, alias)]
     lines = (
         " ".join(data_words(record)),
-        f"Each map is of the logit of {_asked(record)}.",
+        *_asked_words(record),
         *_left_out(record),
         *_fault_words(record),
         *_completeness_words(record),
@@ -96,6 +110,15 @@ def tell(record: RunRecord) -> list[Section]:
         Section("Images", (), (Table(_images_title(record), _image_rows(record)),)),
         Section("Limits", (*_limits(), *limits)),
     ]
+
+
+def _asked_words(record: RunRecord) -> Iterator[str]:
+    """Which class the maps are about, and which models have none."""
+    classless = [alias for alias in _methods(record) if _classless(record, alias)]
+    for alias in classless:
+        yield f"{alias} has no classifier: nothing is predicted, and methods that explain a class are left out."
+    if len(classless) < len(_methods(record)):
+        yield f"Each map is of the logit of {_asked(record)}."
 
 
 def _verified(record: RunRecord) -> bool:
@@ -114,7 +137,8 @@ def _left_out(record: RunRecord) -> Iterator[str]:
         own = {row["method"] for row in methods}
         lacking = [name for name in wanted if name not in own and name != "all"]
         if lacking:
-            yield f"{alias} has no {', '.join(lacking)}: not defined for its family."
+            why = "it has no classifier" if _classless(record, alias) else "not defined for its family"
+            yield f"{alias} has no {', '.join(lacking)}: {why}."
 
 
 def _fault_words(record: RunRecord) -> Iterator[str]:
@@ -161,16 +185,19 @@ def _tables(record: RunRecord) -> Iterator[Table]:
 
 
 def _image_rows(record: RunRecord) -> Sequence[dict[str, Any]]:
+    rows = record.table("images")[:_ROWS]
+    known = [key for key in rows[0] if key == "label" or any(row[key] is not None for row in rows)]
     return [
-        {key.replace("_", " "): Path(str(value)).name if key == "image" else value for key, value in row.items()}
-        for row in record.table("images")[:_ROWS]
+        {key.replace("_", " "): Path(str(row[key])).name if key == "image" else row[key] for key in known}
+        for row in rows
     ]
 
 
 def _images_title(record: RunRecord) -> str:
     total = len(record.table("images"))
     some = f" (the first {_ROWS} of {total:,}; all are in results.json)" if total > _ROWS else ""
-    return f"Images, predictions and targets{some}"
+    asked = "" if all(_classless(record, alias) for alias in _methods(record)) else ", predictions and targets"
+    return f"Images{asked}{some}"
 
 
 def _limits() -> Iterator[str]:

@@ -92,12 +92,8 @@ def keep_knowledge(
 
 
 def _own(specimen: Specimen, split: Split, test: Features) -> Tensor | None:
-    """Whether the model's own predictions are right, where its classes are the data's.
-
-    Outputs that are only numbered, and not as many as the classes, are no classes: an embedding, or a headless model's.
-    """
-    numbered = list(specimen.classes) == [str(index) for index in range(len(specimen.classes))]
-    if split.labels is None or (numbered and len(specimen.classes) != len(split.classes)):
+    """Whether the model's own predictions are right, where it has a classifier and its classes are the data's."""
+    if split.labels is None or not specimen.has_classifier:
         return None
     try:
         columns, _ = match_classes(specimen.classes, split.classes)

@@ -22,16 +22,19 @@ from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.unseen import Known, divided, known_of, unseen
 
 
-def load_specimens(models: Sequence[str], *, model_options: ModelOptions, options: RunOptions) -> tuple[Specimen, ...]:
+def load_specimens(
+    models: Sequence[str], *, model_options: ModelOptions, options: RunOptions, classifier: bool = False
+) -> tuple[Specimen, ...]:
     """The specimens named, on the device asked for, each under an alias of its own.
 
-    Raises InputError when --weights is given for several models, and whatever zoo.load raises.
+    classifier: whether each must have one. Raises InputError when --weights is given for several models,
+    UnsupportedError for a model without a needed classifier, and whatever zoo.load raises.
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
     device = resolve_device(options.device)
     classes = None if model_options.classes is None else _read_classes(model_options.classes)
-    return tuple(
+    specimens = tuple(
         load(
             f"{named.alias}={named.name}" + (f"@{named.weights}" if named.weights else ""),
             weights=model_options.weights,
@@ -46,6 +49,9 @@ def load_specimens(models: Sequence[str], *, model_options: ModelOptions, option
         )
         for named in parse_models(models)
     )
+    for specimen in specimens if classifier else ():
+        specimen.require_classifier()
+    return specimens
 
 
 def load_split(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from vitlens.uncertainty import bootstrap_mean
 
 __all__ = ["draw", "rollout", "tell"]
 
+DEFAULT_METHODS: Final[tuple[AttentionMethod, ...]] = ("rollout", "relevance")  # as far as a model has them
 KEPT = 2000  # images whose maps are kept as arrays
 _BACKWARD = 3  # a backward pass holds about this many times what a forward pass does
 
@@ -37,7 +38,7 @@ def rollout(
     *,
     images: Sequence[str] | None = None,
     data: str | None = None,
-    method: Sequence[AttentionMethod] = ("rollout", "relevance"),
+    method: Sequence[AttentionMethod] = (),
     target: str = PREDICTED,
     fusion: Sequence[Fusion] = ("mean", "max", "min"),
     discard: float = 0.0,
@@ -50,18 +51,20 @@ def rollout(
 ) -> Path | None:
     """Follow the attention of a model over images in several ways and write the report; returns the report's path.
 
-    method: names of ATTENTION_METHODS; target: whose logit the gradients are of, "predicted", "true" or a class. Of
-    several processes each takes its share of the images; all but the first return None.
+    method: names of ATTENTION_METHODS, or none for the usual ones that the model has; target: whose logit the gradients
+    are of, "predicted", "true" or a class. Of several processes each takes its share of the images; all but the first
+    return None. Raises UnsupportedError for a method that needs the classifier that a model has not.
     """
     ways = [
         Way(name, fused, discard, alpha, start_layer, layer)
-        for name in method
+        for name in method or DEFAULT_METHODS
         for fused in (fusion if name == "rollout" else ("mean",))
     ]  # fmt: skip
     processes, options = join_run(options)
     with processes.first_ahead():
         (specimen,) = load_specimens((model,), model_options=model_options, options=options)
         split = load_split(specimen, options=options, data=data, images=images)
+    ways = _able(specimen, ways, asked=bool(method))
     targets = chosen_targets(target, specimen, split)
     (first,) = split.pick(torch.arange(1)).batches(1, device=specimen.device)
     require_possible(specimen, first.images, ways)
@@ -71,7 +74,8 @@ def rollout(
         _follow(specimen, split, ways, targets, chosen, processes, options)
         return None
     choices: Mapping[str, object] = {
-        "method": list(method), "target": target, "fusion": list(fusion), "discard": discard, "alpha": alpha,
+        "method": list(dict.fromkeys(way.method for way in ways)), "target": target, "fusion": list(fusion),
+        "discard": discard, "alpha": alpha,
         "start_layer": start_layer, "layer": layer, "readout": chosen, "ways": [way.name for way in ways],
     }  # fmt: skip
     config = described(options, specimens=(specimen,), split=split, choices=choices)
@@ -88,6 +92,17 @@ def rollout(
         maps, logits = _follow(specimen, split, ways, targets, chosen, processes, options)
         _keep(folder, specimen, split, ways, maps, logits, targets)
         return publish(folder, draw, tell)
+
+
+def _able(specimen: Specimen, ways: Sequence[Way], *, asked: bool) -> list[Way]:
+    """The ways, of a model without a classifier those that ask about no class.
+
+    Raises UnsupportedError where others were asked for, or none is left.
+    """
+    classless = [way for way in ways if not METHODS[way.method].gradient]
+    if len(classless) < len(ways) and (asked or not classless):
+        specimen.require_classifier()
+    return list(ways) if specimen.has_classifier else classless
 
 
 def _follow(
@@ -134,24 +149,28 @@ def _keep(
             folder.metric(f"rollout/patch_mass/{way.fusion}", bootstrap_mean(mass))
     empty = (maps.flatten(2) == 0).all(-1).sum(0).tolist()
     folder.table("methods", [{"method": way.name, "empty_maps": count} for way, count in zip(ways, empty)])
-    confidence, predicted = logits.softmax(-1).max(-1)
-    files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
-    asked = predicted if targets is None else targets
-    rows = [
-        {
-            "image": files[index],
-            "prediction": _name(specimen.classes, int(predicted[index])),
-            "probability": round(float(confidence[index]), 4),
-            "target": _name(specimen.classes, int(asked[index])),
-        }
-        for index in range(min(len(split), KEPT))
-    ]
-    folder.table("images", rows)
+    folder.table("images", _image_rows(specimen, split, logits, targets))
     shown = torch.arange(min(SHOWN, len(split)))
     arrays: dict[str, Any] = {"images": split.source.read(shown).numpy(), "maps": maps[:KEPT].numpy()}
     if split.masks is not None and hits is not None:
         arrays |= {"masks": split.masks[shown].numpy(), "hits": hits[:KEPT].numpy()}
     folder.arrays("rollout", **arrays)
+
+
+def _image_rows(specimen: Specimen, split: Split, logits: Tensor, targets: Tensor | None) -> list[dict[str, object]]:
+    """What the model answers to each image, and which class is asked about; None where it has no classifier."""
+    files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
+    confidence, predicted = logits.softmax(-1).max(-1)
+    asked = predicted if targets is None else targets
+    rows: list[dict[str, object]] = []
+    for index in range(min(len(split), KEPT)):
+        row: dict[str, object] = {"image": files[index]} | dict.fromkeys(("prediction", "probability", "target"))
+        if specimen.has_classifier:
+            row["prediction"] = specimen.classes[int(predicted[index])]
+            row["probability"] = round(float(confidence[index]), 4)
+            row["target"] = specimen.classes[int(asked[index])]
+        rows.append(row)
+    return rows
 
 
 def _localise(folder: RunFolder, split: Split, ways: Sequence[Way], maps: Tensor) -> Tensor | None:
@@ -165,7 +184,3 @@ def _localise(folder: RunFolder, split: Split, ways: Sequence[Way], maps: Tensor
     areas = mask_areas(split.masks).numpy()
     folder.metric("localisation/pointing/mask-area", bootstrap_mean(areas, groups=groups))
     return hits
-
-
-def _name(classes: Sequence[str], index: int) -> str:
-    return classes[index] if index < len(classes) else str(index)

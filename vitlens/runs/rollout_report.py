@@ -1,6 +1,7 @@
 """What `vitlens rollout` draws and tells, from its folder alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
 
 
 def _prediction(row: Mapping[str, object]) -> str:
+    if row["prediction"] is None:
+        return Path(str(row["image"])).name
     return f"{row['prediction']} ({100 * float(str(row['probability'])):.0f} %)"
 
 
@@ -69,12 +72,14 @@ def _rollout_caption(record: RunRecord) -> str:
     choices = _choices(record)
     discard = float(choices["discard"])
     dropped = f", the lowest {100 * discard:.0f} % of each row dropped" if discard else ""
+    beside = "its file" if _classless(record) else "the prediction and its probability"
+    answer = "output" if _classless(record) else "prediction"
     return (
         f"Rollout (Abnar & Zuidema 2020), alpha = {choices['alpha']}{dropped}{_start(record)}; readout: "
-        f"{_READOUTS[choices['readout']]}. Beside each image: the prediction and its probability. Colours share one "
+        f"{_READOUTS[choices['readout']]}. Beside each image: {beside}. Colours share one "
         "scale, in % of the readout's row; a panel that looks flat has small values beside the others', not less "
         "structure. Bright patches reach the readout most through attention and residual connections; that does not "
-        "show that the prediction rests on them: rollout knows neither values nor the class."
+        f"show that the {answer} rests on them: rollout knows neither values nor the class."
     )
 
 
@@ -83,10 +88,12 @@ def _methods_caption(record: RunRecord, ways: Sequence[str]) -> str:
     said = "; ".join(f"{_title(way)}: {METHODS[_method(way)].says}" for way in ways)
     target = {"predicted": "the predicted class", "true": "the true class"}.get(choices["target"], "the class named")
     layer = "" if choices["layer"] is None else f" Attention is that of layer {int(choices['layer']) + 1}."
+    answer = "output" if _classless(record) else "prediction"
+    gradients = "" if _classless(record) else f" Gradients are of the logit of {target}."
     return (
-        f"Methods beside each other{_start(record)}; readout: {_READOUTS[choices['readout']]}. {said}. Gradients are "
-        f"of the logit of {target}.{layer} Each map is drawn as shares of its own sum, all in one scale of colours: "
-        "places can be compared between methods, amounts cannot. Bright does not mean that the prediction rests on it."
+        f"Methods beside each other{_start(record)}; readout: {_READOUTS[choices['readout']]}. {said}."
+        f"{gradients}{layer} Each map is drawn as shares of its own sum, all in one scale of colours: "
+        f"places can be compared between methods, amounts cannot. Bright does not mean that the {answer} rests on it."
     )
 
 
@@ -111,7 +118,12 @@ def tell(record: RunRecord) -> list[Section]:
     area = found.get("localisation/pointing/mask-area")
     fusions = [way for way in ways if way.startswith("rollout-")]
     figures = (("rollout",) if fusions else ()) + (("methods",) if len(fusions) < len(ways) else ())
-    lines = (" ".join(data_words(record)), *_empty_words(record, n), *_pointing_words(found, ways, area))
+    lines = (
+        " ".join(data_words(record)),
+        *_classless_words(record),
+        *_empty_words(record, n),
+        *_pointing_words(found, ways, area),
+    )
     sections = [Section("What was found", lines, (), figures)]
     if area is not None:
         rows: list[dict[str, Any]] = [
@@ -119,17 +131,20 @@ def tell(record: RunRecord) -> list[Section]:
         ]
         rows.append({"map": "mean mask area (a random point)", "pointing hits": area})
         sections.append(Section("Localisation", (), (Table("Highest point of the map on the object", rows),)))
-    listed = [dict(row) for row in record.table("images")[: 2 * SHOWN]]
+    rows_shown = record.table("images")[: 2 * SHOWN]
+    listed = [{key: value for key, value in row.items() if key == "image" or value is not None} for row in rows_shown]
     more = f"The first {len(listed)} of {n:,}; all are in results.json." if n > len(listed) else ""
-    sections.append(Section("Predictions", (more,) if more else (), (Table("Images", listed),)))  # type: ignore[arg-type]
-    return [*sections, Section("Limits", tuple(_limits(ways)))]
+    title = "Images" if _classless(record) else "Predictions"
+    sections.append(Section(title, (more,) if more else (), (Table("Images", listed),)))  # type: ignore[arg-type]
+    return [*sections, Section("Limits", tuple(_limits(ways, classless=_classless(record))))]
 
 
-def _limits(ways: Sequence[str]) -> Iterator[str]:
+def _limits(ways: Sequence[str], *, classless: bool) -> Iterator[str]:
     if any(way.startswith("rollout-") for way in ways):
+        other = "To ask what speaks for one class, use a method with gradients (relevance, gradient-rollout)."
         yield (
-            "Rollout is defined by attention weights alone; it is the same for every class. To ask what speaks for one "
-            "class, use a method with gradients (relevance, gradient-rollout)."
+            "Rollout is defined by attention weights alone; it is the same for every class."
+            f"{'' if classless else f' {other}'}"
         )
     if any(METHODS[_method(way)].gradient for way in ways):
         yield (
@@ -173,6 +188,16 @@ def _beyond(hits: Estimate, area: Estimate) -> int:
     """1 where the hits' interval lies above the area's, -1 below, 0 where they overlap."""
     low, high = hits.low or 0.0, hits.high or 1.0
     return int(low > (area.high or area.value)) - int(high < (area.low or area.value))
+
+
+def _classless(record: RunRecord) -> bool:
+    """Whether the model has no classifier."""
+    return record.table("images")[0]["prediction"] is None
+
+
+def _classless_words(record: RunRecord) -> Iterator[str]:
+    if _classless(record):
+        yield "The model has no classifier: nothing is predicted, and methods that ask about a class are left out."
 
 
 def _choices(record: RunRecord) -> Any:

@@ -12,9 +12,10 @@ from vitlens.report import Section
 from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
+from vitlens.runs.load import load_specimens
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import Drawn, publish
-from vitlens.runs.study_chapters import Chapters
+from vitlens.runs.study_chapters import Chapters, is_trained_first, typed
 from vitlens.runs.study_points import study_points
 from vitlens.runs.study_points_draw import draw_points, kind_of
 from vitlens.runs.study_points_tell import tell_points
@@ -50,6 +51,8 @@ def study(
         raise InputError(f"expected --kind with --seeds {seeds}, found a whole study; try --kind architecture")
     data = data or "digits"
     named = parse_models(models or DEFAULT_MODELS)
+    ready_made = [typed(model) for model in named if not is_trained_first(model, model_options)]
+    load_specimens(ready_made, model_options=model_options, options=options, classifier=True)  # refused before training
     folder = RunFolder.create(
         "study",
         name_parts=(*(model.alias for model in named), data),

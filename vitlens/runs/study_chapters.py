@@ -42,6 +42,16 @@ ATTACKS: Final = ("fgsm", "pgd")
 ATTACKED: Final = 100  # images
 
 
+def is_trained_first(model: ModelName, model_options: ModelOptions) -> bool:
+    """Whether a name stands for a preset without weights."""
+    return model.name in PRESETS and not (model.weights or model_options.weights or model_options.random_weights)
+
+
+def typed(model: ModelName) -> str:
+    """A model as it is typed."""
+    return f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
+
+
 class Chapters:
     """Runs them, and keeps the list of what was done."""
 
@@ -51,14 +61,8 @@ class Chapters:
 
     def trained(self, model: ModelName, epochs: int | None) -> str:
         """A name that can be loaded: a preset is trained first, in a chapter of its own."""
-        typed = f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
-        if (
-            model.name not in PRESETS
-            or model.weights
-            or self.model_options.weights
-            or self.model_options.random_weights
-        ):
-            return typed
+        if not is_trained_first(model, self.model_options):
+            return typed(model)
         options = self._options("train", model.alias, f"vitlens train {model.name} --data {self.data}")
         recipe = {} if epochs is None else {"epochs": epochs}
         train(model.name, data=self.data, recipe=recipe, options=options)

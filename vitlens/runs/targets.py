@@ -22,6 +22,7 @@ def chosen_targets(target: str, specimen: Specimen, split: Split) -> Tensor | No
     """
     if target == PREDICTED:
         return None
+    specimen.require_classifier()
     if target == TRUE:
         if split.labels is None:
             raise InputError("expected labelled images for --target true, found none; give --data, or a class")

@@ -76,6 +76,7 @@ def lesson_of(
     teacher = Teacher(specimen, classes=student.classes, precision=precision)
     plain = None if teaching.beside is None else load(teaching.beside, device=student.device)
     if plain is not None:
+        plain.require_classifier()
         match_classes(plain.classes, student.classes)
     identity = {**asdict(how), "teacher": teacher.identity()}
     forms = forms_of(recipe, train)

@@ -46,6 +46,7 @@ class Teacher:
 
 def _columns(specimen: Specimen, classes: Sequence[str]) -> list[int]:
     """Which of its logits stands for which class of the data."""
+    specimen.require_classifier()
     try:
         columns, known = match_classes(specimen.classes, classes)
     except InputError as error:

@@ -1,0 +1,111 @@
+"""Every public function that takes images refuses pixels outside [0, 1], and says what was found and what to type."""
+
+import inspect
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitlens
+from tests.lens.tiny import images, ours
+from vitlens.errors import DataError
+from vitlens.models.specimen import Specimen
+
+LABELS = torch.tensor([0, 1])
+# each public function that takes images, and what of its answer is compared
+TAKES: dict[str, Callable[[Specimen, Tensor], Tensor]] = {
+    "ablate": lambda vit, batch: vitlens.ablate(vit, batch, LABELS).delta_loss,
+    "attack": lambda vit, batch: vitlens.attack(vit, batch, "predicted", epsilon=0.1, steps=1).images,
+    "attention": lambda vit, batch: vitlens.attention(vit, batch)[0],
+    "explain": lambda vit, batch: vitlens.explain(vit, batch, method="saliency"),
+    "features": lambda vit, batch: vitlens.features(vit, batch).at(-1),
+    "relevance": lambda vit, batch: vitlens.relevance(vit, batch),
+    "rollout": lambda vit, batch: vitlens.rollout(vit, batch),
+    "statistics": lambda vit, batch: vitlens.statistics(vit, batch).distance,
+}
+# each other public name, and why it has no pixels to check
+TAKES_NONE = {
+    "Specimen": "its forward may leave the range: integrated gradients, SmoothGrad and attacks do so on purpose",
+    "__version__": "a string",
+    "compare": "a Split, whose pixels are 8 bits",
+    "evaluate": "a Split, whose pixels are 8 bits",
+    "images": "makes them",
+    "load": "a name",
+    "profile": "draws its own",
+    "shape_bias": "a Split, whose pixels are 8 bits",
+    "similarity": "features",
+    "train": "Splits, whose pixels are 8 bits",
+    "zero_shot": "names of classes",
+}
+
+
+@pytest.fixture(scope="module")
+def vit() -> Specimen:
+    return ours()
+
+
+def test_no_public_name_is_forgotten():
+    assert TAKES.keys() | TAKES_NONE.keys() == set(vitlens.__all__)
+    assert not TAKES.keys() & TAKES_NONE.keys()
+    named = {
+        name
+        for name in vitlens.__all__
+        if inspect.isfunction(found := getattr(vitlens, name)) and "images" in inspect.signature(found).parameters
+    }
+    assert named == TAKES.keys()
+
+
+WRONG = {
+    "0 to 255": (lambda batch: batch * 255, r"found 0(\.\d+)? to 25\d; divide by 255.*vitlens\.images"),
+    "normalised": (lambda batch: (batch - 0.5) / 0.2, r"found -2\.\d+ to 2\.\d+; leave out the normalisation"),
+    "a little above": (lambda batch: batch.clamp_min(0.5) + 6e-4, r"found 0\.5006 to 1\.\d+; clamp them"),
+    "8 bits": (lambda batch: (batch * 255).byte(), r"found uint8.*vitlens\.images"),
+    "an array": (lambda batch: (batch * 255).byte().numpy(), r"found ndarray.*vitlens\.images"),
+    "NaN": (lambda batch: batch.where(batch < 0.9, torch.nan), "found NaN"),
+    "infinity": (lambda batch: batch.where(batch < 0.9, torch.inf), "found NaN or infinity"),
+    "one image": (lambda batch: batch[0], r"images\[None\]"),
+    "channels last": (lambda batch: batch.permute(0, 2, 3, 1), r"permute\(0, 3, 1, 2\)"),
+    "grey": (lambda batch: batch[:, :1], r"found \(2, 1, 32, 48\)"),
+    "none": (lambda batch: batch[:0], r"batch > 0, found \(0, 3, 32, 48\)"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name", TAKES)
+def test_wrong_pixels_are_refused(vit, name, wrong):
+    change, message = WRONG[wrong]
+    batch = images(vit.input_size)
+    batch[0, 0, 0, :2] = torch.tensor([0.0, 1.0])
+    with pytest.raises(DataError, match=message) as told:
+        TAKES[name](vit, change(batch))
+    assert "\n" not in str(told.value)
+    assert told.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_what_arithmetic_leaves_outside_is_clamped(vit, name):
+    batch = images(vit.input_size)
+    batch[:, :, :4] = torch.tensor([0.0, 1.0]).repeat(24)
+    outside = batch + 9e-5 * (2 * batch - 1).where((batch == 0) | (batch == 1), 0)
+    assert outside.min() < 0
+    assert outside.max() > 1
+    before = outside.clone()
+    torch.testing.assert_close(TAKES[name](vit, outside), TAKES[name](vit, batch), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(outside, before)  # the images handed in are as they were
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_other_floating_point_types_are_taken(vit, name):
+    """What numpy makes of a division is float64."""
+    array = (images(vit.input_size) * 255).round().numpy() / np.float64(255)
+    double = torch.from_numpy(array.astype(np.float64))
+    torch.testing.assert_close(
+        TAKES[name](vit, double), TAKES[name](vit, double.float()), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_the_forward_of_the_model_itself_is_free(vit):
+    batch = images(vit.input_size)
+    assert vit(batch * 255).isfinite().all()
