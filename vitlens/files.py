@@ -19,7 +19,7 @@ from vitlens.archives import read_archive
 from vitlens.errors import InputError, NonFiniteError, StorageError
 from vitlens.places import inside
 from vitlens.recorded import Config, Results
-from vitlens.schema import is_name, read_as
+from vitlens.schema import CHARACTERS, is_name, read_as
 from vitlens.strict_json import LIMIT, Limit, parse_json
 
 CONFIG = "config.json"
@@ -191,8 +191,22 @@ def read_run(folder: Path) -> RunRecord:
     if "schema" in results and results["schema"] != 1:
         raise InputError(f"expected results of schema 1 in {folder / RESULTS}, found schema {results['schema']!s:.40}")
     read_as(Results, results, source=str(folder / RESULTS), hint=_AGAIN)
+    _require_short_cells(results, folder / RESULTS)
     read_as(Config, config, source=str(folder / CONFIG), unknown="ignore", hint=_AGAIN)
     return RunRecord(folder, config, results)
+
+
+def _require_short_cells(results: Mapping[str, object], path: Path) -> None:
+    """Refuse texts in tables that no run writes, and that would take minutes to draw."""
+    tables = results["tables"]
+    for name, rows in tables.items() if isinstance(tables, dict) else ():
+        for row in rows:
+            long = next((key for key, cell in row.items() if isinstance(cell, str) and len(cell) > CHARACTERS), None)
+            if long is not None:
+                raise InputError(
+                    f"expected texts of at most {CHARACTERS:,} characters in the table {name!r} of {path}, found "
+                    f"{len(row[long]):,} at {long[:80]!r}; {_AGAIN}"
+                )
 
 
 def _to_disk(path: Path) -> None:

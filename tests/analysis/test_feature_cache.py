@@ -1,12 +1,13 @@
 """The cache of features: what was written comes back, and what is half-written, foreign or old is built again."""
 
+import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlens.analysis import feature_cache
@@ -133,3 +134,21 @@ def test_two_that_write_the_same_do_not_disturb_a_third(tmp_path):
             assert found.reason == ""
             assert torch.equal(found.values, VALUES)
     assert all(len(writer.result()) == 5 for writer in writers)
+
+
+@pytest.mark.parametrize(
+    "odd", [torch.tensor(1.0), torch.zeros(0), torch.zeros(3, 2, 1), torch.zeros(3, 2, dtype=torch.complex64)]
+)
+def test_a_file_of_another_form_is_not_used(tmp_path, odd):
+    shelf = Shelf(tmp_path, {"model": "m"})
+    file = shelf.file("a")
+    file.parent.mkdir(parents=True)
+    digest = "0" * 64
+    about = json.dumps({"model": "m", "layer": "a"}, sort_keys=True)
+    for _ in range(2):  # once to know the digest
+        save_file({"features": odd}, file, metadata={"about": about, "version": "1", "sha256": digest})
+        content = file.read_bytes()
+        digest = hashlib.sha256(content[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
+    found = shelf.recall("a", rows=3)
+    assert found.values is None
+    assert "shape" in found.reason

@@ -26,6 +26,7 @@ from vitlens.models.open_clip_library import (
     tokenizer,
 )
 from vitlens.models.specimen import Anatomy, Provenance, Specimen
+from vitlens.models.weights import require_finite, require_unpacked
 from vitlens.preprocessing import Interpolation, Preprocessing
 
 _HINT: Final = f"vitlens models '{PREFIX}*'"
@@ -124,6 +125,7 @@ def _load_file(model: nn.Module, file: Path, arch: str) -> None:
     """Every tensor of a file into its place, by open_clip's own loader and without running code from it."""
     if not file.is_file():
         raise ModelError(f"expected a weights file, found nothing at {file}; give --weights FILE")
+    require_unpacked(file)
     try:
         with quietly():
             open_clip("factory").load_checkpoint(model, str(file), strict=True, weights_only=True)
@@ -131,6 +133,8 @@ def _load_file(model: nn.Module, file: Path, arch: str) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         reason = next((line for line in lines if "key(s)" in line or "size mismatch" in line), lines[0])
         raise ModelError(f"weights in {file} do not fit {PREFIX}{arch}: {reason[:160]}; check ARCH") from error
+    for name, value in model.state_dict().items():
+        require_finite(name, value, file)
 
 
 def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing:

@@ -44,7 +44,7 @@ def read_weights(path: Path) -> Weights:
                 return _checked(_unwrap(stored, dict(file.metadata() or {})), path)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"expected safetensors in {path}, found a file that is not ({error})") from error
-    _require_unpacked(path)
+    require_unpacked(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch wonders aloud about a damaged pickle's protocol
@@ -128,7 +128,7 @@ def _unwrap(found: object, metadata: dict[str, str]) -> Weights:
     return Weights(state, metadata, tuple(notes))
 
 
-def _require_unpacked(path: Path) -> None:
+def require_unpacked(path: Path) -> None:
     """Refuse a zip that would take far more memory than it has bytes: torch.save packs nothing."""
     try:
         with path.open("rb") as file:
@@ -158,7 +158,7 @@ def _checked(found: Weights, path: Path) -> Weights:
                 "save model.state_dict() again"
             )
     for name, value in found.state.items():
-        _require_finite(name, value, path)
+        require_finite(name, value, path)
     return found
 
 
@@ -169,7 +169,7 @@ def _fault(value: Tensor) -> str:
     return str(value.dtype) if value.is_complex() else ""
 
 
-def _require_finite(name: str, value: Tensor, path: Path) -> None:
+def require_finite(name: str, value: Tensor, path: Path) -> None:
     """Refuse NaN and infinity: with one of them in the weights every answer and every map would be NaN.
 
     Masks of attention (-inf where nothing may look) are not weights.

@@ -50,7 +50,7 @@ _TOP = tuple(
         (CONFIG, RESULTS, *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern))
     )
 )
-_WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")  # in config.json by every run
+_WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")  # in config.json by every command
 _PARTS = ("chapters", "frozen", "full", "pruned")  # runs, and a model, within a run
 
 
@@ -108,12 +108,12 @@ class RunFolder:
     def reopen(cls, path: Path, *, needs: Mapping[str, object | None] | None = None) -> "RunFolder":
         """The folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is running.
 
-        needs: what its config.json must say besides what every run writes; None: anything. Raises InputError for
-        links, and for a config.json that says less or something else.
+        needs: what its config.json must say besides what every command writes, by name, with its value where that is
+        known; None: nothing at all. Raises InputError for links, and for a config.json that says less or another thing.
         """
         folder = cls(read_run(path))
         require_plain(path)
-        needed = {**dict.fromkeys(_WRITTEN), **(needs or {})}
+        needed = {} if needs is None else {**dict.fromkeys(_WRITTEN), **needs}
         for name, value in needed.items():
             if name not in folder.config or value not in (None, folder.config[name]):
                 raise InputError(

@@ -70,7 +70,7 @@ def compare(train: Train, plan: Plan, *, resume: Path | None, options: RunOption
 def _folder(plan: Plan, resume: Path | None, options: RunOptions) -> RunFolder:
     """The folder of both: a new one, or the one to go on in."""
     if resume is not None:
-        return RunFolder.reopen(resume)
+        return RunFolder.reopen(resume, needs={})
     alias = parse_model(plan.model).alias
     return RunFolder.create(
         "train",
