@@ -103,5 +103,8 @@ def _between(
 def _refuse_unknown(name: str) -> NoReturn:
     if "/" in name or name.startswith((".", "~")):
         raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
-    known = (*PRESETS, *BUNDLED, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG")
-    raise UnknownNameError("model", name, known, hint="vitlens models")
+    from vitlens.models.timm_zoo import timm_names
+    from vitlens.models.torchvision_zoo import torchvision_names
+
+    hubs = (*(f"timm:{one}" for one in timm_names()), *(f"torchvision:{one}" for one in torchvision_names()))
+    raise UnknownNameError("model", name, (*PRESETS, *BUNDLED, *hubs), hint="vitlens models")

@@ -9,11 +9,11 @@ from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.models.assembly import assemble, count_classes, seeded, versions
 from vitlens.models.build import Architecture, Overrides, build_preset
 from vitlens.models.foreign import load_foreign
-from vitlens.models.naming import RANDOM, ModelName, parse_model
+from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
 from vitlens.models.saved import WEIGHTS_FILE, load_saved, load_untaught, save
 from vitlens.models.specimen import Provenance, Specimen
 from vitlens.models.weights import read_weights
-from vitlens.names import BUNDLED, PRESETS
+from vitlens.names import BUNDLED, LONGEST_SIDE, PRESETS
 from vitlens.preprocessing import Preprocessing
 
 __all__ = ["WEIGHTS_FILE", "load", "save", "untrained"]
@@ -42,6 +42,9 @@ def load(
     image_size: (height, width) in pixels; mean, std: of the model's training, for pixels in [0, 1]; classes: names of
     the logits. Raises UnknownNameError and ModelError.
     """
+    require_rule([name])
+    if image_size is not None and max(image_size) > LONGEST_SIDE:
+        raise InputError(f"expected an image_size of at most {LONGEST_SIDE} pixels a side, found {image_size}")
     parsed = parse_model(name)
     untaught = parsed.weights == RANDOM
     given = weights or (None if untaught else parsed.weights)

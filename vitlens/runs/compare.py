@@ -21,6 +21,7 @@ from vitlens.runs.compare_maps import attention_numbers, chosen_methods, compute
 from vitlens.runs.compare_panels import write_panels
 from vitlens.runs.compare_tell import tell
 from vitlens.runs.describe import described
+from vitlens.runs.displayed import for_figures
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_splits
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -92,7 +93,7 @@ def compare(
         if harder:
             keep_robustness(folder, specimens, (one, two), options)
         keep_shape_bias(folder, specimens, disputed, options)
-        write_panels(folder.record())
+        write_panels(for_figures(folder.record()))
         return publish(folder, draw, tell)
 
 

@@ -13,9 +13,10 @@ from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
+from vitlens.display import for_terminal
 from vitlens.errors import InputError
 from vitlens.files import read_run
-from vitlens.models.naming import parse_models
+from vitlens.models.naming import parse_models, require_rule
 from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import load
 from vitlens.names import Part
@@ -29,6 +30,7 @@ def load_specimens(models: Sequence[str], *, model_options: ModelOptions, option
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
+    require_rule(models)
     device = resolve_device(options.device)
     classes = None if model_options.classes is None else _read_classes(model_options.classes)
     return tuple(
@@ -67,6 +69,9 @@ def load_split(
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
     count = options.limit or limit
+    for given in (data, *(images or ())):
+        if given is not None and not str(given).strip():  # as a path it would be the current folder
+            raise InputError(f"expected a name or a path for --data and --images, found {given!r}; see vitlens data")
     if images:
         split = load_images([Path(image) for image in images], preprocessing=specimen.preprocessing)
     else:
@@ -87,7 +92,8 @@ def load_split(
     if split.skipped and not options.quiet:
         named = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
         more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
-        print(f"left out {len(split.skipped)} of the images ({named}{more})", file=sys.stderr)  # noqa: T201
+        said = f"left out {len(split.skipped)} of the images ({named}{more})"
+        print(for_terminal(said), file=sys.stderr)  # noqa: T201
     return split.limit(count, seed=options.seed)
 
 

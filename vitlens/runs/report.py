@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from vitlens.errors import UnknownNameError
 from vitlens.files import RunRecord, read_run, write_atomically, write_text
 from vitlens.report import Section, markdown
+from vitlens.runs.displayed import for_figures, for_sentences
 from vitlens.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _save(record: RunRecord, draw: Draw) -> dict[str, str]:
     asked = record.config.get("formats")
     formats = dict.fromkeys(["png", *(asked if isinstance(asked, list) else [])])
     captions = {}
-    for drawn in draw(record):
+    for drawn in draw(for_figures(record)):
         for form in formats:
             with write_atomically(record.folder / "figures" / f"{drawn.name}.{form}") as temporary:
                 drawn.figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
@@ -84,7 +85,8 @@ def _save(record: RunRecord, draw: Draw) -> dict[str, str]:
 
 def _write(record: RunRecord, tell: Tell, captions: dict[str, str]) -> Path:
     path = record.folder / REPORT
-    write_text(path, markdown(record, tell(record), captions))
+    shown = for_sentences(record)
+    write_text(path, markdown(shown, tell(shown), captions))
     return path
 
 

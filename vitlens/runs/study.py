@@ -7,7 +7,7 @@ from typing import Final
 
 from vitlens.errors import InputError
 from vitlens.files import RunRecord
-from vitlens.models.naming import parse_models
+from vitlens.models.naming import parse_models, require_rule
 from vitlens.report import Section
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
@@ -48,6 +48,7 @@ def study(
     if seeds is not None:
         raise InputError(f"expected --kind with --seeds {seeds}, found a whole study; try --kind architecture")
     data = data or "digits"
+    require_rule(models or DEFAULT_MODELS)
     named = parse_models(models or DEFAULT_MODELS)
     folder = RunFolder.create(
         "study",
