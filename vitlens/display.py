@@ -41,11 +41,16 @@ _AT_START = re.compile(r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*]
 
 def visible(text: str) -> str:
     r"""Text whose control characters, turners of direction and lone bytes are written out ("\x1b", "\u202e")."""
-    return "".join(map(_shown, text))
+    return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def shortened(name: str) -> str:
-    """A name of at most NAME_LENGTH characters, cut in its middle; of a path each part, and PATH_LENGTH in all."""
+    r"""A name of at most NAME_LENGTH characters, cut in its middle; of a path each part, and PATH_LENGTH in all.
+
+    A name of nothing but spaces is written as "\x20".
+    """
+    if name.isspace():
+        name = "".join(map(escape, name))
     parts = "/".join(_cut(part, NAME_LENGTH) for part in name.split("/"))
     return _cut(parts, PATH_LENGTH)
 
@@ -58,7 +63,7 @@ def escape(character: str) -> str:
 
 def for_terminal(text: str) -> str:
     """Text as one line for a terminal: nothing in it moves the cursor, sets a colour or turns the direction."""
-    return _cut(visible(text), LINE_LENGTH)
+    return _cut(visible(_cut(text, LINE_LENGTH)), LINE_LENGTH)
 
 
 def protected(name: str) -> str:
