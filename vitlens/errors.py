@@ -83,6 +83,11 @@ def _alike(typed: str, matcher: SequenceMatcher[str], known: str, parts: int) ->
     return best
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out: of Python, of numpy, or of torch on the CPU, which has no type for it."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+
+
 class ModelError(InputError):
     """A model or weights that cannot be loaded."""
 

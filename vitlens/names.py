@@ -133,5 +133,4 @@ TORCHVISION_DATA: Final = (
 )
 
 DEFAULT_SEED: Final = 0
-LONGEST_SIDE: Final = 10_000  # pixels of an input; a ViT of patches of 16 px has 390,625 tokens then
 DEFAULT_ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I

@@ -1,10 +1,14 @@
 """How a photograph becomes a model's input: resize, crop, and the colours the model was trained with."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+from vitlens.errors import InputError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+LONGEST_SIDE: Final = 4096  # pixels of an input; a ViT of patches of 16 px has 65,536 tokens then
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -22,3 +26,10 @@ class Preprocessing:
     interpolation: Interpolation = "bilinear"
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+
+def require_side_lengths(size: tuple[int, int] | None) -> None:
+    """Raise InputError for an input (height, width) that no memory would hold; None stands for a model's own."""
+    if size is not None and max(size) > LONGEST_SIDE:
+        height, width = size
+        raise InputError(f"expected an image size of at most {LONGEST_SIDE} px a side, found {height}x{width}; try 224")

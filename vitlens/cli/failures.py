@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import typer
 
-from vitlens.errors import StorageError, VitlensError
+from vitlens.errors import StorageError, VitlensError, lacks_memory
 
 # Newer Typer carries its own copy of click, older Typer imports it; this public name leads to either.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
+_MORE_MEMORY: Final = "expected more memory than there is; try a smaller --image-size, --batch-size or --limit"
 _WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file of the disk could be meant
 _INVALID = re.compile(r"Invalid value for (?P<name>.+?): (?P<reason>.+)", re.DOTALL)
 # what a value should be, as Typer's validators say it: pydantic's since 0.25, click's before
@@ -30,12 +31,10 @@ def told(error: BaseException, arguments: Sequence[str] = ()) -> tuple[str, int]
         where = error.ctx.command_path if error.ctx else "vitlens"
         message = _plainly(error.format_message(), arguments).rstrip(".")
         return f"{message}{'' if message.endswith('?') else ';'} see {where} --help", 2
-    if type(error).__name__ == "Abort" and error.__cause__ is not None:  # click's, made of an EOFError
-        error = error.__cause__
     if isinstance(error, OSError):
         return _of_the_system(error)
-    if _lacks_memory(error):
-        return "expected more memory than there is; try a smaller --image-size, --batch-size or --limit", 1
+    if lacks_memory(error):
+        return _MORE_MEMORY, 1
     if type(error).__name__ == "OutOfMemoryError":
         return "the device ran out of memory; try a smaller --batch-size", 1
     if isinstance(error, RecursionError):
@@ -59,18 +58,13 @@ def _of_the_system(error: OSError) -> tuple[str, int]:
     if error.errno in _WRONG_PATHS:
         return f"expected a path that can be opened, found{where}: {reason}; check the paths of the command line", 2
     if error.errno == errno.ENOMEM:
-        return "expected more memory than there is; try a smaller --image-size, --batch-size or --limit", 1
+        return _MORE_MEMORY, 1
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"expected to open more files at a time than the system allows ({reason}); raise ulimit -n", 1
     return (
         f"expected to use{where or ' a file or a connection'}, found: {reason}; check that it is there and allowed",
         1,
     )
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    """Of Python, of numpy, or of torch on the CPU, which has no type for it."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
 
 
 def _plainly(message: str, arguments: Sequence[str]) -> str:

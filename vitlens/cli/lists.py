@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.names import LONGEST_SIDE
 
 Word = TypeVar("Word", bound=str)
 
@@ -67,10 +66,6 @@ def side_lengths(option: str, text: str) -> tuple[int, int]:
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(_is_whole(part) and int(part) > 0 for part in parts):
         raise InputError(f"expected {option} N or HEIGHTxWIDTH in pixels, found {text!r}; e.g. {option} 224")
-    if any(int(part) > LONGEST_SIDE for part in parts):
-        raise InputError(
-            f"expected {option} of at most {LONGEST_SIDE} pixels a side, found {text!r}; e.g. {option} 224"
-        )
     return int(parts[0]), int(parts[-1])
 
 

@@ -25,7 +25,7 @@ def say(result: object) -> None:
     be written to otherwise.
     """
     try:
-        typer.echo(for_terminal(str(result)))
+        _write(for_terminal(str(result)), sys.stdout)
     except BrokenPipeError as error:
         close(sys.stdout)
         raise typer.Exit from error
@@ -36,8 +36,8 @@ def say(result: object) -> None:
 
 def complain(message: str) -> None:
     """Write the one line of an error to standard error, where that can still be written to."""
-    with suppress(OSError, ValueError):
-        typer.echo(f"error: {for_terminal(' '.join(message.split()))}", err=True)
+    with suppress(OSError, ValueError, AttributeError):  # full, closed, or none
+        _write(f"error: {for_terminal(' '.join(message.split()))}", sys.stderr)
 
 
 def output_failed(error: OSError) -> RunError:
@@ -72,6 +72,12 @@ def take_any_letter() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=_HANDLER)
+
+
+def _write(line: str, stream: Any) -> None:
+    """Not by Typer's own way, which writes UTF-8 to a terminal that says that it takes ASCII."""
+    stream.write(line + "\n")
+    stream.flush()
 
 
 def _in_plain_letters(error: UnicodeError) -> tuple[str | bytes, int]:

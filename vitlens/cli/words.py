@@ -27,11 +27,13 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises Interrupted on Ctrl-C, before Typer makes a bare exit of it."""
+        """Run the command. Raises Interrupted on Ctrl-C and InputError for an EOFError, of which Typer makes bare exits."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             raise Interrupted(": ".join(["interrupted", *map(str, stop.args)])) from stop
+        except EOFError as end:
+            raise InputError(f"expected whole files, found one that ends too early: {end}; --debug shows it") from end
 
 
 class Command(TyperCommand):

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from torch import nn
 
-from vitlens.errors import ModelError, UnknownNameError
+from vitlens.errors import ModelError, UnknownNameError, lacks_memory
 from vitlens.files import sha256
 from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
 from vitlens.models.build import Architecture, build_preset
@@ -52,6 +52,8 @@ def load_foreign(
             model, architecture, preprocessing = _construct(kind, short, found, image_size, pretrained=not random)
         outputs = count_classes(model, preprocessing.size)
     except (AssertionError, RuntimeError, ValueError) as error:
+        if lacks_memory(error):
+            raise
         size = "its own size" if image_size is None else f"{image_size[0]}x{image_size[1]} px"
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(f"expected {name} at {size} to run, found: {reason}; check --image-size") from error

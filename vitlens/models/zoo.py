@@ -13,8 +13,8 @@ from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
 from vitlens.models.saved import WEIGHTS_FILE, load_saved, load_untaught, save
 from vitlens.models.specimen import Provenance, Specimen
 from vitlens.models.weights import read_weights
-from vitlens.names import BUNDLED, LONGEST_SIDE, PRESETS
-from vitlens.preprocessing import Preprocessing
+from vitlens.names import BUNDLED, PRESETS
+from vitlens.preprocessing import Preprocessing, require_side_lengths
 
 __all__ = ["WEIGHTS_FILE", "load", "save", "untrained"]
 
@@ -43,8 +43,7 @@ def load(
     the logits. Raises UnknownNameError and ModelError.
     """
     require_rule([name])
-    if image_size is not None and max(image_size) > LONGEST_SIDE:
-        raise InputError(f"expected an image_size of at most {LONGEST_SIDE} pixels a side, found {image_size}")
+    require_side_lengths(image_size)
     parsed = parse_model(name)
     untaught = parsed.weights == RANDOM
     given = weights or (None if untaught else parsed.weights)
@@ -95,6 +94,7 @@ def untrained(
     """A preset with seeded random weights, ready to train. Raises UnknownNameError for another name."""
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS, hint="vitlens models")
+    require_side_lengths(image_size)
     architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
     with seeded(seed):
         model, preprocessing = build_preset(architecture)
