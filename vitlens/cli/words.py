@@ -27,7 +27,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises Interrupted on Ctrl-C and InputError for an EOFError, of which Typer makes bare exits."""
+        """Run the command. Raises Interrupted on Ctrl-C, InputError for EOFError: Typer makes bare exits of them."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
