@@ -14,8 +14,14 @@ VitlensError                one line: what was expected, what was found, what to
 └── Interrupted             Ctrl-C                                         exit code 130
 """
 
+import re
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
+
+_NEAR = 0.6  # share of two words that has to be alike for one to be meant by the other
+_BEHIND = 0.1  # of the first, for another to be named beside it
+_SUGGESTED = 3
+_CONTAINED = 0.85  # how alike a name is to one that holds it
 
 
 class VitlensError(Exception):
@@ -38,7 +44,7 @@ class UnknownNameError(InputError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
         known = sorted(known)
-        near = get_close_matches(name, known, n=3, cutoff=0.6)
+        near = nearest(name, known)
         message = f"no {kind} {name!r}"
         if near:
             message += "; did you mean " + " or ".join(repr(word) for word in near) + "?"
@@ -47,6 +53,39 @@ class UnknownNameError(InputError):
         if hint:
             message += f"{'' if message.endswith('?') else ';'} see {hint}"
         super().__init__(message)
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The names most alike to one that is in no list, best first, at most three.
+
+    A name is compared with the whole of each and, as long names of models are seldom typed to their end
+    ("deit_tny" for "deit_tiny_patch16_224"), with its first parts; "timm:" and the like need not be typed. One that
+    is much less alike than the first is not named.
+    """
+    typed = name.lower()
+    matcher = SequenceMatcher(b=typed)
+    parts = len(re.findall(r"[_.\-]", name.rpartition(":")[2])) + 1
+    scored = [(_alike(typed, matcher, one, parts), -len(one), one) for one in known]
+    close = sorted((score for score in scored if score[0] >= _NEAR), reverse=True)
+    return [one for score, _, one in close[:_SUGGESTED] if score >= close[0][0] - _BEHIND]
+
+
+def _alike(typed: str, matcher: SequenceMatcher[str], known: str, parts: int) -> float:
+    """How alike, from 0 to 1, what was typed, which the matcher holds, is to a known one or to its first parts."""
+    own = known if ":" in typed else known.rpartition(":")[2]
+    start = re.match(rf"(?:[^_.\-]*[_.\-]){{{parts - 1}}}[^_.\-]*", own[own.find(":") + 1 :])
+    candidates = {known, own, *([own[: own.find(":") + 1] + start[0]] if start else [])}
+    best = _CONTAINED if len(typed) > 3 and typed in known.lower() else 0.0
+    for candidate in candidates:
+        matcher.set_seq1(candidate.lower())
+        if matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR:
+            best = max(best, matcher.ratio())
+    return best
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out: of Python, of numpy, or of torch on the CPU, which has no type for it."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
 
 
 class ModelError(InputError):

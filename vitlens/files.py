@@ -70,7 +70,9 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
     place = _non_finite(content)
     if place is not None:
         raise NonFiniteError(f"expected finite numbers in {path.name}, found NaN or infinity at {place}")
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=_plain) + "\n")
+    text = json.dumps(content, indent=2, ensure_ascii=False, default=_plain) + "\n"
+    # a file's name of bytes that are no UTF-8 has lone surrogates, which JSON writes as \udcff
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def read_bounded(

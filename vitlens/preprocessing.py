@@ -1,16 +1,19 @@
 """How a photograph becomes a model's input: resize, crop, and the colours the model was trained with."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
+from vitlens.errors import InputError
 from vitlens.schema import Between
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+LONGEST_SIDE: Final = 4096  # pixels of an input; a ViT of patches of 16 px has 65,536 tokens then
+
 Interpolation = Literal["bilinear", "bicubic"]
 # bounds of what a file may say
-Side: TypeAlias = Annotated[int, Between(1, 4096)]
+Side: TypeAlias = Annotated[int, Between(1, LONGEST_SIDE)]
 _Mean: TypeAlias = Annotated[float, Between(-1000, 1000)]
 _Spread: TypeAlias = Annotated[float, Between(1e-6, 1000)]
 
@@ -28,3 +31,10 @@ class Preprocessing:
     interpolation: Interpolation = "bilinear"
     mean: tuple[_Mean, _Mean, _Mean] = (0.5, 0.5, 0.5)
     std: tuple[_Spread, _Spread, _Spread] = (0.5, 0.5, 0.5)
+
+
+def require_side_lengths(size: tuple[int, int] | None) -> None:
+    """Raise InputError for an input (height, width) that no memory would hold; None stands for a model's own."""
+    if size is not None and max(size) > LONGEST_SIDE:
+        height, width = size
+        raise InputError(f"expected an image size of at most {LONGEST_SIDE} px a side, found {height}x{width}; try 224")

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+from urllib.parse import quote
 
+from vitlens.display import as_cell, as_code_block, as_markdown
 from vitlens.errors import InputError
 from vitlens.files import RunRecord
 from vitlens.uncertainty import Estimate
@@ -28,6 +30,8 @@ class Table:
 @dataclass(frozen=True)
 class Section:
     """One part of a report: figures (by name) come first, then paragraphs, then tables.
+
+    Of markdown its texts hold **bold** and `code`; all else in them is shown as it stands.
 
     The first section is the summary and comes before its figures are shown; one titled "Limits" goes last.
     """
@@ -102,31 +106,32 @@ def markdown(record: RunRecord, sections: Sequence[Section], captions: Mapping[s
     body += [section for section in sections if section.title == "Limits"]
     order = {name: index + 1 for index, name in enumerate(name for section in body for name in section.figures)}
 
-    blocks = [f"# {record.config.get('title') or record.command}"]
+    blocks = [f"# {as_markdown(str(record.config.get('title') or record.command))}"]
     if record.status in _UNFINISHED:
         blocks.append(f"> {_UNFINISHED[record.status]}")
     for index, section in enumerate(body):
         figures = [_figure(name, order[name], captions[name]) for name in section.figures]
-        paragraphs = list(section.paragraphs)
-        blocks.append(f"## {section.title}")
+        paragraphs = [as_markdown(paragraph) for paragraph in section.paragraphs]
+        blocks.append(f"## {as_markdown(section.title)}")
         blocks += paragraphs + figures if index == 0 else figures + paragraphs
         blocks += [_table(table) for table in section.tables]
     return "\n\n".join([*blocks, *_repeat(record)]) + "\n"
 
 
 def _figure(name: str, order: int, caption: str) -> str:
-    return f"![{name.replace('_', ' ')}](figures/{name}.png)\n\n*Figure {order}. {caption}*"
+    shown = as_markdown(name.replace("_", " "))
+    return f"![{shown}](figures/{quote(name)}.png)\n\n*Figure {order}. {as_markdown(caption)}*"
 
 
 def _table(table: Table) -> str:
     columns = list(dict.fromkeys(column for row in table.rows for column in row))
     if not columns:
-        return f"**{table.caption}**: none."
+        return f"**{as_markdown(table.caption)}**: none."
     right = [all(isinstance(row.get(column), (int, float, type(None))) for row in table.rows) for column in columns]
-    lines = [columns, ["---:" if aligned else "---" for aligned in right]]
-    lines += [[in_words(row.get(column)) for column in columns] for row in table.rows]
-    text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"**{table.caption}**\n\n{text}"
+    lines = [[as_cell(column) for column in columns], ["---:" if aligned else "---" for aligned in right]]
+    lines += [[as_cell(in_words(row.get(column))) for column in columns] for row in table.rows]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**{as_markdown(table.caption)}**\n\n{text}"
 
 
 def _repeat(record: RunRecord) -> list[str]:
@@ -134,13 +139,13 @@ def _repeat(record: RunRecord) -> list[str]:
     config = record.config
     blocks = ["## Repeat it"]
     if config.get("command_line"):
-        blocks.append(f"```\n{config['command_line']}\n```")
+        blocks.append(as_code_block(str(config["command_line"])))
     found = config.get("versions")
     facts = [f"{name} {version}" for name, version in found.items()] if isinstance(found, Mapping) else []
     facts += [f"{word} {config[word]}" for word in ("device", "precision", "seed") if word in config]
     if record.status == "done":
         facts.append(f"took {in_time(float(str(record.results['seconds'])))}")
-    blocks += [", ".join(facts) + "."] if facts else []
+    blocks += [as_markdown(", ".join(facts) + ".")] if facts else []
     models = config.get("models")
     for model in models if isinstance(models, Sequence) else ():
         blocks.append(_provenance(model))
@@ -155,7 +160,7 @@ def _provenance(model: Mapping[str, object]) -> str:
     notes = model.get("notes")
     said = "".join(f"; {note}" for note in notes) if isinstance(notes, Sequence) else ""
     size = f"{model['parameters']:,} parameters"
-    return f"- {model['alias']}: {model['name']}, weights: {model['weights']}{digest}, {size}{said}."
+    return "- " + as_markdown(f"{model['alias']}: {model['name']}, weights: {model['weights']}{digest}, {size}{said}.")
 
 
 def in_time(seconds: float) -> str:

@@ -41,6 +41,13 @@ def test_kept_in_memory_or_read_from_disk_the_pixels_are_equal(files):
     assert torch.equal(now.source.read(indices), later.source.read(indices))
 
 
+@torch.inference_mode()
+def test_files_are_read_from_disk_while_a_model_answers(files):
+    now, later = load_files(files, SMALL), load_files(files, SMALL, memory=0)
+    every = torch.arange(len(later.kept))
+    assert torch.equal(now.source.read(every), later.source.read(every))
+
+
 def test_a_file_that_is_damaged_later_is_an_error_that_names_it(files):
     later = load_files(files, SMALL, memory=0)
     files[0].write_text("gone")

@@ -24,7 +24,10 @@ GRAMMAR = {
     "small=runs/a": ("runs/a", "small", None),
     "a=timm:x@some/w.pth": ("timm:x", "a", "some/w.pth"),
     "a.b-c_1=x": ("x", "a.b-c_1", None),
-    "runs/lr=0.1": ("runs/lr=0.1", "lr=0.1", None),  # a slash before '=': no alias
+    "runs/lr=0.1": ("runs/lr=0.1", "lr-0.1", None),  # a slash before '=': no alias; and in an alias no '='
+    "runs/my <model>/": ("runs/my <model>/", "my-model", None),
+    "w/_модель.pth": ("w/_модель.pth", "model", None),
+    f"runs/{'long' * 60}": (f"runs/{'long' * 60}", "long" * 15, None),
 }
 
 

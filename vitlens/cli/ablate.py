@@ -7,6 +7,7 @@ import typer
 
 from vitlens.cli.lists import one_of
 from vitlens.cli.options import Data, Model
+from vitlens.cli.terminal import say
 from vitlens.errors import InputError
 from vitlens.names import REPLACEMENTS, UNIT_KINDS
 from vitlens.runs.ablate_choices import AblateChoices
@@ -92,4 +93,4 @@ def ablate(
 
     written = run(model, data=data, choices=choices, resume=resume, model_options=model_options, options=options)
     if written is not None:  # of several processes the first alone has something to say
-        typer.echo(written)
+        say(written)

@@ -7,6 +7,7 @@ import typer
 
 from vitlens.cli.lists import amounts, count_or_counts, one_of
 from vitlens.cli.options import Data, Images, Models
+from vitlens.cli.terminal import say
 from vitlens.names import ATTACK_NAMES
 from vitlens.runs.attack_choices import AttackChoices, require_sensible
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -121,4 +122,4 @@ def attack(
         options=options,
     )
     if written is not None:  # of several processes the first alone has something to say
-        typer.echo(written)
+        say(written)

@@ -6,6 +6,7 @@ import typer
 
 from vitlens.cli.lists import two_counts
 from vitlens.cli.options import Data, Images, Model
+from vitlens.cli.terminal import say
 from vitlens.runs.options import ModelOptions, RunOptions
 
 _VIEWS = "Views (layers, heads, rows and columns from 0)"
@@ -76,4 +77,4 @@ def attention(
         model_options=model_options,
         options=options,
     )
-    typer.echo(written)
+    say(written)

@@ -6,6 +6,7 @@ import typer
 
 from vitlens.cli.lists import one_of
 from vitlens.cli.options import Data, Models
+from vitlens.cli.terminal import say
 from vitlens.names import ATTRIBUTIONS
 from vitlens.runs.options import ModelOptions, RunOptions
 
@@ -63,4 +64,4 @@ def compare(
         model_options=model_options,
         options=options,
     )
-    typer.echo(written)
+    say(written)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.completion import complete_data
+from vitlens.cli.terminal import say
 
 
 def data(
@@ -23,4 +24,4 @@ def data(
     from vitlens.runs.data import data_table
 
     for line in data_table(name, data_dir=data_dir):
-        typer.echo(line)
+        say(line)

@@ -1,8 +1,7 @@
 """`vitlens evaluate`: how often a model is right, and where it is not."""
 
-import typer
-
 from vitlens.cli.options import Data, Models
+from vitlens.cli.terminal import say
 from vitlens.runs.options import ModelOptions, RunOptions
 
 
@@ -12,4 +11,4 @@ def evaluate(models: Models, *, data: Data = None, model_options: ModelOptions, 
 
     written = run(models, data=data or "digits", model_options=model_options, options=options)
     if written is not None:  # of several processes the first alone has something to say
-        typer.echo(written)
+        say(written)

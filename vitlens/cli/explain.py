@@ -6,6 +6,7 @@ import typer
 
 from vitlens.cli.lists import names_of, one_of
 from vitlens.cli.options import Data, Images, Models
+from vitlens.cli.terminal import say
 from vitlens.names import ATTRIBUTIONS, Substrate
 from vitlens.runs.options import ModelOptions, RunOptions
 
@@ -59,7 +60,7 @@ def explain(
     methods = () if method is None else one_of("--method", method, (*ATTRIBUTIONS, "all"))
     from vitlens.runs.explain import explain as run
 
-    typer.echo(
+    say(
         run(
             models,
             images=images,

@@ -6,6 +6,7 @@ import typer
 
 from vitlens.cli.lists import counts, names_of
 from vitlens.cli.options import Data, Images, Models
+from vitlens.cli.terminal import say
 from vitlens.names import TEMPLATE_SETS, FeaturePool
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -129,4 +130,4 @@ def features(
 
     written = run(models, data=data, images=images, choices=choices, model_options=model_options, options=options)
     if written is not None:  # of several processes the first alone has something to say
-        typer.echo(written)
+        say(written)

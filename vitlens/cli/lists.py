@@ -54,7 +54,7 @@ def two_counts(option: str, text: str, metavar: str) -> tuple[int, int]:
     metavar: what the two are called in the option's help ("ROW,COL").
     """
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+    if len(parts) != 2 or not all(_is_whole(part) for part in parts):
         raise InputError(
             f"expected {option} {metavar} with two whole numbers from 0, found {text!r}; e.g. {option} 3,4"
         )
@@ -64,7 +64,7 @@ def two_counts(option: str, text: str, metavar: str) -> tuple[int, int]:
 def side_lengths(option: str, text: str) -> tuple[int, int]:
     """Pixels (height, width) of "224" or "224x160". Raises InputError."""
     parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if len(parts) > 2 or not all(_is_whole(part) and int(part) > 0 for part in parts):
         raise InputError(f"expected {option} N or HEIGHTxWIDTH in pixels, found {text!r}; e.g. {option} 224")
     return int(parts[0]), int(parts[-1])
 
@@ -80,7 +80,7 @@ def many_side_lengths(option: str, text: str) -> tuple[tuple[int, int], ...]:
 def counts(option: str, text: str) -> tuple[int, ...]:
     """Whole numbers from 1, "1,2,4", each once, in rising order. Raises InputError."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(_is_whole(part) and int(part) > 0 for part in parts):
         raise InputError(f"expected {option} with whole numbers from 1, found {text!r}; e.g. {option} 1,2,4")
     return tuple(sorted({int(part) for part in parts}))
 
@@ -102,9 +102,9 @@ def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | Non
     if text is None:
         return None
     parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
-    if len(parts) == 1 and parts[0][0].isdecimal() and not parts[0][1]:
+    if len(parts) == 1 and _is_whole(parts[0][0]) and not parts[0][1]:
         return int(parts[0][0])
-    if not all(name and value.isdecimal() for name, _, value in parts):
+    if not all(name and _is_whole(value) for name, _, value in parts):
         raise InputError(
             f"expected {option} N or NAME=N,NAME=N with whole numbers, found {text!r}; e.g. {option} pgd=20,cw=50"
         )
@@ -121,6 +121,11 @@ def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
         parts = [_read(part.strip()) for part in value.split(",")]
         settings[name.strip().replace("-", "_")] = parts[0] if len(parts) == 1 else tuple(parts)
     return settings
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a text is a whole number from 0, of digits that a computer counts with."""
+    return text.isdecimal() and len(text) < 19
 
 
 def _read(text: str) -> object:

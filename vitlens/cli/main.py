@@ -1,11 +1,12 @@
 """The command line: all commands, and the one boundary where an error becomes one line and an exit code."""
 
-import errno
 import gc
+import logging
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +18,7 @@ from vitlens.cli.compare import compare
 from vitlens.cli.data import data
 from vitlens.cli.evaluate import evaluate
 from vitlens.cli.explain import explain
+from vitlens.cli.failures import told
 from vitlens.cli.features import features
 from vitlens.cli.models import models
 from vitlens.cli.predict import predict
@@ -25,9 +27,9 @@ from vitlens.cli.report import report
 from vitlens.cli.rollout import rollout
 from vitlens.cli.stats import stats
 from vitlens.cli.study import study
+from vitlens.cli.terminal import close, complain, fault_of, output_failed, say, take_any_letter
 from vitlens.cli.train import train
 from vitlens.cli.words import Command, Commands
-from vitlens.errors import StorageError, VitlensError
 from vitlens.version import __version__
 
 EXAMPLES: dict[Callable[..., None], str] = {
@@ -49,9 +51,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     data: "vitlens data digits",
 }
 
-# Newer Typer carries its own copy of click, older Typer imports it; this public name leads to either.
-UsageError: type[Any] = typer.BadParameter.__mro__[1]
-
 # Libraries make half a million objects while they are imported, all to stay: looking for garbage among them at Python's
 # usual 700 new objects takes a tenth of a short run.
 _GARBAGE = 50_000
@@ -60,7 +59,6 @@ app = typer.Typer(
     cls=Commands,
     help="Train or load a vision transformer, and turn it inside out.",
     epilog="Example: vitlens study",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 for command, example in EXAMPLES.items():
@@ -69,7 +67,7 @@ for command, example in EXAMPLES.items():
 
 def _say_version(wanted: bool | None) -> bool:
     if wanted:
-        typer.echo(f"vitlens {__version__}")
+        say(f"vitlens {__version__}")
         raise typer.Exit
     return False
 
@@ -86,6 +84,9 @@ def options(
 
 def main() -> None:
     """Run the command line and leave with its exit code: 0 done, 1 failed, 2 wrong call or input, 130 interrupted."""
+    take_any_letter()
+    if "--debug" not in sys.argv and not sys.warnoptions:
+        _hush_libraries()
     gc.set_threshold(_GARBAGE, 20, 20)
     code = run(sys.argv[1:])
     if "triton" not in sys.modules:  # its bindings report what is not freed as leaks
@@ -95,27 +96,38 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line; whatever goes wrong is one line on stderr. Returns the exit code."""
+    arguments = arguments or ["--help"]
     try:
-        return int(typer.main.get_command(app).main(arguments, prog_name="vitlens", standalone_mode=False) or 0)
+        code = _called(arguments)
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        message, code = told(error)
-        typer.echo(f"error: {' '.join(message.split())}", err=True)
+        if isinstance(error, OSError) and "--help" in arguments:  # written by Typer, which does not use `say`
+            error = output_failed(error)
+        message, code = told(error, arguments)
+        complain(message)
+    fault = fault_of(sys.stdout)  # what did not fit its buffer before
+    if fault is None:
         return code
+    close(sys.stdout)
+    if isinstance(fault, BrokenPipeError):
+        return code  # the reader has seen enough
+    failed = output_failed(fault)
+    if code == 0:
+        complain(str(failed))
+    return code or failed.exit_code
 
 
-def told(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
-    if isinstance(error, VitlensError):
-        return str(error), error.exit_code
-    if isinstance(error, UsageError):
-        where = error.ctx.command_path if error.ctx else "vitlens"
-        message = error.format_message().rstrip(".")
-        return f"{message}{'' if message.endswith('?') else ';'} see {where} --help", 2
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" while writing {error.filename}" if error.filename else ""
-        return f"the disk is full{where}; free some space or choose another place with --out", StorageError.exit_code
-    if type(error).__name__ == "OutOfMemoryError":
-        return "the device ran out of memory; try a smaller --batch-size", 1
-    return f"unexpected {type(error).__name__}: {error}; --debug shows where", 1
+def _called(arguments: list[str]) -> int:
+    try:
+        return int(typer.main.get_command(app).main(arguments, prog_name="vitlens", standalone_mode=False) or 0)
+    except SystemExit as stop:  # of Typer or rich, where a pipe was closed while they wrote help; or of completion
+        sys.stdout = getattr(sys.stdout, "wrapped", sys.stdout)  # Typer put another stream in its place
+        sys.stderr = getattr(sys.stderr, "wrapped", sys.stderr)
+        return 0 if "--help" in arguments else int(stop.code or 0)
+
+
+def _hush_libraries() -> None:
+    """What libraries warn programmers of says nothing to who types a command, and what matters we say ourselves."""
+    warnings.simplefilter("ignore")
+    logging.getLogger().addHandler(logging.NullHandler())  # else records without a handler go to stderr

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from vitlens.cli.terminal import say
+
 
 def models(
     pattern: Annotated[
@@ -17,4 +19,4 @@ def models(
     from vitlens.runs.models import model_table
 
     for line in model_table(pattern):
-        typer.echo(line)
+        say(line)

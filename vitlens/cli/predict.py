@@ -1,8 +1,7 @@
 """`vitlens predict`: the five likeliest classes, one line an image."""
 
-import typer
-
 from vitlens.cli.options import Data, Images, Model
+from vitlens.cli.terminal import say
 from vitlens.runs.options import ModelOptions, RunOptions
 
 
@@ -13,4 +12,4 @@ def predict(
     from vitlens.runs.predict import predict as run
 
     for row in run(model, images=images, data=data, model_options=model_options, options=options):
-        typer.echo(row)
+        say(row)

@@ -6,6 +6,7 @@ import typer
 
 from vitlens.cli.lists import counts, many_side_lengths
 from vitlens.cli.options import Models
+from vitlens.cli.terminal import say
 from vitlens.errors import InputError
 from vitlens.runs.options import ModelOptions, RunOptions
 
@@ -59,4 +60,4 @@ def profile(
         model_options=model_options,
         options=options,
     )
-    typer.echo(written)
+    say(written)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from vitlens.cli.terminal import say
+
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A report folder.", show_default=False)],
@@ -14,4 +16,4 @@ def report(
     """Write report.md and the figures again from results.json and arrays/."""
     from vitlens.runs.report import report as run
 
-    typer.echo(run(folder))
+    say(run(folder))

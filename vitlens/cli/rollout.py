@@ -6,6 +6,7 @@ import typer
 
 from vitlens.cli.lists import one_of
 from vitlens.cli.options import Data, Images, Model
+from vitlens.cli.terminal import say
 from vitlens.names import ATTENTION_METHODS, DEFAULT_ALPHA, FUSIONS, Readout
 from vitlens.runs.options import ModelOptions, RunOptions
 
@@ -71,4 +72,4 @@ def rollout(
         options=options,
     )
     if written is not None:  # of several processes the first alone has something to say
-        typer.echo(written)
+        say(written)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.options import Data, Images, Models
+from vitlens.cli.terminal import say
 from vitlens.names import AnimationFormat
 from vitlens.runs.options import ModelOptions, RunOptions
 
@@ -46,4 +47,4 @@ def stats(
         options=options,
     )
     if written is not None:  # of several processes the first alone has something to say
-        typer.echo(written)
+        say(written)

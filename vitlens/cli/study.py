@@ -7,6 +7,7 @@ import typer
 
 from vitlens.cli.completion import complete_kind, complete_model
 from vitlens.cli.options import Data
+from vitlens.cli.terminal import say
 from vitlens.errors import UnknownNameError
 from vitlens.names import STUDY_KINDS
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -66,4 +67,4 @@ def study(
         model_options=model_options,
         options=options,
     )
-    typer.echo(written)
+    say(written)

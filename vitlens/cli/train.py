@@ -8,6 +8,7 @@ import typer
 from vitlens.cli.completion import complete_model
 from vitlens.cli.lists import one_of
 from vitlens.cli.options import Data
+from vitlens.cli.terminal import say
 from vitlens.names import TRACKERS, Compile
 from vitlens.runs.options import RunOptions
 from vitlens.runs.train_options import Changes, Shape, Teaching, Tuning
@@ -84,4 +85,4 @@ def train(
         options=options,
     )
     if written is not None:  # of several processes the first alone has something to say
-        typer.echo(written)
+        say(written)

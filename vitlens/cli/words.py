@@ -7,7 +7,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from vitlens.cli.options import COMMAND_LINE
-from vitlens.errors import Interrupted, UnknownNameError
+from vitlens.errors import InputError, Interrupted, UnknownNameError
 from vitlens.names import COMMANDS
 
 
@@ -17,6 +17,7 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the line apart, once it is kept."""
         COMMAND_LINE.set(shlex.join(["vitlens", *args]))
+        _refuse_empty(args)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -26,11 +27,13 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises Interrupted on Ctrl-C, before Typer makes a bare exit of it."""
+        """Run the command. Raises Interrupted on Ctrl-C, InputError for EOFError: Typer makes bare exits of them."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             raise Interrupted(": ".join(["interrupted", *map(str, stop.args)])) from stop
+        except EOFError as end:
+            raise InputError(f"expected whole files, found one that ends too early: {end}; --debug shows it") from end
 
 
 class Command(TyperCommand):
@@ -39,6 +42,15 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the line apart, once each image has its own --images."""
         return super().parse_args(ctx, list(one_option_an_image(args)))
+
+
+def _refuse_empty(args: list[str]) -> None:
+    """An empty word is a variable that was not set in a script, and as a path it would be the current folder."""
+    for before, word in zip(["vitlens", *args], args):
+        option, equals, value = word.partition("=")
+        if not word.strip() or (option.startswith("--") and equals and not value.strip()):
+            after = option if equals else before
+            raise InputError(f"expected no empty value, found one after {after}; a variable that is not set makes one")
 
 
 def one_option_an_image(words: Iterable[str], option: str = "--images") -> Iterator[str]:

@@ -65,6 +65,8 @@ def load_data(
         return digits(part, canvas=CANVAS if canvas is None else canvas, scenes=scenes, seed=seed)
     if name in SETS:
         return load_torchvision(name, part=part, data_dir=data_dir, preprocessing=preprocessing, seed=seed, whole=whole)
+    if not name.strip():  # as a path it would be the current folder
+        raise UnknownNameError("data", name, NAMES, hint="vitlens data")
     path = Path(name).expanduser()
     if path.suffix.lower() == ".npz":
         return load_arrays(path, part=part, seed=seed, whole=whole)

@@ -19,6 +19,7 @@ from vitlens.preprocessing import Preprocessing
 
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that is there
+MANY = 100_000  # files and folders that are no images, before a folder is taken for none of images
 UNSTATED = Preprocessing(size=(224, 224), resize=256)  # for images of many sizes when no model says what it takes
 
 
@@ -163,13 +164,26 @@ def _class_folders(folder: Path) -> list[Path]:
 
 
 def _images_below(folder: Path) -> Iterator[Path]:
-    """Images at any depth, sorted, without hidden files and folders."""
+    """Images at any depth, sorted, without hidden files and folders.
+
+    Raises DataError where hardly anything is an image after MANY files: a whole disk is no data.
+    """
+    images = others = 0
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not _hidden(name))
         for name in sorted(files):
             path = Path(place, name)
             if _is_image(path):
+                images += 1
                 yield path
+            else:
+                others += 1
+        others += 1
+        if others > MANY and others > 10 * images:
+            raise DataError(
+                f"expected a folder of images, found {images:,} images among the first {images + others:,} files and "
+                f"folders of {folder}; name the folder that holds them"
+            )
 
 
 def _is_image(path: Path) -> bool:

@@ -145,7 +145,8 @@ def _for_each(
 
 
 def _room(count: int, preprocessing: Preprocessing) -> Pixels:
-    return torch.empty(count, 3, *preprocessing.size, dtype=torch.uint8)
+    with torch.inference_mode(False):  # threads write to it, which are in no such mode themselves
+        return torch.empty(count, 3, *preprocessing.size, dtype=torch.uint8)
 
 
 def _count_notes(headers: Sequence[Header]) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from typing import Final, ParamSpec
 import matplotlib.style
 from matplotlib.figure import Figure
 
+from vitlens.figures.lettering import FAMILIES, drawable, letter
+
 WIDE: Final = 7.2  # inch
 HALF: Final = 3.5  # inch
 TALL: Final = 9.6  # inch, the most that leaves room for a caption
@@ -31,7 +33,7 @@ RIGHT_SYMBOL, WRONG_SYMBOL = "✓", "✗"
 TITLE, LABEL, SMALL = 9.5, 8.5, 7.5  # points
 
 STYLE: Final = {
-    "font.family": "DejaVu Sans",  # ships with matplotlib
+    "font.family": list(FAMILIES),
     "font.size": LABEL,
     "figure.titlesize": TITLE,
     "figure.dpi": 100,
@@ -66,6 +68,7 @@ def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
             figure = draw(*args, **kwargs)
             for axes in figure.axes:  # ticks are made when the figure is saved, after this context
                 axes.tick_params(labelsize=SMALL, width=0.6, length=2.5, pad=2)
+            letter(figure)
             return figure
 
     return drawn
@@ -78,7 +81,7 @@ def sheet(width: float, height: float) -> Figure:
 
 def broken(title: str, width: float) -> tuple[str, float]:
     """A title in lines that fit a figure's width in inches, and the height in inches that they need."""
-    lines = textwrap.wrap(title, max(20, int(width * 13)))
+    lines = textwrap.wrap(drawable(title), max(20, int(width * 13)))
     return "\n".join(lines), 0.1 + 0.17 * len(lines)
 
 
@@ -91,4 +94,5 @@ def heading(figure: Figure, title: str) -> None:
 
 def shortened(name: str, length: int = 18) -> str:
     """A name cut to at most that many characters, the cut shown."""
+    name = drawable(name)
     return name if len(name) <= length else name[: length - 1].rstrip() + "…"

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from torch import nn
 
-from vitlens.errors import ModelError, UnknownNameError, VitlensError
+from vitlens.errors import ModelError, UnknownNameError, VitlensError, lacks_memory
 from vitlens.files import sha256
 from vitlens.models.anatomy import is_headless
 from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
@@ -55,6 +55,8 @@ def load_foreign(
     except VitlensError:
         raise
     except Exception as error:  # libraries raise a dozen types for weights and sizes that do not fit
+        if lacks_memory(error):
+            raise
         size = "its own size" if image_size is None else f"{image_size[0]}x{image_size[1]} px"
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(f"expected {name} at {size} to run, found: {reason}; check --image-size") from error
@@ -105,5 +107,8 @@ def _between(
 def _refuse_unknown(name: str) -> NoReturn:
     if "/" in name or name.startswith((".", "~")):
         raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
-    known = (*PRESETS, *BUNDLED, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG")
-    raise UnknownNameError("model", name, known, hint="vitlens models")
+    from vitlens.models.timm_zoo import timm_names
+    from vitlens.models.torchvision_zoo import torchvision_names
+
+    hubs = (*(f"timm:{one}" for one in timm_names()), *(f"torchvision:{one}" for one in torchvision_names()))
+    raise UnknownNameError("model", name, (*PRESETS, *BUNDLED, *hubs), hint="vitlens models")

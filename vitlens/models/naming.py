@@ -1,5 +1,11 @@
-"""How a specimen is named: `[alias=]NAME[@weights]`."""
+"""How a specimen is named: `[alias=]NAME[@weights]`.
 
+An alias names a model in metrics, tables and files, so it follows a rule: letters, digits, ".", "_" and "-", of which a
+letter or digit comes first, at most ALIAS_LENGTH characters. One that is given is refused unless it does; one that is
+taken from the model's name is made to.
+"""
+
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +15,10 @@ from vitlens.errors import InputError
 from vitlens.schema import is_name
 
 RANDOM = "random"  # in place of a weights file: the architecture untrained
+ALIAS_LENGTH = 80
+_DERIVED_LENGTH = 60  # of what is taken from a name; a number may have to follow it
+_SOURCES = ("timm:", "torchvision:", "open-clip:")
+ALIAS_RULE = f"letters, digits, '.', '_' and '-', beginning with a letter or digit, at most {ALIAS_LENGTH} characters"
 _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 
 
@@ -57,8 +67,24 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
     return tuple(unique)
 
 
+def require_rule(texts: Sequence[str]) -> None:
+    """Raise InputError for an alias that does not follow the rule: before anything is loaded, for all names at once.
+
+    What stands before "=" is no alias where it belongs to the name of a file or folder that is there, or of a hub.
+    """
+    for text in texts:
+        alias, equals, _ = text.partition("=")
+        if not equals or text.startswith(_SOURCES) or os.path.lexists(text.partition("@")[0]):
+            continue
+        if not _ALIAS.match(f"{alias}=NAME") or len(alias) > ALIAS_LENGTH:
+            raise InputError(f"expected alias=NAME with an alias of {ALIAS_RULE}, found {alias!r}")
+
+
 def _last_part(name: str) -> str:
+    """The last part of a name as an alias by the rule."""
     last = Path(name.split(":")[-1]).name or name
     if last in (".", "..", "/"):
         last = Path(name).resolve().name or "model"
-    return Path(last).stem if last.endswith((".safetensors", ".pth", ".pt", ".bin")) else last
+    last = Path(last).stem if last.endswith((".safetensors", ".pth", ".pt", ".bin")) else last
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip("._-").rstrip("-")
+    return plain[:_DERIVED_LENGTH] or "model"

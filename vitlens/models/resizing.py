@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from vitlens.errors import ModelError
+from vitlens.errors import ModelError, lacks_memory
 from vitlens.models.assembly import assemble, count_classes, seeded, versions
 from vitlens.models.build import Architecture, build_preset
 from vitlens.models.cutting import cut_heads
 from vitlens.models.specimen import Provenance, Specimen
+from vitlens.preprocessing import require_side_lengths
 
 
 def untrained_at(specimen: Specimen, size: tuple[int, int], *, seed: int = 0) -> Specimen:
@@ -20,6 +21,7 @@ def untrained_at(specimen: Specimen, size: tuple[int, int], *, seed: int = 0) ->
     """
     if size == specimen.input_size:
         return specimen
+    require_side_lengths(size)
     architecture = replace(Architecture.from_json(specimen.architecture), image_size=size)
     try:
         with seeded(seed):
@@ -27,6 +29,8 @@ def untrained_at(specimen: Specimen, size: tuple[int, int], *, seed: int = 0) ->
         model.to("cpu")
         count_classes(model, size)
     except (AssertionError, RuntimeError, ValueError) as error:
+        if lacks_memory(error):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"expected {specimen.alias} to run at {size[0]}x{size[1]} px, found: {reason}; check --sizes"

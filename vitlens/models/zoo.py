@@ -9,12 +9,12 @@ from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.models.assembly import assemble, count_classes, seeded, versions
 from vitlens.models.build import Architecture, Overrides, build_preset
 from vitlens.models.foreign import load_foreign
-from vitlens.models.naming import RANDOM, ModelName, parse_model
+from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
 from vitlens.models.saved import WEIGHTS_FILE, load_saved, load_untaught, save
 from vitlens.models.specimen import Provenance, Specimen
 from vitlens.models.weights import read_metadata
 from vitlens.names import BUNDLED, PRESETS
-from vitlens.preprocessing import Preprocessing
+from vitlens.preprocessing import Preprocessing, require_side_lengths
 
 __all__ = ["WEIGHTS_FILE", "load", "save", "untrained"]
 
@@ -43,6 +43,8 @@ def load(
     the logits. A model without a classifier (timm's num_classes=0) has no classes, and answers with features. Raises
     UnknownNameError and ModelError, and UnsupportedError for classes of a model without a classifier.
     """
+    require_rule([name])
+    require_side_lengths(image_size)
     parsed = parse_model(name)
     untaught = parsed.weights == RANDOM
     given = weights or (None if untaught else parsed.weights)
@@ -93,6 +95,7 @@ def untrained(
     """A preset with seeded random weights, ready to train. Raises UnknownNameError for another name."""
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS, hint="vitlens models")
+    require_side_lengths(image_size)
     architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
     with seeded(seed):
         model, preprocessing = build_preset(architecture)

@@ -23,6 +23,7 @@ from vitlens.runs.compare_maps import attention_numbers, chosen_methods, compute
 from vitlens.runs.compare_panels import write_panels
 from vitlens.runs.compare_tell import tell
 from vitlens.runs.describe import described
+from vitlens.runs.displayed import for_figures
 from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_splits, read_as
@@ -117,7 +118,7 @@ def compare(
         if harder:
             keep_robustness(folder, specimens, (one, two), options)
         keep_shape_bias(folder, specimens, disputed, options)
-        write_panels(folder.record())
+        write_panels(for_figures(folder.record()))
         return publish(folder, draw, tell)
 
 

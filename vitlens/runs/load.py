@@ -13,9 +13,10 @@ from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
+from vitlens.display import for_terminal
 from vitlens.errors import InputError
 from vitlens.files import read_bounded
-from vitlens.models.naming import parse_models
+from vitlens.models.naming import parse_models, require_rule
 from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import load
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -32,6 +33,7 @@ def load_specimens(
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
+    require_rule(models)
     device = resolve_device(options.device)
     classes = None if model_options.classes is None else _read_classes(model_options.classes)
     specimens = tuple(
@@ -91,6 +93,9 @@ def _read(
     repeat: bool,
 ) -> Split:
     """load_split without a word; known: of the models' training images, None where images were named one by one."""
+    for given in (data, *(images or ())):
+        if given is not None and not str(given).strip():  # as a path it would be the current folder
+            raise InputError(f"expected a name or a path for --data and --images, found {given!r}; see vitlens data")
     count = options.limit or limit
     if images or known is None:
         split = load_images([Path(image) for image in images or ()], preprocessing=specimen.preprocessing)
@@ -119,11 +124,12 @@ def say_data(split: Split, options: RunOptions) -> None:
     if options.quiet:
         return
     for note in split.notes:
-        print(f"{split.title or split.name}: {note}", file=sys.stderr)  # noqa: T201
+        print(for_terminal(f"{split.title or split.name}: {note}"), file=sys.stderr)  # noqa: T201
     if split.skipped:
         named = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
         more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
-        print(f"left out {len(split.skipped)} of the images ({named}{more})", file=sys.stderr)  # noqa: T201
+        said = f"left out {len(split.skipped)} of the images ({named}{more})"
+        print(for_terminal(said), file=sys.stderr)  # noqa: T201
 
 
 def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
@@ -162,6 +168,9 @@ def load_splits(
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
+    for given in (data, *(images or ())):
+        if given is not None and not str(given).strip():  # as a path it would be the current folder
+            raise InputError(f"expected a name or a path for --data and --images, found {given!r}; see vitlens data")
     known = known_of(specimens, seed=options.seed) if not images else None
     found: dict[tuple[object, ...], Split] = {}
     splits = []
@@ -185,7 +194,7 @@ def read_as(specimens: Sequence[Specimen], splits: Sequence[Split], options: Run
     notes = tuple(dict.fromkeys(note for note in found if note))
     if not options.quiet:
         for note in notes:
-            print(note, file=sys.stderr)  # noqa: T201
+            print(for_terminal(note), file=sys.stderr)  # noqa: T201
     return [replace(split, notes=(*notes, *split.notes)) for split in splits]
 
 

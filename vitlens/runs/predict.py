@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitlens.analysis.evaluate import answers
 from vitlens.data.split import Split
+from vitlens.display import shortened, visible
 from vitlens.figures.evaluate import prediction_grid
 from vitlens.files import RunRecord
 from vitlens.models.specimen import Specimen
@@ -38,9 +39,13 @@ class Prediction:
     label: str | None = None
 
     def __str__(self) -> str:
-        named = (f"{name} {100 * share:.1f} %" for name, share in zip(self.classes, self.probabilities))
-        truth = "" if self.label is None else f" (label: {self.label})"
-        return f"{self.image}: {', '.join(named)}{truth}"
+        named = (f"{_shown(name)} {100 * share:.1f} %" for name, share in zip(self.classes, self.probabilities))
+        truth = "" if self.label is None else f" (label: {_shown(self.label)})"
+        return f"{_shown(self.image)}: {', '.join(named)}{truth}"
+
+
+def _shown(name: str) -> str:
+    return shortened(visible(name))
 
 
 def predict(

@@ -8,7 +8,7 @@ from typing import Final
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
 from vitlens.models.assembly import default_classes
-from vitlens.models.naming import ModelName, parse_models
+from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.resizing import untrained_at
 from vitlens.models.specimen import Specimen
 from vitlens.models.vit_config import VIT_PRESETS
@@ -30,6 +30,7 @@ def load_for_cost(
     What has no weights of its own (a preset, a name of a hub) is taken untrained. patch_sizes: each ViT preset is
     taken with each of them, as alias-p4 and so on. Raises InputError for patch sizes without a ViT preset.
     """
+    require_rule(models)
     named = parse_models(models)
     cut = [model for model in named if patch_sizes and model.name in VIT_PRESETS and not model.weights]
     if patch_sizes and not cut:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from vitlens.display import for_terminal
+
 Advance = Callable[[int], None]
 
 PATIENCE = 2.0  # seconds before anything is shown
@@ -27,10 +29,10 @@ def progress(
 
     Written to stderr, so that stdout stays for results; silent with quiet, and for the first two seconds.
     """
-    console = console or Console(stderr=True)
+    console, what = console or Console(stderr=True), for_terminal(what)
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"),
-        console=console, transient=True,
+        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}"), console=console, transient=True,
     )  # fmt: skip
     task = bar.add_task(what, total=total, rate="")
     start, done, shown = clock(), 0, float("-inf")
@@ -47,7 +49,7 @@ def progress(
             bar.update(task, completed=done, rate=rate)
         elif now - shown >= LINE_EVERY:
             shown = now
-            console.print(f"{what}: {done} of {total} {unit}, {rate}", highlight=False, soft_wrap=True)
+            console.print(f"{what}: {done} of {total} {unit}, {rate}", highlight=False, markup=False, soft_wrap=True)
 
     try:
         yield advance

@@ -12,6 +12,7 @@ from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
 from vitlens.places import inside
 from vitlens.report import Section, markdown
+from vitlens.runs.displayed import for_figures, for_sentences
 from vitlens.runs.folder import RunFolder, require_plain
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _save(record: RunRecord, draw: Draw) -> dict[str, str]:
     asked = record.config.get("formats")
     formats = dict.fromkeys(["png", *(asked if isinstance(asked, list) else [])])
     captions = {}
-    for drawn in draw(record):
+    for drawn in draw(for_figures(record)):
         for form in formats:
             path = inside(record.folder, "figures", named_file(drawn.name, f".{form}"))
             with write_atomically(path) as temporary:
@@ -129,7 +130,8 @@ def _save(record: RunRecord, draw: Draw) -> dict[str, str]:
 
 def _write(record: RunRecord, tell: Tell, captions: dict[str, str]) -> Path:
     path = inside(record.folder, REPORT)
-    write_text(path, markdown(record, tell(record), captions))
+    shown = for_sentences(record)
+    write_text(path, markdown(shown, tell(shown), captions))
     return path
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from vitlens.errors import InputError
 from vitlens.files import RunRecord
-from vitlens.models.naming import parse_models
+from vitlens.models.naming import parse_models, require_rule
 from vitlens.report import Section
 from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.describe import described
@@ -50,6 +50,7 @@ def study(
     if seeds is not None:
         raise InputError(f"expected --kind with --seeds {seeds}, found a whole study; try --kind architecture")
     data = data or "digits"
+    require_rule(models or DEFAULT_MODELS)
     named = parse_models(models or DEFAULT_MODELS)
     ready_made = [typed(model) for model in named if not is_trained_first(model, model_options)]
     load_specimens(ready_made, model_options=model_options, options=options, classifier=True)  # refused before training

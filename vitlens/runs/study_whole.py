@@ -17,6 +17,7 @@ from vitlens.places import inside
 from vitlens.report import Section, in_words, metrics
 from vitlens.runs.attack_words import epsilon_words, estimate, verdict_words
 from vitlens.runs.budgets import budget_words
+from vitlens.runs.displayed import for_figures, for_sentences
 from vitlens.runs.report import Drawn
 from vitlens.schema import read_as
 from vitlens.uncertainty import Estimate
@@ -83,7 +84,7 @@ def draw_whole(record: RunRecord) -> Iterator[Drawn]:
     )
     for chapter in _chapters(record):
         module = import_module(f"vitlens.runs.{chapter.word}")
-        for drawn in module.draw(read_run(inside(record.folder, chapter.folder))):
+        for drawn in module.draw(for_figures(read_run(inside(record.folder, chapter.folder)))):
             yield replace(drawn, name=_figure_name(chapter, drawn.name))
 
 
@@ -139,7 +140,7 @@ def tell_whole(record: RunRecord) -> list[Section]:
     limits: dict[str, None] = {}
     for chapter in _chapters(record):
         module = import_module(f"vitlens.runs.{chapter.word}")
-        for section in module.tell(read_run(inside(record.folder, chapter.folder))):
+        for section in module.tell(for_sentences(read_run(inside(record.folder, chapter.folder)))):
             if section.title == "Limits":
                 limits |= dict.fromkeys(section.paragraphs)
                 continue
@@ -160,7 +161,7 @@ def tell_whole(record: RunRecord) -> list[Section]:
 
 def _trust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
     """The most faithful of a model's maps, by what its removal does, and what the checks say of it."""
-    explained = read_run(inside(record.folder, chapter.folder))
+    explained = for_sentences(read_run(inside(record.folder, chapter.folder)))
     rows = [row for row in explained.table("league") if not row["baseline"]]
     if rows:
         best = rows[0]
@@ -173,7 +174,7 @@ def _trust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
 
 def _robust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
     """What is left of each model's accuracy under the last attack at its largest epsilon, and whether to believe it."""
-    attacked = read_run(inside(record.folder, chapter.folder))
+    attacked = for_sentences(read_run(inside(record.folder, chapter.folder)))
     rows = attacked.table("curves")
     for alias in dict.fromkeys(str(row["model"]) for row in rows):
         last = [row for row in rows if row["model"] == alias][-1]

@@ -16,6 +16,7 @@ from torch import Tensor
 from vitlens.analysis.rollout import rollout
 from vitlens.analysis.stats import Statistics, statistics
 from vitlens.data.split import Split
+from vitlens.display import for_terminal
 from vitlens.errors import UnsupportedError
 from vitlens.figures.overlays import overlay_rows
 from vitlens.models.specimen import Specimen
@@ -127,4 +128,4 @@ def overlay(specimen: Specimen, images: Images, *, title: str) -> NDArray[np.uin
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr)  # noqa: T201
+    print(for_terminal(message), file=sys.stderr)  # noqa: T201

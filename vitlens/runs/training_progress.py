@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from vitlens.display import for_terminal
 from vitlens.runs.progress import LINE_EVERY, PATIENCE
 from vitlens.training.metrics import Progress
 
@@ -21,8 +22,10 @@ def training_progress(
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[Progress], None]]:
     """Yields what `fit` tells its progress to: a bar on a terminal, elsewhere a line every ten seconds; on stderr."""
-    console = console or Console(stderr=True)
-    bar = Bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"), console=console)
+    console, what = console or Console(stderr=True), for_terminal(what)
+    bar = Bar(
+        TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[facts]}"), console=console
+    )
     task = bar.add_task(what, total=None, facts="")
     start, shown = clock(), float("-inf")
 
@@ -36,7 +39,7 @@ def training_progress(
             bar.update(task, total=progress.steps, completed=progress.step, facts=in_one_line(progress))
         elif now - shown >= LINE_EVERY:
             shown = now
-            console.print(f"{what}: {in_one_line(progress)}", highlight=False, soft_wrap=True)
+            console.print(f"{what}: {in_one_line(progress)}", highlight=False, markup=False, soft_wrap=True)
 
     try:
         yield tell

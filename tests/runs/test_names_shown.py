@@ -1,0 +1,85 @@
+"""Commands on folders, files and classes of any name: reports, figures and the terminal only show them."""
+
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.nasty import NASTY, cells, problems
+from vitlens.cli.main import run
+from vitlens.display import shortened, visible
+from vitlens.files import read_run
+from vitlens.models.zoo import save, untrained
+
+
+def on_disk(name: str) -> bool:
+    """Whether a folder, and a file of that name and .png, can be made and is not passed over as hidden."""
+    return bool(name) and "/" not in name and name[0] not in "._" and len(os.fsencode(f"{name}.png")) < 256
+
+
+CLASSES = tuple(sorted({name for name in NASTY if on_disk(name)}))
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of a model of classes with such names, and one with a test image of each."""
+    folder = tmp_path_factory.mktemp("odd")
+    shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
+    model = untrained("vit-mini", classes=CLASSES, seed=1, overrides=shape)
+    data = folder / "da|ta ![x](y)\x1b[31m"
+    save(model, folder / "[a](b) <i>m`$" / "model.safetensors")
+    pixels = np.random.default_rng(0).integers(0, 255, (len(CLASSES), 32, 32, 3), np.uint8)
+    for name, image in zip(CLASSES, pixels):
+        place = data / "test" / name
+        place.mkdir(parents=True)
+        Image.fromarray(image).save(place / f"{name}.png")
+    return folder / "[a](b) <i>m`$", data
+
+
+def test_the_names_are_many():
+    assert len(CLASSES) > 100
+
+
+QUICK = ("predict --limit 20", "evaluate --limit 20", "attention --limit 2", "explain --method gradcam --limit 2")
+MORE = (
+    "rollout --limit 5", "attack --attack fgsm --epsilon 4 --limit 8", "stats --limit 4", "ablate --limit 8",
+    "compare --method gradcam --limit 8", "explain --verify --method gradcam,rollout --limit 4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [*QUICK, *(pytest.param(command, marks=pytest.mark.slow) for command in MORE)])
+def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
+    model, data = odd
+    word, *options = command.split()
+    models = [str(model)] * (2 if word == "compare" else 1)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        code = run([word, *models, "--data", str(data), *options, "--out", str(tmp_path / "out"), "--quiet"])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    assert not warned
+    assert all(line.isprintable() or "\u200d" in line for line in (shown.out + shown.err).splitlines())
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert problems(text) == []
+    assert (tmp_path / "out" / "report.md").read_bytes().decode("utf-8").count("\n") == text.count("\n")
+    assert {path.suffix for path in (tmp_path / "out" / "figures").iterdir()} == {".png"}
+
+
+def test_a_table_shows_the_names_and_json_keeps_them(odd, tmp_path):
+    model, data = odd
+    images = sorted(data.glob("test/*/*.png"))[:40]
+    assert run(["predict", str(model), "--images", *map(str, images), "--out", str(tmp_path / "out")]) == 0
+    record = read_run(tmp_path / "out")
+    assert [row["image"] for row in record.table("predictions")] == [str(path) for path in images]
+    assert {row["class_1"] for row in record.table("predictions")} <= set(CLASSES)
+    read = [row[0] for row in cells((tmp_path / "out" / "report.md").read_text(encoding="utf-8"))[1:]]
+    assert read == [shortened(visible(str(path))) for path in images]
+
+
+def test_each_image_is_one_line_of_output(odd, capsys):
+    model, data = odd
+    assert run(["predict", str(model), "--images", str(data)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(CLASSES)

@@ -1,0 +1,93 @@
+"""What is said of an error, as one line, and the exit code that it leaves with."""
+
+import errno
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import typer
+
+from vitlens.errors import StorageError, VitlensError, lacks_memory
+
+# Newer Typer carries its own copy of click, older Typer imports it; this public name leads to either.
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+_MORE_MEMORY: Final = "expected more memory than there is; try a smaller --image-size, --batch-size or --limit"
+_WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file of the disk could be meant
+_INVALID = re.compile(r"Invalid value for (?P<name>.+?): (?P<reason>.+)", re.DOTALL)
+# what a value should be, as Typer's validators say it: pydantic's since 0.25, click's before
+_EXPECTED: Final = (
+    re.compile(r"(?:Value error, )?'.*' is not one of (?P<what>.+)", re.DOTALL),
+    re.compile(r"Input should be (?P<what>[^,]+)"),
+    re.compile(r".* is not (?P<what>a valid .+|in the range .+)", re.DOTALL),
+)
+
+
+def told(error: BaseException, arguments: Sequence[str] = ()) -> tuple[str, int]:
+    """What to say of an error, and the exit code. arguments: the command line, for the value that was found in it."""
+    if isinstance(error, VitlensError):
+        return str(error), error.exit_code
+    if isinstance(error, UsageError):
+        where = error.ctx.command_path if error.ctx else "vitlens"
+        message = _plainly(error.format_message(), arguments).rstrip(".")
+        return f"{message}{'' if message.endswith('?') else ';'} see {where} --help", 2
+    if isinstance(error, OSError):
+        return _of_the_system(error)
+    if lacks_memory(error):
+        return _MORE_MEMORY, 1
+    if type(error).__name__ == "OutOfMemoryError":
+        return "the device ran out of memory; try a smaller --batch-size", 1
+    if isinstance(error, RecursionError):
+        return "expected input nested less deeply than what was given; --debug shows where it was read", 2
+    if isinstance(error, UnicodeError):
+        return f"expected text in UTF-8, found something else: {error}; --debug shows where it was read", 2
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "expected a path without a null character, found one; check the paths of the command line", 2
+    return f"unexpected {type(error).__name__}: {error}; --debug shows where", 1
+
+
+def _of_the_system(error: OSError) -> tuple[str, int]:
+    """A file, or a disk, that does not do what was asked."""
+    where = "" if error.filename is None else f" {str(error.filename)!r}"
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        while_writing = f" while writing {error.filename}" if error.filename else ""
+        return f"the disk is full{while_writing}; free some space or choose another place with --out", (
+            StorageError.exit_code
+        )
+    if error.errno in _WRONG_PATHS:
+        return f"expected a path that can be opened, found{where}: {reason}; check the paths of the command line", 2
+    if error.errno == errno.ENOMEM:
+        return _MORE_MEMORY, 1
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"expected to open more files at a time than the system allows ({reason}); raise ulimit -n", 1
+    return (
+        f"expected to use{where or ' a file or a connection'}, found: {reason}; check that it is there and allowed",
+        1,
+    )
+
+
+def _plainly(message: str, arguments: Sequence[str]) -> str:
+    """A complaint of Typer as ours are: what was expected of which option, and what was found."""
+    invalid = _INVALID.fullmatch(message.strip())
+    if invalid is None:
+        return message
+    name, reason = invalid["name"].split(" / ")[0].strip("'"), invalid["reason"].strip().rstrip(".")
+    matches = (pattern.match(reason) for pattern in _EXPECTED)
+    what = next((found["what"].strip() for found in matches if found), None)
+    if what is None:
+        return f"expected another value for {name}: {reason.removeprefix('Value error, ')}"
+    a_list = "one of " if " is not one of " in reason else ""
+    value = _value_of(name, arguments)
+    return f"expected {name} to be {a_list}{what}" + ("" if value is None else f", found {value!r}")
+
+
+def _value_of(name: str, arguments: Sequence[str]) -> str | None:
+    """What the command line gives an option, the last time it stands there."""
+    found = None
+    for word, after in zip(arguments, (*arguments[1:], "")):
+        if word == name:
+            found = after
+        elif word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+    return found
