@@ -10,6 +10,8 @@ from vitlens.analysis.attention import LayerMaps, attention_maps, position_simil
 from vitlens.analysis.views import key_maps, query_maps
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.lens.observe import survey
+from vitlens.lens.site import Site
 from vitlens.models.specimen import Specimen
 from vitlens.runs.attention_report import draw, tell
 from vitlens.runs.attention_views import (
@@ -77,6 +79,7 @@ def attention(
     )
     with folder:
         _keep(folder, specimen, split, layers)
+        folder.table("without_map", _without_map(survey(specimen, batch.images), layers))
         keep_query(folder, looks, head=head)
         keep_key(folder, seen, head=head)
         keep_training(folder, grown)
@@ -110,6 +113,13 @@ def _keep(folder: RunFolder, specimen: Specimen, split: Split, layers: Sequence[
     similarity = position_similarity(specimen)
     if similarity is not None:
         folder.arrays("positions", similarity=as_array(similarity))
+
+
+def _without_map(sites: Sequence[Site], layers: Sequence[LayerMaps]) -> list[dict[str, object]]:
+    """The layers whose attention has no place in the image."""
+    shown = {layer.site.layer for layer in layers}
+    without = {site.layer: site for site in sites if site.layer not in shown}
+    return [{"layer": site.layer, "module": site.module, "kind": site.kind} for site in without.values()]
 
 
 def _row(layer: LayerMaps) -> dict[str, object]:

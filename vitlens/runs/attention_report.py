@@ -14,10 +14,12 @@ from vitlens.figures.patches import patch_grid
 from vitlens.figures.positions import position_maps, position_matrix
 from vitlens.figures.views import images_on_a_page, shared_scale
 from vitlens.files import RunRecord
+from vitlens.lens.site import NO_PLACE
 from vitlens.report import Section, Table
 from vitlens.runs.attention_views_report import draw_views, tell_views
 from vitlens.runs.describe import data_words
 from vitlens.runs.report import Drawn
+from vitlens.runs.stats_words import in_ranges
 
 _NOT = "Bright means looked at; it does not mean that the prediction rests on it."
 _SHARED = "One scale of colours for all panels."
@@ -31,7 +33,9 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
     names = image_names(record)
     yield from _grids(images[0], layers, rows)
     yield from _one_layer(record, images, layers, rows, names)
-    depth = evolution(images=images, maps=_by_depth(layers), names=names, reader=_common_reader(rows))
+    depth = evolution(
+        images=images, maps=_by_depth(layers), numbers=_numbers(rows), names=names, reader=_common_reader(rows)
+    )
     caption = f"How attention changes with depth: the mean of each layer's heads. {_SHARED} {_NOT}"
     yield Drawn("evolution", depth, caption)
     yield from draw_views(record, images, names, reader=_readers(rows))
@@ -45,14 +49,18 @@ def image_names(record: RunRecord) -> list[str]:
 
 def _grids(image: Any, layers: Sequence[Any], rows: Sequence[dict[str, object]]) -> Iterator[Drawn]:
     """One grid for each run of layers with the same heads and map; a ViT has one, Swin one a stage."""
+    numbers = _numbers(rows)
     starts = [i for i in range(len(layers)) if i == 0 or layers[i].shape[1:] != layers[i - 1].shape[1:]]
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(layers)])):
         reader = str(rows[start]["reading"]).removeprefix("the ")
         figure = attention_grid(
-            maps=np.stack([layer[0] for layer in layers[start:stop]]), image=image, reader=reader, first_layer=start
+            maps=np.stack([layer[0] for layer in layers[start:stop]]),
+            image=image,
+            reader=reader,
+            numbers=numbers[start:stop],
         )
         name = "heads" if len(starts) == 1 else f"heads_{number + 1}"
-        which = "Every" if len(starts) == 1 else f"Layers {start + 1} to {stop}, every"
+        which = "Every" if len(starts) == 1 else f"Layers {numbers[start] + 1} to {numbers[stop - 1] + 1}, every"
         whose = rows[start]["reading"]
         said = f"{which} head on the first image; whose attention: {whose}. Layers and heads count from 1. "
         yield Drawn(name, figure, f"{said}{_SHARED} {_NOT}")
@@ -111,6 +119,11 @@ def _readers(rows: Sequence[dict[str, object]]) -> dict[int, str]:
     return {int(str(row["layer"])): str(row["reading"]).removeprefix("the ") for row in rows}
 
 
+def _numbers(rows: Sequence[dict[str, object]]) -> list[int]:
+    """Which of the model's layers each map is of, from 0."""
+    return [int(str(row["layer"])) for row in rows]
+
+
 def _common_reader(rows: Sequence[dict[str, object]]) -> str:
     readers = set(_readers(rows).values())
     return readers.pop() if len(readers) == 1 else "readout"
@@ -147,13 +160,14 @@ def tell(record: RunRecord) -> list[Section]:
     heads = sum(int(str(row["heads"])) for row in rows)
     count = len(record.table("images"))
     lines = [f"{len(rows)} layers with {heads} heads in all were watched on {count} image{'s' if count > 1 else ''}."]
+    lines += _left_out(record)
     lines += data_words(record)
     mass = [float(str(row["prefix_mass"])) for row in rows]
     if max(mass) > 0:
         most = mass.index(max(mass))
         lines.append(
             f"Of the readout's attention, {100 * sum(mass) / len(mass):.1f} % lies on the prefix tokens (CLS and the "
-            f"like) on average over layers, most in layer {most + 1} ({100 * mass[most]:.1f} %); maps show the rest."
+            f"like) on average over layers, most in layer {_numbers(rows)[most] + 1} ({100 * mass[most]:.1f} %); maps show the rest."
         )
     listed: list[dict[str, Any]] = [
         {
@@ -177,6 +191,16 @@ def tell(record: RunRecord) -> list[Section]:
         *([Section("What goes in", figures=inputs)] if inputs else []),
         Section("Limits", ("Attention weights say where a head looks, not what it takes from there.",)),
     ]
+
+
+def _left_out(record: RunRecord) -> Iterator[str]:
+    """Which layers have no map, and why."""
+    kinds: dict[str, list[int]] = {}
+    tables: Any = record.results["tables"]
+    for row in tables.get("without_map", ()):  # folders of before this table have none
+        kinds.setdefault(str(row["kind"]), []).append(int(str(row["layer"])) + 1)
+    for kind, numbers in kinds.items():
+        yield f"Without a map in the image: {in_ranges(numbers)} ({NO_PLACE[kind]})."
 
 
 def _seen_figures(record: RunRecord, rows: Sequence[dict[str, object]]) -> Iterator[str]:

@@ -11,8 +11,10 @@ from vitlens.figures.heads import difference_maps, head_heatmaps
 from vitlens.figures.specialisation import specialisation_matrix
 from vitlens.figures.stats import distance_by_layer, layer_evolution, token_norms
 from vitlens.files import RunRecord
+from vitlens.lens.site import NO_PLACE
 from vitlens.runs.report import Drawn
 from vitlens.runs.stats_learning_report import draw_learning
+from vitlens.runs.stats_words import in_ranges
 
 MAPS = ("normalised_entropy", "hoyer", "gini", "cls_mass", "self_mass", "sink_mass")
 _WHOLE = ("normalised_entropy", "hoyer", "gini")  # their colours reach from 0 to 1; the masses', to the greatest
@@ -112,19 +114,21 @@ def _roles(record: RunRecord, alias: str, end: str, of: str) -> Iterator[Drawn]:
         return
     offsets = record.arrays(f"offsets-{alias}")
     rows = [row for row in record.table("heads") if row["model"] == alias]
-    depth = 1 + max(int(str(row["layer"])) for row in rows)
-    by_layer = [[row for row in rows if row["layer"] == layer and row["label"] is not None] for layer in range(depth)]
+    labelled = [row for row in rows if row["label"] is not None]  # MaxViT's windows and SigLIP's pooling have none
+    layers = sorted({int(str(row["layer"])) for row in labelled})
+    by_layer = [[row for row in labelled if row["layer"] == layer] for layer in layers]
     figure = specialisation_matrix(
-        ratios=[offsets.get(f"ratio{layer}") for layer in range(depth)],
+        ratios=[offsets.get(f"ratio{layer}") for layer in layers],
         labels=[[str(row["label"]) for row in layer] for layer in by_layer],
         scores=[[float(str(row["score"])) for row in layer] for layer in by_layer],
+        layers=layers,
         title=f"What every head specialises in{of}",
     )
     caption = (
         "For each head, where it looks relative to the patch that looks (in the middle): mean weight by offset, in "
         "units of uniform attention. Frame and code tell the first rule that the head meets (score of at least "
         f"{THRESHOLD}); the number is its score. A label is a summary of means, not a mechanism."
-    )
+    ) + unplaced_words(record, alias)
     yield Drawn(f"specialisation{end}", figure, caption)
 
 
@@ -143,6 +147,19 @@ def _differences(record: RunRecord, aliases: Sequence[str]) -> Drawn:
         "the head of the same number in the other, unless one was made from the other."
     )
     return Drawn("differences", figure, caption)
+
+
+def unplaced_words(record: RunRecord, alias: str) -> str:
+    """Which layers have no labels, and why; nothing where all have."""
+    rows = [row for row in record.table("layers") if row["model"] == alias]
+    without = [row for row in rows if row["grid"] is None]
+    if not without:
+        return ""
+    kinds: dict[str, list[int]] = {}
+    for row in without:
+        kinds.setdefault(str(row["kind"]), []).append(int(str(row["layer"])) + 1)
+    listed = "; ".join(f"{in_ranges(numbers)} ({NO_PLACE[kind]})" for kind, numbers in kinds.items())
+    return f" Without a label, as their attention has no known place in the image: {listed}."
 
 
 def title_of(name: str) -> str:
