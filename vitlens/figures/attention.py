@@ -32,9 +32,9 @@ def attention_grid(
     """One map for every layer and head: maps (layers, heads, rows, columns), fractions of what the reader attends to.
 
     image: (3, height, width) in [0, 1], shown beside them; scale: one range of colours for the figure, or one a
-    layer, written at its end; reader: whose row of the weights it is; numbers: which layers of the
-    model these are, from 0 (None: 0, 1, ...). Layers and heads are labelled from 1. Layers run down, or across where they are more
-    than twice as many as heads. A map whose values are all equal bears "=". Raises InputError for other shapes or NaN.
+    layer, written at its end; reader: whose row of the weights it is; numbers: which layers of the model these are,
+    from 0 (None: 0, 1, ...). Layers and heads are labelled from 1. Layers run down, or across where they are more than
+    twice as many as heads. A map whose values are all equal bears "=". Raises InputError for other shapes or NaN.
     """
     values = 100 * as_array(maps, name="maps", axes=("layers", "heads", "rows", "columns"))
     picture = None if image is None else as_image(image)
@@ -153,8 +153,9 @@ def evolution(
     """How attention changes with depth: images (batch, 3, height, width), maps (batch, layers, rows, columns).
 
     layers: which of the maps to show, counted from 0 (default: all for one image, else six evenly spaced; the title
-    says which share); numbers: which layers of the model the maps are of, from 0 (None: 0, 1, ...). Maps are means over heads, fractions of the reader's row; all panels share one scale. Raises InputError
-    for a layer that is not there, and as overlay_rows.
+    says which share); numbers: which layers of the model the maps are of, from 0 (None: 0, 1, ...). Maps are means over
+    heads, fractions of the reader's row; all panels share one scale. Raises InputError for a layer that is not there,
+    and as overlay_rows.
     """
     values = 100 * as_array(maps, name="maps", axes=("batch", "layers", "rows", "columns"))
     batch, depth = values.shape[:2]

@@ -61,7 +61,8 @@ def specialisation_matrix(
     logarithmic, from 1/8 to 32 times uniform for all panels. labels: of each head, words of KINDS; scores: of each
     head's rule, NaN where it has none; code and score stand below a panel where there is room. limit_radius: show
     offsets of at most so many patches. layers: which of the model's these are, from 0 (None: all, in order). Layers
-    (down, or across where more than twice as many as heads) and heads are labelled from 1. Raises InputError when shapes do not fit, for another label, and for negative or infinite ratios.
+    (down, or across where more than twice as many as heads) and heads are labelled from 1. Raises InputError when
+    shapes do not fit, for another label, and for negative or infinite ratios.
     """
     maps, rules = _checked(ratios, labels, scores, limit_radius)
     numbers = range(len(labels)) if layers is None else layers
@@ -172,9 +173,7 @@ def _write(axes: Axes, label: str, score: float, wide: float) -> None:
     axes.annotate(KINDS[label][0] + number, (0.5, 0), (0, -2.2), size=size, **where)
 
 
-def _name_layers_and_heads(
-    cells: NDArray[np.object_], layers: Sequence[int], *, across: bool, narrow: bool
-) -> None:
+def _name_layers_and_heads(cells: NDArray[np.object_], layers: Sequence[int], *, across: bool, narrow: bool) -> None:
     heads = range(cells.shape[1])
     for word, line, above, numbers in (("layer", cells[:, 0], across, layers), ("head", cells[0], not across, heads)):
         for index, (axes, number) in enumerate(zip(line, numbers, strict=True)):

@@ -145,9 +145,7 @@ class Tap(TorchFunctionMode):
         Raises UnsupportedError for a model without softmax attention, LensError where some of its layers showed none.
         """
         if not self._seen:
-            raise UnsupportedError(
-                "expected a model with softmax attention, found none in its forward pass; see vitlens models"
-            )
+            raise UnsupportedError("expected a model with softmax attention, found none in its forward pass")
         if self._silent:
             raise LensError(
                 f"expected weights from every attention layer, found none from {len(self._silent)} "

@@ -55,7 +55,7 @@ def attention(
     whose number the views of a patch show too. Raises InputError for what is not there.
     """
     kept = () if head is None else kept_weights(model, needed=query is None and key is None)
-    (specimen,) = load_specimens((model,), model_options=model_options, options=options)
+    (specimen,) = load_specimens((model,), command="attention", model_options=model_options, options=options)
     split = _few(load_split(specimen, options=options, data=data, images=images, limit=None if images else SHOWN))
     (batch,) = split.batches(len(split), device=specimen.device)
     with autocast(specimen.device, options.precision):
@@ -79,7 +79,9 @@ def attention(
     )
     with folder:
         _keep(folder, specimen, split, layers)
-        folder.table("without_map", _without_map(survey(specimen, batch.images), layers))
+        without = _without_map(survey(specimen, batch.images), layers)
+        if without:
+            folder.table("without_map", without)
         keep_query(folder, looks, head=head)
         keep_key(folder, seen, head=head)
         keep_training(folder, grown)

@@ -167,7 +167,8 @@ def tell(record: RunRecord) -> list[Section]:
         most = mass.index(max(mass))
         lines.append(
             f"Of the readout's attention, {100 * sum(mass) / len(mass):.1f} % lies on the prefix tokens (CLS and the "
-            f"like) on average over layers, most in layer {_numbers(rows)[most] + 1} ({100 * mass[most]:.1f} %); maps show the rest."
+            f"like) on average over layers, most in layer {_numbers(rows)[most] + 1} "
+            f"({100 * mass[most]:.1f} %); maps show the rest."
         )
     listed: list[dict[str, Any]] = [
         {
@@ -197,7 +198,7 @@ def _left_out(record: RunRecord) -> Iterator[str]:
     """Which layers have no map, and why."""
     kinds: dict[str, list[int]] = {}
     tables: Any = record.results["tables"]
-    for row in tables.get("without_map", ()):  # folders of before this table have none
+    for row in tables.get("without_map", ()):
         kinds.setdefault(str(row["kind"]), []).append(int(str(row["layer"])) + 1)
     for kind, numbers in kinds.items():
         yield f"Without a map in the image: {in_ranges(numbers)} ({NO_PLACE[kind]})."

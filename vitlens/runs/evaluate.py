@@ -57,7 +57,9 @@ def evaluate(
     """
     processes, options = join_run(options or RunOptions())
     with processes.first_ahead():
-        specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
+        specimens = load_specimens(
+            models, command="evaluate", model_options=model_options or ModelOptions(), options=options
+        )
         splits = load_splits(specimens, options=options, data=data)
     for split in splits:
         require_labels(split)

@@ -55,7 +55,9 @@ def explain(
     Raises InputError (or one of its kind) before anything is written.
     """
     options = options or RunOptions()
-    specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
+    specimens = load_specimens(
+        models, command="explain", model_options=model_options or ModelOptions(), options=options
+    )
     chosen = chosen_methods(specimens, (ALL,) if verify and not method else method)
     if verify:
         for specimen in specimens:

@@ -17,21 +17,29 @@ from vitlens.errors import InputError
 from vitlens.files import read_run
 from vitlens.models.naming import parse_models
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import require_supported
 from vitlens.models.zoo import load
-from vitlens.names import Part
+from vitlens.names import CommandName, Part
 from vitlens.runs.options import ModelOptions, RunOptions
 
 
-def load_specimens(models: Sequence[str], *, model_options: ModelOptions, options: RunOptions) -> tuple[Specimen, ...]:
+def load_specimens(
+    models: Sequence[str],
+    *,
+    command: CommandName | None = None,
+    model_options: ModelOptions,
+    options: RunOptions,
+) -> tuple[Specimen, ...]:
     """The specimens named, on the device asked for, each under an alias of its own.
 
-    Raises InputError when --weights is given for several models, and whatever zoo.load raises.
+    command: what they are loaded for. Raises UnsupportedError for a specimen that does not support it, InputError when
+    --weights is given for several models, and whatever zoo.load raises.
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
     device = resolve_device(options.device)
     classes = None if model_options.classes is None else _read_classes(model_options.classes)
-    return tuple(
+    found = tuple(
         load(
             f"{named.alias}={named.name}" + (f"@{named.weights}" if named.weights else ""),
             weights=model_options.weights,
@@ -46,6 +54,10 @@ def load_specimens(models: Sequence[str], *, model_options: ModelOptions, option
         )
         for named in parse_models(models)
     )
+    for specimen in found:
+        if command is not None:
+            require_supported(specimen, command)
+    return found
 
 
 def load_split(

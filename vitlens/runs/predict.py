@@ -53,7 +53,9 @@ def predict(
 ) -> list[Prediction]:
     """The five likeliest classes of every image, in order; with options.out a report folder is written too."""
     options = options or RunOptions()
-    (specimen,) = load_specimens([model], model_options=model_options or ModelOptions(), options=options)
+    (specimen,) = load_specimens(
+        [model], command="predict", model_options=model_options or ModelOptions(), options=options
+    )
     split = load_split(specimen, data=data, images=images, options=options)
     if options.out is None:
         return _predictions(specimen, split, _answer(specimen, split, options))

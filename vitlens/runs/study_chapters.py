@@ -17,7 +17,6 @@ from vitlens.runs.explain import explain
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import bank_of
-from vitlens.runs.load import load_specimens
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.profile import profile
 from vitlens.runs.rollout import rollout
@@ -36,6 +35,17 @@ ATTACKS: Final = ("fgsm", "pgd")
 ATTACKED: Final = 100  # images
 
 
+def typed(model: ModelName) -> str:
+    """A model's name as it is typed."""
+    return f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
+
+
+def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
+    """Whether a name is that of a preset, which has no weights yet."""
+    has_weights = model.weights or model_options.weights or model_options.random_weights
+    return model.name in PRESETS and not has_weights
+
+
 class Chapters:
     """Runs them, and keeps the list of what was done."""
 
@@ -45,22 +55,12 @@ class Chapters:
 
     def trained(self, model: ModelName, epochs: int | None) -> str:
         """A name that can be loaded: a preset is trained first, in a chapter of its own."""
-        typed = f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
-        if (
-            model.name not in PRESETS
-            or model.weights
-            or self.model_options.weights
-            or self.model_options.random_weights
-        ):
-            return typed
+        if not trained_first(model, self.model_options):
+            return typed(model)
         options = self._options("train", model.alias, f"vitlens train {model.name} --data {self.data}")
         recipe = {} if epochs is None else {"epochs": epochs}
         train(model.name, data=self.data, recipe=recipe, options=options)
         return f"{model.alias}={options.out}"
-
-    def load(self, names: Sequence[str]) -> Any:
-        """The specimens, to ask what they are."""
-        return load_specimens(names, model_options=self.model_options, options=self.options)
 
     def run(self, word: str, alias: str, names: Sequence[str]) -> None:
         """One analysis command on these models."""
