@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.geometry import square_grid
+from vitlens.analysis.geometry import Geometry, square_grid
 from vitlens.errors import UnsupportedError
+from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import capture, observe, survey
@@ -132,6 +133,20 @@ def position_similarity(specimen: Specimen) -> Float[Tensor, "patches patches"] 
         return None
     unit = torch.nn.functional.normalize(positions, dim=-1)
     return unit @ unit.T
+
+
+def distance_correlation(similarity: Float[Tensor, "patches patches"], layout: TokenLayout) -> float | None:
+    """Pearson's correlation, over all pairs of patches, of their positions' similarity with the distance in pixels.
+
+    Negative where near positions are more alike than far ones; 0 without such structure. None where either is the same
+    for all pairs.
+    """
+    distances = Geometry(layout.grid, (float(layout.patch_size[0]), float(layout.patch_size[1]))).distances()[0]
+    above = torch.ones_like(distances, dtype=torch.bool).triu(1)
+    pairs = torch.stack((similarity.detach().double().cpu()[above], distances[above]))
+    if pairs.shape[1] < 2 or bool((pairs.std(1) < 1e-9).any()):
+        return None
+    return float(torch.corrcoef(pairs)[0, 1])
 
 
 def _positions(specimen: Specimen) -> Float[Tensor, "patches dim"] | None:

@@ -36,7 +36,7 @@ def observe(
     with (
         evaluating(specimen),
         torch.enable_grad() if explicit or graph else torch.no_grad(),
-        tapped(specimen.model, reducer, explicit=explicit) as tap,
+        tapped(specimen.model, reducer, explicit=explicit, name=specimen.alias) as tap,
     ):
         logits: Tensor = specimen(images.detach().requires_grad_() if graph else images)
         tap.finish()
@@ -56,7 +56,7 @@ def survey(specimen: Specimen, images: Images) -> tuple[Site, ...]:
 
 
 def _seen(specimen: Specimen, image: Images) -> tuple[Site, ...]:
-    with evaluating(specimen), torch.no_grad(), tapped(specimen.model, lambda _: None) as tap:
+    with evaluating(specimen), torch.no_grad(), tapped(specimen.model, lambda _: None, name=specimen.alias) as tap:
         specimen(image)
         tap.finish()
     return tuple(tap.sites)
@@ -66,7 +66,7 @@ def _check(specimen: Specimen, image: Images) -> tuple[Site, ...]:
     exact = torch.autocast(image.device.type, enabled=False)  # the tolerances are those of fp32
     with evaluating(specimen), torch.no_grad(), exact:
         plain = specimen(image)
-        with tapped(specimen.model, _check_call) as tap:
+        with tapped(specimen.model, _check_call, name=specimen.alias) as tap:
             observed = specimen(image)
             tap.finish()
     if not torch.isfinite(plain).all():

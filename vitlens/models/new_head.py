@@ -10,6 +10,7 @@ from torch import nn
 from vitlens.errors import UnsupportedError
 from vitlens.models.assembly import assemble, count_classes
 from vitlens.models.build import Architecture
+from vitlens.models.language_image import LanguageImage
 from vitlens.models.positions import interpolate_positions
 from vitlens.models.specimen import Specimen
 from vitlens.models.vit import VisionTransformer
@@ -41,7 +42,7 @@ def for_classes(specimen: Specimen, classes: tuple[str, ...]) -> Specimen:
 
 def require_replaceable(specimen: Specimen) -> None:
     """Raise UnsupportedError for a model that cannot be given a head for other classes."""
-    if specimen.architecture["kind"] == "open-clip":
+    if isinstance(specimen.model, LanguageImage):
         raise UnsupportedError(f"expected a model that ends in a classifier, found the image tower {specimen.alias!r}")
     if not hasattr(specimen.model, "reset_classifier"):
         for path in classifiers(specimen.model):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.attention import LayerMaps, attention_maps, position_similarity
+from vitlens.analysis.attention import LayerMaps, attention_maps, distance_correlation, position_similarity
 from vitlens.analysis.views import key_maps, query_maps
 from vitlens.data.split import Split
 from vitlens.devices import autocast
@@ -29,6 +29,7 @@ from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import publish
+from vitlens.uncertainty import Estimate
 
 __all__ = ["attention", "draw", "tell"]  # draw and tell: `vitlens report` asks the command's module for them
 
@@ -115,6 +116,11 @@ def _keep(folder: RunFolder, specimen: Specimen, split: Split, layers: Sequence[
     similarity = position_similarity(specimen)
     if similarity is not None:
         folder.arrays("positions", similarity=as_array(similarity))
+        found = distance_correlation(similarity, specimen.layout)
+        if found is not None:
+            # no interval: pairs of positions are not independent
+            measured = Estimate(found, n=specimen.layout.patches, unit="")
+            folder.metric(f"positions/{specimen.alias}/distance_correlation", measured)
 
 
 def _without_map(sites: Sequence[Site], layers: Sequence[LayerMaps]) -> list[dict[str, object]]:

@@ -15,13 +15,14 @@ from vitlens.figures.positions import position_maps, position_matrix
 from vitlens.figures.views import images_on_a_page, shared_scale
 from vitlens.files import RunRecord
 from vitlens.lens.site import NO_PLACE
-from vitlens.report import Section, Table
+from vitlens.report import Section, Table, metrics
 from vitlens.runs.attention_views_report import draw_views, tell_views
 from vitlens.runs.describe import data_words
 from vitlens.runs.report import Drawn
 from vitlens.runs.stats_words import in_ranges
 
 _NOT = "Bright means looked at; it does not mean that the prediction rests on it."
+ORDERED = -0.2  # correlation of similarity with distance from which on positions count as ordered by place
 _SHARED = "One scale of colours for all panels."
 
 
@@ -136,15 +137,28 @@ def _input(record: RunRecord, image: Any) -> Iterator[Drawn]:
     grid = (int(layout["grid"][0]), int(layout["grid"][1]))
     if record.has_arrays("positions"):
         similarity = record.arrays("positions")["similarity"]
-        caption = (
-            "Cosine similarity of the learned position embeddings; near patches are alike where a model learned place."
-        )
-        yield Drawn("positions", position_matrix(similarity=similarity, grid=grid), caption)
+        caption = f"Cosine similarity of the position embeddings. {_position_words(record)}"
+        yield Drawn("positions", position_matrix(similarity=similarity, grid=grid), caption.rstrip())
         maps = position_maps(similarity=similarity, grid=grid)
         yield Drawn("position_maps", maps, "The same, one map a patch, each standing where its patch stands.")
     if _are_whole(record):
         size = (int(layout["patch_size"][0]), int(layout["patch_size"][1]))
         yield Drawn("patches", patch_grid(image=image, patch_size=size), "The first image as the model reads it.")
+
+
+def _position_words(record: RunRecord) -> str:
+    """Whether near positions are more alike than far ones, by the correlation of similarity with distance."""
+    models: Any = record.config["models"]
+    found = metrics(record).get(f"positions/{models[0]['alias']}/distance_correlation")
+    if found is None:
+        return ""
+    ordered = found.value <= ORDERED
+    how = "more similar positions than" if ordered else "no more similar positions than"
+    side, number = "at or below" if ordered else "above", round(found.value, 2) + 0.0  # no minus before 0.00
+    return (
+        f"Its correlation with the distance between patches is {number:.2f} (Pearson, all pairs of {found.n} patches), "
+        f"{side} the threshold of {ORDERED}: near patches have {how} far ones."
+    )
 
 
 def _are_whole(record: RunRecord) -> bool:

@@ -32,15 +32,16 @@ _DIFFERENT = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass"
 def draw(record: RunRecord) -> Iterator[Drawn]:
     """Distance by layer, statistics of every head, their course over depth, roles, and how two models differ."""
     aliases = aliases_of(record)
-    tables: dict[str, Any] = {alias: record.arrays(f"stats-{alias}") for alias in aliases}
+    shown = aliases[:1] if are_identical(record) else aliases  # the other's figures would be the same
+    tables: dict[str, Any] = {alias: record.arrays(f"stats-{alias}") for alias in shown}
     yield from _distance(record, tables)
-    for alias in aliases:
+    for alias in shown:
         end = f"_{alias}" if len(aliases) > 1 else ""
         of = f" of {alias}" if len(aliases) > 1 else ""
         yield from _maps(tables[alias], end, of)
         yield from _tokens(tables[alias], end, of)
         yield from _roles(record, alias, end, of)
-    if record.has_arrays("differences"):
+    if record.has_arrays("differences") and not are_identical(record):
         yield _differences(record, aliases)
     yield from draw_learning(record)
 
@@ -160,6 +161,18 @@ def unplaced_words(record: RunRecord, alias: str) -> str:
         kinds.setdefault(str(row["kind"]), []).append(int(str(row["layer"])) + 1)
     listed = "; ".join(f"{in_ranges(numbers)} ({NO_PLACE[kind]})" for kind, numbers in kinds.items())
     return f" Without a label, as their attention has no known place in the image: {listed}."
+
+
+def backbones(record: RunRecord) -> Mapping[str, object]:
+    """What two models have in common: whether they are comparable head by head, whether identical; else nothing."""
+    tables: Any = record.results["tables"]
+    rows = tables.get("backbones", ())
+    return rows[0] if rows else {}
+
+
+def are_identical(record: RunRecord) -> bool:
+    """Whether two models have the same backbone."""
+    return bool(backbones(record).get("identical"))
 
 
 def title_of(name: str) -> str:
