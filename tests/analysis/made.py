@@ -27,7 +27,7 @@ class Prepared(nn.Module):
         self.inside = nn.Identity()  # the lens watches modules that have children
 
     def forward(self, tokens: Tensor, which: Tensor) -> Tensor:
-        torch.softmax(self.weights[which].log(), -1)
+        torch.softmax(self.weights[which % len(self.weights)].log(), -1)  # of noise: whichever
         return self.inside(tokens)
 
 

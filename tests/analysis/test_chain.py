@@ -230,7 +230,10 @@ def test_refused_in_one_line_that_names_the_layer_and_what_it_does(name):
         assert layer in message
         assert does in message
         assert name.split("_")[0] in message
-        assert "see vitlens attention" in message
+        assert message == specimen.supports("rollout")
+        assert ("attention" in message.partition(" supports ")[2].split(", ")) == (
+            specimen.supports("attention") is None
+        )
         assert "\n" not in message
 
 
@@ -238,7 +241,9 @@ def test_refused_in_one_line_that_names_the_layer_and_what_it_does(name):
 def test_a_cnn_is_refused(method):
     with pytest.raises(UnsupportedError) as refusal:
         method(specimen_of(cnn(), alias="cnn"), images(batch=1))
-    assert "expected a vision transformer, found 'cnn' (cnn)" in str(refusal.value)
+    assert "expected softmax attention in the forward pass of cnn, found none; cnn supports predict" in str(
+        refusal.value
+    )
     assert "\n" not in str(refusal.value)
 
 

@@ -285,7 +285,7 @@ def test_images_of_another_size_are_resized():
 def test_refusals():
     batch = images()
     cnn = specimen_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
-    with pytest.raises(UnsupportedError, match="vision transformer, found 'cnn'"):
+    with pytest.raises(UnsupportedError, match="softmax attention in the forward pass of cnn"):
         rollout(cnn, batch)
     with pytest.raises(UnsupportedError, match="channels look at channels"):
         rollout(timm_specimen("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32), batch)

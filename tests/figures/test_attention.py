@@ -52,7 +52,7 @@ def test_layers_run_across_where_they_are_many(random):
 
 
 def test_labels_of_a_later_stage(random):
-    figure = attention_grid(maps=random.uniform(size=(2, 2, 2, 2)), first_layer=10)
+    figure = attention_grid(maps=random.uniform(size=(2, 2, 2, 2)), numbers=[10, 11])
     assert {"layer 11", "12", "head 1", "2"} <= set(texts(figure))
 
 

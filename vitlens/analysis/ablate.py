@@ -17,6 +17,7 @@ from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import DEFAULT_BUDGET
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import NEEDS, require
 from vitlens.names import UNIT_KINDS, Replacement, UnitKind
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Labels
@@ -46,9 +47,14 @@ def units_of(specimen: Specimen, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> t
     units = tuple(unit for kind in kinds for unit in found[kind])
     if not units:
         raise UnsupportedError(
-            f"expected {' or '.join(kinds)} to remove from {specimen.alias}, found none; see vitlens models"
+            f"expected {' or '.join(kinds)} to remove from {specimen.alias}, found none that can be replaced alone"
         )
     return units
+
+
+def require_units(specimen: Specimen) -> None:
+    """Raise UnsupportedError for a model without a head, MLP or block that can be removed."""
+    units_of(specimen)
 
 
 def measure_effects(
@@ -128,6 +134,7 @@ def ablate(
     specimen.require_classifier()
     if len(images) != len(labels):
         raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
+    require(specimen, *NEEDS["ablate"])
     size, units = batch_size or fitting_batch_size(specimen), units_of(specimen, kinds=kinds)
     batches = [batch.to(specimen.device) for batch in images.split(size)]
     several = replace == "mean" and len(batches) > 1

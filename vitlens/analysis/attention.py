@@ -1,5 +1,6 @@
 """Attention weights of a specimen, and the maps that can be read from them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -8,13 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.geometry import square_grid
+from vitlens.analysis.geometry import Geometry, square_grid
 from vitlens.errors import UnsupportedError
+from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.observe import capture, observe
-from vitlens.lens.site import Site
+from vitlens.lens.layers import probe_images
+from vitlens.lens.observe import capture, observe, survey
+from vitlens.lens.site import NO_PLACE, Site
 from vitlens.lens.windows import received
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import require
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images
 
@@ -34,6 +38,7 @@ def attention(specimen: Specimen, images: Images, *, rows: RowChoice = "all") ->
     (6, torch.Size([2, 4, 65, 65]))
     """
     images = images.to(specimen.device)
+    require(specimen, "attention")
     if rows == "all":
         return capture(specimen, images).layers
     places = specimen.layout.positions("cls")
@@ -58,7 +63,9 @@ class LayerMaps:
 
 def attention_maps(specimen: Specimen, images: Images) -> tuple[LayerMaps, ...]:
     """For every layer, where its heads look: the CLS row, the mean over patch rows where there is no CLS, the pooling
-    query's row, or, in windows, how much each patch is looked at. Layers of pooled keys or channels are left out."""
+    query's row, or, in windows, how much each patch is looked at. Layers of pooled keys or channels are left out, and
+    windows whose place in the image is not known. Raises UnsupportedError where no layer is left."""
+    require(specimen, "maps")
     layers: list[LayerMaps] = []
 
     def keep(call: AttentionCall) -> None:
@@ -67,27 +74,50 @@ def attention_maps(specimen: Specimen, images: Images) -> tuple[LayerMaps, ...]:
             layers.append(read)
 
     observe(specimen, images, keep)
-    if not layers:
-        raise UnsupportedError(
-            f"expected layers in which patches look at patches, found none in {specimen.alias} "
-            "(pooled keys or channels)"
-        )
     return tuple(layers)
+
+
+def require_attention(specimen: Specimen) -> None:
+    """Raise UnsupportedError for a model without attention, LensError for one whose attention is not all seen."""
+    survey(specimen, probe_images(specimen, 1))
+
+
+def require_maps(specimen: Specimen) -> None:
+    """Raise UnsupportedError unless a layer's attention can be drawn as a map of the image."""
+    sites = survey(specimen, probe_images(specimen, 1))
+    if not any(has_map(site, specimen) for site in sites):
+        kinds = Counter(site.kind for site in sites)
+        found = ", ".join(f"{count} of kind {kind} ({NO_PLACE[kind]})" for kind, count in kinds.items())
+        raise UnsupportedError(
+            f"expected layers whose attention has a known place in the image, found in {specimen.alias} {found}"
+        )
+
+
+def has_map(site: Site, specimen: Specimen) -> bool:
+    """Whether what a layer's heads look at is a map of the image."""
+    layout = specimen.anatomy.layout
+    if site.windows is not None:
+        return True
+    if site.kind != "patch":
+        return site.kind == "class" and layout is not None
+    whole = layout is not None and site.keys == layout.tokens
+    return whole or square_grid(site.keys, specimen.input_size) is not None
 
 
 def layer_map(call: AttentionCall, specimen: Specimen) -> LayerMaps | None:
     """What one layer's heads look at, or None for a layer whose queries or keys are no patches."""
     site, layout, readout = call.site, specimen.anatomy.layout, specimen.anatomy.readout
+    if not has_map(site, specimen):
+        return None
     if site.windows is not None:
         maps = received(call.weights(), site.windows)
         return LayerMaps(site, maps, maps.new_zeros(maps.shape[:2]), "mean over the patches of a window")
     if site.kind == "class" and layout is not None:
         return _of_row(site, call.weights()[:, :, 0], layout.grid, "the pooling query")
-    if site.kind != "patch":
-        return None
     if layout is None or site.keys != layout.tokens:
         grid = square_grid(site.keys, specimen.input_size)
-        return None if grid is None else _of_row(site, call.weights().mean(2), grid, "mean over all patches")
+        assert grid is not None  # or it would have no map
+        return _of_row(site, call.weights().mean(2), grid, "mean over all patches")
     if readout in ("cls", "cls+distillation"):
         return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
     rows = range(len(layout.prefix), layout.tokens)
@@ -106,6 +136,20 @@ def position_similarity(specimen: Specimen) -> Float[Tensor, "patches patches"] 
         return None
     unit = torch.nn.functional.normalize(positions, dim=-1)
     return unit @ unit.T
+
+
+def distance_correlation(similarity: Float[Tensor, "patches patches"], layout: TokenLayout) -> float | None:
+    """Pearson's correlation, over all pairs of patches, of their positions' similarity with the distance in pixels.
+
+    Negative where near positions are more alike than far ones; 0 without such structure. None where either is the same
+    for all pairs.
+    """
+    distances = Geometry(layout.grid, (float(layout.patch_size[0]), float(layout.patch_size[1]))).distances()[0]
+    above = torch.ones_like(distances, dtype=torch.bool).triu(1)
+    pairs = torch.stack((similarity.detach().double().cpu()[above], distances[above]))
+    if pairs.shape[1] < 2 or bool((pairs.std(1) < 1e-9).any()):
+        return None
+    return float(torch.corrcoef(pairs)[0, 1])
 
 
 def _positions(specimen: Specimen) -> Float[Tensor, "patches dim"] | None:

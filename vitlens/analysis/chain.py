@@ -18,10 +18,12 @@ from vitlens.analysis.readout import readout_row
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise
+from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey
-from vitlens.lens.site import KIND_WORDS, Site
+from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
 from vitlens.lens.windows import window_index
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import require
 from vitlens.names import READOUTS, Readout
 from vitlens.shapes import Images, Labels, Logits, Maps, Weights
 
@@ -142,28 +144,35 @@ def exactly(device: torch.device) -> torch.autocast:
 
 def chain_length(specimen: Specimen, images: Images) -> int:
     """How many layers can be chained. Raises UnsupportedError for a model in which some cannot."""
+    require(specimen, "chain")
+    return 1 + max(site.layer for site in survey(specimen, images[:1].to(specimen.device)))
+
+
+def require_chain(specimen: Specimen) -> None:
+    """Raise UnsupportedError for a model in which attention cannot be followed from the readout to the image."""
     coarser: tuple[int, int] | None = None
-    layout = specimen.layout if specimen.anatomy.family == "cnn" else specimen.anatomy.layout  # the first refuses
-    sites = survey(specimen, images[:1].to(specimen.device))
+    layout = specimen.anatomy.layout
+    sites = survey(specimen, probe_images(specimen, 1))
     misfits = [site for site in sites if not _fits(site, layout)]
     if misfits:
         # the layer that says most: tokens of another stage say less than pooled keys, channels or foreign windows
         site = min(misfits, key=lambda site: site.kind in ("patch", "class"))
-        other = f", but of a stage with {site.keys} tokens of its own" if site.kind == "patch" else ""
+        other = {
+            "patch": f", but of a stage with {site.keys} tokens of its own",
+            "window": f", and {NO_PLACE['window']}",
+        }.get(site.kind, "")
         raise UnsupportedError(
             "expected layers over one sequence of tokens, or windows that can be put back into the image (Swin), found "
-            f"{site.module!r} of {specimen.alias}: {KIND_WORDS[site.kind]}{other}; rollout and its kin are not defined "
-            "there, see vitlens attention"
+            f"{site.module!r} of {specimen.alias}: {KIND_WORDS[site.kind]}{other}"
         )
     for site in reversed(sites):
         if site.windows is not None:
             if coarser not in (None, site.windows.resolution, _merged(site.windows.resolution)):
                 raise UnsupportedError(
                     f"expected stages that merge 2x2 patches, found {site.windows.resolution} before {coarser} in "
-                    f"{specimen.alias}; see vitlens attention for its layers one by one"
+                    f"{specimen.alias}"
                 )
             coarser = site.windows.resolution
-    return 1 + max(site.layer for site in sites)
 
 
 def _over_tokens(row: Float[Tensor, "batch keys"], layout: TokenLayout) -> Float[Tensor, "batch _"]:

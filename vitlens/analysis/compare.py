@@ -8,6 +8,7 @@ from vitlens.analysis.reading import require_shared
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import NEEDS, require
 
 
 def compare(
@@ -51,6 +52,8 @@ def evaluations(
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[Evaluation, Evaluation]:
     """What both specimens answer, in the data's classes; errors as `compare`."""
+    for specimen in specimens:
+        require(specimen, *NEEDS["compare"])
     if len(splits[0]) != len(splits[1]) or splits[0].classes != splits[1].classes:
         raise InputError(f"expected the same images for both models, found {len(splits[0])} and {len(splits[1])}")
     for specimen in specimens:

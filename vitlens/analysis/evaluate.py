@@ -12,6 +12,7 @@ from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import DataError, NonFiniteError
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import NEEDS, require
 from vitlens.shapes import Labels, Logits
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
 
@@ -86,7 +87,7 @@ def evaluate(
     for a split without labels, InputError when the classes do not match (UnsupportedError where the model has no
     classifier), NonFiniteError naming model and image.
     """
-    specimen.require_classifier()
+    require(specimen, *NEEDS["evaluate"])
     labels = require_labels(split)
     read = reading(specimen.classes, split.classes)
     logits = answers(specimen, split, batch_size=batch_size, precision=precision, advance=advance)

@@ -13,6 +13,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.stages import Stage, final_norm, watching_stages
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import NEEDS, require
 from vitlens.names import FeaturePool
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Logits, Tokens
@@ -72,6 +73,7 @@ def features(
     >>> found.at(-1).shape == (4, found.layers[-1].dim)
     True
     """
+    require(specimen, *NEEDS["features"])
     reader = Reader(specimen, layer=layer, pool=pool, norm=norm)
     size = batch_size or fitting_batch_size(specimen)
     read = [reader.read(batch.to(specimen.device)) for batch in images.split(size)]

@@ -42,7 +42,7 @@ class Measured:
         if replace(first, part=site.part, heads=site.heads) != site:
             raise UnsupportedError(
                 f"expected attention calls of one shape in layer {site.layer} ({site.module}), found {first.queries} "
-                f"queries and {first.keys} keys, then {site.queries} and {site.keys}; see vitlens models"
+                f"queries and {first.keys} keys, then {site.queries} and {site.keys}"
             )
         self.sites[site.layer] = replace(first, heads=first.heads + site.heads)
 

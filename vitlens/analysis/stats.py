@@ -19,8 +19,11 @@ from vitlens.analysis.geometry import Geometry, geometry_of
 from vitlens.analysis.measure import Measured, measure
 from vitlens.analysis.moments import Key, Moments
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.layers import probe_images
+from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import require
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images
 
@@ -169,11 +172,6 @@ class Stream:
         """The statistics so far. Raises InputError before the first image."""
         if not self.moments.count:
             raise InputError("expected at least one image, found none")
-        if all(name in TOKEN_STATISTICS for name, _ in self.moments.sums):
-            raise UnsupportedError(
-                f"expected layers whose attention has a place in the image, found channels alone in "
-                f"{self.specimen.alias}; see vitlens models"
-            )
         return Statistics(
             self.moments.count,
             self._sites,
@@ -186,6 +184,19 @@ class Stream:
             self.overall,
             self.renormalise,
         )
+
+
+def require_statistics(specimen: Specimen) -> None:
+    """Raise UnsupportedError unless some layer's tokens look at tokens, each layer's heads alike."""
+    sites = survey(specimen, probe_images(specimen, 1))
+    if all(site.kind == "channel" for site in sites):
+        raise UnsupportedError(
+            f"expected layers in which tokens look at tokens, found channels that look at channels alone in "
+            f"{specimen.alias}"
+        )
+    found = Measured(1)
+    for site in sites:
+        found.place(site)
 
 
 @takes_images
@@ -204,6 +215,7 @@ def statistics(
     >>> table.distance.shape == table.entropy.shape  # (layers, heads), px and nats
     True
     """
+    require(specimen, "statistics")
     stream = Stream(specimen, renormalise=renormalise)
     for batch in images.split(batch_size or fitting_batch_size(specimen)):
         stream.add(batch.to(specimen.device))

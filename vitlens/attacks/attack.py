@@ -16,6 +16,7 @@ from vitlens.attacks.result import AttackResult
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import NEEDS, require
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images
 
@@ -60,6 +61,7 @@ def attack(
     """
     require_counts(steps=steps, restarts=restarts, batch_size=batch_size)
     members = members_of(method)
+    require(specimen, *NEEDS["attack"])
     clean = look(specimen, images, labels, batch_size=batch_size)
     setting = setting_of(specimen, clean, side=side, aligned=aligned, maps=maps)
     machines = [built(member, setting, steps) for member in members]

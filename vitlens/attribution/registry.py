@@ -12,18 +12,17 @@ from typing import Final, Literal, Protocol, runtime_checkable
 
 import torch
 
-from vitlens.analysis.chain import chain_length
 from vitlens.analysis.evaluate import fitting_batch_size
 from vitlens.attribution.attention import followed
 from vitlens.attribution.cam import ablationcam, eigencam, from_gradients, gradcam, scorecam
 from vitlens.attribution.gradients import BACKWARD, input_x_gradient, integrated_gradients, saliency, smoothgrad
 from vitlens.attribution.occlusion import occlusion
-from vitlens.attribution.place import cam_place
 from vitlens.attribution.rise import rise
 from vitlens.attribution.shap import kernel_shap
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.specimen import Family, Specimen
+from vitlens.models.support import NEEDS, meets, require
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Labels, Maps
 
@@ -120,9 +119,9 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType({method.name: method for
 def methods_for(specimen: Specimen) -> tuple[str, ...]:
     """Names of the methods that this specimen has, in the registry's order."""
     able = [name for name, method in METHODS.items() if specimen.anatomy.family in method.families]
-    if "rollout" in able and not _can(chain_length, specimen):
+    if "rollout" in able and not meets(specimen, "chain"):
         able = [name for name in able if name not in _CHAINED]
-    if "gradcam" in able and not _can(lambda specimen, _: cam_place(specimen), specimen):
+    if "gradcam" in able and not meets(specimen, "cam"):
         able = [name for name in able if not name.endswith(("cam", "cam++"))]
     return tuple(name for name in able if specimen.has_classifier or not METHODS[name].needs_class)
 
@@ -150,6 +149,7 @@ def explain(
     >>> vitlens.explain(cnn, torch.rand(2, 3, 32, 32), method="gradcam").shape
     torch.Size([2, 8, 8])
     """
+    require(specimen, *NEEDS["explain"])
     require_method(specimen, method)
     size = batch_size or max(1, fitting_batch_size(specimen) // BACKWARD)
     asked = _checked(specimen, images, targets) if targets is not None else _predicted(specimen, images, size)
@@ -189,12 +189,3 @@ def _checked(specimen: Specimen, images: Images, targets: Labels) -> Labels:
     if wrong:
         raise InputError(f"expected target classes from 0 to {len(specimen.classes) - 1}, found {wrong[0]}")
     return targets
-
-
-def _can(needed: Callable[[Specimen, Images], object], specimen: Specimen) -> bool:
-    """Whether what a method needs is there: attention that can be followed, or a place to read a map at."""
-    try:
-        needed(specimen, torch.zeros(1, 3, *specimen.input_size, device=specimen.device))
-    except UnsupportedError:
-        return False
-    return True

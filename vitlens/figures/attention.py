@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Board, Margins, bare, board
-from vitlens.figures.inputs import Array, as_array, as_image
+from vitlens.figures.inputs import Array, as_array, as_image, require_length
 from vitlens.figures.overlay import Scale, colour_bar, draw_map, enlarged, in_words, is_constant, joint_scale
 from vitlens.figures.overlays import overlay_rows
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
@@ -27,18 +27,20 @@ def attention_grid(
     image: ArrayLike | None = None,
     scale: GridScale = "figure",
     reader: str = "CLS token",
-    first_layer: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> Figure:
     """One map for every layer and head: maps (layers, heads, rows, columns), fractions of what the reader attends to.
 
     image: (3, height, width) in [0, 1], shown beside them; scale: one range of colours for the figure, or one a
-    layer, written at its end; reader: whose row of the weights it is; first_layer: where the first of these stands in
-    the model, counted from 0. Layers and heads are labelled from 1. Layers run down, or across where they are more
-    than twice as many as heads. A map whose values are all equal bears "=". Raises InputError for other shapes or NaN.
+    layer, written at its end; reader: whose row of the weights it is; numbers: which layers of the model these are,
+    from 0 (None: 0, 1, ...). Layers and heads are labelled from 1. Layers run down, or across where they are more than
+    twice as many as heads. A map whose values are all equal bears "=". Raises InputError for other shapes or NaN.
     """
     values = 100 * as_array(maps, name="maps", axes=("layers", "heads", "rows", "columns"))
     picture = None if image is None else as_image(image)
     layers, heads = values.shape[:2]
+    known = range(layers) if numbers is None else numbers
+    require_length(len(known), layers, name="numbers", of="the layers of maps")
     across = layers > 2 * heads
     groups = values if scale == "layer" else [values.reshape(-1, *values.shape[2:])] * layers
     scales = [joint_scale(group) for group in groups]
@@ -50,7 +52,7 @@ def attention_grid(
         if is_constant(values[layer, head]):
             axes.text(0.5, 0.5, "=", transform=axes.transAxes, ha="center", va="center", color="white")
     bare(drawn.panels)
-    _name_layers_and_heads(cells, first_layer, across=across)
+    _name_layers_and_heads(cells, known, across=across)
     if picture is not None:
         beside = drawn.place(0.06, drawn.top, _PICTURE - 0.1, (_PICTURE - 0.1) * picture.shape[1] / picture.shape[2])
         beside.imshow(enlarged(picture))
@@ -94,10 +96,11 @@ def _board(title: str, values: Array, picture: Array | None, *, across: bool, ra
     return board(title=title, count=down * wide, across=wide, panel=size, gap=(gap, gap), margins=margins)
 
 
-def _name_layers_and_heads(cells: NDArray[np.object_], first_layer: int, *, across: bool) -> None:
-    for word, line, above, first in (("layer", cells[:, 0], across, first_layer), ("head", cells[0], not across, 0)):
-        for index, axes in enumerate(line, start=first + 1):
-            name = str(index) if index > first + 1 else f"{word} {index}"
+def _name_layers_and_heads(cells: NDArray[np.object_], layers: Sequence[int], *, across: bool) -> None:
+    heads = range(cells.shape[1])
+    for word, line, above, numbers in (("layer", cells[:, 0], across, layers), ("head", cells[0], not across, heads)):
+        for index, (axes, number) in enumerate(zip(line, numbers, strict=True)):
+            name = f"{number + 1}" if index else f"{word} {number + 1}"
             if above:
                 axes.set_title(name)
             else:
@@ -143,17 +146,21 @@ def evolution(
     images: ArrayLike,
     maps: ArrayLike,
     layers: Sequence[int] | None = None,
+    numbers: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     reader: str = "CLS token",
 ) -> Figure:
     """How attention changes with depth: images (batch, 3, height, width), maps (batch, layers, rows, columns).
 
-    layers: which to show, counted from 0 (default: all for one image, else six evenly spaced; the title says which
-    share). Maps are means over heads, fractions of the reader's row; all panels share one scale. Raises InputError
-    for a layer that is not there, and as overlay_rows.
+    layers: which of the maps to show, counted from 0 (default: all for one image, else six evenly spaced; the title
+    says which share); numbers: which layers of the model the maps are of, from 0 (None: 0, 1, ...). Maps are means over
+    heads, fractions of the reader's row; all panels share one scale. Raises InputError for a layer that is not there,
+    and as overlay_rows.
     """
     values = 100 * as_array(maps, name="maps", axes=("batch", "layers", "rows", "columns"))
     batch, depth = values.shape[:2]
+    known = range(depth) if numbers is None else numbers
+    require_length(len(known), depth, name="numbers", of="the layers of maps")
     few = depth if batch == 1 else min(depth, 6)
     chosen = list(layers) if layers is not None else [round(x) for x in np.linspace(0, depth - 1, few)]
     wrong = [layer for layer in chosen if not 0 <= layer < depth]
@@ -163,7 +170,7 @@ def evolution(
     return overlay_rows(
         images=images,
         maps=values[:, chosen],
-        titles=[f"layer {layer + 1}" for layer in chosen],
+        titles=[f"layer {known[layer] + 1}" for layer in chosen],
         title=f"Attention of the {reader} to each patch, mean of heads, {share}",
         label="attention (%)",
         names=names,

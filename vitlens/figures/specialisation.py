@@ -49,6 +49,7 @@ def specialisation_matrix(
     ratios: Sequence[ArrayLike | None],
     labels: Sequence[Sequence[str]],
     scores: Sequence[ArrayLike],
+    layers: Sequence[int] | None = None,
     title: str = "What every head specialises in",
     limit_radius: int | None = None,
 ) -> Figure:
@@ -59,10 +60,13 @@ def specialisation_matrix(
     layer without patches as queries, drawn hatched as NaN is. Layers may differ in heads and grid. Colours are
     logarithmic, from 1/8 to 32 times uniform for all panels. labels: of each head, words of KINDS; scores: of each
     head's rule, NaN where it has none; code and score stand below a panel where there is room. limit_radius: show
-    offsets of at most so many patches. Layers (down, or across where more than twice as many as heads) and heads are
-    labelled from 1. Raises InputError when shapes do not fit, for another label, and for negative or infinite ratios.
+    offsets of at most so many patches. layers: which of the model's these are, from 0 (None: all, in order). Layers
+    (down, or across where more than twice as many as heads) and heads are labelled from 1. Raises InputError when
+    shapes do not fit, for another label, and for negative or infinite ratios.
     """
     maps, rules = _checked(ratios, labels, scores, limit_radius)
+    numbers = range(len(labels)) if layers is None else layers
+    require_length(len(numbers), len(labels), name="layers", of="the layers of labels")
     depth, most = len(labels), max(map(len, labels))
     across = depth > 2 * most
     drawn = _board(_title(title, limit_radius), maps, (most, depth) if across else (depth, most))
@@ -79,7 +83,7 @@ def specialisation_matrix(
             _draw(axes, None if values is None else values[head], KINDS[label][1], size)
             if size[0] >= _SMALLEST:
                 _write(axes, label, rules[layer][head], size[0])
-    _name_layers_and_heads(cells, across=across, narrow=size[0] < _SCORED)
+    _name_layers_and_heads(cells, numbers, across=across, narrow=size[0] < _SCORED)
     _colour_bar(drawn)
     _legend(drawn.figure, Counter(label for layer in labels for label in layer))
     return drawn.figure
@@ -169,12 +173,13 @@ def _write(axes: Axes, label: str, score: float, wide: float) -> None:
     axes.annotate(KINDS[label][0] + number, (0.5, 0), (0, -2.2), size=size, **where)
 
 
-def _name_layers_and_heads(cells: NDArray[np.object_], *, across: bool, narrow: bool) -> None:
-    for word, line, above in (("layer", cells[:, 0], across), ("head", cells[0], not across)):
-        for index, axes in enumerate(line, start=1):
-            name = str(index) if index > 1 else f"{word} {index}"
+def _name_layers_and_heads(cells: NDArray[np.object_], layers: Sequence[int], *, across: bool, narrow: bool) -> None:
+    heads = range(cells.shape[1])
+    for word, line, above, numbers in (("layer", cells[:, 0], across, layers), ("head", cells[0], not across, heads)):
+        for index, (axes, number) in enumerate(zip(line, numbers, strict=True)):
+            name = f"{number + 1}" if index else f"{word} {number + 1}"
             if above:
-                axes.set_title(name, loc="right" if index == 1 and narrow else "center")
+                axes.set_title(name, loc="right" if index == 0 and narrow else "center")
             else:
                 axes.set_ylabel(name, rotation=0, ha="right", va="center")
 

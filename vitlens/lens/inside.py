@@ -64,9 +64,10 @@ class Inside(TorchFunctionMode):
 
     def _join(self, tokens: Tensor) -> Tensor:
         assert self.joined is not None
-        if not self._tokens_first:
-            return self.joined(tokens)
-        return self.joined(tokens.transpose(0, 1)).transpose(0, 1)
+        if self._tokens_first:
+            return self.joined(tokens.transpose(0, 1)).transpose(0, 1)
+        # MaxViT projects a window as (calls, rows, columns, width): its tokens row by row are what `joined` is given
+        return self.joined(tokens.reshape(len(tokens), -1, tokens.shape[-1])).reshape(tokens.shape)
 
     def _masked(
         self,

@@ -36,7 +36,7 @@ def observe(
     with (
         evaluating(specimen),
         torch.enable_grad() if explicit or graph else torch.no_grad(),
-        tapped(specimen.model, reducer, explicit=explicit) as tap,
+        tapped(specimen.model, reducer, explicit=explicit, name=specimen.alias) as tap,
     ):
         logits: Tensor = specimen(images.detach().requires_grad_() if graph else images)
         tap.finish()
@@ -47,18 +47,26 @@ def survey(specimen: Specimen, images: Images) -> tuple[Site, ...]:
     """Where a specimen computes attention, layer by layer, checked on the first of the images and remembered.
 
     The check: weights @ value is the output of the model's own kernel (1e-4), rows sum to 1, every attention module
-    shows its weights, and the logits are those of the unobserved model. Raises LensError where one of these fails.
+    shows its weights, and the logits are those of the unobserved model. On the meta device, which has no numbers, every
+    module must show its weights, no more. Raises LensError where one of these fails.
     """
     if specimen not in _surveys:
-        _surveys[specimen] = _check(specimen, images[:1])
+        _surveys[specimen] = _seen(specimen, images[:1]) if images.is_meta else _check(specimen, images[:1])
     return _surveys[specimen]
+
+
+def _seen(specimen: Specimen, image: Images) -> tuple[Site, ...]:
+    with evaluating(specimen), torch.no_grad(), tapped(specimen.model, lambda _: None, name=specimen.alias) as tap:
+        specimen(image)
+        tap.finish()
+    return tuple(tap.sites)
 
 
 def _check(specimen: Specimen, image: Images) -> tuple[Site, ...]:
     exact = torch.autocast(image.device.type, enabled=False)  # the tolerances are those of fp32
     with evaluating(specimen), torch.no_grad(), exact:
         plain = specimen(image)
-        with tapped(specimen.model, _check_call) as tap:
+        with tapped(specimen.model, _check_call, name=specimen.alias) as tap:
             observed = specimen(image)
             tap.finish()
     if not torch.isfinite(plain).all():

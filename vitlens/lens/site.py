@@ -1,7 +1,9 @@
 """Site: one place in a model where attention is computed, and what kind of attention it is."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 Kind = Literal["patch", "class", "window", "pooled", "channel"]
 
@@ -12,6 +14,16 @@ KIND_WORDS = {
     "pooled": "tokens look at fewer, pooled keys",
     "channel": "channels look at channels: not where, but what",
 }
+
+NO_PLACE: Final[Mapping[str, str]] = MappingProxyType(
+    {  # why a layer of this kind may have no place in the image
+        "patch": "their tokens are no square grid of patches",
+        "class": "the query is no patch",
+        "window": "where the windows lie is not known",
+        "pooled": "keys are pooled from several patches",
+        "channel": "channels look at channels",
+    }
+)
 
 
 @dataclass(frozen=True)

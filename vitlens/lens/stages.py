@@ -113,7 +113,7 @@ def _look(specimen: Specimen) -> _Found:
         if not found:
             raise UnsupportedError(
                 f"expected blocks or maps to read features from, found none in {specimen.alias} "
-                f"({specimen.anatomy.family}); see vitlens models"
+                f"({specimen.anatomy.family})"
             )
         _known[specimen] = _Found(found, _norm(specimen, seen, found[-1]))
     return _known[specimen]

@@ -26,11 +26,13 @@ _SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)
 class Tap(TorchFunctionMode):
     """Hands every attention call of a model to a reducer, in the order of the forward pass, and keeps nothing.
 
-    explicit: attention is computed from its matrix products, so that autograd sees the weights. Use through `tapped`.
+    explicit: attention is computed from its matrix products, so that autograd sees the weights; name: of the model,
+    for messages. Use through `tapped`.
     """
 
-    def __init__(self, reducer: Reducer, *, explicit: bool = False) -> None:
+    def __init__(self, reducer: Reducer, *, explicit: bool = False, name: str = "the model") -> None:
         super().__init__()
+        self.name = name
         self.reducer = reducer
         self.explicit = explicit
         self.sites: list[Site] = []
@@ -145,9 +147,7 @@ class Tap(TorchFunctionMode):
         Raises UnsupportedError for a model without softmax attention, LensError where some of its layers showed none.
         """
         if not self._seen:
-            raise UnsupportedError(
-                "expected a model with softmax attention, found none in its forward pass; see vitlens models"
-            )
+            raise UnsupportedError(f"expected softmax attention in the forward pass of {self.name}, found none")
         if self._silent:
             raise LensError(
                 f"expected weights from every attention layer, found none from {len(self._silent)} "
@@ -176,9 +176,12 @@ class Tap(TorchFunctionMode):
 
 
 @contextmanager
-def tapped(model: nn.Module, reducer: Reducer, *, explicit: bool = False) -> Iterator[Tap]:
-    """A model whose every attention call is handed to the reducer while the block lasts; nothing stays behind."""
-    tap = Tap(reducer, explicit=explicit)
+def tapped(model: nn.Module, reducer: Reducer, *, explicit: bool = False, name: str = "the model") -> Iterator[Tap]:
+    """A model whose every attention call is handed to the reducer while the block lasts; nothing stays behind.
+
+    name: of the model, for messages.
+    """
+    tap = Tap(reducer, explicit=explicit, name=name)
     with tap.watching(model), tap:
         yield tap
 

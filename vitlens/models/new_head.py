@@ -10,6 +10,7 @@ from torch import nn
 from vitlens.errors import UnsupportedError
 from vitlens.models.assembly import assemble, count_classes
 from vitlens.models.build import Architecture
+from vitlens.models.language_image import LanguageImage
 from vitlens.models.positions import interpolate_positions
 from vitlens.models.specimen import Specimen
 from vitlens.models.vit import VisionTransformer
@@ -40,6 +41,15 @@ def for_classes(specimen: Specimen, classes: tuple[str, ...]) -> Specimen:
     return made.to(specimen.device).eval().requires_grad_(False)
 
 
+def require_replaceable(specimen: Specimen) -> None:
+    """Raise UnsupportedError for a model that cannot be given a head for other classes."""
+    if isinstance(specimen.model, LanguageImage):
+        raise UnsupportedError(f"expected a model that ends in a classifier, found the image tower {specimen.alias!r}")
+    if not hasattr(specimen.model, "reset_classifier"):
+        for path in classifiers(specimen.model):
+            _require_linear(specimen.model, path, name=specimen.alias)
+
+
 def classifiers(model: nn.Module) -> tuple[str, ...]:
     """Names of the modules that make the logits: one, or two of a distilled model.
 
@@ -62,9 +72,7 @@ def _with_zeroed_head(model: nn.Module, classes: int, *, name: str) -> nn.Module
         reset(classes)
     else:
         for path in classifiers(model):
-            old = model.get_submodule(path)
-            if not isinstance(old, nn.Linear):
-                raise UnsupportedError(f"expected a linear map at {path!r} of {name}, found {type(old).__name__}")
+            old = _require_linear(model, path, name=name)
             parent, _, last = path.rpartition(".")
             new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
             setattr(model.get_submodule(parent), last, new)
@@ -74,6 +82,13 @@ def _with_zeroed_head(model: nn.Module, classes: int, *, name: str) -> nn.Module
     if isinstance(model, VisionTransformer):
         model.config = replace(model.config, classes=classes)
     return model
+
+
+def _require_linear(model: nn.Module, path: str, *, name: str) -> nn.Linear:
+    found = model.get_submodule(path)
+    if not isinstance(found, nn.Linear):
+        raise UnsupportedError(f"expected a linear map at {path!r} of {name}, found {type(found).__name__}")
+    return found
 
 
 def _placed(specimen: Specimen) -> Iterator[str]:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from vitlens.errors import ModelError, UnknownNameError
@@ -104,6 +105,7 @@ def _built(arch: str, tag: str | None, config: Mapping[str, Any], image_size: tu
         "quick_gelu": config["quick_gelu"],
         "force_image_size": image_size,
         "force_preprocess_cfg": {key: value for key, value in config.items() if key != "quick_gelu"},
+        "device": str(torch.get_default_device()),  # the meta device, where no weights are asked for
         "pretrained_text": False,  # else a tower of another library fetches weights of its own
     }
     full, library = f"{PREFIX}{arch}" + (f"/{tag}" if tag else ""), open_clip()

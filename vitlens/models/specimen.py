@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
-from vitlens.names import Readout
+from vitlens.names import CommandName, Readout
 from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import Images, Logits
 
@@ -130,6 +130,15 @@ class Specimen(nn.Module):
         logits = self.model(self.prepare(images))
         # a distilled model in training mode answers with a pair; whoever trains it asks the model itself
         return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
+
+    def supports(self, command: CommandName) -> str | None:
+        """Why this model cannot do what a command does, and which commands it supports; None where it can.
+
+        Raises UnknownNameError for a command that takes no model.
+        """
+        from vitlens.models.support import unsupported  # which needs to know what a specimen is
+
+        return unsupported(self, command)
 
     def parameter_count(self) -> int:
         """Number of parameters."""

@@ -53,7 +53,7 @@ def ablate(
     choices = choices or AblateChoices()
     processes, options = join_run(options)
     with processes.first_ahead():
-        (specimen,) = load_specimens((model,), model_options=model_options, options=options, classifier=True)
+        (specimen,) = load_specimens((model,), command="ablate", model_options=model_options, options=options)
         split = load_split(specimen, options=options, data=data)
     labels = true_classes(specimen, split)
     units = units_of(specimen, kinds=choices.units)

@@ -60,7 +60,7 @@ def attack(
     require_attacks(choices)
     processes, options = join_run(options)
     with processes.first_ahead():
-        specimens = load_specimens(models, model_options=model_options, options=options, classifier=True)
+        specimens = load_specimens(models, command="attack", model_options=model_options, options=options)
         split = load_split(specimens[0], options=options, data=data, images=images, beside=specimens[1:])
     require_able(specimens, split, choices)
     labels = [labels_of(specimen, split, choices, options) for specimen in specimens]

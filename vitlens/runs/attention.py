@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.attention import LayerMaps, attention_maps, position_similarity
+from vitlens.analysis.attention import LayerMaps, attention_maps, distance_correlation, position_similarity
 from vitlens.analysis.views import key_maps, query_maps
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.lens.observe import survey
+from vitlens.lens.site import Site
 from vitlens.models.specimen import Specimen
 from vitlens.runs.attention_report import draw, tell
 from vitlens.runs.attention_views import (
@@ -27,6 +29,7 @@ from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import publish
+from vitlens.uncertainty import Estimate
 
 __all__ = ["attention", "draw", "tell"]  # draw and tell: `vitlens report` asks the command's module for them
 
@@ -53,7 +56,7 @@ def attention(
     whose number the views of a patch show too. Raises InputError for what is not there.
     """
     kept = () if head is None else kept_weights(model, needed=query is None and key is None)
-    (specimen,) = load_specimens((model,), model_options=model_options, options=options)
+    (specimen,) = load_specimens((model,), command="attention", model_options=model_options, options=options)
     split = _few(load_split(specimen, options=options, data=data, images=images, limit=None if images else SHOWN))
     (batch,) = split.batches(len(split), device=specimen.device)
     with autocast(specimen.device, options.precision):
@@ -77,6 +80,9 @@ def attention(
     )
     with folder:
         _keep(folder, specimen, split, layers)
+        without = _without_map(survey(specimen, batch.images), layers)
+        if without:
+            folder.table("without_map", without)
         keep_query(folder, looks, head=head)
         keep_key(folder, seen, head=head)
         keep_training(folder, grown)
@@ -110,6 +116,18 @@ def _keep(folder: RunFolder, specimen: Specimen, split: Split, layers: Sequence[
     similarity = position_similarity(specimen)
     if similarity is not None:
         folder.arrays("positions", similarity=as_array(similarity))
+        found = distance_correlation(similarity, specimen.layout)
+        if found is not None:
+            # no interval: pairs of positions are not independent
+            measured = Estimate(found, n=specimen.layout.patches, unit="")
+            folder.metric(f"positions/{specimen.alias}/distance_correlation", measured)
+
+
+def _without_map(sites: Sequence[Site], layers: Sequence[LayerMaps]) -> list[dict[str, object]]:
+    """The layers whose attention has no place in the image."""
+    shown = {layer.site.layer for layer in layers}
+    without = {site.layer: site for site in sites if site.layer not in shown}
+    return [{"layer": site.layer, "module": site.module, "kind": site.kind} for site in without.values()]
 
 
 def _row(layer: LayerMaps) -> dict[str, object]:

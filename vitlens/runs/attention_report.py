@@ -14,12 +14,15 @@ from vitlens.figures.patches import patch_grid
 from vitlens.figures.positions import position_maps, position_matrix
 from vitlens.figures.views import images_on_a_page, shared_scale
 from vitlens.files import RunRecord
-from vitlens.report import Section, Table
+from vitlens.lens.site import NO_PLACE
+from vitlens.report import Section, Table, metrics
 from vitlens.runs.attention_views_report import draw_views, tell_views
 from vitlens.runs.describe import data_words
 from vitlens.runs.report import Drawn
+from vitlens.runs.stats_words import in_ranges
 
 _NOT = "Bright means looked at; it does not mean that the prediction rests on it."
+ORDERED = -0.2  # correlation of similarity with distance from which on positions count as ordered by place
 _SHARED = "One scale of colours for all panels."
 
 
@@ -31,7 +34,9 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
     names = image_names(record)
     yield from _grids(images[0], layers, rows)
     yield from _one_layer(record, images, layers, rows, names)
-    depth = evolution(images=images, maps=_by_depth(layers), names=names, reader=_common_reader(rows))
+    depth = evolution(
+        images=images, maps=_by_depth(layers), numbers=_numbers(rows), names=names, reader=_common_reader(rows)
+    )
     caption = f"How attention changes with depth: the mean of each layer's heads. {_SHARED} {_NOT}"
     yield Drawn("evolution", depth, caption)
     yield from draw_views(record, images, names, reader=_readers(rows))
@@ -45,14 +50,18 @@ def image_names(record: RunRecord) -> list[str]:
 
 def _grids(image: Any, layers: Sequence[Any], rows: Sequence[dict[str, object]]) -> Iterator[Drawn]:
     """One grid for each run of layers with the same heads and map; a ViT has one, Swin one a stage."""
+    numbers = _numbers(rows)
     starts = [i for i in range(len(layers)) if i == 0 or layers[i].shape[1:] != layers[i - 1].shape[1:]]
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(layers)])):
         reader = str(rows[start]["reading"]).removeprefix("the ")
         figure = attention_grid(
-            maps=np.stack([layer[0] for layer in layers[start:stop]]), image=image, reader=reader, first_layer=start
+            maps=np.stack([layer[0] for layer in layers[start:stop]]),
+            image=image,
+            reader=reader,
+            numbers=numbers[start:stop],
         )
         name = "heads" if len(starts) == 1 else f"heads_{number + 1}"
-        which = "Every" if len(starts) == 1 else f"Layers {start + 1} to {stop}, every"
+        which = "Every" if len(starts) == 1 else f"Layers {numbers[start] + 1} to {numbers[stop - 1] + 1}, every"
         whose = rows[start]["reading"]
         said = f"{which} head on the first image; whose attention: {whose}. Layers and heads count from 1. "
         yield Drawn(name, figure, f"{said}{_SHARED} {_NOT}")
@@ -111,6 +120,11 @@ def _readers(rows: Sequence[dict[str, object]]) -> dict[int, str]:
     return {int(str(row["layer"])): str(row["reading"]).removeprefix("the ") for row in rows}
 
 
+def _numbers(rows: Sequence[dict[str, object]]) -> list[int]:
+    """Which of the model's layers each map is of, from 0."""
+    return [int(str(row["layer"])) for row in rows]
+
+
 def _common_reader(rows: Sequence[dict[str, object]]) -> str:
     readers = set(_readers(rows).values())
     return readers.pop() if len(readers) == 1 else "readout"
@@ -123,15 +137,28 @@ def _input(record: RunRecord, image: Any) -> Iterator[Drawn]:
     grid = (int(layout["grid"][0]), int(layout["grid"][1]))
     if record.has_arrays("positions"):
         similarity = record.arrays("positions")["similarity"]
-        caption = (
-            "Cosine similarity of the learned position embeddings; near patches are alike where a model learned place."
-        )
-        yield Drawn("positions", position_matrix(similarity=similarity, grid=grid), caption)
+        caption = f"Cosine similarity of the position embeddings. {_position_words(record)}"
+        yield Drawn("positions", position_matrix(similarity=similarity, grid=grid), caption.rstrip())
         maps = position_maps(similarity=similarity, grid=grid)
         yield Drawn("position_maps", maps, "The same, one map a patch, each standing where its patch stands.")
     if _are_whole(record):
         size = (int(layout["patch_size"][0]), int(layout["patch_size"][1]))
         yield Drawn("patches", patch_grid(image=image, patch_size=size), "The first image as the model reads it.")
+
+
+def _position_words(record: RunRecord) -> str:
+    """Whether near positions are more alike than far ones, by the correlation of similarity with distance."""
+    models: Any = record.config["models"]
+    found = metrics(record).get(f"positions/{models[0]['alias']}/distance_correlation")
+    if found is None:
+        return ""
+    ordered = found.value <= ORDERED
+    how = "more similar positions than" if ordered else "no more similar positions than"
+    side, number = "at or below" if ordered else "above", round(found.value, 2) + 0.0  # no minus before 0.00
+    return (
+        f"Its correlation with the distance between patches is {number:.2f} (Pearson, all pairs of {found.n} patches), "
+        f"{side} the threshold of {ORDERED}: near patches have {how} far ones."
+    )
 
 
 def _are_whole(record: RunRecord) -> bool:
@@ -147,13 +174,15 @@ def tell(record: RunRecord) -> list[Section]:
     heads = sum(int(str(row["heads"])) for row in rows)
     count = len(record.table("images"))
     lines = [f"{len(rows)} layers with {heads} heads in all were watched on {count} image{'s' if count > 1 else ''}."]
+    lines += _left_out(record)
     lines += data_words(record)
     mass = [float(str(row["prefix_mass"])) for row in rows]
     if max(mass) > 0:
         most = mass.index(max(mass))
         lines.append(
             f"Of the readout's attention, {100 * sum(mass) / len(mass):.1f} % lies on the prefix tokens (CLS and the "
-            f"like) on average over layers, most in layer {most + 1} ({100 * mass[most]:.1f} %); maps show the rest."
+            f"like) on average over layers, most in layer {_numbers(rows)[most] + 1} "
+            f"({100 * mass[most]:.1f} %); maps show the rest."
         )
     listed: list[dict[str, Any]] = [
         {
@@ -177,6 +206,16 @@ def tell(record: RunRecord) -> list[Section]:
         *([Section("What goes in", figures=inputs)] if inputs else []),
         Section("Limits", ("Attention weights say where a head looks, not what it takes from there.",)),
     ]
+
+
+def _left_out(record: RunRecord) -> Iterator[str]:
+    """Which layers have no map, and why."""
+    kinds: dict[str, list[int]] = {}
+    tables: Any = record.results["tables"]
+    for row in tables.get("without_map", ()):
+        kinds.setdefault(str(row["kind"]), []).append(int(str(row["layer"])) + 1)
+    for kind, numbers in kinds.items():
+        yield f"Without a map in the image: {in_ranges(numbers)} ({NO_PLACE[kind]})."
 
 
 def _seen_figures(record: RunRecord, rows: Sequence[dict[str, object]]) -> Iterator[str]:

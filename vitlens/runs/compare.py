@@ -66,7 +66,7 @@ def compare(
         )
     if panels > maps:
         raise InputError(f"expected --maps of at least --panels ({panels}), found {maps}")
-    first, second = load_specimens(models, model_options=model_options, options=options, classifier=True)
+    first, second = load_specimens(models, command="compare", model_options=model_options, options=options)
     specimens = (first, second)
     one, two = load_splits(specimens, options=options, data=data)
     for split in (one, two):

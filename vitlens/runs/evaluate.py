@@ -59,7 +59,7 @@ def evaluate(
     processes, options = join_run(options or RunOptions())
     with processes.first_ahead():
         specimens = load_specimens(
-            models, model_options=model_options or ModelOptions(), options=options, classifier=True
+            models, command="evaluate", model_options=model_options or ModelOptions(), options=options
         )
         splits = load_splits(specimens, options=options, data=data)
     for split in splits:

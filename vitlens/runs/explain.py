@@ -58,8 +58,10 @@ def explain(
     """
     options = options or RunOptions()
     specimens = load_specimens(
-        models, model_options=model_options or ModelOptions(), options=options, classifier=verify
+        models, command="explain", model_options=model_options or ModelOptions(), options=options
     )
+    for specimen in specimens if verify else ():
+        specimen.require_classifier()
     chosen = chosen_methods(specimens, (ALL,) if verify and not method else method)
     if verify:
         for specimen in specimens:

@@ -57,7 +57,9 @@ def features(
     choices = choices or FeatureChoices()
     processes, options = join_run(options or RunOptions())
     with processes.first_ahead():
-        specimens = load_specimens(models, model_options=model_options or ModelOptions(), options=options)
+        specimens = load_specimens(
+            models, command="features", model_options=model_options or ModelOptions(), options=options
+        )
         sets = load_sets(specimens, data=data, images=images, choices=choices, options=options)
     _require(specimens, sets, choices, processes)
     if not processes.is_first:

@@ -18,18 +18,24 @@ from vitlens.errors import InputError
 from vitlens.files import read_bounded
 from vitlens.models.naming import parse_models, require_rule
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import require_supported
 from vitlens.models.zoo import load
+from vitlens.names import CommandName
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.unseen import Known, divided, known_of, unseen
 
 
 def load_specimens(
-    models: Sequence[str], *, model_options: ModelOptions, options: RunOptions, classifier: bool = False
+    models: Sequence[str],
+    *,
+    command: CommandName | None = None,
+    model_options: ModelOptions,
+    options: RunOptions,
 ) -> tuple[Specimen, ...]:
     """The specimens named, on the device asked for, each under an alias of its own.
 
-    classifier: whether each must have one. Raises InputError when --weights is given for several models,
-    UnsupportedError for a model without a needed classifier, and whatever zoo.load raises.
+    command: what they are loaded for. Raises UnsupportedError for a specimen that does not support it, InputError when
+    --weights is given for several models, and whatever zoo.load raises.
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
@@ -51,8 +57,9 @@ def load_specimens(
         )
         for named in parse_models(models)
     )
-    for specimen in specimens if classifier else ():
-        specimen.require_classifier()
+    for specimen in specimens:
+        if command is not None:
+            require_supported(specimen, command)
     return specimens
 
 

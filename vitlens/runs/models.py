@@ -2,25 +2,27 @@
 
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from typing import Final, Literal
 
 import torch
 
-from vitlens.errors import UnknownNameError
-from vitlens.models.anatomy import read_anatomy
-from vitlens.models.build import Architecture
+from vitlens.devices import evaluating
+from vitlens.errors import ModelError, UnknownNameError
+from vitlens.models.assembly import assemble, default_classes
+from vitlens.models.build import Architecture, build_preset
 from vitlens.models.open_clip_library import PREFIX, open_clip_names
-from vitlens.models.specimen import Family
+from vitlens.models.open_clip_zoo import load_open_clip
+from vitlens.models.specimen import Provenance, Specimen
+from vitlens.models.support import supported
 from vitlens.models.timm_zoo import build_timm, timm_names
 from vitlens.models.torchvision_zoo import build_torchvision, torchvision_names
-from vitlens.names import BUNDLED, PRESETS
+from vitlens.models.zoo import load
+from vitlens.names import BUNDLED, PRESETS, CommandName
+
+Hub = Literal["timm", "torchvision", "open-clip"]
 
 _LOOK_AT_MOST = 40  # hub models whose anatomy is read; more take long
-_SUPPORTED: dict[Family, str] = {
-    "vit": "predict train evaluate attention rollout compare explain attack features profile study",
-    "windowed": "predict train evaluate attention compare explain attack features profile",
-    "cnn": "predict train evaluate compare explain attack features profile study",
-    "other": "predict train evaluate compare explain attack features profile",
-}
+_OF_PRESETS: Final[tuple[CommandName, ...]] = ("study", "train", "profile")  # the commands that need no weights
 
 
 def model_table(pattern: str = "") -> Iterator[str]:
@@ -30,7 +32,7 @@ def model_table(pattern: str = "") -> Iterator[str]:
     """
     found = [*_own(pattern)]
     yield from found
-    hubs = {
+    hubs: dict[Hub, list[str]] = {
         "timm": [name for name in timm_names("*") if _matches(f"timm:{name}", pattern)],
         "torchvision": [name for name in torchvision_names() if _matches(f"torchvision:{name}", pattern)],
         "open-clip": [name for name in open_clip_names() if _matches(f"{PREFIX}{name}", pattern)],
@@ -56,25 +58,43 @@ def model_table(pattern: str = "") -> Iterator[str]:
 def _own(pattern: str) -> Iterator[str]:
     for name in BUNDLED:
         if _matches(name, pattern):
-            family: Family = "vit" if name.startswith("vit") else "cnn"
-            yield _line(name, f"{family}, bundled", _SUPPORTED[family])
+            specimen = load(name)
+            yield _line(name, f"{specimen.anatomy.family}, bundled", " ".join(supported(specimen)))
     for name in PRESETS:
         if _matches(name, pattern):
-            yield _line(name, f"{'vit' if name.startswith('vit') else 'cnn'}, untrained", "train profile study")
+            specimen = _sketched(Architecture("preset", name))
+            able = [command for command in supported(specimen) if command in _OF_PRESETS]
+            yield _line(name, f"{specimen.anatomy.family}, untrained", " ".join(able))
 
 
-def _hub_model(kind: str, name: str) -> tuple[str, str]:
+def _hub_model(kind: Hub, name: str) -> tuple[str, str]:
     """Family and commands, read from the model without giving it any weights."""
-    if kind == "open-clip":
-        return "image and text", "features explain rollout attention stats"
-    build = build_timm if kind == "timm" else build_torchvision
     try:
-        with torch.device("meta"):
-            model, preprocessing = build(Architecture("timm" if kind == "timm" else "torchvision", name))
-    except (NotImplementedError, RuntimeError):  # some look at their weights while they are made
-        return "not looked at", "predict evaluate profile"
-    family = read_anatomy(model, image_size=preprocessing.size).family
-    return f"{family}, {sum(part.numel() for part in model.parameters()) / 1e6:.1f} M parameters", _SUPPORTED[family]
+        specimen = _image_tower(name) if kind == "open-clip" else _sketched(Architecture(kind, name))
+        family = "image and text" if kind == "open-clip" else specimen.anatomy.family
+        what = f"{family}, {specimen.parameter_count() / 1e6:.1f} M parameters"
+        return what, " ".join(supported(specimen))
+    except (ModelError, NotImplementedError, RuntimeError):  # some look at their weights, or need another library
+        return "not looked at", "a command says whether it is supported"
+
+
+def _sketched(architecture: Architecture) -> Specimen:
+    """A specimen without weights, on the meta device: what it supports is seen from shapes alone."""
+    name = architecture.name
+    with torch.device("meta"):
+        build = {"preset": build_preset, "timm": build_timm, "torchvision": build_torchvision}[architecture.kind]
+        model, preprocessing = build(architecture)
+        with evaluating(model), torch.no_grad():
+            outputs = model(torch.empty(1, 3, *preprocessing.size)).shape[-1]
+    classes = default_classes(int(outputs))
+    specimen = assemble(model, architecture, preprocessing, classes, name, Provenance(name, "random"))
+    return specimen.to("meta").eval().requires_grad_(False)
+
+
+def _image_tower(name: str) -> Specimen:
+    with torch.device("meta"):
+        specimen = load_open_clip(PREFIX + name.partition("/")[0], alias=name, random=True)
+    return specimen.to("meta")
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -59,7 +59,7 @@ def predict(
     """The five likeliest classes of every image, in order; with options.out a report folder is written too."""
     options = options or RunOptions()
     (specimen,) = load_specimens(
-        [model], model_options=model_options or ModelOptions(), options=options, classifier=True
+        [model], command="predict", model_options=model_options or ModelOptions(), options=options
     )
     split = load_split(specimen, data=data, images=images, options=options)
     if options.out is None:

@@ -13,7 +13,7 @@ from vitlens.analysis.methods import METHODS, Way, require_possible, trace
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.specimen import Specimen
-from vitlens.names import DEFAULT_ALPHA, AttentionMethod, Fusion, Readout
+from vitlens.names import DEFAULT_ALPHA, AttentionMethod, CommandName, Fusion, Readout
 from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
@@ -62,7 +62,10 @@ def rollout(
     ]  # fmt: skip
     processes, options = join_run(options)
     with processes.first_ahead():
-        (specimen,) = load_specimens((model,), model_options=model_options, options=options)
+        # one layer's attention can be drawn where it cannot be followed
+        followed = any(METHODS[way.method].chained for way in ways)
+        command: CommandName = "rollout" if followed else "attention"
+        (specimen,) = load_specimens((model,), command=command, model_options=model_options, options=options)
         split = load_split(specimen, options=options, data=data, images=images)
     ways = _able(specimen, ways, asked=bool(method))
     targets = chosen_targets(target, specimen, split)

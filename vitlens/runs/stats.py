@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from vitlens.analysis.evaluate import fitting_batch_size
 from vitlens.analysis.stats import Stream
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
-from vitlens.lens.observe import survey
 from vitlens.names import AnimationFormat
 from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
@@ -57,13 +54,10 @@ def stats(
         raise InputError(f"expected one model, or two to compare, found {len(models)}; run vitlens stats for each pair")
     processes, options = join_run(options)
     with processes.first_ahead():
-        specimens = load_specimens(models, model_options=model_options, options=options)
+        specimens = load_specimens(models, command="stats", model_options=model_options, options=options)
         splits = load_splits(specimens, options=options, data=data, images=images)
     if len({len(split) for split in splits}) > 1:
         raise InputError(f"expected the same images for both models, found {[len(split) for split in splits]}")
-    for specimen, split in zip(specimens, splits):
-        (first,) = split.pick(torch.arange(1)).batches(1, device=specimen.device)
-        survey(specimen, first.images)  # a model that cannot be watched is refused before a folder is made
     streams = Streams([Stream(specimen, renormalise=renormalise) for specimen in specimens])
     shares = [share_of(split, processes) for split in splits]
     if not processes.is_first:

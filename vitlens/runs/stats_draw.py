@@ -11,8 +11,10 @@ from vitlens.figures.heads import difference_maps, head_heatmaps
 from vitlens.figures.specialisation import specialisation_matrix
 from vitlens.figures.stats import distance_by_layer, layer_evolution, token_norms
 from vitlens.files import RunRecord
+from vitlens.lens.site import NO_PLACE
 from vitlens.runs.report import Drawn
 from vitlens.runs.stats_learning_report import draw_learning
+from vitlens.runs.stats_words import in_ranges
 
 MAPS = ("normalised_entropy", "hoyer", "gini", "cls_mass", "self_mass", "sink_mass")
 _WHOLE = ("normalised_entropy", "hoyer", "gini")  # their colours reach from 0 to 1; the masses', to the greatest
@@ -30,15 +32,16 @@ _DIFFERENT = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass"
 def draw(record: RunRecord) -> Iterator[Drawn]:
     """Distance by layer, statistics of every head, their course over depth, roles, and how two models differ."""
     aliases = aliases_of(record)
-    tables: dict[str, Any] = {alias: record.arrays(f"stats-{alias}") for alias in aliases}
+    shown = aliases[:1] if are_identical(record) else aliases  # the other's figures would be the same
+    tables: dict[str, Any] = {alias: record.arrays(f"stats-{alias}") for alias in shown}
     yield from _distance(record, tables)
-    for alias in aliases:
+    for alias in shown:
         end = f"_{alias}" if len(aliases) > 1 else ""
         of = f" of {alias}" if len(aliases) > 1 else ""
         yield from _maps(tables[alias], end, of)
         yield from _tokens(tables[alias], end, of)
         yield from _roles(record, alias, end, of)
-    if record.has_arrays("differences"):
+    if record.has_arrays("differences") and not are_identical(record):
         yield _differences(record, aliases)
     yield from draw_learning(record)
 
@@ -112,19 +115,21 @@ def _roles(record: RunRecord, alias: str, end: str, of: str) -> Iterator[Drawn]:
         return
     offsets = record.arrays(f"offsets-{alias}")
     rows = [row for row in record.table("heads") if row["model"] == alias]
-    depth = 1 + max(int(str(row["layer"])) for row in rows)
-    by_layer = [[row for row in rows if row["layer"] == layer and row["label"] is not None] for layer in range(depth)]
+    labelled = [row for row in rows if row["label"] is not None]  # MaxViT's windows and SigLIP's pooling have none
+    layers = sorted({int(str(row["layer"])) for row in labelled})
+    by_layer = [[row for row in labelled if row["layer"] == layer] for layer in layers]
     figure = specialisation_matrix(
-        ratios=[offsets.get(f"ratio{layer}") for layer in range(depth)],
+        ratios=[offsets.get(f"ratio{layer}") for layer in layers],
         labels=[[str(row["label"]) for row in layer] for layer in by_layer],
         scores=[[float(str(row["score"])) for row in layer] for layer in by_layer],
+        layers=layers,
         title=f"What every head specialises in{of}",
     )
     caption = (
         "For each head, where it looks relative to the patch that looks (in the middle): mean weight by offset, in "
         "units of uniform attention. Frame and code tell the first rule that the head meets (score of at least "
         f"{THRESHOLD}); the number is its score. A label is a summary of means, not a mechanism."
-    )
+    ) + unplaced_words(record, alias)
     yield Drawn(f"specialisation{end}", figure, caption)
 
 
@@ -143,6 +148,31 @@ def _differences(record: RunRecord, aliases: Sequence[str]) -> Drawn:
         "the head of the same number in the other, unless one was made from the other."
     )
     return Drawn("differences", figure, caption)
+
+
+def unplaced_words(record: RunRecord, alias: str) -> str:
+    """Which layers have no labels, and why; nothing where all have."""
+    rows = [row for row in record.table("layers") if row["model"] == alias]
+    without = [row for row in rows if row["grid"] is None]
+    if not without:
+        return ""
+    kinds: dict[str, list[int]] = {}
+    for row in without:
+        kinds.setdefault(str(row["kind"]), []).append(int(str(row["layer"])) + 1)
+    listed = "; ".join(f"{in_ranges(numbers)} ({NO_PLACE[kind]})" for kind, numbers in kinds.items())
+    return f" Without a label, as their attention has no known place in the image: {listed}."
+
+
+def backbones(record: RunRecord) -> Mapping[str, object]:
+    """What two models have in common: whether they are comparable head by head, whether identical; else nothing."""
+    tables: Any = record.results["tables"]
+    rows = tables.get("backbones", ())
+    return rows[0] if rows else {}
+
+
+def are_identical(record: RunRecord) -> bool:
+    """Whether two models have the same backbone."""
+    return bool(backbones(record).get("identical"))
 
 
 def title_of(name: str) -> str:

@@ -1,7 +1,7 @@
 """What `vitlens stats` keeps in its folder: metrics, tables and arrays."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -9,9 +9,12 @@ import torch
 from vitlens.analysis.moments import Key, Moments
 from vitlens.analysis.specialisation import RULES, Specialisation, specialise
 from vitlens.analysis.stats import STATISTICS, TOKEN_STATISTICS, Statistics, per_head
+from vitlens.models.likeness import backbone, same_backbone
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.stats_streams import Streams
 from vitlens.uncertainty import Estimate, holm
+
+CHANGES: Final = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")  # of a head
 
 
 def keep(folder: RunFolder, streams: Streams, aliases: Sequence[str]) -> None:
@@ -111,6 +114,10 @@ def _single(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _keep_differences(folder: RunFolder, streams: Streams, aliases: Sequence[str]) -> None:
     """How the two models differ: overall, and head by head with Holm's correction over the heads of a statistic."""
+    first, second = (stream.specimen for stream in streams.streams)
+    identical = same_backbone(first, second)
+    parameters = sum(value.numel() for value in backbone(first).values())
+    folder.table("backbones", [{"comparable": streams.comparable, "identical": identical, "parameters": parameters}])
     for name, known in STATISTICS.items():
         if (name, 0) in streams.overall.sums:
             found = _estimate(streams.overall, (name, 0), 0, known.unit)
@@ -132,3 +139,23 @@ def _keep_differences(folder: RunFolder, streams: Streams, aliases: Sequence[str
     folder.table("differences", rows)
     if arrays:
         folder.arrays("differences", **arrays)
+        _keep_changes(folder, moments, aliases)
+
+
+def _keep_changes(folder: RunFolder, moments: Moments, aliases: Sequence[str]) -> None:
+    """Every head's difference in CHANGES with its paired interval, and how many heads differ in any of them.
+
+    Holm's correction is over all heads and all of these statistics, so that the count of heads holds for all of them.
+    """
+    keys = [key for name in CHANGES for key in sorted(key for key in moments.sums if key[0] == name)]
+    adjusted = iter(holm([p for key in keys for p in moments.p_values(key)]))
+    rows: list[dict[str, object]] = []
+    for name, layer in keys:
+        for head in range(len(moments.sums[name, layer])):
+            found, p = _estimate(moments, (name, layer), head, STATISTICS[name].unit), next(adjusted)
+            row: dict[str, object] = {"statistic": name, "layer": layer, "head": head, "difference": found.value}
+            rows.append({**row, "low": found.low, "high": found.high, "n": found.n, "p_holm": p})
+    heads = {(row["layer"], row["head"]) for row in rows}
+    changed = {(row["layer"], row["head"]) for row in rows if float(str(row["p_holm"])) <= 0.05}
+    folder.table("changes", rows)
+    folder.metric(f"heads_changed/{aliases[0]}/{aliases[1]}", Estimate(len(changed) / len(heads), n=len(heads)))

@@ -8,6 +8,7 @@ import torch
 from vitlens.analysis.measure import Measured
 from vitlens.analysis.moments import Key, Moments
 from vitlens.analysis.stats import Stream, over_heads
+from vitlens.models.likeness import same_anatomy
 
 MOST = 2  # models: a figure of differences has two sides
 
@@ -28,9 +29,15 @@ class Streams:
         found = [stream.add(batch) for stream, batch in zip(self.streams, images)]
         if len(found) == MOST:
             first, second = found
-            self.differences.add(_differences(first, second), first.images)
+            if self.comparable:
+                self.differences.add(_differences(first, second), first.images)
             one, two = over_heads(first.values), over_heads(second.values)
             self.overall.add({key: one[key] - two[key] for key in one.keys() & two.keys()}, first.images)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether there are two models whose heads of the same number can be set beside each other."""
+        return len(self.streams) == MOST and same_anatomy(self.streams[0].specimen, self.streams[1].specimen)
 
     def join(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Add up what several processes took in; total: the sum of a tensor over all of them."""
@@ -41,7 +48,7 @@ class Streams:
 
 
 def _differences(first: Measured, second: Measured) -> dict[Key, torch.Tensor]:
-    """First minus second of every head that both have; nothing where the models are not of one shape."""
-    if [site.heads for site in first.sites] != [site.heads for site in second.sites]:
+    """First minus second of every head; nothing where the models' attention is not of one shape."""
+    if first.sites != second.sites:
         return {}
     return {key: first.values[key] - second.values[key] for key in first.values if key in second.values}

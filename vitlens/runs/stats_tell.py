@@ -11,7 +11,8 @@ from vitlens.analysis.stats import STATISTICS, TOKEN_STATISTICS
 from vitlens.files import RunRecord
 from vitlens.report import Section, Table, metrics
 from vitlens.runs.describe import data_words
-from vitlens.runs.stats_draw import MAPS, aliases_of, is_measured, title_of
+from vitlens.runs.stats_differences import difference_section
+from vitlens.runs.stats_draw import MAPS, aliases_of, are_identical, backbones, is_measured, title_of
 from vitlens.runs.stats_learning_report import tell_learning
 from vitlens.runs.stats_words import depth_words, token_words
 
@@ -26,13 +27,13 @@ def tell(record: RunRecord) -> list[Section]:
     ]
     if not any(name.startswith("distance") for name in found):
         sections[0] = Section(sections[0].title, sections[0].paragraphs)
-    for alias in aliases:
+    if len(aliases) > 1:
+        sections.append(difference_section(record, aliases))
+    for alias in aliases[:1] if are_identical(record) else aliases:
         end, of = (f"_{alias}", f" of {alias}") if len(aliases) > 1 else ("", "")
         heads = [row for row in record.table("heads") if row["model"] == alias]
         sections.append(_sharpness(record, alias, heads, end, of))
         sections.append(_specialisation(record, alias, heads, end, of))
-    if len(aliases) > 1:
-        sections.append(_difference_section(record, aliases))
     return [*sections, *tell_learning(record), _definitions(record), Section("Limits", _LIMITS)]
 
 
@@ -44,7 +45,7 @@ _LIMITS = (
 
 
 def _summary(record: RunRecord, aliases: Sequence[str]) -> Iterator[str]:
-    for alias in aliases:
+    for alias in aliases[:1] if are_identical(record) else aliases:
         heads = [row for row in record.table("heads") if row["model"] == alias]
         layers = [row for row in record.table("layers") if row["model"] == alias]
         found = metrics(record)
@@ -114,39 +115,11 @@ def _specialisation(record: RunRecord, alias: str, heads: Sequence[Mapping[str, 
         {"label": row["label"], "a head is this where": row["rule"]} for row in record.table("rules")
     ]
     rules.append({"label": MIXED, "a head is this where": "no rule reaches its threshold; the score is the highest"})
-    tables = (
-        Table(f"Rules in their order; the first with a score of at least {THRESHOLD} names the head", rules),
-        Table("Every head, layers and heads counted from 1", rows),
-    )
+    tables = [Table(f"Rules in their order; the first with a score of at least {THRESHOLD} names the head", rules)]
+    if not backbones(record).get("comparable"):  # else the two are set side by side, head by head
+        tables.append(Table("Every head, layers and heads counted from 1", rows))
     figures = (f"specialisation{end}",) if record.has_arrays(f"offsets-{alias}") else ()
-    return Section(f"What every head specialises in{of}", more, tables, figures)
-
-
-def _difference_section(record: RunRecord, aliases: Sequence[str]) -> Section:
-    found = metrics(record)
-    start = "difference/"
-    rows: list[dict[str, Any]] = [
-        {"statistic": title_of(name.split("/")[1]), f"{aliases[0]} minus {aliases[1]}": estimate}
-        for name, estimate in found.items()
-        if name.startswith(start) and name.split("/")[1] != "energy"
-    ]
-    heads: list[dict[str, Any]] = [
-        {
-            "statistic": title_of(str(row["statistic"])),
-            "heads": row["heads"],
-            "significantly different": row["significant"],
-        }
-        for row in record.table("differences")
-        if row["statistic"] != "energy"
-    ]
-    tables = [Table("Mean of all heads, paired over images", rows)]
-    words = []
-    if heads:
-        tables.append(Table("Head by head: paired t tests, Holm's correction over the heads of a statistic", heads))
-    else:
-        words.append("The models are not of one shape (or there is one image), so heads are not compared one by one.")
-    figures = ("differences",) if record.has_arrays("differences") else ()
-    return Section("How the two models differ", tuple(words), tuple(tables), figures)
+    return Section(f"What every head specialises in{of}", more, tuple(tables), figures)
 
 
 def _definitions(record: RunRecord) -> Section:

@@ -21,17 +21,16 @@ def depth_words(alias: str, mean: Estimate | None, heads: Sequence[Row], layers:
     if mean is None or not shares:
         yield f"`{alias}` has no layer in which patches look at patches, so there is no attention distance."
         return
-    quarter = max(1, len(layers) // 4)
-    depth = 1 + max(layer for layer, _ in shares)
-    early = [share for layer, share in shares if layer < quarter]
-    late = [share for layer, share in shares if layer >= depth - quarter]
+    placed = sorted({layer for layer, _ in shares})  # MaxViT's windows and SigLIP's pooling have no distance
+    quarter = max(1, len(placed) // 4)
     yield f"The mean attention distance over all heads of `{alias}` is {in_words(mean)}."
-    which = ("the first layer", "the last layer")
-    if quarter > 1:
-        which = (f"the first {quarter} layers", f"the last {quarter}")
-    for words, found in zip(which, (early, late)):
+    of = "" if len(placed) == len(layers) else f" of the {len(placed)} layers that have a distance"
+    ends = (("first", placed[:quarter]), ("last", placed[-quarter:]))
+    for word, chosen in ends:
+        found = [share for layer, share in shares if layer in chosen]
+        which = f"the {word} {quarter}{of or ' layers'}" if quarter > 1 else f"the {word}{of or ' layer'}"
         mean_share = 100 * sum(found) / len(found)
-        yield f"In {words}, {_local(found)}; their mean is {mean_share:.0f} % of what uniform attention gives."
+        yield f"In {which}, {_local(found)}; their mean is {mean_share:.0f} % of what uniform attention gives."
 
 
 def _local(shares: Sequence[float]) -> str:
@@ -51,3 +50,16 @@ def token_words(alias: str, layers: Sequence[Row]) -> Iterator[str]:
         f"The longest token of an image of `{alias}` is at most {ratio:.1f} times the median one (means over images, "
         f"after block {block}); at most {most:.1f} patches an image are of high norm (after block {where})."
     )
+
+
+def in_ranges(numbers: Sequence[int]) -> str:
+    """Layers in rising order as words: "layer 3", "layers 1 to 18 and 20"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"layer{'' if len(numbers) == 1 else 's'} {listed}"

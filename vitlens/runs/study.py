@@ -5,9 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from vitlens.errors import InputError
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import RunRecord
-from vitlens.models.naming import parse_models, require_rule
+from vitlens.models.assembly import default_classes
+from vitlens.models.naming import ModelName, parse_models, require_rule
+from vitlens.models.specimen import Specimen
+from vitlens.models.support import require_supported
+from vitlens.models.zoo import untrained
 from vitlens.report import Section
 from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.describe import described
@@ -15,7 +19,7 @@ from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import Drawn, publish
-from vitlens.runs.study_chapters import Chapters, is_trained_first, typed
+from vitlens.runs.study_chapters import Chapters, trained_first, typed
 from vitlens.runs.study_points import study_points
 from vitlens.runs.study_points_draw import draw_points, kind_of
 from vitlens.runs.study_points_tell import tell_points
@@ -39,8 +43,8 @@ def study(
     """Train what is a preset, evaluate all models, look into the ViTs; each chapter is a run folder of its own.
 
     kind: one question instead, about small models trained with several seeds, which alone can be resumed (see
-    study_points); data: digits where nothing is said. Returns the report's path. Raises InputError where none of the
-    models is a ViT.
+    study_points); data: digits where nothing is said. Returns the report's path. Raises UnsupportedError where none of
+    the models can be looked into.
     """
     if resume is not None or kind not in (None, WHOLE):
         return study_points(
@@ -52,8 +56,7 @@ def study(
     data = data or "digits"
     require_rule(models or DEFAULT_MODELS)
     named = parse_models(models or DEFAULT_MODELS)
-    ready_made = [typed(model) for model in named if not is_trained_first(model, model_options)]
-    load_specimens(ready_made, model_options=model_options, options=options, classifier=True)  # refused before training
+    studied = _studied(named, model_options, options)
     folder = RunFolder.create(
         "study",
         name_parts=(*(model.alias for model in named), data),
@@ -67,9 +70,7 @@ def study(
         chapters = Chapters(folder.path, data, model_options, replace(options, overwrite=True))
         ready = [chapters.trained(model, epochs) for model in named]
         specimens = chapters.load(ready)
-        vits = [name for name, specimen in zip(ready, specimens) if specimen.anatomy.family == "vit"]
-        if not vits:
-            raise InputError(f"expected a vision transformer among {', '.join(m.alias for m in named)}, found none")
+        vits = [name for name, model in zip(ready, named) if model in studied]
         keep_budgets(folder, specimens)
         chapters.look_ahead(specimens)
         chapters.run("evaluate", "", ready)
@@ -89,6 +90,27 @@ def study(
         for name, estimate in gathered(folder.path, chapters.done).items():
             folder.metric(name, estimate)
         return publish(folder, draw, tell)
+
+
+def _studied(named: Sequence[ModelName], model_options: ModelOptions, options: RunOptions) -> list[ModelName]:
+    """The models that are looked into; the others are set beside them.
+
+    Raises UnsupportedError where there is none, and for a model that cannot be set beside another.
+    """
+    specimens = [_to_ask(model, model_options, options) for model in named]
+    for specimen in specimens:
+        require_supported(specimen, "compare")
+    reasons = [specimen.supports("study") for specimen in specimens]
+    if all(reasons):
+        raise UnsupportedError(str(reasons[0]))
+    return [model for model, reason in zip(named, reasons) if reason is None]
+
+
+def _to_ask(model: ModelName, model_options: ModelOptions, options: RunOptions) -> Specimen:
+    """The specimen, untrained where it is trained first, to ask what it supports."""
+    if trained_first(model, model_options):
+        return untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
+    return load_specimens([typed(model)], model_options=model_options, options=options)[0]
 
 
 def draw(record: RunRecord) -> Iterator[Drawn]:

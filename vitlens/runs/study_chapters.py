@@ -42,14 +42,15 @@ ATTACKS: Final = ("fgsm", "pgd")
 ATTACKED: Final = 100  # images
 
 
-def is_trained_first(model: ModelName, model_options: ModelOptions) -> bool:
-    """Whether a name stands for a preset without weights."""
-    return model.name in PRESETS and not (model.weights or model_options.weights or model_options.random_weights)
-
-
 def typed(model: ModelName) -> str:
-    """A model as it is typed."""
+    """A model's name as it is typed."""
     return f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
+
+
+def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
+    """Whether a name is that of a preset, which has no weights yet."""
+    has_weights = model.weights or model_options.weights or model_options.random_weights
+    return model.name in PRESETS and not has_weights
 
 
 class Chapters:
@@ -61,7 +62,7 @@ class Chapters:
 
     def trained(self, model: ModelName, epochs: int | None) -> str:
         """A name that can be loaded: a preset is trained first, in a chapter of its own."""
-        if not is_trained_first(model, self.model_options):
+        if not trained_first(model, self.model_options):
             return typed(model)
         options = self._options("train", model.alias, f"vitlens train {model.name} --data {self.data}")
         recipe = {} if epochs is None else {"epochs": epochs}

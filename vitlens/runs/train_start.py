@@ -11,6 +11,7 @@ from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.new_head import for_classes
 from vitlens.models.specimen import Specimen
+from vitlens.models.support import require_supported
 from vitlens.models.zoo import load
 from vitlens.names import PRESETS, Part
 from vitlens.runs.options import RunOptions
@@ -60,6 +61,7 @@ def trained_start(
     if tuning.freeze:
         require_cacheable(recipe, views=tuning.views or 1)
     specimen = load(model, weights=tuning.weights, image_size=image_size, device=device, seed=options.seed)
+    require_supported(specimen, "train")
     require_last(specimen, tuning.trained)
     if tuning.trained is not None:
         require_learned(specimen, option="--freeze-backbone" if tuning.freeze else "--train-last")

@@ -1,0 +1,218 @@
+"""What a model supports is what works, what is listed and what is refused, whatever its family."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+from tests.lens.tiny import images, ours, shaken, specimen_of, timm_specimen, torchvision_swin, torchvision_vit
+from vitlens import ablate, attack, compare, evaluate, explain, features, profile, rollout, statistics
+from vitlens.analysis.attention import attention_maps
+from vitlens.cli import main
+from vitlens.data.digits import CLASSES as DIGITS
+from vitlens.data.digits import digits
+from vitlens.data.split import Split
+from vitlens.errors import UnknownNameError, UnsupportedError
+from vitlens.models.new_head import for_classes
+from vitlens.models.resnet import build_resnet
+from vitlens.models.specimen import Specimen
+from vitlens.models.support import CHECKS, NEEDS, supported
+from vitlens.names import UNIT_KINDS
+from vitlens.runs import load as loading
+from vitlens.runs import train_start
+
+
+def library(name: str, *, size: int = 64, **options: object) -> Specimen:
+    """A model of timm at its own width, where it is small."""
+    model = shaken(lambda: timm.create_model(name, num_classes=10, **options), scale=0.01)
+    return specimen_of(model, alias=name, size=(size, size))
+
+
+MODELS: dict[str, Callable[[], Specimen]] = {
+    "cls": partial(ours, size=(32, 32), patch_size=(8, 8), classes=10),
+    "mean": partial(timm_specimen, "vit_wee_patch16_reg1_gap_256", num_classes=10),
+    "distilled": partial(timm_specimen, "deit_tiny_distilled_patch16_224", num_classes=10),
+    "class-attention": partial(timm_specimen, "cait_xxs24_224", num_classes=10),
+    "map-pooling": partial(timm_specimen, "vit_base_patch16_siglip_224", num_classes=10),
+    "headless": partial(timm_specimen, "vit_tiny_patch16_224", num_classes=0),
+    "windows": partial(timm_specimen, "swin_tiny_patch4_window7_224", num_classes=10),
+    "channels": partial(
+        library, "xcit_nano_12_p16_224", size=32, img_size=32, patch_size=16, embed_dim=32, depth=1, num_heads=2
+    ),
+    "channels-alone": partial(library, "edgenext_xx_small"),
+    "mixed-windows": partial(library, "maxvit_rmlp_pico_rw_256", img_size=64),
+    "mobilevit": partial(library, "mobilevit_xxs"),
+    "pooled": partial(library, "pvt_v2_b0"),
+    "no-projection": partial(library, "levit_128s", size=224),
+    "hybrid": partial(library, "vit_tiny_r_s16_p8_224", img_size=64),
+    "resnet20": lambda: specimen_of(build_resnet("resnet20", classes=10, image_size=(32, 32)), alias="resnet20"),
+    "torchvision-vit": torchvision_vit,
+    "torchvision-swin": torchvision_swin,
+    "torchvision-resnet": partial(library, "resnet10t"),
+}
+QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channels", "mobilevit", "resnet20")
+WITHOUT = {  # the commands that a family lacks: from what the family is, not from the code
+    "headless": {"study", "predict", "evaluate", "ablate", "compare", "explain", "attack"},
+    "channels": {"study", "rollout"},
+    "channels-alone": {"study", "rollout", "attention", "stats"},
+    "mixed-windows": {"study", "rollout"},
+    "mobilevit": {"study", "rollout", "attention"},
+    "pooled": {"study", "rollout"},
+    "no-projection": {"study", "rollout"},
+    "resnet20": {"study", "rollout", "attention", "stats", "ablate"},
+    "torchvision-resnet": {"study", "rollout", "attention", "stats", "ablate"},
+}
+
+
+@cache
+def model(name: str) -> Specimen:
+    specimen = MODELS[name]()
+    specimen.alias = name
+    outputs = specimen(images(specimen.input_size, batch=1)).shape[1]
+    specimen.classes = (DIGITS * outputs)[:outputs] if outputs == 10 else tuple(map(str, range(outputs)))
+    return specimen
+
+
+def few(specimen: Specimen) -> Split:
+    split = digits("test").limit(4)
+    if outputs_of(specimen) != len(DIGITS):
+        return replace(split, classes=specimen.classes, labels=split.labels % len(specimen.classes))
+    return split
+
+
+def outputs_of(specimen: Specimen) -> int:
+    return len(specimen.classes)
+
+
+FUNCTIONS: dict[str, Callable[[Specimen, Tensor, Tensor], object]] = {
+    "train": lambda specimen, _images, _labels: for_classes(specimen, ("a", "b", "c")),
+    "evaluate": lambda specimen, _images, _labels: evaluate(specimen, few(specimen)),
+    "attention": lambda specimen, batch, _labels: attention_maps(specimen, batch),
+    "rollout": lambda specimen, batch, _labels: rollout(specimen, batch),
+    "stats": lambda specimen, batch, _labels: statistics(specimen, batch),
+    "ablate": lambda specimen, batch, labels: ablate(specimen, batch, labels, kinds=UNIT_KINDS),
+    "compare": lambda specimen, _images, _labels: compare(specimen, specimen, few(specimen)),
+    "explain": lambda specimen, batch, _labels: explain(specimen, batch, method="saliency"),
+    "attack": lambda specimen, batch, _labels: attack(specimen, batch, "predicted", method="fgsm", epsilon=0.01),
+    "features": lambda specimen, batch, _labels: features(specimen, batch),
+    "profile": lambda specimen, _images, _labels: profile(specimen, batch_sizes=(1,)),
+}
+
+
+def test_every_command_that_takes_a_model_has_its_needs():
+    takes = {
+        command.__name__
+        for command in main.EXAMPLES
+        if {"model", "models"} & set(inspect.signature(command).parameters)
+    }
+    assert set(NEEDS) == takes
+    assert {need for needs in NEEDS.values() for need in needs} <= set(CHECKS)
+    with pytest.raises(UnknownNameError):
+        model("resnet20").supports("data")
+
+
+SLOW = pytest.mark.slow
+
+
+def quick(name: str) -> bool:
+    return name in QUICK
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if quick(name) else SLOW) for name in MODELS])
+def test_a_family_supports_what_it_is_made_for(name):
+    specimen = model(name)
+    refused = {command for command in NEEDS if specimen.supports(command) is not None}
+    assert refused == WITHOUT.get(name, set())
+    assert supported(specimen) == tuple(command for command in NEEDS if command not in refused)
+    meta = specimen_of(MODELS[name]().model, alias=name, size=specimen.input_size).to("meta")
+    assert supported(meta) == supported(specimen)  # shapes decide
+    for command in refused:
+        reason = specimen.supports(command)
+        assert reason.partition(" supports ")[2].split(", ") == list(supported(specimen))
+        assert "expected" in reason
+        assert "found" in reason
+        assert "\n" not in reason
+
+
+PAIRS = [
+    pytest.param(name, command, marks=() if quick(name) and (name, command) != ("mobilevit", "ablate") else SLOW)
+    for name in MODELS
+    for command in FUNCTIONS
+]
+
+
+@pytest.mark.parametrize(("name", "command"), PAIRS)
+def test_what_is_supported_works_and_what_is_not_is_refused_with_the_same_reason(name, command):
+    specimen = model(name)
+    batch, labels, reason = images(specimen.input_size), torch.tensor([0, 1]), specimen.supports(command)
+    if reason is None:
+        assert FUNCTIONS[command](specimen, batch, labels) is not None
+        return
+    with pytest.raises(UnsupportedError) as refusal:
+        FUNCTIONS[command](specimen, batch, labels)
+    assert str(refusal.value) == reason
+
+
+LINES = {  # a command line for each, as short as it can be
+    "predict": "--data digits --limit 2",
+    "train": "--data digits --limit 40 --epochs 1 --batch-size 20",
+    "evaluate": "--data digits --limit 4",
+    "attention": "--data digits --limit 2",
+    "rollout": "--data digits --limit 2",
+    "stats": "--data digits --limit 3",
+    "ablate": "--data digits --limit 8",
+    "compare": "--data digits --limit 6 --panels 2 --maps 4 --no-harder",
+    "explain": "--data digits --limit 2 --method saliency",
+    "attack": "--data digits --limit 4 --attack fgsm --epsilon 4 --no-corruptions --no-inside",
+    "features": "--data digits --limit 24 --bank 60 --no-cache --k 1",
+    "profile": "--batch-sizes 1",
+}
+
+
+def typed(command: str, name: str, out: Path) -> list[str]:
+    names = [name, name] if command == "compare" else [name]
+    return [command, *names, *LINES[command].split(), "--out", str(out), "--device", "cpu", "--quiet"]
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line finds the models of this file by their names."""
+
+    def load(name: str, **_options: object) -> Specimen:
+        alias, _, short = name.rpartition("=")
+        found = model(short)
+        twin = specimen_of(found.model, alias=alias or short, size=found.input_size)
+        twin.classes = found.classes
+        return twin
+
+    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(train_start, "load", load)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "attention", "rollout", "stats", "ablate", "explain"])
+def test_a_command_refuses_before_it_makes_a_folder(command, named, tmp_path, capsys):
+    for name in ("headless", "resnet20", "mobilevit"):
+        reason = model(name).supports(command)
+        if reason is not None:
+            assert main.run(typed(command, name, tmp_path / "out")) == 2
+            assert reason in capsys.readouterr().err
+            assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", LINES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_command_runs_where_it_is_supported_and_is_refused_elsewhere(name, command, named, tmp_path, capsys):
+    reason = model(name).supports(command)
+    code = main.run(typed(command, name, tmp_path / "out"))
+    said = capsys.readouterr().err
+    assert code == (0 if reason is None else 2), said
+    if reason is not None:
+        assert reason in said
+        assert not (tmp_path / "out").exists()
