@@ -303,7 +303,7 @@ def test_channels_alone_are_refused():
         provenance=plain.provenance,
         architecture={},
     )
-    with pytest.raises(UnsupportedError, match="found channels alone in channels"):
+    with pytest.raises(UnsupportedError, match="channels alone in channels"):
         statistics(specimen, images((32, 48)))
 
 

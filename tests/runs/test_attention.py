@@ -11,16 +11,17 @@ import torch
 from vitlens.analysis.attention import attention_maps
 from vitlens.analysis.views import key_maps, query_maps
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.zoo import load
+from vitlens.models.zoo import load, save
 from vitlens.runs.attention import attention
+from vitlens.runs.attention_report import ORDERED
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
 
 
-def run(model: Path | str, out: Path, **changes: object) -> dict:
-    random = ModelOptions(random_weights=":" in str(model))
+def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **changes: object) -> dict:
+    random = ModelOptions(random_weights=":" in str(model), image_size=size)
     attention(str(model), model_options=random, options=replace(OPTIONS, out=out), **changes)
     return json.loads((out / "results.json").read_text())
 
@@ -206,3 +207,34 @@ def test_a_head_over_training(kept_run, pictures, tmp_path):
 def test_a_head_of_a_patch_in_a_run_that_kept_its_weights_is_drawn_both_ways(kept_run, pictures, tmp_path):
     run(f"mine={kept_run}", tmp_path / "out", images=[str(pictures)], head=(0, 1), key=(0, 0))
     assert figures(tmp_path / "out") == OVERVIEW | {"head_over_training", "key", "key_head"}
+
+
+def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
+    """Of a model whose positions were made so that near ones are alike, and of one that learned no order."""
+    specimen = load(str(tiny_vit))
+    rows, columns = (part.flatten().float() for part in torch.meshgrid(*[torch.arange(4)] * 2, indexing="ij"))
+    apart = (rows[:, None] - rows[None]) ** 2 + (columns[:, None] - columns[None]) ** 2
+    specimen.model.pos_embed.data[0, 1:] = torch.linalg.cholesky(torch.exp(-apart / 8) + 1e-4 * torch.eye(16))
+    save(specimen, tmp_path / "ordered.safetensors")
+    similarity = torch.exp(-apart / 8) / (1 + 1e-4) + torch.eye(16) * 1e-4 / (1 + 1e-4)
+    above = torch.ones(16, 16).triu(1) > 0
+    expected = torch.corrcoef(torch.stack((similarity[above], apart[above].sqrt())))[0, 1].item()
+    assert expected < -0.9
+    for name, value, tolerance in (
+        (tmp_path / "ordered.safetensors", expected, 1e-3),
+        ("vit-digits", -0.000967, 1e-5),
+    ):
+        out = tmp_path / f"of-{Path(name).stem}"
+        results = run(name, out, images=[str(pictures / "0.png")])
+        metric = results["metrics"][f"positions/{Path(name).stem}/distance_correlation"]
+        assert metric["value"] == pytest.approx(value, abs=tolerance)
+        assert metric["n"] == (16 if name != "vit-digits" else 64)
+        ordered = "near patches have more similar" in (out / "report.md").read_text()
+        assert ordered == (value <= ORDERED)
+
+
+def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pictures, tmp_path):
+    results = run("timm:maxvit_rmlp_pico_rw_256", tmp_path / "out", images=[str(pictures / "0.png")], size=(64, 64))
+    assert [row["layer"] for row in results["tables"]["layers"]] == [18, 19, 20, 21]
+    assert [row["layer"] for row in results["tables"]["without_map"]] == list(range(18))
+    assert "layers 1 to 18" in (tmp_path / "out" / "report.md").read_text()

@@ -18,7 +18,7 @@ from vitlens.analysis.specialisation import LABELS, specialise
 from vitlens.analysis.stats import statistics
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
-from vitlens.models.zoo import load, save
+from vitlens.models.zoo import load, save, untrained
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.stats import stats
 from vitlens.uncertainty import holm
@@ -85,6 +85,63 @@ def test_a_model_beside_itself_does_not_differ(tiny_vit, tmp_path):
     results = run([f"one={tiny_vit}", f"two={tiny_vit}"], tmp_path / "out")
     assert {row["significant"] for row in results["tables"]["differences"]} == {0}
     assert results["metrics"]["difference/distance/one/two"]["value"] == 0
+
+
+def changed(tiny_vit: Path, file: Path, *, parameter: str) -> Path:
+    """The model with one of its parameters moved."""
+    specimen = load(str(tiny_vit))
+    specimen.model.get_parameter(parameter).data += torch.randn(
+        specimen.model.get_parameter(parameter).shape, generator=torch.Generator().manual_seed(0)
+    )
+    save(specimen, file)
+    return file
+
+
+def test_a_frozen_backbone_is_identical_whatever_its_head_and_its_file(tiny_vit, tmp_path):
+    other = changed(tiny_vit, tmp_path / "other.safetensors", parameter="head.weight")
+    results = run([f"before={tiny_vit}", f"after={other}"], tmp_path / "out")
+    [row] = results["tables"]["backbones"]
+    assert (row["comparable"], row["identical"]) == (True, True)
+    specimen = load(str(tiny_vit))
+    assert row["parameters"] == specimen.parameter_count() - sum(p.numel() for p in specimen.model.head.parameters())
+    assert results["metrics"]["heads_changed/before/after"]["value"] == 0
+    assert "identical by construction" in (tmp_path / "out" / "report.md").read_text()
+    drawn = {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")}
+    assert "heads_before" in drawn
+    assert not drawn & {"heads_after", "differences"}
+
+
+def test_a_changed_backbone_is_subtracted_head_by_head(tiny_vit, tmp_path):
+    other = changed(tiny_vit, tmp_path / "other.safetensors", parameter="blocks.1.attn.qkv.weight")
+    results = run([f"before={tiny_vit}", f"after={other}"], tmp_path / "out")
+    [row] = results["tables"]["backbones"]
+    assert (row["comparable"], row["identical"]) == (True, False)
+    changes = {(row["statistic"], row["layer"], row["head"]): row for row in results["tables"]["changes"]}
+    assert all(
+        row["difference"] == 0 == row["low"] and row["p_holm"] == 1 for key, row in changes.items() if not key[1]
+    )
+    (batch,) = digits("test").limit(12).batches(12)
+    first, second = (measure(load(str(name)), batch.images).values["hoyer", 1] for name in (tiny_vit, other))
+    for head in range(2):
+        apart = (first - second)[:, head].double().numpy()
+        found = changes["hoyer", 1, head]
+        low, high = scipy_stats.t.interval(0.95, 11, apart.mean(), scipy_stats.sem(apart))
+        assert (found["difference"], found["low"], found["high"], found["n"]) == pytest.approx(
+            (apart.mean(), low, high, 12), rel=1e-4
+        )
+    share = results["metrics"]["heads_changed/before/after"]
+    moved = {key[1:] for key, row in changes.items() if row["p_holm"] <= 0.05}
+    assert moved == {(1, 0), (1, 1)}
+    assert (share["value"], share["n"]) == (len(moved) / 4, 4)
+
+
+def test_heads_of_another_anatomy_are_not_subtracted(tiny_vit, tmp_path):
+    shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8], "registers": 1}
+    classes = load(str(tiny_vit)).classes
+    save(untrained("vit-mini", classes=classes, overrides=shape), tmp_path / "registers.safetensors")
+    results = run([str(tiny_vit), str(tmp_path / "registers.safetensors")], tmp_path / "out")
+    assert results["tables"]["backbones"][0]["comparable"] is False
+    assert "changes" not in results["tables"]
 
 
 def test_models_of_other_shapes_are_compared_overall(tiny_vit, tmp_path):

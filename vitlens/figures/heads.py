@@ -25,7 +25,7 @@ from vitlens.figures.style import (
 _HEADS: Final = ("layers", "heads")
 _LOOKS: Final = ("-", "--", ":", "-.", "-", "--")  # beside SERIES, for eyes and prints without colour
 _MOST: Final = 6  # panels that a page holds
-_BAR: Final = 0.72  # inch beside a heat map for its own colour bar
+_BAR: Final = 0.88  # inch beside a heat map for its own colour bar
 
 
 @styled

@@ -42,9 +42,9 @@ def _changed_words(record: RunRecord, aliases: Sequence[str]) -> str:
     heads = share.n or 0
     names = dict.fromkeys(title_of(str(row["statistic"])) for row in record.table("changes"))
     return (
-        f"{round(share.value * heads)} of {heads} heads differ between `{aliases[0]}` and `{aliases[1]}` in at least "
-        f"one of {len(names)} statistics ({', '.join(names)}): paired t tests over images, Holm's correction over all "
-        "heads and statistics together."
+        f"{round(share.value * heads)} of {heads} heads differ significantly between `{aliases[0]}` and "
+        f"`{aliases[1]}` in at least one of {len(names)} statistics ({', '.join(names)}): paired t tests over images, "
+        "Holm's correction over all heads and statistics together."
     )
 
 
