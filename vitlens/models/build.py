@@ -29,7 +29,7 @@ class Architecture:
 
     kind: Kind
     name: Annotated[str, Length(1, 200)]
-    classes: Annotated[int, Between(1, CLASSES)] | None = None
+    classes: Annotated[int, Between(0, CLASSES)] | None = None  # 0: without a classifier
     image_size: tuple[Side, Side] | None = None
     overrides: Overrides = field(default_factory=dict)
     pruned: Mapping[str, list[Annotated[int, Between(0, 65_536)]]] = field(default_factory=dict)

@@ -35,7 +35,7 @@ class About:
     """What a weights file of ours says of itself: how the model is built, its classes, its input, who wrote it."""
 
     architecture: Architecture
-    classes: Annotated[tuple[Annotated[str, Length(0, 1000)], ...], Length(1, CLASSES)]
+    classes: Annotated[tuple[Annotated[str, Length(0, 1000)], ...], Length(0, CLASSES)]
     preprocessing: Preprocessing
     vitlens: str = ""
 
