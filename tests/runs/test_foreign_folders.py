@@ -40,6 +40,7 @@ def everything(folder: Path) -> dict[Path, bytes]:
 def test_an_alias_that_is_a_path_is_refused(made, tmp_path, capsys, alias):
     folder = copied(made, tmp_path)
     shutil.copy(folder / "arrays" / "predictions-tiny-vit.npz", tmp_path / "pwned.npz")
+    (folder / "arrays" / "predictions-x").mkdir()  # so that the path can be walked
     for name in ("config.json", "results.json"):
         text = (folder / name).read_text()
         (folder / name).write_text(text.replace("tiny-vit", alias))
