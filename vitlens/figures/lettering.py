@@ -1,15 +1,17 @@
 """What a figure can write: no formula of a name's `$`, no character that its fonts lack."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
 from matplotlib import font_manager
+from matplotlib.artist import Artist
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter, FuncFormatter
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from vitlens.display import escape, visible
 
@@ -31,16 +33,22 @@ def drawable(text: str) -> str:
 
 def letter(figure: Figure) -> None:
     """Make every text of a figure drawable and literal; numbers at the ticks stay as matplotlib writes them."""
-    ticks = set()
+    for text in _texts(figure):
+        text.set_parse_math(False)
+        if (shown := drawable(text.get_text())) != text.get_text():
+            text.set_text(shown)
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            ticks |= {id(label) for label in axis.get_majorticklabels() + axis.get_minorticklabels()}
-            _letter_ticks(axis)
-    for text in figure.findobj(Text):
-        if isinstance(text, Text) and id(text) not in ticks:
-            text.set_parse_math(False)
-            if (shown := drawable(text.get_text())) != text.get_text():
-                text.set_text(shown)
+            if axes.get_visible() and isinstance(axis.get_major_locator(), FixedLocator):
+                _letter_ticks(axis)
+
+
+def _texts(artist: Artist) -> Iterator[Text]:
+    """The texts of an artist and all in it, without those of ticks, which are made when the figure is drawn."""
+    if isinstance(artist, Text):
+        yield artist
+    for child in (artist.label,) if isinstance(artist, Axis) else artist.get_children():
+        yield from _texts(child)
 
 
 def _letter_ticks(axis: Axis) -> None:
