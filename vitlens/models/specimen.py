@@ -108,16 +108,9 @@ class Specimen(nn.Module):
 
     def require_classifier(self) -> None:
         """Raise UnsupportedError, with what works without a classifier and how to add one, where it has none."""
-        if self.has_classifier:
-            return
-        if self.architecture["kind"] == "open-clip":
-            advice = "name the classes with --classes FILE (vitlens.zero_shot in Python)"
-        else:
-            advice = f"add a head with vitlens train {self.provenance.name} --freeze-backbone --data DATA"
-        raise UnsupportedError(
-            f"expected logits of classes, found features: {self.alias} has no classifier; attention, rollout, stats, "
-            f"features and profile work without one; {advice}"
-        )
+        from vitlens.models.support import require_classifier
+
+        require_classifier(self)
 
     def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
         """Pixels in [0, 1] as the model wants them: its size, its normalisation."""

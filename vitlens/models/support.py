@@ -4,9 +4,8 @@ A need is checked by the function that the command itself would fail in, so that
 what works are one thing. Those functions lie above the models; the table names them, and they are found when asked.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 from weakref import WeakKeyDictionary
@@ -19,7 +18,7 @@ Need = Literal["classifier", "new head", "attention", "maps", "chain", "statisti
 
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
     {  # module:function of a specimen, which raises UnsupportedError
-        "classifier": "vitlens.models.specimen:Specimen.require_classifier",
+        "classifier": "vitlens.models.support:require_classifier",
         "new head": "vitlens.models.new_head:require_replaceable",
         "attention": "vitlens.analysis.attention:require_attention",
         "maps": "vitlens.analysis.attention:require_maps",
@@ -47,6 +46,7 @@ NEEDS: Final[Mapping[CommandName, tuple[Need, ...]]] = MappingProxyType(
         "profile": (),
     }
 )
+_LIST = " supports "  # before the commands that a model supports
 _found: WeakKeyDictionary[Specimen, dict[Need, str]] = WeakKeyDictionary()
 
 
@@ -63,7 +63,7 @@ def unsupported(specimen: Specimen, command: CommandName) -> str | None:
 
 def supported(specimen: Specimen) -> tuple[CommandName, ...]:
     """The commands that a specimen supports, in their order."""
-    return tuple(command for command, needs in NEEDS.items() if all(meets(specimen, need) for need in needs))
+    return tuple(command for command, needs in NEEDS.items() if _meets_all(specimen, needs))
 
 
 def require(specimen: Specimen, *needs: Need) -> None:
@@ -83,12 +83,35 @@ def meets(specimen: Specimen, need: Need) -> bool:
     return not _why_not(specimen, need)
 
 
+def require_classifier(specimen: Specimen) -> None:
+    """Raise UnsupportedError, with what works without a classifier and how to add one, where it has none."""
+    if specimen.has_classifier:
+        return
+    if specimen.architecture["kind"] == "open-clip":
+        advice = "name the classes with --classes FILE (vitlens.zero_shot in Python)"
+    else:
+        advice = f"add a head with vitlens train {specimen.provenance.name} --freeze-backbone --data DATA"
+    works = (command for command, needs in NEEDS.items() if "classifier" not in needs and _meets_all(specimen, needs))
+    raise UnsupportedError(
+        f"expected logits of classes, found features: {specimen.alias} has no classifier; {advice}; "
+        f"{_listed(specimen, works)}"
+    )
+
+
+def _meets_all(specimen: Specimen, needs: Iterable[Need]) -> bool:
+    return all(meets(specimen, need) for need in needs)
+
+
 def _first(specimen: Specimen, needs: tuple[Need, ...]) -> str | None:
     for need in needs:
         why = _why_not(specimen, need)
-        if why:  # what works without a classifier is said there
-            return why if need == "classifier" else f"{why}; {specimen.alias} supports {', '.join(supported(specimen))}"
+        if why:
+            return why if _LIST in why else f"{why}; {_listed(specimen, supported(specimen))}"
     return None
+
+
+def _listed(specimen: Specimen, commands: Iterable[CommandName]) -> str:
+    return f"{specimen.alias}{_LIST}{', '.join(commands)}"
 
 
 def _why_not(specimen: Specimen, need: Need) -> str:
@@ -96,7 +119,7 @@ def _why_not(specimen: Specimen, need: Need) -> str:
     known = _found.setdefault(specimen, {})
     if need not in known:
         module, _, name = CHECKS[need].partition(":")
-        check: Callable[[Specimen], object] = attrgetter(name)(import_module(module))
+        check: Callable[[Specimen], object] = getattr(import_module(module), name)
         try:
             check(specimen)
             known[need] = ""
