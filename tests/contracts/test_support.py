@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor
+from torchvision.models import resnet18 as torchvision_resnet18
 
 from tests.lens.tiny import images, ours, shaken, specimen_of, timm_specimen, torchvision_swin, torchvision_vit
 from vitlens import ablate, attack, compare, evaluate, explain, features, profile, rollout, statistics
@@ -25,7 +26,6 @@ from vitlens.models.new_head import for_classes
 from vitlens.models.resnet import build_resnet
 from vitlens.models.specimen import Specimen
 from vitlens.models.support import CHECKS, NEEDS, supported
-from vitlens.names import UNIT_KINDS
 from vitlens.runs import load as loading
 from vitlens.runs import train_start
 
@@ -56,7 +56,7 @@ MODELS: dict[str, Callable[[], Specimen]] = {
     "resnet20": lambda: specimen_of(build_resnet("resnet20", classes=10, image_size=(32, 32)), alias="resnet20"),
     "torchvision-vit": torchvision_vit,
     "torchvision-swin": torchvision_swin,
-    "torchvision-resnet": partial(library, "resnet10t"),
+    "torchvision-resnet": lambda: specimen_of(shaken(lambda: torchvision_resnet18(num_classes=10)), size=(64, 64)),
 }
 QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channels", "mobilevit", "resnet20")
 WITHOUT = {  # the commands that a family lacks: from what the family is, not from the code
@@ -66,7 +66,7 @@ WITHOUT = {  # the commands that a family lacks: from what the family is, not fr
     "mixed-windows": {"study", "rollout"},
     "mobilevit": {"study", "rollout", "attention"},
     "pooled": {"study", "rollout"},
-    "no-projection": {"study", "rollout"},
+    "no-projection": {"study", "rollout", "ablate"},
     "resnet20": {"study", "rollout", "attention", "stats", "ablate"},
     "torchvision-resnet": {"study", "rollout", "attention", "stats", "ablate"},
 }
@@ -98,7 +98,7 @@ FUNCTIONS: dict[str, Callable[[Specimen, Tensor, Tensor], object]] = {
     "attention": lambda specimen, batch, _labels: attention_maps(specimen, batch),
     "rollout": lambda specimen, batch, _labels: rollout(specimen, batch),
     "stats": lambda specimen, batch, _labels: statistics(specimen, batch),
-    "ablate": lambda specimen, batch, labels: ablate(specimen, batch, labels, kinds=UNIT_KINDS),
+    "ablate": lambda specimen, batch, labels: ablate(specimen, batch, labels),
     "compare": lambda specimen, _images, _labels: compare(specimen, specimen, few(specimen)),
     "explain": lambda specimen, batch, _labels: explain(specimen, batch, method=methods_for(specimen)[-1]),
     "attack": lambda specimen, batch, _labels: attack(specimen, batch, "predicted", method="fgsm", epsilon=0.01),

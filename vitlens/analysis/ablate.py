@@ -52,9 +52,13 @@ def units_of(specimen: Specimen, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> t
     return units
 
 
-def require_units(specimen: Specimen) -> None:
-    """Raise UnsupportedError for a model without a head, MLP or block that can be removed."""
-    units_of(specimen)
+def require_heads(specimen: Specimen) -> None:
+    """Raise UnsupportedError for a model without a head whose output alone can be replaced."""
+    if not any(layer.head_dim for layer in layers(specimen)):
+        raise UnsupportedError(
+            f"expected heads whose outputs stand side by side before an output projection in {specimen.alias}, found "
+            "none: no head can be replaced alone"
+        )
 
 
 def measure_effects(
@@ -134,7 +138,7 @@ def ablate(
     specimen.require_classifier()
     if len(images) != len(labels):
         raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
-    require(specimen, *NEEDS["ablate"])
+    require(specimen, *(NEEDS["ablate"] if "head" in kinds else ("classifier", "attention")))
     size, units = batch_size or fitting_batch_size(specimen), units_of(specimen, kinds=kinds)
     batches = [batch.to(specimen.device) for batch in images.split(size)]
     several = replace == "mean" and len(batches) > 1

@@ -14,7 +14,7 @@ from vitlens.errors import LensError, UnknownNameError, UnsupportedError
 from vitlens.models.specimen import Specimen
 from vitlens.names import CommandName
 
-Need = Literal["classifier", "new head", "attention", "maps", "chain", "statistics", "units", "features", "cam"]
+Need = Literal["classifier", "new head", "attention", "maps", "chain", "statistics", "heads", "features", "cam"]
 
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
     {  # module:function of a specimen, which raises UnsupportedError
@@ -24,21 +24,21 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
         "maps": "vitlens.analysis.attention:require_maps",
         "chain": "vitlens.analysis.chain:require_chain",
         "statistics": "vitlens.analysis.stats:require_statistics",
-        "units": "vitlens.analysis.ablate:require_units",
+        "heads": "vitlens.analysis.ablate:require_heads",
         "features": "vitlens.lens.stages:stages",
         "cam": "vitlens.attribution.place:cam_place",
     }
 )
 NEEDS: Final[Mapping[CommandName, tuple[Need, ...]]] = MappingProxyType(
     {  # every command that takes a model
-        "study": ("classifier", "maps", "chain", "statistics", "units", "features"),
+        "study": ("classifier", "maps", "chain", "statistics", "heads", "features"),
         "predict": ("classifier",),
         "train": ("new head",),
         "evaluate": ("classifier",),
         "attention": ("maps",),
         "rollout": ("chain",),
         "stats": ("statistics",),
-        "ablate": ("classifier", "units"),
+        "ablate": ("classifier", "heads"),
         "compare": ("classifier",),
         "explain": (),
         "attack": ("classifier",),
