@@ -73,9 +73,8 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, monkeyp
     again = run(tiny_vit, None, resume=tmp_path / "out")
     first = len(calls)
     assert again["status"] == "done"
-    for name, metric in whole["metrics"].items():
-        if not name.startswith("forward_equivalents"):
-            assert again["metrics"][name] == metric, name
+    assert again["metrics"] == whole["metrics"]  # what was recalled cost something: forward equivalents are equal too
+    assert again["tables"] == whole["tables"]
     calls.clear()
     run(tiny_vit, tmp_path / "anew")
     assert first == len(calls) - kept  # what was kept was not measured again

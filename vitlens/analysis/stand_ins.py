@@ -103,9 +103,14 @@ class Prepared:
     donor: Replay | None = None
 
     @property
+    def cost(self) -> int:
+        """Multiply-adds of linear layers spent so far, those on the images that stand in included."""
+        return self.replay.cost + (0 if self.donor is None else self.donor.cost)
+
+    @property
     def forward_equivalents(self) -> float:
-        """Full forwards of the batch spent so far, those of the images that stand in included."""
-        return self.replay.forward_equivalents + (0.0 if self.donor is None else self.donor.forward_equivalents)
+        """The same in full forwards of the batch."""
+        return self.cost / self.replay.forward_cost
 
 
 @contextmanager

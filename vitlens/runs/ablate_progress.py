@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.effects import Unit
+from vitlens.analysis.together import Measured
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
 from vitlens.names import Replacement
@@ -50,8 +51,8 @@ class BatchMemory:
     name: str
     digest: str
 
-    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> tuple[Tensor, Tensor] | None:
-        """Loss and correct (sets, batch) as they were found, or None.
+    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> Measured | None:
+        """The outcomes as they were found, or None; None too for a file without their cost (of an older vitlens).
 
         Raises InputError when they are of other images.
         """
@@ -64,11 +65,15 @@ class BatchMemory:
                 f"expected the images that the run in {self.folder.parent} began with, found others; give the same "
                 "--data, --limit, --seed and --batch-size, or begin anew without --resume"
             )
-        return torch.from_numpy(np.asarray(found["loss"])), torch.from_numpy(np.asarray(found["correct"]))
+        if "cost" not in found:
+            return None
+        loss, correct = (torch.from_numpy(np.asarray(found[name])) for name in ("loss", "correct"))
+        return Measured(loss, correct, int(found["cost"]))
 
-    def remember(self, sets: Sequence[tuple[Unit, ...]], loss: Tensor, correct: Tensor) -> None:
+    def remember(self, sets: Sequence[tuple[Unit, ...]], found: Measured) -> None:
         """Keep what was found, all or nothing."""
-        write_arrays(self._path(sets), {"digest": self.digest, "loss": loss.numpy(), "correct": correct.numpy()})
+        arrays = {"digest": self.digest, "loss": found.loss, "correct": found.correct, "cost": found.cost}
+        write_arrays(self._path(sets), {name: np.asarray(value) for name, value in arrays.items()})
 
     def _path(self, sets: Sequence[tuple[Unit, ...]]) -> Path:
         names = ",".join("+".join(unit.name for unit in each) for each in sets)
