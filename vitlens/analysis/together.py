@@ -105,9 +105,7 @@ def judge(logits: Float[Tensor, "sets batch classes"], labels: Labels) -> tuple[
     return loss.view(logits.shape[:2]).cpu().double(), (logits.argmax(-1) == labels).cpu()
 
 
-def _measured(
-    ready: Prepared, sets: Sequence[tuple[Unit, ...]], replace: Replacement, labels: Labels
-) -> Measured:
+def _measured(ready: Prepared, sets: Sequence[tuple[Unit, ...]], replace: Replacement, labels: Labels) -> Measured:
     before = ready.cost
     loss, correct = judge(_without(ready, sets, replace), labels)
     return Measured(loss, correct, ready.cost - before)
