@@ -5,7 +5,19 @@ import pytest
 from scipy import stats
 
 from vitlens.errors import InputError
-from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm, mcnemar, median_of, sign_flip_test, wilson
+from vitlens.uncertainty import (
+    Estimate,
+    Side,
+    apart,
+    beyond,
+    bootstrap_difference,
+    bootstrap_mean,
+    holm,
+    mcnemar,
+    median_of,
+    sign_flip_test,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 20), (7, 20), (20, 20), (447, 480)])
@@ -118,3 +130,38 @@ def test_the_interval_of_a_median_is_scipys(n: int) -> None:
 def test_few_values_have_no_interval_of_their_median() -> None:
     assert median_of([3.0, 1.0, 2.0]).low is None
     assert median_of([3.0, 1.0, 2.0]).value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("estimate", "value", "side"),
+    [
+        (Estimate(0.5, 0.4, 0.6), 0.3, Side.ABOVE),
+        (Estimate(0.5, 0.4, 0.6), 0.7, Side.BELOW),
+        (Estimate(0.5, 0.4, 0.6), 0.59, Side.UNDECIDED),
+        (Estimate(0.5, 0.4, 0.6), 0.4, Side.UNDECIDED),  # the end belongs to the interval
+        (Estimate(0.5, n=1), 0.0, Side.UNDECIDED),  # one image shows nothing
+    ],
+)
+def test_a_side_is_shown_by_the_interval_alone(estimate, value, side):
+    assert beyond(estimate, value) is side
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "side"),
+    [
+        (Estimate(0.5, 0.4, 0.6), Estimate(0.2, 0.1, 0.3), Side.ABOVE),
+        (Estimate(0.2, 0.1, 0.3), Estimate(0.5, 0.4, 0.6), Side.BELOW),
+        (Estimate(0.5, 0.4, 0.6), Estimate(0.3, 0.1, 0.5), Side.UNDECIDED),
+        (Estimate(0.5, 0.1, 0.9), Estimate(0.5, 0.4, 0.6), Side.UNDECIDED),
+        (Estimate(0.9, 0.8, 1.0), Estimate(0.1, n=1), Side.UNDECIDED),
+        (Estimate(1.0, n=1), Estimate(0.1, 0.0, 0.2), Side.UNDECIDED),
+    ],
+)
+def test_intervals_stand_apart_or_not(one, other, side):
+    assert apart(one, other) is side
+
+
+def test_one_value_or_group_has_no_interval():
+    assert bootstrap_mean([0.3], unit="nats") == Estimate(0.3, n=1, unit="nats")
+    assert bootstrap_mean([0.0, 1.0], groups=[4, 4]) == Estimate(0.5, n=2)
+    assert bootstrap_difference([1.0], [0.0]).low is None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from statistics import NormalDist
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from vitlens.errors import InputError
 
 DRAWS = 10_000  # numerics: bootstrap and sign flips
+LEVEL = 0.05  # of tests, after a correction where there are several
 _AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
 _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 
@@ -29,6 +31,29 @@ class Estimate:
     unit: str = "fraction"
 
 
+class Side(Enum):
+    """On which side of something a number is shown to lie; UNDECIDED: intervals overlap, or there is none."""
+
+    BELOW = -1
+    UNDECIDED = 0
+    ABOVE = 1
+
+
+def beyond(estimate: Estimate, value: float) -> Side:
+    """Whether an interval lies wholly above or below a value; a number without an interval (n = 1) shows neither."""
+    if estimate.low is None or estimate.high is None or estimate.low <= value <= estimate.high:
+        return Side.UNDECIDED
+    return Side.ABOVE if estimate.low > value else Side.BELOW
+
+
+def apart(one: Estimate, other: Estimate) -> Side:
+    """Whether one interval lies wholly above or below another; numbers without intervals show neither."""
+    if None in (one.low, one.high) or other.low is None or other.high is None:
+        return Side.UNDECIDED
+    above, below = beyond(one, other.high), beyond(one, other.low)
+    return above if above is Side.ABOVE else below if below is Side.BELOW else Side.UNDECIDED
+
+
 def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
     """A fraction with Wilson's 95 % interval (Wilson 1927). Raises InputError unless 0 <= successes <= n and n > 0."""
     if not 0 <= successes <= n or n == 0:
@@ -46,11 +71,13 @@ def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
 def bootstrap_mean(
     values: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, draws: int = DRAWS, unit: str = "fraction"
 ) -> Estimate:
-    """The mean of values (n,) with its 95 % percentile bootstrap interval.
+    """The mean of values (n,) with its 95 % percentile bootstrap interval; none for fewer than 2 values (or groups).
 
     groups (n,): what values share; whole groups are drawn, so that images of one source do not count as many.
     """
     sums, counts = _by_group(_vector(values), groups)
+    if len(sums) < 2:  # every draw is the same: an interval without width would call any number sure
+        return Estimate(float(sums.sum() / counts.sum()), n=int(counts.sum()), unit=unit)
     generator = np.random.default_rng(seed)
     means = np.empty(draws)
     step = max(1, _AT_ONCE // len(sums))

@@ -255,14 +255,14 @@ def test_a_loss_that_is_not_finite_names_unit_and_image() -> None:
 
 @pytest.mark.parametrize("by", REPLACEMENTS)
 def test_ablate_does_not_depend_on_the_batch_size(by: Replacement) -> None:
-    specimen, pictures = ours(), seen()
+    specimen, pictures, labels = ours(), seen(9), torch.arange(9) % 5  # the mean takes at least 8 images
     whole, parts = (
-        ablate(specimen, pictures, LABELS, replace=by, kinds=("head", "mlp"), batch_size=size) for size in (5, 2)
+        ablate(specimen, pictures, labels, replace=by, kinds=("head", "mlp"), batch_size=size) for size in (9, 4)
     )
     torch.testing.assert_close(whole.loss.mean, parts.loss.mean, atol=1e-5, rtol=0)
     torch.testing.assert_close(whole.loss.low, parts.loss.low, atol=1e-5, rtol=0)
     assert whole.delta_loss.shape == whole.low.shape == (2, 2)
-    assert whole.n == 5
+    assert whole.n == 9
 
 
 @pytest.mark.parametrize("by", REPLACEMENTS)
@@ -297,3 +297,17 @@ def test_first_order_is_of_each_image_and_leaves_no_gradient() -> None:
     torch.testing.assert_close(whole[:, 3:4], alone, atol=1e-5, rtol=0)
     assert all(parameter.grad is None for parameter in specimen.parameters())
     assert not any("forward" in module.__dict__ for module in specimen.modules())
+
+
+def test_the_mean_over_few_images_is_not_taken() -> None:
+    specimen, pictures = ours(), seen()
+    with pytest.raises(InputError, match="at least 8 images"):
+        ablate(specimen, pictures, LABELS, replace="mean")
+    with pytest.raises(InputError, match="at least 2 images"):
+        ablate(specimen, pictures[:1], LABELS[:1], replace="resample")
+    for count, by in ((5, "resample"), (1, "zero")):
+        found = ablate(specimen, pictures[:count], LABELS[:count])
+        assert found.replace == by
+        assert "8" in found.note
+    found = ablate(specimen, torch.cat([pictures, pictures]), LABELS.repeat(2))
+    assert (found.replace, found.note) == ("mean", "")

@@ -176,3 +176,19 @@ def test_an_image_that_breaks_sooner_from_below_is_found():
     sooner = same_from_below("pgd-linf", above, torch.tensor([0.2, 0.1, 0.1]))
     assert not sooner.passed
     assert sooner.found == "1 of 3 do"
+
+
+def test_a_check_in_which_nothing_was_fooled_is_inconclusive_not_passed(batch):
+    none, every = torch.zeros(8).bool(), torch.ones(8).bool()
+
+    def attempt(pictures, labels, *, epsilon, steps=None, batch_size=None):
+        return Result(pictures, none, every)
+
+    idle, busy = Result(batch[0], none, every), Result(batch[0], every, every)
+    assert checks.more_steps("a", attempt, *batch, epsilon=0.1, steps=10).state is checks.State.INCONCLUSIVE
+    assert checks.same_alone("a", idle, idle).state is checks.State.INCONCLUSIVE
+    assert checks.same_alone("a", busy, busy).state is checks.State.PASSED
+    assert checks.same_alone("a", idle, busy).state is checks.State.FAILED
+    whole = outcome("a", [INF] * 8)
+    assert never_rises(whole).state is checks.State.INCONCLUSIVE
+    assert stronger_in_order(whole, whole, reason="r").state is checks.State.INCONCLUSIVE

@@ -279,3 +279,17 @@ def test_every_pair_has_its_dots_and_its_rho():
 def test_agreement_refused(options, message):
     with pytest.raises(InputError, match=message):
         agreement(**{"values": {"mean": [1.0], "zero": [1.0]}, **options})
+
+
+def test_rounding_stays_pale_and_what_was_not_tested_bears_no_dots(random):
+    values = random.uniform(-1e-6, 1e-6, size=(4, 3))
+    given = {"heads": values, "unit": "rise of loss (nats)", "title": "Title"}
+    pale = importance_map(**given, marked=None, faintest=0.01)
+    for x, y in ((0.17, 0.12), (0.5, 0.5), (0.83, 0.88)):
+        assert colour_at(pale, pale.axes[0], x, y).min() > 0.9
+    strong = importance_map(**given, marked=np.zeros((4, 3), bool))
+    assert min(colour_at(strong, strong.axes[0], (i % 3 + 0.5) / 3, (i // 3 + 0.5) / 4).min() for i in range(12)) < 0.6
+    assert not pale.axes[0].lines
+    assert not any("Holm" in text for text in texts(pale))
+    assert any("Holm" in text for text in texts(strong))
+    assert float(pale.axes[1].get_ylim()[1]) == pytest.approx(0.01)

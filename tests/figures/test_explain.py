@@ -65,6 +65,15 @@ def test_a_map_that_says_nothing_is_not_drawn(images, value, words):
     assert np.ptp(colour, axis=2).max() > 0.1
 
 
+@pytest.mark.parametrize("shape", [(32, 32), (16, 64), (64, 16)])
+@pytest.mark.parametrize("methods", [1, 3, 5, 9])
+def test_a_low_figure_of_one_image_has_room_for_its_bar(shape, methods, random):
+    """The label of the colour bar is longer than such a figure's panels are high."""
+    figure = drawing(random.uniform(size=(1, 3, *shape)), [halves(1)] * methods)
+    assert figure.axes[-1].get_ylabel()
+    assert cut_off(figure) == []
+
+
 @pytest.mark.parametrize("methods", [1, 5, 9, 19])
 def test_nothing_is_cut_off_or_covered(images, methods, random):
     names = ["golden retriever (97 %)", "target: tench (3 %); predicted: hen", "8 (100 %)"]

@@ -12,11 +12,13 @@ from tests.together import together
 from vitlens.analysis import together as analysis
 from vitlens.analysis.ablate import measure_effects, units_of
 from vitlens.analysis.importance import summarise
+from vitlens.cli.main import run as main
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models.zoo import load, save
 from vitlens.runs.ablate import ablate
 from vitlens.runs.ablate_choices import AblateChoices
+from vitlens.runs.ablate_rows import Ranking, fewest_images, missed, ranked_rows, ranking_of
 from vitlens.runs.options import ModelOptions, RunOptions
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True)
@@ -74,9 +76,8 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, monkeyp
     again = run(tiny_vit, None, resume=tmp_path / "out")
     first = len(calls)
     assert again["status"] == "done"
-    for name, metric in whole["metrics"].items():
-        if not name.startswith("forward_equivalents"):
-            assert again["metrics"][name] == metric, name
+    assert again["metrics"] == whole["metrics"]  # what was recalled cost something: forward equivalents are equal too
+    assert again["tables"] == whole["tables"]
     calls.clear()
     run(tiny_vit, tmp_path / "anew")
     assert first == len(calls) - kept  # what was kept was not measured again
@@ -182,3 +183,98 @@ def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
     assert [row["class"] for row in results["tables"]["classes"]] == ["3", "9"]
     with np.load(tmp_path / "out" / "arrays" / "effects-mean.npz") as kept:
         assert sorted(set(kept["labels"].tolist())) == [3, 9]
+
+
+def typed(model: Path, out: Path, *more: str) -> int:
+    return main(["ablate", str(model), "--device", "cpu", "--quiet", "--no-patch", "--out", str(out), *more])
+
+
+@pytest.mark.parametrize(("images", "by"), [(1, "zero"), (5, "resample"), (8, "mean")])
+def test_few_images_take_another_replacement_than_their_mean(images, by, tiny_vit, tmp_path):
+    out = tmp_path / "out"
+    assert typed(tiny_vit, out, "--data", "digits", "--limit", str(images), "--units", "head") == 0
+    options = json.loads((out / "config.json").read_text())["options"]
+    results = json.loads((out / "results.json").read_text())
+    assert options["replace"] == [by]
+    assert {row["replace"] for row in results["tables"]["units"]} == {by}
+    because = options["because"]
+    assert bool(because) is (by != "mean")
+    if because:
+        assert any(row["note"] == because for row in results["tables"]["notes"])
+        assert because in (out / "report.md").read_text()[:500]
+
+
+def test_a_mean_over_few_images_is_refused_where_it_is_asked_for(tiny_vit, tmp_path, capsys):
+    asked = ["--data", "digits", "--limit", "5", "--replace", "mean,zero"]
+    assert typed(tiny_vit, tmp_path / "out", *asked) == 2
+    said = capsys.readouterr().err
+    assert "at least 8 images" in said
+    assert "--replace resample" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_shown_is_not_ranked(tiny_vit, tmp_path):
+    """Five images cannot show an effect: no order, no removal in order, no share that can go, no ranking drawn."""
+    out = tmp_path / "out"
+    assert typed(tiny_vit, out, "--data", "digits", "--limit", "5", "--prune", "0.5") == 0
+    results = json.loads((out / "results.json").read_text())
+    assert "removable_share" not in results["metrics"]
+    assert not {"curves", "pairs"} & results["tables"].keys()
+    assert results["tables"]["classes"] == []
+    drawn = {path.stem for path in (out / "figures").glob("*.png")}
+    assert drawn == {"importance", "importance_accuracy", "redundancy"}
+
+
+def test_own_photographs_are_ablated_with_the_predictions_as_labels(tiny_vit, pictures, tmp_path, capsys):
+    given = ["--images", str(pictures), "--units", "head", "--pairs", "0"]
+    assert typed(tiny_vit, tmp_path / "out", *given) == 2
+    assert "--predicted" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert typed(tiny_vit, tmp_path / "out", *given, "--predicted") == 0
+    metrics = json.loads((tmp_path / "out" / "results.json").read_text())["metrics"]
+    assert (metrics["accuracy"]["value"], metrics["accuracy"]["n"]) == (1.0, 3)
+
+
+def test_resampling_does_not_depend_on_the_batches(tiny_vit, tmp_path):
+    """A last batch of one image has no other image in it."""
+    choices = replace(PLAIN, replace=("resample",))
+    one, two = (
+        json.loads(
+            (
+                ablate(
+                    str(tiny_vit), data="digits", choices=choices, model_options=ModelOptions(),
+                    options=replace(OPTIONS, out=tmp_path / str(size), batch_size=size, limit=9),
+                ).parent / "results.json"
+            ).read_text()
+        )["metrics"]
+        for size in (9, 4)
+    )  # fmt: skip
+    for name, metric in one.items():
+        if name.startswith("importance/delta_loss"):
+            assert two[name]["value"] == pytest.approx(metric["value"], abs=1e-5), name
+
+
+def row(kind: str, rise: float, p: float | None) -> dict[str, object]:
+    return {"kind": kind, "delta_loss": rise, "p_holm": p, "matters": p is not None and p <= 0.05}
+
+
+def test_a_ranking_needs_an_effect():
+    sure, unsure, helped = row("head", 0.5, 0.01), row("head", 0.9, 0.2), row("head", -0.5, 0.01)
+    assert ranking_of([sure, unsure]) is Ranking.SHOWN
+    assert ranking_of([unsure]) is Ranking.NO_EFFECT
+    assert ranking_of([]) is Ranking.NO_EFFECT
+    assert ranking_of([row("head", 0.5, None)]) is Ranking.UNTESTED
+    assert missed([unsure, helped, sure], "head") == [sure]
+    block = row("block", 3.0, 0.2)
+    assert ranked_rows([sure, unsure, block]) == [sure, unsure]
+    # two-sided sign flips of n images: 2 / 2^n, times Holm's number of units
+    assert [fewest_images(units) for units in (1, 36, 144)] == [6, 11, 13]
+    assert 36 * 2 / 2**11 <= 0.05 < 36 * 2 / 2**10
+
+
+def test_the_users_two_images_are_called_by_their_names(pictures, tmp_path):
+    shown = {"clean": pictures / "0.png", "corrupted": pictures / "1.png"}
+    choices = replace(PLAIN, patch=True, units=("head",), replace=("zero",), **shown)
+    results = run("vit-digits", tmp_path / "out", choices, limit=2)
+    [found] = results["tables"]["patching"]
+    assert (found["clean"], found["corrupted"]) == ("0.png", "1.png")

@@ -10,11 +10,13 @@ import torch
 
 from vitlens.analysis.attention import attention_maps
 from vitlens.analysis.views import key_maps, query_maps
+from vitlens.cli.main import run as main
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.zoo import load, save
 from vitlens.runs.attention import attention
 from vitlens.runs.attention_report import ORDERED
 from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.sheets import DRAWN, sheets
 from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
@@ -52,16 +54,35 @@ def test_a_cnn_is_refused_in_one_line(tiny_cnn, pictures, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_more_images_than_a_page_holds_are_left_out_and_said(tiny_vit, tmp_path):
+def test_all_images_asked_for_are_drawn_on_as_many_sheets_as_it_takes(tiny_vit, tmp_path):
     attention(
         str(tiny_vit),
         data="digits",
         model_options=ModelOptions(),
-        options=replace(OPTIONS, limit=30, out=tmp_path / "out"),
+        options=replace(OPTIONS, limit=9, out=tmp_path / "out"),
     )
-    kept = np.load(tmp_path / "out" / "arrays" / "attention.npz")
-    assert len(kept["images"]) == 8
-    assert "Only the first 8 of 30 images" in (tmp_path / "out" / "report.md").read_text()
+    assert len(np.load(tmp_path / "out" / "arrays" / "attention.npz")["images"]) == 9
+    assert {"evolution_1", "evolution_2", "last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
+
+
+def test_images_that_are_not_drawn_are_said(tiny_vit, pictures, tmp_path, monkeypatch, capsys):
+    assert DRAWN == 24
+    monkeypatch.setattr("vitlens.runs.attention.DRAWN", 2)
+    line = ["attention", str(tiny_vit), "--images", str(pictures), "--device", "cpu"]
+    assert main([*line, "--out", str(tmp_path / "two")]) == 0
+    assert len(np.load(tmp_path / "two" / "arrays" / "attention.npz")["images"]) == 2
+    assert "2 of the 3 images" in capsys.readouterr().err
+    assert "2 of the 3 images" in (tmp_path / "two" / "report.md").read_text()
+    assert main([*line, "--limit", "3", "--out", str(tmp_path / "three")]) == 0  # what is asked for is done
+    assert len(np.load(tmp_path / "three" / "arrays" / "attention.npz")["images"]) == 3
+    assert "of the 3 images" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("count", "each", "names"), [(1, 6, ["a"]), (6, 6, ["a"]), (13, 6, ["a_1", "a_2", "a_3"])])
+def test_sheets_hold_every_image_once(count, each, names):
+    found = sheets("a", count, each)
+    assert [name for name, _ in found] == names
+    assert [index for _, part in found for index in range(count)[part]] == list(range(count))
 
 
 def figures(out: Path) -> set[str]:

@@ -10,6 +10,7 @@ import torch
 from vitlens.analysis.localisation import mask_areas, pointing_hits
 from vitlens.analysis.methods import Way, trace
 from vitlens.analysis.rollout import rollout as rollout_maps
+from vitlens.cli.main import run as main
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.zoo import load, save
@@ -111,3 +112,17 @@ def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
         with pytest.raises(error):
             run(model, tmp_path / "out", **changes)
         assert not (tmp_path / "out" / "report.md").exists()
+
+
+@pytest.mark.parametrize("command", ["rollout", "explain"])
+def test_all_images_given_are_drawn_or_said(command, tiny_vit, pictures, tmp_path, monkeypatch, capsys):
+    more = ["--fusion", "mean", "--method", "rollout"] if command == "rollout" else ["--method", "rollout"]
+    line = [command, str(tiny_vit), "--images", str(pictures), "--device", "cpu", *more]
+    monkeypatch.setattr(f"vitlens.runs.{command}_report.SHOWN", 2)  # on a sheet
+    assert main([*line, "--out", str(tmp_path / "all")]) == 0
+    assert {path.stem for path in (tmp_path / "all" / "figures").glob("*.png")} == {f"{command}_1", f"{command}_2"}
+    assert "of the 3 images" not in capsys.readouterr().err
+    monkeypatch.setattr(f"vitlens.runs.{command}.DRAWN", 1)
+    assert main([*line, "--out", str(tmp_path / "one")]) == 0
+    assert "1 of the 3 images" in capsys.readouterr().err
+    assert "1 of the 3 images" in (tmp_path / "one" / "report.md").read_text()

@@ -14,13 +14,14 @@ import vitlens
 from vitlens.analysis.flops import vit_flops
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.files import read_arrays
+from vitlens.files import read_arrays, read_run
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.names import PRESETS, STUDY_KINDS
 from vitlens.runs import study_trial
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.study import study
 from vitlens.runs.study_kinds import KINDS, Point
+from vitlens.runs.study_points_tell import significant, tell_points
 from vitlens.runs.study_trial import Ground, run_trial
 from vitlens.runs.training_progress import training_progress
 from vitlens.training.metrics import Progress, read_metrics
@@ -248,3 +249,23 @@ def test_results_about_other_images_are_refused(done, tmp_path):
             telling=training_progress("none", quiet=True),
         )  # fmt: skip
     assert np.isfinite(results(done)["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("p", "sure"), [((0.42,), 0), ((0.04,), 1), ((0.42, 0.06), 0), ((0.42, 0.001), 1), ((0.05, 0.05), 2)]
+)
+def test_a_comparison_is_significant_by_its_corrected_p_alone(p, sure):
+    rows = [{"label": str(index), "p_holm": value} for index, value in enumerate(p)]
+    assert [row["p_holm"] for row in significant(rows)] == [value for value in p if value <= 0.05]
+    assert len(significant(rows)) == sure
+
+
+def test_no_single_insignificant_comparison_is_told_as_significant(done):
+    """The pooling study has one comparison; its sentence must go with its p, whichever that is."""
+    record = read_run(done)
+    [row] = record.table("differences")
+    for p in (0.42, 0.01):
+        tables = {**record.results["tables"], "differences": [{**row, "p_holm": p}]}
+        changed = replace(record, results={**record.results, "tables": tables})
+        [said] = next(section for section in tell_points(changed) if section.title == "Differences").paragraphs
+        assert said.startswith("None of 1" if p > 0.05 else "1 of 1")

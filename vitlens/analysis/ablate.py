@@ -10,7 +10,7 @@ from dataclasses import replace as changed
 from vitlens.analysis.effects import Effects, Unit
 from vitlens.analysis.evaluate import fitting_batch_size
 from vitlens.analysis.importance import Importance, summarise
-from vitlens.analysis.stand_ins import Means, means_of, other_images
+from vitlens.analysis.stand_ins import Means, instead_of_mean, means_of, other_images, replacement_for
 from vitlens.analysis.together import Memory as Memory
 from vitlens.analysis.together import measure_together as measure_together
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -118,7 +118,7 @@ def ablate(
     images: Images,
     labels: Labels,
     *,
-    replace: Replacement = "mean",
+    replace: Replacement | None = None,
     kinds: Sequence[UnitKind] = ("head",),
     batch_size: int | None = None,
     seed: int = 0,
@@ -126,12 +126,14 @@ def ablate(
     """How much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with intervals.
 
     images (n, 3, height, width) in [0, 1]; labels (n,): columns of the specimen's logits; replace: what stands in a
-    head's place, its mean over the images, zero, or another image's output; batch_size: images at a time (None: chosen
-    to fit). Raises UnsupportedError for a model without attention or without a classifier.
+    head's place, its "mean" over the images (of 8 at least), "zero", or another image's output, "resample" (None: the
+    mean; of 2 to 7 images another's, of one zero, as the result's `replace` and `note` say); batch_size: images at a
+    time (None: chosen to fit). Raises UnsupportedError for a model without attention or without a classifier,
+    InputError for too few images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
-    >>> effect = vitlens.ablate(vit, torch.rand(4, 3, 32, 32), torch.arange(4))
+    >>> effect = vitlens.ablate(vit, torch.rand(8, 3, 32, 32), torch.arange(8))
     >>> effect.delta_loss.shape == effect.low.shape  # (layers, heads), nats
     True
     """
@@ -139,21 +141,25 @@ def ablate(
     if len(images) != len(labels):
         raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
     require(specimen, *(NEEDS["ablate"] if "head" in kinds else ("classifier", "attention")))
+    by = replacement_for(len(images), replace)
     size, units = batch_size or fitting_batch_size(specimen), units_of(specimen, kinds=kinds)
     batches = [batch.to(specimen.device) for batch in images.split(size)]
-    several = replace == "mean" and len(batches) > 1
+    several = by == "mean" and len(batches) > 1
     means = means_of(specimen, batches) if several else None
-    others = images[other_images(len(images), seed=seed).to(images.device)] if replace == "resample" else None
+    others = images[other_images(len(images), seed=seed).to(images.device)] if by == "resample" else None
     parts = []
     for index, batch in enumerate(batches):
         part = slice(index * size, index * size + len(batch))
         donors = None if others is None else others[part].to(specimen.device)
         parts.append(
             measure_effects(
-                specimen, batch, labels[part], units, replace=replace, means=means, donors=donors, offset=part.start
+                specimen, batch, labels[part], units, replace=by, means=means, donors=donors, offset=part.start
             )
         )
     effects = Effects.join(parts)
+    if replace is None and by != "mean":
+        said = "; ".join(filter(None, (effects.note, instead_of_mean(len(images), by))))
+        effects = changed(effects, note=said)
     if several:
         effects = changed(effects, forward_equivalents=effects.forward_equivalents + 1)  # the pass for the means
     return summarise(effects, seed=seed)

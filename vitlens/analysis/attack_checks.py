@@ -7,6 +7,7 @@ handed in.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -62,15 +63,37 @@ class Attempt(Protocol):
         ...
 
 
+class State(Enum):
+    """What a check comes to; INCONCLUSIVE: it is as it should be, but could not have been otherwise."""
+
+    PASSED = "passed"
+    INCONCLUSIVE = "inconclusive"
+    FAILED = "failed"
+
+
+def state_of(passed: bool, conclusive: bool) -> State:
+    """What a check comes to."""
+    return State.FAILED if not passed else State.PASSED if conclusive else State.INCONCLUSIVE
+
+
 @dataclass(frozen=True)
 class Check:
-    """One look at an attack. attack: its name; expected, found: in words; passed: whether it is as it should be."""
+    """One look at an attack. attack: its name; expected, found: in words; passed: whether it is as it should be.
+
+    conclusive: False where it could not have failed, as nothing was fooled.
+    """
 
     name: str
     attack: str
     expected: str
     found: str
     passed: bool
+    conclusive: bool = True
+
+    @property
+    def state(self) -> State:
+        """What it comes to."""
+        return state_of(self.passed, self.conclusive)
 
 
 def nothing_for_nothing(attack: str, attempt: Attempt, images: Images, labels: Labels) -> Check:
@@ -109,7 +132,7 @@ def within_budget(
     return Check(
         "within the budget", attack, f"{limit}pixels in [0, 1], every success wrong now and right before",
         f"{reach}pixels {low:.3g} to {high:.3g}, {false} false successes of {int(success.sum())}",
-        longest <= epsilon + ROUNDING and low >= 0 and high <= 1 and false == 0,
+        longest <= epsilon + ROUNDING and low >= 0 and high <= 1 and false == 0, conclusive=bool(success.any()),
     )  # fmt: skip
 
 
@@ -123,7 +146,7 @@ def same_alone(attack: str, together: Attacked, apart: Attacked) -> Check:
     # kernels round differently for other sizes, and a sign that flips there moves a pixel: an image may go another way
     return Check(
         "batch size", attack, "the same images fooled, whatever the batch size (rounding may decide one)",
-        f"{other} of {count} differ", other <= 1,
+        f"{other} of {count} differ", other <= 1, conclusive=bool(together.success.any() or apart.success.any()),
     )  # fmt: skip
 
 
@@ -164,7 +187,7 @@ def unlimited(
     tried = int(result.tried.sum())
     return Check(
         "no limit", attack, "0 % robust when any image may become any other",
-        f"{left} of {tried} right images left after {steps} steps", left == 0,
+        f"{left} of {tried} right images left after {steps} steps", left == 0, conclusive=tried > 0,
     )  # fmt: skip
 
 
@@ -181,7 +204,7 @@ def more_steps(
     return Check(
         "more steps", attack, f"{times} times the steps break as many images, but for chance",
         f"{int(few.success.sum())} fooled with {steps} steps, {int(many.success.sum())} with {times * steps}{word}",
-        not apart,
+        not apart, conclusive=bool(few.success.any() or many.success.any()),
     )  # fmt: skip
 
 

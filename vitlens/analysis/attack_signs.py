@@ -6,7 +6,7 @@ from itertools import pairwise
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.attack_checks import SURE, Check
+from vitlens.analysis.attack_checks import SURE, Check, State
 from vitlens.analysis.robust_curve import Outcome
 from vitlens.uncertainty import mcnemar
 
@@ -32,7 +32,12 @@ def stronger_in_order(weaker: Outcome, stronger: Outcome, *, reason: str) -> Che
     return Check(
         reason, f"{weaker.name}, {stronger.name}", f"{stronger.name} breaks at least what {weaker.name} does",
         f"{found}{'' if where is None else f' (p = {worst:.2g})'}", worst > SURE,
+        conclusive=any(_broke(one, epsilon) for one in (weaker, stronger) for epsilon in both),
     )  # fmt: skip
+
+
+def _broke(outcome: Outcome, epsilon: float) -> bool:
+    return bool((outcome.clean & ~outcome.robust(epsilon)).any())
 
 
 def never_rises(outcome: Outcome) -> Check:
@@ -41,6 +46,7 @@ def never_rises(outcome: Outcome) -> Check:
     rises = sum(after > before for before, after in pairwise(counts))
     return Check(
         "curve", outcome.name, "never rises", f"{' '.join(map(str, counts))} images right", rises == 0,
+        conclusive=len(set(counts)) > 1,
     )  # fmt: skip
 
 
@@ -52,7 +58,7 @@ def same_from_below(attack: str, above: PerImage, below: PerImage) -> Check:
     sooner = int((below < above).sum())
     return Check(
         "from below", attack, "tried from the smallest epsilon up, no image breaks at a smaller one",
-        f"{sooner} of {len(below)} do", sooner == 0,
+        f"{sooner} of {len(below)} do", sooner == 0, conclusive=bool((above.isfinite() | below.isfinite()).any()),
     )  # fmt: skip
 
 
@@ -67,7 +73,13 @@ def verdict(checks: Sequence[Check], *, of: str = "These attacks") -> str:
         return f"{of} could not be checked: there was no image to attack."
     failed = failures(checks)
     if not failed:
-        return f"{of} look sound: all {len(checks)} self-checks are as expected."
+        open_ones = sum(check.state is State.INCONCLUSIVE for check in checks)
+        if not open_ones:
+            return f"{of} look sound: all {len(checks)} self-checks are as expected."
+        return (
+            f"{of} show no fault: {len(checks) - open_ones} of {len(checks)} self-checks are as expected, {open_ones} "
+            "inconclusive, as nothing was fooled in them."
+        )
     listed = "; ".join(f"{check.name} ({check.attack}): {check.found}" for check in failed)
     return (
         f"{of} look suspicious in {len(failed)} of {len(checks)} self-checks: {listed}. Robust accuracies may be too "

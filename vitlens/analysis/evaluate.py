@@ -148,6 +148,8 @@ def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, s
         clusters = len(groups.unique())
         bound = wilson(clusters if right else 0, clusters)
         return Estimate(right / n, bound.low, bound.high, n)
+    if len(groups.unique()) == 1:
+        return Estimate(right / n, 0.0, 1.0, n)  # one group, partly right: anything is possible for another
     return bootstrap_mean(correct.cpu().numpy(), groups=groups.cpu().numpy(), seed=seed)
 
 

@@ -73,6 +73,10 @@ class Importance:
         """Which units change the loss, after Holm's correction among the units of their kind."""
         return self.loss.p_holm <= LEVEL
 
+    def is_ranked(self, kind: UnitKind = "head") -> bool:
+        """Whether a unit of the kind has an effect after Holm's correction; without one a ranking orders noise."""
+        return bool(self.matters[self.of_kind(kind)].any())
+
     @property
     def delta_loss(self) -> PerLayer:
         """Change of the mean cross-entropy without each head, nats."""

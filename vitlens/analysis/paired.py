@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.errors import InputError
-from vitlens.uncertainty import DRAWS
+from vitlens.uncertainty import DRAWS, Estimate
 
 _AT_ONCE = 4_000_000  # numbers drawn at once, as in uncertainty: another number would draw others
 
@@ -37,10 +37,22 @@ def resampled_means(
 
 
 def intervals(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> tuple[Rows, Rows]:
-    """Low and high of each row's 95 % percentile bootstrap interval."""
+    """Low and high of each row's 95 % percentile bootstrap interval; NaN for fewer than 2 images (or groups)."""
+    if (values.shape[1] if groups is None else len(groups.unique())) < 2:
+        nothing = torch.full((len(values),), torch.nan, dtype=torch.float64)
+        return nothing, nothing
     means = resampled_means(values, groups=groups, seed=seed, draws=draws)
     low, high = np.quantile(means.numpy(), [0.025, 0.975], axis=0)
     return torch.from_numpy(low), torch.from_numpy(high)
+
+
+def estimates(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, unit: str = "fraction") -> list[Estimate]:
+    """The mean of each row (cases, n) with its interval, None where there is none."""
+    low, high = intervals(values, groups=groups, seed=seed)
+    n, means = values.shape[1], values.double().mean(1).tolist()
+    if low.isnan().any():
+        return [Estimate(mean, n=n, unit=unit) for mean in means]
+    return [Estimate(mean, down, up, n, unit) for mean, down, up in zip(means, low.tolist(), high.tolist())]
 
 
 def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:

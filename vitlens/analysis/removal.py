@@ -158,6 +158,17 @@ def share_removable(curve: Curve, *, points: float = 1.0, groups: Tensor | None 
     return Estimate(value, low, high, n)
 
 
+def carries(curve: Curve, *, points: float = 1.0, groups: Tensor | None = None) -> bool:
+    """Whether the units of a curve carry accuracy: without all of them it is surely lower by more than so many points.
+
+    Judged on the upper end of the last accuracy's 95 % interval. Where they do not, that all of them can go says
+    nothing of the units, only of the images.
+    """
+    accuracies = curve.accuracy(groups=groups)
+    first, last = accuracies[0], accuracies[-1]
+    return last.high is not None and last.high < first.value - points / 100
+
+
 def _counts(length: int, removed: Sequence[int] | None) -> tuple[int, ...]:
     if not length:
         raise InputError("expected units to remove, found none")

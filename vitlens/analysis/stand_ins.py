@@ -15,7 +15,7 @@ from vitlens.lens.intervention import Intervention
 from vitlens.lens.layers import layer_of, layers
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.models.specimen import Specimen
-from vitlens.names import REPLACEMENTS, Replacement
+from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, Replacement
 from vitlens.shapes import Heads, Images, Tokens
 
 Replacements = dict[Intervention, Tensor]
@@ -84,11 +84,38 @@ def other_images(count: int, *, seed: int) -> Int[Tensor, " batch"]:
     Raises InputError for fewer than two.
     """
     if count < 2:
-        raise InputError(f"expected at least 2 images to resample from, found {count}; try --replace mean")
+        raise InputError(f"expected at least 2 images to resample from, found {count}; try --replace zero")
     cycle = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     others = torch.empty_like(cycle)
     others[cycle] = cycle.roll(-1)
     return others
+
+
+def replacement_for(images: int, asked: Replacement | None) -> Replacement:
+    """What stands in for a unit on so many images; asked: None takes the mean, or on few images what is defined there.
+
+    The mean over few images is nearly each image's own output, so that removing a unit would seem to change nothing:
+    fewer than FEWEST_FOR_MEAN are resampled, and one image takes zero. Raises InputError for a mean or a resampling
+    that was asked for on too few.
+    """
+    instead: Replacement = "resample" if images > 1 else "zero"
+    if asked is None:
+        return "mean" if images >= FEWEST_FOR_MEAN else instead
+    if asked == "mean" and images < FEWEST_FOR_MEAN:
+        raise InputError(
+            f"expected at least {FEWEST_FOR_MEAN} images to replace by their mean, found {images}; give more, or "
+            f"--replace {instead}"
+        )
+    if asked == "resample" and images < 2:
+        other_images(images, seed=0)  # refuses
+    return asked
+
+
+def instead_of_mean(images: int, replace: Replacement) -> str:
+    """What must be said where another replacement was taken than the mean."""
+    by = "another image's output" if replace == "resample" else "zero, which overstates what they do"
+    many = f"{images} images are" if images != 1 else "1 image is"
+    return f"{many} too few for a mean over the data (at least {FEWEST_FOR_MEAN}), so units are replaced by {by}"
 
 
 @dataclass(frozen=True)
@@ -103,9 +130,14 @@ class Prepared:
     donor: Replay | None = None
 
     @property
+    def cost(self) -> int:
+        """Multiply-adds of linear layers spent so far, those on the images that stand in included."""
+        return self.replay.cost + (0 if self.donor is None else self.donor.cost)
+
+    @property
     def forward_equivalents(self) -> float:
-        """Full forwards of the batch spent so far, those of the images that stand in included."""
-        return self.replay.forward_equivalents + (0.0 if self.donor is None else self.donor.forward_equivalents)
+        """The same in full forwards of the batch."""
+        return self.cost / self.replay.forward_cost
 
 
 @contextmanager

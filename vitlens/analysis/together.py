@@ -1,6 +1,7 @@
 """Every image's loss and answer without several units at once, by replay: what all of ablation is made of."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
@@ -20,15 +21,27 @@ Losses = Float[Tensor, "sets batch"]
 Right = Bool[Tensor, "sets batch"]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The outcomes of some sets on one batch: loss (nats) and correct (sets, batch).
+
+    cost: multiply-adds of linear layers that measuring them took, so that a resumed run reports all that was spent.
+    """
+
+    loss: Losses
+    correct: Right
+    cost: int
+
+
 @runtime_checkable
 class Memory(Protocol):
     """Where outcomes of a batch are kept while they are measured, so that a killed run goes on where it was."""
 
-    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> tuple[Tensor, Tensor] | None:
-        """Loss and correct (sets, batch) of these, or None where they were not measured before."""
+    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> Measured | None:
+        """The outcomes of these, or None where they were not measured before."""
         ...
 
-    def remember(self, sets: Sequence[tuple[Unit, ...]], loss: Tensor, correct: Tensor) -> None:
+    def remember(self, sets: Sequence[tuple[Unit, ...]], found: Measured) -> None:
         """Keep the outcomes of these."""
         ...
 
@@ -61,13 +74,17 @@ def measure_together(
         _require_finite(clean_loss, [()], specimen.alias, offset)
         loss = clean_loss.new_zeros(len(sets), len(images))
         correct = clean_correct.new_zeros(loss.shape)
+        recalled = 0  # what an earlier attempt spent on what is recalled
         for rows in _by_first_layer(sets):
             some = [sets[row] for row in rows]
-            before = None if memory is None else memory.recall(some)
-            loss[rows], correct[rows] = before or judge(_without(ready, some, replace), truth)
+            known = None if memory is None else memory.recall(some)
+            found = known or _measured(ready, some, replace, truth)
+            loss[rows], correct[rows] = found.loss, found.correct
             _require_finite(loss[rows], some, specimen.alias, offset)
-            if memory is not None and before is None:
-                memory.remember(some, loss[rows], correct[rows])
+            if known is not None:
+                recalled += known.cost
+            elif memory is not None:
+                memory.remember(some, found)
             advance(len(rows))
         return Together(
             tuple(sets),
@@ -77,7 +94,7 @@ def measure_together(
             clean_correct[0],
             loss,
             correct,
-            ready.forward_equivalents,
+            (ready.cost + recalled) / ready.replay.forward_cost,
             ready.replay.note,
         )
 
@@ -86,6 +103,12 @@ def judge(logits: Float[Tensor, "sets batch classes"], labels: Labels) -> tuple[
     """Cross-entropy (sets, batch) in nats, float64, and whether the prediction is the label; on the CPU."""
     loss = F.cross_entropy(logits.float().flatten(0, 1), labels.repeat(len(logits)), reduction="none")
     return loss.view(logits.shape[:2]).cpu().double(), (logits.argmax(-1) == labels).cpu()
+
+
+def _measured(ready: Prepared, sets: Sequence[tuple[Unit, ...]], replace: Replacement, labels: Labels) -> Measured:
+    before = ready.cost
+    loss, correct = judge(_without(ready, sets, replace), labels)
+    return Measured(loss, correct, ready.cost - before)
 
 
 def _without(

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.lists import one_of
-from vitlens.cli.options import Data, Model
+from vitlens.cli.options import Data, Images, Model, Predicted
 from vitlens.cli.terminal import say
 from vitlens.errors import InputError
-from vitlens.names import REPLACEMENTS, UNIT_KINDS
+from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.options import ModelOptions, RunOptions
 
@@ -20,10 +20,17 @@ def ablate(
     model: Model,
     *,
     data: Data = None,
+    images: Images = None,
+    predicted: Predicted = False,
     replace: Annotated[
-        str,
-        typer.Option("--replace", metavar="LIST", help=f"What stands in a head's place: {', '.join(REPLACEMENTS)}."),
-    ] = "mean",
+        str | None,
+        typer.Option(
+            "--replace",
+            metavar="LIST",
+            help=f"What stands in a head's place: {', '.join(REPLACEMENTS)}.",
+            show_default=f"mean; resample below {FEWEST_FOR_MEAN} images, zero for one",
+        ),
+    ] = None,
     units: Annotated[
         str, typer.Option("--units", metavar="LIST", help=f"What is removed: {', '.join(UNIT_KINDS)}.")
     ] = ",".join(UNIT_KINDS),
@@ -77,7 +84,8 @@ def ablate(
     if save is not None and prune is None:
         raise InputError("expected --save with --prune X, found no --prune; e.g. --prune 0.25 --save pruned")
     choices = AblateChoices(
-        replace=one_of("--replace", replace, REPLACEMENTS),
+        replace=() if replace is None else one_of("--replace", replace, REPLACEMENTS),
+        predicted=predicted,
         units=one_of("--units", units, UNIT_KINDS),
         curves=curves,
         greedy=greedy,
@@ -91,6 +99,14 @@ def ablate(
     )
     from vitlens.runs.ablate import ablate as run
 
-    written = run(model, data=data, choices=choices, resume=resume, model_options=model_options, options=options)
+    written = run(
+        model,
+        data=data,
+        images=images,
+        choices=choices,
+        resume=resume,
+        model_options=model_options,
+        options=options,
+    )
     if written is not None:  # of several processes the first alone has something to say
         say(written)

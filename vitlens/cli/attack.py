@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.lists import amounts, count_or_counts, one_of
-from vitlens.cli.options import Data, Images, Models
+from vitlens.cli.options import Data, Images, Models, Predicted
 from vitlens.cli.terminal import say
 from vitlens.names import ATTACK_NAMES
 from vitlens.runs.attack_choices import AttackChoices, require_sensible
@@ -46,9 +46,7 @@ def attack(
             "--downwards", help="Try the largest epsilon first, down to where an image stands: quicker, less strict."
         ),
     ] = False,
-    predicted: Annotated[
-        bool, typer.Option("--predicted", help="Attack what the model predicts, for images without labels.")
-    ] = False,
+    predicted: Predicted = False,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="FOLDER", help="Go on with a run that was stopped.")
     ] = None,

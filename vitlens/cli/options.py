@@ -52,6 +52,10 @@ Images = Annotated[
     ),
 ]
 
+Predicted = Annotated[
+    bool, typer.Option("--predicted", help="Take what the model predicts for the label, of images without labels.")
+]
+
 
 def run_options(
     limit: Annotated[

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.options import Data, Images, Models
+from vitlens.cli.options import Data, Images, Models, Predicted
 from vitlens.cli.terminal import say
 from vitlens.names import AnimationFormat
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -15,6 +15,7 @@ def stats(
     *,
     data: Data = None,
     images: Images = None,
+    predicted: Predicted = False,
     renormalise: Annotated[
         bool,
         typer.Option(
@@ -40,6 +41,7 @@ def stats(
         models,
         data=data,
         images=images,
+        predicted=predicted,
         renormalise=renormalise,
         learning=over_training,
         animate=animate,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.completion import complete_kind, complete_model
-from vitlens.cli.options import Data
+from vitlens.cli.options import Data, Images, Predicted
 from vitlens.cli.terminal import say
 from vitlens.errors import UnknownNameError
 from vitlens.names import STUDY_KINDS
@@ -27,6 +27,8 @@ def study(
     ] = None,
     *,
     data: Data = None,
+    images: Images = None,
+    predicted: Predicted = False,
     epochs: Annotated[int | None, typer.Option("--epochs", metavar="N", min=1, help="Of what is trained.")] = None,
     kind: Annotated[
         str | None,
@@ -61,6 +63,8 @@ def study(
         models or (),
         kind=kind,
         data=data,
+        images=images,
+        predicted=predicted,
         epochs=epochs,
         seeds=seeds,
         resume=resume,

@@ -37,28 +37,33 @@ _SKEWED: Final = 50.0  # times the median, from where an axis is logarithmic
 def importance_map(
     *,
     heads: ArrayLike,
-    marked: ArrayLike,
+    marked: ArrayLike | None,
     unit: str,
     title: str,
     mlps: ArrayLike | None = None,
     blocks: ArrayLike | None = None,
+    faintest: float = 0.0,
 ) -> Figure:
     """What the model loses without each head, a map of layers (down) by heads (across), white at 0.
 
     heads: (layers, heads) in the unit, NaN where there is no such head, drawn hatched; marked: (layers, heads), whether
-    it has an effect after Holm's correction, shown by a dot and counted; mlps, blocks: (layers,) in the same unit, NaN
-    where not measured, columns beside the map, in colours of their own where they are more than three times larger or
-    smaller, which the title says; unit: what stands at the colour bar, such as "rise of loss (nats)". Colours are
-    symmetric around 0; where a few values lie far beyond the others colours stop before them: arrows at the bar and
-    a line below say so. Labelled from 1. Raises InputError when shapes do not fit, for infinite numbers, without any
-    number, and for a marked head without one.
+    it has an effect after Holm's correction, shown by a dot and counted (None: not tested, which is said); mlps,
+    blocks: (layers,) in the same unit, NaN where not measured, columns beside the map, in colours of their own where
+    they are more than three times larger or smaller, which the title says; unit: what stands at the colour bar, such as
+    "rise of loss (nats)". Colours are symmetric around 0 and reach at least to faintest (in the unit), so that rounding
+    stays pale; where a few values lie far beyond the others colours stop before them: arrows at the bar and a line
+    below say so. Labelled from 1. Raises InputError when shapes do not fit, for infinite numbers, without any number,
+    and for a marked head without one.
     """
     values = as_measured(heads, name="heads", axes=_HEADS)
-    marks = as_marks(marked, name="marked", values=values)
+    marks = None if marked is None else as_marks(marked, name="marked", values=values)
     columns = {name: one for name, one in (("MLP", mlps), ("block", blocks)) if one is not None}
-    dots = f"dots: {np.sum(marks)} of {np.sum(~np.isnan(values))} heads have an effect after Holm's correction"
-    drawn, _ = head_board(title=f"{title}; {dots}", heads=values, columns=columns, unit=unit)
-    draw_dots(drawn.panels[0], marks)
+    shown = "no test: it needs at least two images"
+    if marks is not None:
+        shown = f"dots: {np.sum(marks)} of {np.sum(~np.isnan(values))} heads have an effect after Holm's correction"
+    drawn, _ = head_board(title=f"{title}; {shown}", heads=values, columns=columns, unit=unit, faintest=faintest)
+    if marks is not None:
+        draw_dots(drawn.panels[0], marks)
     return drawn.figure
 
 

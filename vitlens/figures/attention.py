@@ -149,6 +149,7 @@ def evolution(
     numbers: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     reader: str = "CLS token",
+    scale: Scale | None = None,
 ) -> Figure:
     """How attention changes with depth: images (batch, 3, height, width), maps (batch, layers, rows, columns).
 
@@ -174,4 +175,5 @@ def evolution(
         title=f"Attention of the {reader} to each patch, mean of heads, {share}",
         label="attention (%)",
         names=names,
+        scale=scale,
     )

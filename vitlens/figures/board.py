@@ -11,7 +11,7 @@ from vitlens.figures.style import HALF, TITLE, broken
 
 PHOTOGRAPHS: Final = 22.0  # square inches of photographs, 200 dots an inch, that a PNG of 1.5 MB holds
 BAR_ROOM: Final = 0.88  # inch at the right for a colour bar with its numbers and label
-_LEAST = 1.1  # inch of height, for the label of a colour bar
+_LEAST = 1.3  # inch of height, for the label of a colour bar: 20 letters
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,9 @@ def attribution_overlays(
         own = cells[index]
         own[0].imshow(enlarged(picture))
         _title(own[0], "input")
-        own[0].text(
-            0.0, -0.05, "\n".join(_broken(names[index], _row_letters(drawn))), fontsize=SMALL, va="top",
-            transform=own[0].transAxes, linespacing=1.0,
+        own[0].annotate(
+            "\n".join(_broken(names[index], _row_letters(drawn))), (0.0, 0.0), (0.0, -3.0), fontsize=SMALL, va="top",
+            xycoords="axes fraction", textcoords="offset points", linespacing=1.0,
         )  # fmt: skip
         for axes, found, method, two_sided in zip(own[1:], maps, titles, signed):
             pixels, flaw = _overlay(picture, np.asarray(found, dtype=np.float64)[index], signed=two_sided)
@@ -80,9 +80,7 @@ def attribution_overlays(
             for axes in own:
                 outline(axes, outlines[index])
     bare(drawn.panels)
-    colour_bar(
-        drawn.bar(), scale=Scale(-1.0, 1.0, clipped=True), label="share of the map's largest values", colours=SIGNED
-    )
+    colour_bar(drawn.bar(), scale=Scale(-1.0, 1.0, clipped=True), label="share of its largest", colours=SIGNED)
     return drawn.figure
 
 

@@ -21,11 +21,12 @@ _COLUMN, _GAP = 0.38, 0.08  # inch: a column of MLPs or blocks, and the room bef
 
 
 def head_board(
-    *, title: str, heads: Array, columns: Mapping[str, ArrayLike], unit: str, right: float = 0.0
+    *, title: str, heads: Array, columns: Mapping[str, ArrayLike], unit: str, right: float = 0.0, faintest: float = 0.0
 ) -> tuple[Board, float]:
     """A signed map of heads (layers, heads), and a column (layers,) for each further kind.
 
-    right: inches of room beside them; returned with the board is where it begins. Colours, bars and errors as
+    right: inches of room beside them; returned with the board is where it begins. faintest: the least that the full
+    colour stands for. Colours, bars and errors as
     importance_map; the columns that have their own colours stand last.
     """
     beside = {name: as_gapped(one, name=name, axes=("layers",))[:, None] for name, one in columns.items()}
@@ -34,7 +35,10 @@ def head_board(
     own = {name: one for name, one in beside.items() if _far_apart(one, heads)}
     alike = {name: one for name, one in beside.items() if name not in own}
     groups = [{"head": heads, **alike}, *({name: one} for name, one in own.items())]
-    scales = [_clipped(symmetric_scale(group.values()), list(group.values())) for group in groups]
+    scales = [
+        _clipped(symmetric_scale(group.values(), least=faintest), list(group.values()), least=faintest)
+        for group in groups
+    ]
     notes = [_beyond(name, one, scale) for group, scale in zip(groups, scales) for name, one in group.items()]
     drawn = _room(
         title=title + (f"; {' and '.join(own)} in {'its' if len(own) == 1 else 'their'} own colours" if own else ""),
@@ -85,12 +89,12 @@ def _far_apart(column: Array, heads: Array) -> bool:
     return any(max(sizes) > _FAR * min(sizes) > 0 for sizes in (means, ends))
 
 
-def _clipped(scale: Scale, values: Sequence[Array]) -> Scale:
+def _clipped(scale: Scale, values: Sequence[Array], *, least: float) -> Scale:
     """Only up to what all but 2 % (and one at least) reach, where the greatest is more than three times that."""
     every = np.sort(np.abs(np.concatenate([one[~np.isnan(one)] for one in values])))
     if len(every) < _FEW:
         return scale
-    usual = float(every[min(len(every) - 2, int(0.98 * len(every)))])
+    usual = max(least, float(every[min(len(every) - 2, int(0.98 * len(every)))]))
     return Scale(0.0 - usual, usual, clipped=True) if 0 < _FAR * usual < scale.high else scale
 
 

@@ -53,6 +53,7 @@ def method_overlays(
     names: Sequence[str] | None = None,
     masks: ArrayLike | None = None,
     hits: ArrayLike | None = None,
+    scale: Scale | None = None,
 ) -> Figure:
     """Input and the maps of several methods, each as shares of its own sum: images (batch, 3, height, width) in [0, 1].
 
@@ -74,4 +75,5 @@ def method_overlays(
         names=names,
         masks=masks,
         hits=hits,
+        scale=scale,
     )

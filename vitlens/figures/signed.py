@@ -20,9 +20,10 @@ Marks = NDArray[np.bool_]
 BESIDE: Final = 0.94  # inch beside a signed map for its colour bar with numbers and label
 
 
-def symmetric_scale(values: Iterable[Array]) -> Scale:
-    """Colours for signed maps: white at 0, and as far on both sides as the greatest size of any value."""
+def symmetric_scale(values: Iterable[Array], *, least: float = 0.0) -> Scale:
+    """Colours for signed maps: white at 0, and as far on both sides as the greatest size of any value, or least."""
     most = max((float(np.abs(one[~np.isnan(one)]).max(initial=0.0)) for one in values), default=0.0)
+    most = max(most, least)
     return Scale(0.0 - most, most)
 
 

@@ -35,7 +35,7 @@ class Replay:
 
     logits: of the clean pass (batch, classes); exact: whether it replays, or falls back to full forwards; cache: what
     is kept of the clean pass (the rest is computed again, which costs time and changes no number); note: both in words,
-    empty where nothing is to be said.
+    empty where nothing is to be said; forward_cost: multiply-adds of linear layers in one forward of these images.
     """
 
     def __init__(self, specimen: Specimen, images: Images, method: Method, *, budget: int, chunk: int | None) -> None:
@@ -52,7 +52,7 @@ class Replay:
         self._records: dict[int, Record] = {}
         self._spent = LinearCount()
         self.logits, self._means = self._clean()
-        self._full = self._spent.total
+        self.forward_cost = self._spent.total
 
     def _clean(self) -> tuple[Logits, Means]:
         every = range(len(layers(self.specimen)))
@@ -70,9 +70,14 @@ class Replay:
         return self._method.exact
 
     @property
+    def cost(self) -> int:
+        """Multiply-adds of linear layers spent so far, the clean pass included."""
+        return self._spent.total
+
+    @property
     def forward_equivalents(self) -> float:
         """Full forwards of these images spent so far, the clean pass included, counted by linear layers' FLOPs."""
-        return self._spent.total / self._full
+        return self.cost / self.forward_cost
 
     def run(
         self,

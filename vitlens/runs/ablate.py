@@ -1,14 +1,13 @@
 """`vitlens ablate`: what every head, MLP and block is good for, exactly, and what follows from it."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from dataclasses import replace as changed
 from pathlib import Path
 
-from torch import Tensor
-
 from vitlens.analysis.ablate import units_of
-from vitlens.analysis.evaluate import require_labels
-from vitlens.analysis.reading import label_columns
+from vitlens.analysis.stand_ins import instead_of_mean, replacement_for
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes, share_of
@@ -31,6 +30,7 @@ from vitlens.runs.planned import ablate_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
 from vitlens.runs.resume import require_same
+from vitlens.runs.targets import labels_of
 
 __all__ = ["ablate", "draw", "tell"]
 
@@ -39,23 +39,28 @@ def ablate(
     model: str,
     *,
     data: str | None = None,
+    images: Sequence[str] | None = None,
     choices: AblateChoices | None = None,
     resume: Path | None = None,
     model_options: ModelOptions,
     options: RunOptions,
 ) -> Path | None:
-    """Remove every head of a model in turn, exactly, on labelled images, and write the report; returns its path.
+    """Remove every head of a model in turn, exactly, and write the report; returns its path.
 
-    choices: what stands in a head's place, and what is looked at beyond the importance; resume: the folder of a run of
-    the same model, data and choices that was stopped. Of several processes each takes its share of the images; all but
-    the first return None. Raises InputError for another model or other data than those the run began with.
+    images, data: labelled, or with choices.predicted any; choices: what stands in a head's place, and what is looked at
+    beyond the importance; resume: the folder of a run of the same model, data and choices that was stopped. Of several
+    processes each takes its share of the images; all but the first return None. Raises DataError for images without
+    labels, InputError for too few images, and for another model or other data than those the run began with.
     """
     choices = choices or AblateChoices()
     processes, options = join_run(options)
     with processes.first_ahead():
         (specimen,) = load_specimens((model,), command="ablate", model_options=model_options, options=options)
-        split = load_split(specimen, options=options, data=data)
-    labels = true_classes(specimen, split)
+        split = load_split(specimen, options=options, data=data, images=images)
+    choices = _settled(choices, len(split))
+    labels = labels_of(specimen, split, predicted=choices.predicted, doing="ablate", options=options)
+    if choices.because and not options.quiet:
+        print(choices.because, file=sys.stderr)  # noqa: T201
     units = units_of(specimen, kinds=choices.units)
     share_of(split, processes)
     identity = _identity(specimen, split, choices, processes, options)
@@ -82,10 +87,12 @@ def ablate(
         return written
 
 
-def true_classes(specimen: Specimen, split: Split) -> Tensor:
-    """The label of each image as a column of the specimen's logits. Raises DataError and InputError."""
-    require_labels(split)
-    return label_columns(specimen.classes, split)
+def _settled(choices: AblateChoices, images: int) -> AblateChoices:
+    """With replacements that so many images allow. Raises InputError for one that was asked for on too few."""
+    if choices.replace:
+        return changed(choices, replace=tuple(replacement_for(images, name) for name in choices.replace))
+    taken = replacement_for(images, None)
+    return changed(choices, replace=(taken,), because="" if taken == "mean" else instead_of_mean(images, taken))
 
 
 def _identity(
@@ -96,6 +103,7 @@ def _identity(
         "model": model_digest(specimen),
         "images": len(split),
         "replace": list(choices.replace),
+        "predicted": choices.predicted,
         "units": list(choices.units),
         "seed": options.seed,
         "batch_size": options.batch_size,

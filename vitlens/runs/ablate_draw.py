@@ -12,7 +12,10 @@ from vitlens.files import RunRecord
 from vitlens.report import metrics
 from vitlens.runs.ablate_draw_inside import draw_contributions, draw_lens, draw_patching
 from vitlens.runs.ablate_rows import (
+    LEVEL,
+    Ranking,
     Row,
+    agreeing,
     floats,
     has_table,
     label,
@@ -20,6 +23,8 @@ from vitlens.runs.ablate_rows import (
     main_rows,
     numbers,
     one_float,
+    ranked_rows,
+    ranking_of,
     rows_of,
     table_of,
     unit_label,
@@ -38,12 +43,15 @@ ORDERS = {
     "greedy": "greedy, ranked again",
 }
 RISE = "rise of loss (nats)"
+# the least that the full colour stands for: differences far below it are rounding, or too small to matter
+FAINTEST = {"delta_loss": 0.01, "delta_accuracy": 1.0}  # nats, points
 
 
 def draw(record: RunRecord) -> Iterator[Drawn]:
     """Importance, its ranking, agreement, removal curves, redundancy, pairs, patching, lens and contributions."""
     if has_table(record, "adaptive"):
-        yield _adaptive(record)
+        if any(row["top"] and row["settled"] for row in record.table("adaptive")):
+            yield _adaptive(record)
         return
     rows = main_rows(record)
     yield from _importance(record, rows)
@@ -51,7 +59,9 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
     if has_table(record, "curves"):
         yield _curves(record)
     if record.has_arrays("redundancy"):
-        yield from _teamwork(record)
+        yield _redundancy(record)
+    if has_table(record, "pairs"):
+        yield _pairs(record)
     if record.has_arrays("patching"):
         yield draw_patching(record)
     if record.has_arrays("lens"):
@@ -69,22 +79,26 @@ def _importance(record: RunRecord, rows: Sequence[Row]) -> Iterator[Drawn]:
         heads = table_of(rows, "head", column)
         if heads is None:
             continue
-        marked = np.nan_to_num(numbers(table_of(rows, "head", p)), nan=1.0) <= 0.05
+        tested = ranking_of([row for row in rows if row["kind"] == "head"]) is not Ranking.UNTESTED
+        marked = np.nan_to_num(numbers(table_of(rows, "head", p)), nan=1.0) <= LEVEL
         mlps, blocks = (table_of(rows, kind, column) for kind in ("mlp", "block"))
         figure = importance_map(
             heads=heads,
-            marked=marked,
+            marked=marked if tested else None,
+            faintest=FAINTEST[column],
             unit=unit,
             title=f"What the model loses without each head (replaced by {by})",
             mlps=None if mlps is None else mlps[:, 0],
             blocks=None if blocks is None else blocks[:, 0],
         )
         caption = (
-            f"Exact change when one head's output is replaced by {by}; red: the head helps. A dot: an effect after "
-            "Holm's correction over all heads (sign flips). Heads that stand in for each other can each look "
-            "unimportant."
+            f"Exact change when one head's output is replaced by {by}; red: the head helps. {_DOTS if tested else ''}"
+            "Heads that stand in for each other can each look unimportant."
         )
         yield Drawn(name, figure, caption)
+    rows = ranked_rows(rows)
+    if not rows:
+        return
     figure = importance_ranking(
         names=[label(row) for row in rows],
         values=[row["delta_loss"] for row in rows],
@@ -102,8 +116,11 @@ def _importance(record: RunRecord, rows: Sequence[Row]) -> Iterator[Drawn]:
     yield Drawn("ranking", figure, caption)
 
 
+_DOTS = "A dot: an effect after Holm's correction over all heads (sign flips). "
+
+
 def _agreement(record: RunRecord) -> Iterator[Drawn]:
-    pairs = record.table("agreement")
+    pairs = agreeing(record)
     if not pairs:
         return
     values: dict[str, Any] = {}
@@ -139,7 +156,7 @@ def _curves(record: RunRecord) -> Drawn:
     return Drawn("curves", figure, caption)
 
 
-def _teamwork(record: RunRecord) -> Iterator[Drawn]:
+def _redundancy(record: RunRecord) -> Drawn:
     found: Any = record.arrays("redundancy")
     figure = redundancy_matrix(
         similarity=np.clip(found["similarity"], 0.0, 1.0),
@@ -150,7 +167,10 @@ def _teamwork(record: RunRecord) -> Iterator[Drawn]:
     caption = (
         "Linear CKA (unbiased, values below 0 drawn as 0) of heads' outputs over tokens and images; layers from 1."
     )
-    yield Drawn("redundancy", figure, caption)
+    return Drawn("redundancy", figure, caption)
+
+
+def _pairs(record: RunRecord) -> Drawn:
     rows = record.table("pairs")
     names = list(dict.fromkeys(str(row[side]) for row in rows for side in ("first", "second")))
     values = np.full((len(names), len(names)), np.nan)
@@ -168,7 +188,7 @@ def _teamwork(record: RunRecord) -> Iterator[Drawn]:
         "(both are missed more than one by one); blue: they need each other. Dots: the interval excludes 0; p-values "
         "after Holm's correction are in the table."
     )
-    yield Drawn("pairs", figure, caption)
+    return Drawn("pairs", figure, caption)
 
 
 def _adaptive(record: RunRecord) -> Drawn:

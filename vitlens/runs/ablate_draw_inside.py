@@ -58,11 +58,13 @@ def draw_contributions(record: RunRecord) -> Drawn:
     """What each part writes straight into the logit."""
     found: Any = record.arrays("contributions")
     (row,) = record.table("contributions")
+    options: Any = record.config["options"]
+    whose = "predicted" if options.get("predicted") else "true"
     figure = contribution_bars(
         heads=found["heads"],
         mlps=found["mlps"],
         rest=float(found["rest"]),
-        title=f"What heads and MLPs write straight into the true class's logit, mean of {row['images']} images",
+        title=f"What heads and MLPs write straight into the {whose} class's logit, mean (n = {row['images']} images)",
     )
     caption = (
         "Direct contributions with the final norm's scale fixed at each image's own; with the rest they sum to the "

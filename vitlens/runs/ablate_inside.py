@@ -45,7 +45,7 @@ def _pair(work: Work) -> tuple[Tensor, Tensor, tuple[str, str]]:
         if len(split) != 2:
             raise InputError(f"expected two images that can be read, found {len(split)} of {paths[0]} and {paths[1]}")
         (batch,) = split.batches(2, device=work.specimen.device)
-        return batch.images[:1], batch.images[1:], ("clean", "corrupted")
+        return batch.images[:1], batch.images[1:], (paths[0].name, paths[1].name)
     some = torch.arange(len(work.split))[:_CANDIDATES]
     (batch,) = work.split.pick(some).batches(len(some), device=work.specimen.device)
     with torch.no_grad():

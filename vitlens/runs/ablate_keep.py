@@ -24,7 +24,7 @@ FIRST_ORDER = "first-order"
 
 def keep(folder: RunFolder, work: Work, found: Found) -> None:
     """Write everything that was found."""
-    folder.table("notes", [{"note": note} for note in _notes(found)])
+    folder.table("notes", [{"note": note} for note in (*filter(None, [work.choices.because]), *_notes(found))])
     if found.adaptive is not None:
         _keep_adaptive(folder, found.adaptive)
         return
@@ -50,8 +50,10 @@ def keep(folder: RunFolder, work: Work, found: Found) -> None:
         folder.metric("removable_share", found.removable)
     if found.greedy_cost is not None:
         folder.metric("forward_equivalents/greedy", Estimate(found.greedy_cost, unit="forwards"))
-    if found.redundancy is not None and found.synergy is not None:
-        _keep_teamwork(folder, found.redundancy, found.synergy)
+    if found.redundancy is not None:
+        _keep_redundancy(folder, found.redundancy)
+    if found.synergy is not None:
+        folder.table("pairs", list(_pairs(found.synergy)))
 
 
 def _notes(found: Found) -> dict[str, None]:
@@ -152,7 +154,7 @@ def _keep_classes(folder: RunFolder, work: Work, importance: Importance) -> None
         delta_accuracy=found.accuracy.numpy(),
     )
     heads, rows = importance.of_kind("head"), []
-    for index in found.images.nonzero().flatten().tolist():
+    for index in found.images.nonzero().flatten().tolist() if importance.is_ranked("head") else ():
         if not heads or found.loss[heads, index].isnan().all():
             continue
         worst = heads[int(found.loss[heads, index].nan_to_num(nan=-1e9).argmax())]
@@ -183,26 +185,25 @@ def _curve(name: str, curve: Curve) -> Iterator[dict[str, object]]:
         }
 
 
-def _keep_teamwork(folder: RunFolder, redundancy: Redundancy, synergy: Synergy) -> None:
+def _keep_redundancy(folder: RunFolder, redundancy: Redundancy) -> None:
     units = np.array([unit.name for unit in redundancy.units])
     layers = np.array([unit.layer for unit in redundancy.units])
     folder.arrays("redundancy", units=units, layers=layers, similarity=redundancy.matrix.numpy())
-    rows = []
+
+
+def _pairs(synergy: Synergy) -> Iterator[dict[str, object]]:
     for index, (one, two) in enumerate(synergy.pairs):
         change = synergy.change
-        rows.append(
-            {
-                "first": synergy.units[one].name,
-                "second": synergy.units[two].name,
-                "both": number(synergy.both[index]),
-                "synergy": number(change.mean[index]),
-                "low": number(change.low[index]),
-                "high": number(change.high[index]),
-                "p_holm": number(change.p_holm[index]),
-                "n": synergy.n,
-            }
-        )
-    folder.table("pairs", rows)
+        yield {
+            "first": synergy.units[one].name,
+            "second": synergy.units[two].name,
+            "both": number(synergy.both[index]),
+            "synergy": number(change.mean[index]),
+            "low": number(change.low[index]),
+            "high": number(change.high[index]),
+            "p_holm": number(change.p_holm[index]),
+            "n": synergy.n,
+        }
 
 
 def _keep_adaptive(folder: RunFolder, found: Adaptive) -> None:

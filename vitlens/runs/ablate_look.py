@@ -12,7 +12,7 @@ from vitlens.analysis.evaluate import fitting_batch_size
 from vitlens.analysis.first_order import first_order
 from vitlens.analysis.greedy import greedy_order
 from vitlens.analysis.importance import summarise
-from vitlens.analysis.removal import Curve, random_order, removal_curves, share_removable, steps
+from vitlens.analysis.removal import Curve, carries, random_order, removal_curves, share_removable, steps
 from vitlens.analysis.stand_ins import Means, means_of
 from vitlens.analysis.teamwork import Pairs, Redundancy, RedundancyStream, Synergy, pairwise, synergy
 from vitlens.devices import autocast
@@ -42,14 +42,15 @@ def look(work: Work) -> Found:
                 found.effects[replacement],
                 groups=work.split.groups,
                 first=found.firsts[replacement],
-                classes=len(work.specimen.classes),  # labels are columns of the logits
+                classes=len(work.specimen.classes) if work.split.classes else 0,  # labels are columns of the logits
                 seed=work.options.seed,
             )
-        if choices.curves and len(work.heads) > 1:
+        ranked = found.importance[choices.replace[0]].is_ranked("head")  # else there is no order to remove heads in
+        if choices.curves and len(work.heads) > 1 and ranked:
             _curves(work, found, means)
         if choices.pairs and len(work.heads) > 1:
             found.redundancy = _redundancy(work)
-            found.synergy = _synergy(work, found, means)
+            found.synergy = _synergy(work, found, means) if ranked else None
     return found
 
 
@@ -85,12 +86,12 @@ def _effects(work: Work, replacement: Replacement, means: Means | None) -> tuple
             whole = (work.specimen, part.images, part.labels, work.units)
             parts.append(
                 measure_effects(
-                    *whole, replace=replacement, means=means, seed=seed, offset=part.offset,
+                    *whole, replace=replacement, means=means, donors=part.donors, seed=seed, offset=part.offset,
                     advance=lambda units: advance(units * len(part.images)),  # noqa: B023
                     memory=work.store.batch(replacement, part.offset, part.images, part.labels),
                 )
             )  # fmt: skip
-            firsts.append(first_order(*whole, replace=replacement, means=means, seed=seed, offset=part.offset))
+            firsts.append(first_order(*whole, replace=replacement, means=means, donors=part.donors))
     gathered = work.processes.gathered(torch.cat(firsts, 1).T.contiguous()).T
     return Effects.join(parts).gathered(work.processes), gathered
 
@@ -120,7 +121,7 @@ def _curves(work: Work, found: Found, means: Means | None) -> None:
         for part in work.batches(tested):
             curves = removal_curves(
                 work.specimen, part.images, part.labels, orders, removed=removed, replace=main, means=means,
-                seed=work.options.seed, offset=part.offset,
+                donors=part.donors, seed=work.options.seed, offset=part.offset,
                 advance=lambda points: advance(points * len(part.images)),  # noqa: B023
             )  # fmt: skip
             for name, curve in curves.items():
@@ -128,8 +129,9 @@ def _curves(work: Work, found: Found, means: Means | None) -> None:
     for name, parts in joined.items():
         curve = Curve.join(parts)
         found.curves[name] = Curve(curve.order, curve.removed, curve.outcomes.gathered(work.processes))
-    groups = None if work.split.groups is None else work.split.groups[tested]
-    found.removable = share_removable(found.curves["least first"], groups=groups, seed=work.options.seed)
+    groups, least = None if work.split.groups is None else work.split.groups[tested], found.curves["least first"]
+    if carries(least, groups=groups):
+        found.removable = share_removable(least, groups=groups, seed=work.options.seed)
 
 
 def _orders(work: Work, found: Found, main: Replacement, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
@@ -166,8 +168,8 @@ def _synergy(work: Work, found: Found, means: Means | None) -> Synergy:
         for part in work.batches(chosen):
             parts.append(
                 pairwise(
-                    work.specimen, part.images, part.labels, top, replace=main, means=means, seed=work.options.seed,
-                    offset=part.offset, advance=lambda pairs: advance(pairs * len(part.images)),  # noqa: B023
+                    work.specimen, part.images, part.labels, top, replace=main, means=means, donors=part.donors,
+                    seed=work.options.seed, offset=part.offset, advance=lambda pairs: advance(pairs * len(part.images)),  # noqa: B023
                 )
             )  # fmt: skip
     pairs = Pairs.join(parts)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.effects import Unit
+from vitlens.analysis.together import Measured
 from vitlens.archives import Form, require_forms
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
@@ -53,8 +54,8 @@ class BatchMemory:
     digest: str
     count: int
 
-    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> tuple[Tensor, Tensor] | None:
-        """Loss and correct (sets, batch) as they were found, or None.
+    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> Measured | None:
+        """The outcomes as they were found, or None; None too for a file without their cost (of an older vitlens).
 
         Raises InputError when they are of other images, or damaged.
         """
@@ -70,11 +71,16 @@ class BatchMemory:
                 "--data, --limit, --seed and --batch-size, or begin anew without --resume"
             )
         require_forms(found, {"loss": Form("f", sides), "correct": Form("b", sides)}, path)
-        return torch.from_numpy(np.asarray(found["loss"])), torch.from_numpy(np.asarray(found["correct"]))
+        if "cost" not in found:
+            return None
+        require_forms(found, {"cost": Form("iu")}, path)
+        loss, correct = (torch.from_numpy(np.asarray(found[name])) for name in ("loss", "correct"))
+        return Measured(loss, correct, int(found["cost"]))
 
-    def remember(self, sets: Sequence[tuple[Unit, ...]], loss: Tensor, correct: Tensor) -> None:
+    def remember(self, sets: Sequence[tuple[Unit, ...]], found: Measured) -> None:
         """Keep what was found, all or nothing."""
-        write_arrays(self._path(sets), {"digest": self.digest, "loss": loss.numpy(), "correct": correct.numpy()})
+        arrays = {"digest": self.digest, "loss": found.loss, "correct": found.correct, "cost": found.cost}
+        write_arrays(self._path(sets), {name: np.asarray(value) for name, value in arrays.items()})
 
     def _path(self, sets: Sequence[tuple[Unit, ...]]) -> Path:
         names = ",".join("+".join(unit.name for unit in each) for each in sets)

@@ -1,6 +1,8 @@
 """Rows of an ablation's folder, as figures and words read them."""
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,48 @@ import numpy as np
 from vitlens.files import RunRecord
 
 Row = Mapping[str, Any]
+
+LEVEL = 0.05  # of the tests, after Holm's correction
+
+
+class Ranking(Enum):
+    """Whether units may be put in an order of importance.
+
+    SHOWN: at least one has an effect after Holm's correction; NO_EFFECT: none has; UNTESTED: no test is defined, as
+    there are fewer than two images (or groups of them).
+    """
+
+    SHOWN = "shown"
+    NO_EFFECT = "no effect"
+    UNTESTED = "untested"
+
+
+def ranking_of(rows: Sequence[Row]) -> Ranking:
+    """Whether these units (rows of the table of one replacement) may be ranked; NO_EFFECT for no units at all."""
+    if any(row["p_holm"] is None for row in rows):
+        return Ranking.UNTESTED
+    return Ranking.SHOWN if any(row["matters"] for row in rows) else Ranking.NO_EFFECT
+
+
+def ranked_rows(rows: Sequence[Row]) -> list[Row]:
+    """The units of the kinds (head, MLP, block) that may be ranked."""
+    kinds = dict.fromkeys(str(row["kind"]) for row in rows)
+    shown = [kind for kind in kinds if ranking_of([row for row in rows if row["kind"] == kind]) is Ranking.SHOWN]
+    return [row for row in rows if row["kind"] in shown]
+
+
+def missed(rows: Sequence[Row], kind: str) -> list[Row]:
+    """The units of a kind without which the loss rises, after Holm's correction, the greatest rise first."""
+    own = [row for row in rows if row["kind"] == kind and row["matters"] and row["delta_loss"] > 0]
+    return sorted(own, key=lambda row: -row["delta_loss"])
+
+
+def fewest_images(units: int) -> int:
+    """Images (or groups) from which on an effect of one of so many units can pass the test at all.
+
+    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the units.
+    """
+    return 1 + ceil(log2(units / LEVEL))
 
 
 def has_table(record: RunRecord, name: str) -> bool:
@@ -65,6 +109,16 @@ def table_of(rows: Sequence[Row], kind: str, column: str) -> Any:
 def numbers(values: Any) -> Any:
     """An array in float64."""
     return np.asarray(values, dtype=np.float64)
+
+
+def agreeing(record: RunRecord) -> list[dict[str, Any]]:
+    """The table of agreement, of rankings that are shown alone; the first-order one stands with the exact one."""
+    heads = [row for row in record.table("units") if row["kind"] == "head"]
+    names = dict.fromkeys(str(row["replace"]) for row in heads)
+    shown = {name for name in names if ranking_of([row for row in heads if row["replace"] == name]) is Ranking.SHOWN}
+    if main_replacement(record) in shown:
+        shown.add("first-order")
+    return [row for row in all_rows(record, "agreement") if {str(row["first"]), str(row["second"])} <= shown]
 
 
 def floats(rows: Sequence[Row], column: str) -> Any:

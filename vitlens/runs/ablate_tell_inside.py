@@ -5,7 +5,7 @@ from typing import Any
 
 from vitlens.files import RunRecord
 from vitlens.report import Section, Table
-from vitlens.runs.ablate_rows import all_rows, has_table
+from vitlens.runs.ablate_rows import Ranking, all_rows, has_table, main_rows, ranking_of
 from vitlens.uncertainty import Estimate
 
 
@@ -35,7 +35,7 @@ def tell_inside(record: RunRecord) -> Iterator[Section]:
         (row,) = record.table("contributions")
         lines.append(
             f"Direct contributions of heads, MLPs and the rest sum to the logit to within "
-            f"{float(str(row['largest_gap'])):.1e} on {row['images']} images."
+            f"{float(str(row['largest_gap'])):.1e} on {row['images']} image{'' if row['images'] == 1 else 's'}."
         )
         figures.append("contributions")
     if lines or figures:
@@ -59,5 +59,7 @@ def tell_pruned(record: RunRecord) -> Section:
         f"layer {int(str(row['layer'])) + 1}: {', '.join(str(int(head) + 1) for head in row['heads'])}"  # type: ignore[attr-defined]
         for row in record.table("pruned_heads")
     )
-    lines = (f"Heads really removed, counted from 1: {cut}. The model was not trained after the cut.",)
-    return Section("The pruned model", lines, (Table("Whole and pruned, timed in turns", listed),))
+    lines = [f"Heads really removed, counted from 1: {cut}. The model was not trained after the cut."]
+    if ranking_of([row for row in main_rows(record) if row["kind"] == "head"]) is not Ranking.SHOWN:
+        lines.append("No head was shown to matter more than others: the images do not tell these heads from the rest.")
+    return Section("The pruned model", tuple(lines), (Table("Whole and pruned, timed in turns", listed),))

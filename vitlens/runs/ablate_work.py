@@ -11,6 +11,7 @@ from vitlens.analysis.effects import Effects, Unit
 from vitlens.analysis.evaluate import fitting_batch_size
 from vitlens.analysis.importance import Importance
 from vitlens.analysis.removal import Curve
+from vitlens.analysis.stand_ins import other_images
 from vitlens.analysis.teamwork import Redundancy, Synergy
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
@@ -41,23 +42,35 @@ class Work:
         return tuple(unit for unit in self.units if unit.kind == "head")
 
     def batches(self, indices: Tensor | None = None) -> "Iterator[Part]":
-        """This process's images, a batch that fits at a time; indices: of those to take (None: all)."""
+        """This process's images, a batch that fits at a time; indices: of those to take (None: all).
+
+        Where a unit takes another image's output, that is one of all images, so that it does not depend on batches.
+        """
         chosen = torch.arange(len(self.split)) if indices is None else indices
         mine = chosen[self.processes.index :: self.processes.count]
         size = self.options.batch_size or fitting_batch_size(self.specimen)
-        split = self.split.pick(mine)
-        for batch in split.batches(size, device=self.specimen.device):
+        split, device = self.split.pick(mine), self.specimen.device
+        resampled = "resample" in self.choices.replace
+        others = other_images(len(self.split), seed=self.options.seed) if resampled else None
+        for batch in split.batches(size, device=device):
             own = mine[batch.indices]
-            yield Part(batch.images, self.labels[own].to(self.specimen.device), int(batch.indices[0]))
+            donors = None
+            if others is not None:
+                (donors, *_), *_ = self.split.pick(others[own]).batches(len(own), device=device)
+            yield Part(batch.images, self.labels[own].to(device), int(batch.indices[0]), donors)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A batch: images, labels as columns of the logits, and the place of its first image in this process's share."""
+    """A batch: images, labels as columns of the logits, and the place of its first image in this process's share.
+
+    donors: for each image the one whose output stands in, where units are resampled.
+    """
 
     images: Tensor
     labels: Tensor
     offset: int
+    donors: Tensor | None = None
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
 from vitlens.processes import share_of
-from vitlens.runs.attack_begin import identity_of, labels_of, require_able, require_attacks
+from vitlens.runs.attack_begin import identity_of, require_able, require_attacks
 from vitlens.runs.attack_checks import checked
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attack_corruptions import baseline_of, keep_corruptions, on_all_corruptions
@@ -35,6 +35,7 @@ from vitlens.runs.planned import attack_parts
 from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
 from vitlens.runs.resume import require_same
+from vitlens.runs.targets import labels_of
 
 __all__ = ["attack", "draw", "tell"]
 
@@ -63,7 +64,10 @@ def attack(
         specimens = load_specimens(models, command="attack", model_options=model_options, options=options)
         split = load_split(specimens[0], options=options, data=data, images=images, beside=specimens[1:])
     require_able(specimens, split, choices)
-    labels = [labels_of(specimen, split, choices, options) for specimen in specimens]
+    labels = [
+        labels_of(specimen, split, predicted=choices.predicted, doing="attack", options=options)
+        for specimen in specimens
+    ]
     baseline = baseline_of(specimens, choices.baseline)
     share_of(split, processes)
     identity = identity_of(specimens, split, choices, processes, options)

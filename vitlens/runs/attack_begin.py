@@ -3,13 +3,9 @@
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from torch import Tensor
-
-from vitlens.analysis.evaluate import answers
-from vitlens.analysis.reading import label_columns
 from vitlens.attacks.registry import ATTACKS, Setting, machine_of, members_of
 from vitlens.data.split import Split
-from vitlens.errors import DataError, InputError, UnknownNameError
+from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.specimen import Specimen
 from vitlens.processes import Processes
 from vitlens.runs.attack_choices import AttackChoices, require_sensible
@@ -49,20 +45,6 @@ def require_able(specimens: Sequence[Specimen], split: Split, choices: AttackCho
         for member in members_of(name):
             setting = Setting(1, len(specimen.classes), split.size, side=choices.patch_side)
             machine_of(member, setting)
-
-
-def labels_of(specimen: Specimen, split: Split, choices: AttackChoices, options: RunOptions) -> Tensor:
-    """The class of each image that is to be turned into another, as a column of the logits: the label, or with
-    predicted what the model answers. Raises DataError for images without labels."""
-    if choices.predicted:
-        return answers(specimen, split, batch_size=options.batch_size).argmax(-1)
-    if split.labels is None or not len(split):
-        found = "images without labels" if len(split) else "no images"
-        raise DataError(
-            f"expected labelled images to attack, found {found} in {split.name}; add --predicted to attack what the "
-            "model predicts"
-        )
-    return label_columns(specimen.classes, split)
 
 
 def identity_of(

@@ -101,5 +101,5 @@ def _ends(rows: Rows, *, places: str = "block") -> Any:
     """Values, lows and highs by block or layer, NaN where there is none."""
     found = np.full((3, 1 + max(int(row[places]) for row in rows)), np.nan)
     for row in rows:
-        found[:, int(row[places])] = [row[end] for end in ("value", "low", "high")]
+        found[:, int(row[places])] = [np.nan if row[end] is None else row[end] for end in ("value", "low", "high")]
     return found

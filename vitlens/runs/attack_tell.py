@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vitlens.analysis.attack_checks import State, state_of
 from vitlens.analysis.stats import STATISTICS
 from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs import attack_words as words
 from vitlens.runs.attack_draw_inside import aliases_of, rows_of
 from vitlens.runs.attack_words_inside import inside_words, path_words, shift_words
-from vitlens.runs.describe import data_words
+from vitlens.runs.describe import data_words, label_words
+from vitlens.uncertainty import Estimate, Side, apart
 
 _LIMITS = (
     "A robust accuracy is an upper bound: a stronger attack may bring it lower. None of this is a proof of robustness.",
@@ -29,11 +31,9 @@ def _summary(record: RunRecord) -> Section:
     rows, aliases, found = rows_of(record, "curves"), aliases_of(record), metrics(record)
     data: Any = record.config["data"]
     size = "x".join(map(str, data["size"]))
-    options: Any = record.config["options"]
     lines = [
         f"{' '.join(data_words(record))} Attacked at {size} px.",
-        *(["Attacked is what each model predicts, so clean accuracy is 100 % by definition."]
-          if options.get("predicted") else []),
+        *label_words(record),
         *words.clean_words(rows),
         *words.fall_words(rows),
         *words.pair_words(rows_of(record, "pairs")),
@@ -110,15 +110,19 @@ def _classes(record: RunRecord) -> Iterator[Section]:
         mine = [row for row in rows if row["model"] == alias]
         ordered = sorted(mine, key=lambda row: float(row["robust_accuracy"]))
         least, most = ordered[0], ordered[-1]
-        lines.append(
-            f"{alias} keeps least of {least['class']} ({_robust(least)}) and most of {most['class']} ({_robust(most)})."
-        )
+        if apart(_kept(least), _kept(most)) is Side.BELOW:
+            lines.append(
+                f"{alias} keeps least of {least['class']} ({in_words(_kept(least))}) and most of {most['class']} "
+                f"({in_words(_kept(most))})."
+            )
+        else:
+            lines.append(f"The classes are not shown to differ in what {alias} keeps of them: all intervals overlap.")
     yield Section("Class by class", tuple(lines), (), ("classes",))
 
 
-def _robust(row: Any) -> str:
+def _kept(row: Any) -> Estimate:
     keys = {"value": "robust_accuracy", "low": "robust_low", "high": "robust_high"}
-    return in_words(words.estimate({**{name: row[key] for name, key in keys.items()}, "n": row["n"]}, "value"))
+    return words.estimate({**{name: row[key] for name, key in keys.items()}, "n": row["n"]}, "value")
 
 
 def _transfer(record: RunRecord) -> Iterator[Section]:
@@ -176,13 +180,17 @@ def _corruptions(record: RunRecord) -> Iterator[Section]:
     yield Section("Everyday damage", lines, tables, ("corruptions",))
 
 
+_VERDICTS = {State.PASSED: "as expected", State.INCONCLUSIVE: "inconclusive", State.FAILED: "**no**"}
+
+
 def _checks(record: RunRecord) -> Section:
     rows = rows_of(record, "checks")
     several = len(aliases_of(record)) > 1
     table: list[dict[str, Cell]] = [
         {
             **({"model": row["model"]} if several else {}), "check": row["name"], "attack": row["attack"],
-            "expected": row["expected"], "found": row["found"], "verdict": "as expected" if row["passed"] else "**no**",
+            "expected": row["expected"], "found": row["found"],
+            "verdict": _VERDICTS[state_of(bool(row["passed"]), bool(row.get("conclusive", True)))],
         }
         for row in rows
     ]  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 from vitlens.analysis.attack_checks import Check
 from vitlens.analysis.attack_signs import verdict
 from vitlens.report import in_words, number
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, Side, beyond
 
 Row = Mapping[str, Any]
 Found = Mapping[str, Estimate]
@@ -112,6 +112,8 @@ def _most(rows: Sequence[Row]) -> str:
 
 
 def _points(row: Row) -> str:
+    if row["low"] is None or row["high"] is None:
+        return f"{number(abs(float(row['difference'])), 1)} points"
     size, low, high = (abs(float(row[key])) for key in ("difference", "low", "high"))
     low, high = sorted((low, high)) if float(row["low"]) * float(row["high"]) > 0 else (0.0, max(low, high))
     return f"{number(size, 1)} points ({number(low, 1)} to {number(high, 1)})"
@@ -121,7 +123,14 @@ def verdict_words(rows: Sequence[Row], aliases: Sequence[str]) -> Iterator[str]:
     """The plain verdict of the self-checks, model by model."""
     for alias in aliases:
         checks = [
-            Check(row["name"], row["attack"], row["expected"], row["found"], passed=bool(row["passed"]))
+            Check(
+                row["name"],
+                row["attack"],
+                row["expected"],
+                row["found"],
+                passed=bool(row["passed"]),
+                conclusive=bool(row.get("conclusive", True)),
+            )
             for row in rows
             if row["model"] == alias
         ]
@@ -162,6 +171,4 @@ def corruption_words(found: Found, rows: Sequence[Row], aliases: Sequence[str]) 
 
 
 def _against_one(one: Estimate) -> str:
-    if one.low is None or one.high is None or one.low <= 1 <= one.high:
-        return "not shown to differ"
-    return "fewer errors" if one.value < 1 else "more errors"
+    return {Side.BELOW: "fewer errors", Side.ABOVE: "more errors"}.get(beyond(one, 1.0), "not shown to differ")

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from vitlens.report import in_words, number
-from vitlens.runs.attack_words import Found, Row, epsilon_words
+from vitlens.runs.attack_words import Found, Row, epsilon_words, estimate
+from vitlens.uncertainty import Side, beyond
 
 
 def inside_words(record_metrics: Found, aliases: Sequence[str], sample: Sequence[Row]) -> Iterator[str]:
@@ -44,6 +45,8 @@ def path_words(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _away(row: Row) -> str:
+    if row["low"] is None or row["high"] is None:
+        return number(max(0.0, 1 - float(row["value"])))
     value, low, high = (number(max(0.0, 1 - float(row[end]))) for end in ("value", "high", "low"))
     return f"{value} ({low} to {high})"
 
@@ -53,8 +56,9 @@ def shift_words(rows: Sequence[Row], titles: Mapping[str, str]) -> Iterator[str]
     for alias in dict.fromkeys(str(row["model"]) for row in rows):
         for name in dict.fromkeys(str(row["statistic"]) for row in rows if row["model"] == alias):
             mine = [row for row in rows if row["model"] == alias and row["statistic"] == name]
-            risen = [int(row["layer"]) + 1 for row in mine if float(row["low"]) > 0]
-            fallen = [int(row["layer"]) + 1 for row in mine if float(row["high"]) < 0]
+            sides = {int(row["layer"]) + 1: beyond(estimate(row, "value"), 0.0) for row in mine}
+            risen = [layer for layer, side in sides.items() if side is Side.ABOVE]
+            fallen = [layer for layer, side in sides.items() if side is Side.BELOW]
             said = [
                 f"{word} in layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
                 for word, layers in (("rises", risen), ("falls", fallen))

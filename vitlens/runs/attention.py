@@ -29,12 +29,12 @@ from vitlens.runs.folder import RunFolder
 from vitlens.runs.load import load_specimens, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import publish
+from vitlens.runs.sheets import DRAWN, left_out_words, say_left_out
 from vitlens.uncertainty import Estimate
 
 __all__ = ["attention", "draw", "tell"]  # draw and tell: `vitlens report` asks the command's module for them
 
 SHOWN = 4  # images of --data, unless --limit says otherwise
-MOST = 8  # images, whatever was asked for: more rows than a page holds
 
 
 def attention(
@@ -57,7 +57,9 @@ def attention(
     """
     kept = () if head is None else kept_weights(model, needed=query is None and key is None)
     (specimen,) = load_specimens((model,), command="attention", model_options=model_options, options=options)
-    split = _few(load_split(specimen, options=options, data=data, images=images, limit=None if images else SHOWN))
+    found = load_split(specimen, options=replace(options, limit=None), data=data, images=images)
+    split = _few(found, options, given=bool(images))
+    say_left_out(len(split), len(found), quiet=options.quiet, more="--limit N draws more")
     (batch,) = split.batches(len(split), device=specimen.device)
     with autocast(specimen.device, options.precision):
         layers = attention_maps(specimen, batch.images)
@@ -89,11 +91,13 @@ def attention(
         return publish(folder, draw, tell)
 
 
-def _few(split: Split) -> Split:
-    if len(split) <= MOST:
-        return split
-    said = f"Only the first {MOST} of {len(split):,} images are looked at."
-    return replace(split.pick(torch.arange(MOST)), notes=(*split.notes, said))
+def _few(split: Split, options: RunOptions, *, given: bool) -> Split:
+    """The images that are drawn: as many as --limit says, else the first DRAWN given, or a few of a data set."""
+    if options.limit is None and given:
+        few = split.pick(torch.arange(min(DRAWN, len(split))))
+    else:
+        few = split.limit(options.limit or SHOWN, seed=options.seed)
+    return replace(few, notes=(*split.notes, *left_out_words(len(few), len(split))))
 
 
 def _config(specimen: Specimen, split: Split, options: RunOptions, choices: Mapping[str, object]) -> dict[str, object]:

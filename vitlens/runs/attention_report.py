@@ -19,9 +19,11 @@ from vitlens.report import Section, Table, metrics
 from vitlens.runs.attention_views_report import draw_views, tell_views
 from vitlens.runs.describe import data_words
 from vitlens.runs.report import Drawn
+from vitlens.runs.sheets import sheets
 from vitlens.runs.stats_words import in_ranges
 
 _NOT = "Bright means looked at; it does not mean that the prediction rests on it."
+_ON_A_SHEET = 8  # images of the evolution over depth, a row each
 ORDERED = -0.2  # correlation of similarity with distance from which on positions count as ordered by place
 _SHARED = "One scale of colours for all panels."
 
@@ -34,13 +36,28 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
     names = image_names(record)
     yield from _grids(images[0], layers, rows)
     yield from _one_layer(record, images, layers, rows, names)
-    depth = evolution(
-        images=images, maps=_by_depth(layers), numbers=_numbers(rows), names=names, reader=_common_reader(rows)
-    )
-    caption = f"How attention changes with depth: the mean of each layer's heads. {_SHARED} {_NOT}"
-    yield Drawn("evolution", depth, caption)
+    yield from _evolution(record, images, layers, rows, names)
     yield from draw_views(record, images, names, reader=_readers(rows))
     yield from _input(record, images[0])
+
+
+def _evolution(
+    record: RunRecord, images: Any, layers: Sequence[Any], rows: Sequence[dict[str, object]], names: Sequence[str]
+) -> Iterator[Drawn]:
+    """The mean of each layer's heads on each image, in one scale of colours on all sheets."""
+    maps = _by_depth(layers)
+    pages = _evolution_pages(record)
+    scale = shared_scale(list(maps.swapaxes(0, 1)))
+    for name, part in pages:
+        figure = evolution(
+            images=images[part], maps=maps[part], names=names[part], reader=_common_reader(rows), scale=scale
+        )
+        shared = _SHARED if len(pages) == 1 else f"One scale of colours for all panels of these {len(pages)} figures."
+        yield Drawn(name, figure, f"How attention changes with depth: the mean of each layer's heads. {shared} {_NOT}")
+
+
+def _evolution_pages(record: RunRecord) -> list[tuple[str, slice]]:
+    return sheets("evolution", len(record.table("images")), _ON_A_SHEET)
 
 
 def image_names(record: RunRecord) -> list[str]:
@@ -101,11 +118,8 @@ def _pages(record: RunRecord, rows: Sequence[dict[str, object]]) -> list[tuple[s
     """The figures of the one layer: the name and the images of each."""
     options: Any = record.config["options"]
     name = "last_layer" if options.get("layer") is None else "layer"
-    count = len(record.table("images"))
     each = images_on_a_page(int(str(rows[_shown_layer(record, rows)]["heads"])))
-    if each >= count:
-        return [(name, slice(0, count))]
-    return [(f"{name}_{number + 1}", slice(at, at + each)) for number, at in enumerate(range(0, count, each))]
+    return sheets(name, len(record.table("images")), each)
 
 
 def _by_depth(layers: Sequence[Any]) -> Any:
@@ -223,7 +237,7 @@ def _seen_figures(record: RunRecord, rows: Sequence[dict[str, object]]) -> Itera
     groups = 1 + sum(a != b for a, b in pairwise(shapes))
     yield from (["heads"] if groups == 1 else [f"heads_{number + 1}" for number in range(groups)])
     yield from (name for name, _ in _pages(record, rows))
-    yield "evolution"
+    yield from (name for name, _ in _evolution_pages(record))
 
 
 def _input_figures(record: RunRecord) -> Iterator[str]:

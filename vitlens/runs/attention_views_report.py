@@ -64,10 +64,15 @@ def draw_views(record: RunRecord, images: Any, names: Sequence[str], *, reader: 
     if record.has_arrays("training"):
         (layer, head), epochs = _head(record), [int(str(row["epochs"])) for row in record.table("training")]
         maps = record.arrays("training")["maps"]
+        few = slice(0, images_on_a_page(len(epochs)))
         figure = head_over_training(
-            images=images, maps=maps, epochs=epochs, layer=layer, head=head, names=names, reader=reader[layer]
+            images=images[few], maps=maps[few], epochs=epochs, layer=layer, head=head, names=names[few],
+            reader=reader[layer],
+        )  # fmt: skip
+        shown = f", the first {few.stop} of {len(images)} images" if few.stop < len(images) else ""
+        caption = (
+            f"Head {head + 1} of layer {layer + 1} with the weights of {len(epochs)} moments of the training{shown}"
         )
-        caption = f"Head {head + 1} of layer {layer + 1} with the weights of {len(epochs)} moments of the training"
         yield Drawn("head_over_training", figure, f"{caption}, the last ones at the right. {_SHARED}")
 
 

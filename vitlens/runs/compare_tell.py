@@ -13,6 +13,7 @@ from vitlens.runs.compare_keep import word_of
 from vitlens.runs.compare_panels import FOLDER
 from vitlens.runs.compare_sheets import A_SHEET, aliases_of, cell_counts, cell_names, sheet_images
 from vitlens.runs.describe import data_words
+from vitlens.uncertainty import Side, apart
 
 _ROWS = 12  # of a table in the report; results.json has them all
 
@@ -153,9 +154,7 @@ def _harder(record: RunRecord, found: Mapping[str, Any], aliases: tuple[str, str
 def _better(found: Mapping[str, Any], aliases: tuple[str, str], kind: str, level: float) -> str | None:
     """Which model is ahead at a level, where the intervals are apart."""
     one, two = (found[f"hardened_accuracy/{alias}/{kind}/{level:g}"] for alias in aliases)
-    if one.low > two.high:
-        return aliases[0]
-    return aliases[1] if two.low > one.high else None
+    return {Side.ABOVE: aliases[0], Side.BELOW: aliases[1]}.get(apart(one, two))
 
 
 def _bias(record: RunRecord, found: Mapping[str, Any], aliases: tuple[str, str]) -> Iterator[Section]:

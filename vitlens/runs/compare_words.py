@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from vitlens.report import in_words, number
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
 Found = Mapping[str, Estimate]
 
@@ -16,7 +16,7 @@ def verdict(found: Found, aliases: tuple[str, str]) -> Iterator[str]:
     rights = " and ".join(f"**{alias}** on {in_words(found[f'accuracy/{alias}'])}" for alias in aliases)
     yield f"Right are {rights}."
     gap, p = found[f"accuracy_difference/{first}/{second}"], found[f"mcnemar_p/{first}/{second}"].value
-    if p > 0.05:
+    if p > LEVEL:
         said = "these images do not show which is better"
     else:
         said = f"{first if gap.value > 0 else second} is better by more than chance explains"
@@ -56,7 +56,7 @@ def looking(found: Found, aliases: tuple[str, str], methods: Sequence[str]) -> I
     pair = "/".join(aliases)
     if f"half_difference/{pair}" in found:
         gap = found[f"half_difference/{pair}"]
-        if _beyond(gap, 0.0) == 0:
+        if beyond(gap, 0.0) is Side.UNDECIDED:
             yield f"Which of the two is the more concentrated is {_NOT_APART} ({in_words(gap)} of the image apart)."
         else:
             tighter, wider = aliases if gap.value < 0 else aliases[::-1]
@@ -70,7 +70,7 @@ def _on_object(found: Found, alias: str) -> Iterator[str]:
     if f"look/inside/{alias}" not in found:
         return
     inside, area = found[f"look/inside/{alias}"], found["look/object-area"]
-    relation = ("less than", "no more or less than", "more than")[1 + _apart(inside, area)]
+    relation = ("less than", "not shown to be more or less than", "more than")[1 + apart(inside, area).value]
     hits = found[f"localisation/pointing/{alias}"]
     yield (
         f"Of {alias}'s maps {in_words(inside, with_n=False)} lies on the object, {relation} the object's share of the "
@@ -84,8 +84,10 @@ def _shared(found: Found, pair: str) -> Iterator[str]:
         return
     rank, top, shared = (found[f"agreement/{name}/{pair}"] for name in ("spearman", "top", "shared"))
     side = {1: "the same places tend to be high in both", -1: "what is high in one tends to be low in the other"}
-    said = side.get(_beyond(rank, 0.0), "no relation between them is shown")
-    chance = {1: "more than chance", -1: "less than chance", 0: "about as chance"}[_beyond(top, 0.1)]
+    said = side.get(beyond(rank, 0.0).value, "no relation between them is shown")
+    chance = {1: "more than chance", -1: "less than chance", 0: "not shown to differ from what chance"}[
+        beyond(top, 0.1).value
+    ]
     yield (
         f"Their maps agree with a rank correlation of {in_words(rank)}: {said}. Of the top tenth of one map "
         f"{in_words(top, with_n=False)} is in the other's, {chance} (10 %) gives; {in_words(shared, with_n=False)} of "
@@ -98,7 +100,7 @@ def failures(rows: Sequence[Mapping[str, object]], kind: str) -> Iterator[str]:
     for alias in dict.fromkeys(str(row["model"]) for row in rows):
         mine = [row for row in rows if row["model"] == alias and row["kind"] == kind]
         tested = [row for row in mine if row["p_holm"] is not None]
-        clear = [row for row in tested if float(str(row["p_holm"])) <= 0.05]
+        clear = [row for row in tested if float(str(row["p_holm"])) <= LEVEL]
         if not mine:
             continue
         if not tested:
@@ -125,26 +127,13 @@ def _place(found: Found, alias: str) -> str:
     row, column = found[f"look/row/{alias}"], found[f"look/column/{alias}"]
     words = []
     for estimate, names in ((row, ("above", "below")), (column, ("left of", "right of"))):
-        side = _beyond(estimate, 0.5)
+        side = beyond(estimate, 0.5).value
         if side:
             words.append(f"{100 * abs(estimate.value - 0.5):.1f} % of the side {names[side > 0]}")
     return f"{' and '.join(words)} the middle" if words else "not shown to be off the middle"
 
 
 def _against(estimate: Estimate, even: float) -> str:
-    side = _beyond(estimate, even)
-    return (f"less than an even map's {100 * even:.0f} %", f"about an even map's {100 * even:.0f} %",
+    side = beyond(estimate, even).value
+    return (f"less than an even map's {100 * even:.0f} %", f"not shown to differ from an even map's {100 * even:.0f} %",
             f"more than an even map's {100 * even:.0f} %")[1 + side]  # fmt: skip
-
-
-def _beyond(estimate: Estimate, value: float) -> int:
-    """1 where the interval lies above the value, -1 below, 0 where it holds it."""
-    low = estimate.value if estimate.low is None else estimate.low
-    high = estimate.value if estimate.high is None else estimate.high
-    return int(low > value) - int(high < value)
-
-
-def _apart(one: Estimate, other: Estimate) -> int:
-    """1 where one's interval lies above the other's, -1 below, 0 where they overlap."""
-    ends = [[end if end is not None else each.value for end in (each.low, each.high)] for each in (one, other)]
-    return int(ends[0][0] > ends[1][1]) - int(ends[0][1] < ends[1][0])

@@ -75,3 +75,13 @@ def data_words(record: RunRecord) -> Iterator[str]:
         more = f"; and {len(skipped) - 10} more in config.json" if len(skipped) > 10 else ""
         were = "images were" if len(skipped) > 1 else "image was"
         yield f"{len(skipped)} {were} left out ({files}{more})."
+
+
+def label_words(record: RunRecord) -> Iterator[str]:
+    """What a report must say where the model's own predictions were taken for labels."""
+    options = record.config["options"]
+    if isinstance(options, Mapping) and options.get("predicted"):
+        yield (
+            "The model's own predictions are taken for labels (--predicted): clean accuracy is 100 % by definition, "
+            "and a lower one is the share of answers that stay the same."
+        )

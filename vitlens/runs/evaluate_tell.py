@@ -9,12 +9,13 @@ from vitlens.report import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs.budgets import budget_words
 from vitlens.runs.describe import data_words
 from vitlens.runs.evaluate_rows import ENOUGH, ending_of, enough_by_class, metric_of, models_of
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, Side, beyond, bootstrap_mean
 
 _HOW_PAIRED = (
     "Both models answer the same images, so only those count on which one is right and the other is not. p is "
     "McNemar's exact test, p_holm corrects it for the number of pairs."
 )
+_DRAWS = 2000  # of an interval that only chooses a word
 _ROWS = 30  # of a table in the report; results.json has them all
 
 
@@ -57,10 +58,9 @@ def _summary(record: RunRecord, aliases: list[str], found: Mapping[str, Estimate
     for alias in aliases:
         right = in_words(metric_of("accuracy", alias, aliases, found))
         error = number(100 * metric_of("calibration_error", alias, aliases, found).value, 1)
-        lean = "surer of itself than right" if _sureness(record, alias) > 0 else "less sure of itself than right"
         yield (
             f"**{alias}** is right on {right} of {where}; its confidence is off by {error} points on average (on the "
-            f"whole {lean})."
+            f"whole {_LEANS[beyond(confidence_gap(record, alias), 0.0)]})."
         )
     if len(aliases) > 1:
         for row in record.table("pairs"):
@@ -71,11 +71,18 @@ def _summary(record: RunRecord, aliases: list[str], found: Mapping[str, Estimate
     yield "Brackets hold 95 % intervals and the number of images."
 
 
-def _sureness(record: RunRecord, alias: str) -> float:
-    """Mean confidence minus accuracy, in images: the calibration bins with their signs."""
-    rows = [row for row in record.table("calibration") if row["model"] == alias]
-    values = np.array([[row[key] for key in ("confidence", "accuracy", "count")] for row in rows], float)
-    return float(((values[:, 0] - values[:, 1]) * values[:, 2]).sum())
+_LEANS = {
+    Side.ABOVE: "surer of itself than right",
+    Side.BELOW: "less sure of itself than right",
+    Side.UNDECIDED: "not shown to be surer or less sure of itself than right",
+}
+
+
+def confidence_gap(record: RunRecord, alias: str) -> Estimate:
+    """Mean confidence minus accuracy, with its interval over images."""
+    found = record.arrays(f"predictions-{alias}")
+    right = np.asarray(found["prediction"]) == np.asarray(found["label"])
+    return bootstrap_mean(np.asarray(found["probability"], np.float64) - right, draws=_DRAWS)
 
 
 def _numbers(aliases: list[str], found: Mapping[str, Estimate]) -> list[dict[str, Cell]]:

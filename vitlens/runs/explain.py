@@ -24,6 +24,7 @@ from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import explain_parts
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
+from vitlens.runs.sheets import DRAWN, say_left_out
 from vitlens.runs.targets import PREDICTED, chosen_targets
 from vitlens.shapes import Labels
 
@@ -92,11 +93,13 @@ def explain(
     settings = Settings(
         substrate=substrate, counterfactuals=counterfactuals, seed=options.seed, batch_size=options.batch_size
     )
+    drawn = min(DRAWN if images else SHOWN, len(split))
+    say_left_out(drawn, len(split), quiet=options.quiet, more="maps are in arrays/")
     with folder:
         tables: dict[str, Rows] = {}
         for specimen, own, asked, names in zip(specimens, splits, targets, chosen):
             alias = specimen.alias if len(specimens) > 1 else None
-            one = _One(specimen, own, asked, names, alias, options, settings if verify else None)
+            one = _One(specimen, own, asked, names, alias, options, settings if verify else None, drawn)
             for found in _kept(folder, one):
                 for name, rows in found.items():
                     tables.setdefault(name, []).extend(rows)
@@ -107,7 +110,10 @@ def explain(
 
 @dataclass(frozen=True)
 class _One:
-    """A model, its images and what to do with them. asked: a class an image, or None for the predicted ones."""
+    """A model, its images and what to do with them.
+
+    asked: a class an image, or None for the predicted ones; drawn: images in figures, at most.
+    """
 
     specimen: Specimen
     split: Split
@@ -116,6 +122,7 @@ class _One:
     alias: str | None
     options: RunOptions
     checks: Settings | None
+    drawn: int
 
 
 def _kept(folder: RunFolder, one: _One) -> Iterator[Mapping[str, Rows]]:
@@ -127,7 +134,7 @@ def _kept(folder: RunFolder, one: _One) -> Iterator[Mapping[str, Rows]]:
         classes = logits.argmax(-1)
     with progress(f"Explaining {specimen.alias}", len(one.methods) * len(split), quiet=options.quiet) as advance:
         made = [explained(specimen, split, classes, name, options=options, advance=advance) for name in one.methods]
-    yield keep_maps(folder, specimen, split, logits, classes, made, alias=one.alias)
+    yield keep_maps(folder, specimen, split, logits, classes, made, drawn=one.drawn, alias=one.alias)
     if one.checks is not None:
         yield keep_league(
             folder, specimen, split, classes, methods=one.methods, alias=one.alias,

@@ -27,11 +27,12 @@ def keep_maps(
     targets: Tensor | None,
     made: Sequence[Explained],
     *,
+    drawn: int = SHOWN,
     alias: str | None = None,
 ) -> dict[str, Rows]:
     """Write a model's metrics and arrays; the rows of the tables methods and images, to be kept beside other models'.
 
-    alias: of the specimen in the names of metrics, where the run has several.
+    drawn: images that figures show, at most; alias: of the specimen in the names of metrics, where the run has several.
     """
     groups = None if split.groups is None else split.groups.numpy()
     for found in made:
@@ -40,7 +41,7 @@ def keep_maps(
             name = "/".join(word for word in ("completeness", alias, found.method) if word)
             folder.metric(name, bootstrap_mean(error, groups=groups, unit="logits"))
     size = sum(4 * found.maps[0].numel() for found in made)
-    kept, shown = max(SHOWN, _KEPT_BYTES // size), torch.arange(min(SHOWN, len(split)))
+    kept, shown = max(drawn, _KEPT_BYTES // size), torch.arange(min(drawn, len(split)))
     masks = {} if split.masks is None else {"masks": split.masks[shown].numpy()}
     maps = {f"maps/{found.method}": found.maps[:kept].numpy() for found in made}
     folder.arrays(f"explain-{specimen.alias}", images=split.source.read(shown).numpy(), **masks, **maps)

@@ -13,11 +13,12 @@ from vitlens.runs.describe import data_words
 from vitlens.runs.explain_verify_draw import draw_league
 from vitlens.runs.explain_verify_tell import tell_league
 from vitlens.runs.report import Drawn
+from vitlens.runs.sheets import left_out_words, sheets
 from vitlens.runs.targets import PREDICTED, TRUE
 
 _LINES = 6  # of panels in a figure, at most
 _ROWS = 24  # of the report's table of images
-SHOWN = 6  # images in a figure, at most
+SHOWN = 6  # images on a sheet, and of a data set in all, at most
 
 
 def images_shown(methods: int) -> int:
@@ -30,19 +31,18 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
     for alias, methods in _methods(record).items():
         if not _drawable(record, alias):
             continue
-        found, count = record.arrays(f"explain-{alias}"), images_shown(len(methods))
-        maps = [found[f"maps/{row['method']}"][:count] for row in methods]
-        masks = found.get("masks")
-        figure = attribution_overlays(
-            images=found["images"][:count] / np.float32(255),
-            maps=maps,
-            signed=[bool(row["signed"]) for row in methods],
-            titles=[str(row["title"]) for row in methods],
-            names=[_caption(row) for row in _images(record, alias)[:count]],
-            masks=None if masks is None else masks[:count],
-            title=_title(record, alias),
-        )
-        yield Drawn(_figure(record, alias), figure, _figure_caption(record, alias, outlined=masks is not None))
+        found, masks = record.arrays(f"explain-{alias}"), record.arrays(f"explain-{alias}").get("masks")
+        for name, part in _sheets(record, alias):
+            figure = attribution_overlays(
+                images=found["images"][part] / np.float32(255),
+                maps=[found[f"maps/{row['method']}"][part] for row in methods],
+                signed=[bool(row["signed"]) for row in methods],
+                titles=[str(row["title"]) for row in methods],
+                names=[_caption(row) for row in _images(record, alias)[part]],
+                masks=None if masks is None else masks[part],
+                title=_title(record, alias),
+            )
+            yield Drawn(name, figure, _figure_caption(record, alias, outlined=masks is not None))
     if _verified(record):
         yield from draw_league(record)
 
@@ -60,6 +60,16 @@ def _title(record: RunRecord, alias: str) -> str:
 def _classless(record: RunRecord, alias: str) -> bool:
     """Whether a model has no classifier."""
     return all(row["target"] is None for row in _images(record, alias))
+
+
+def _shown(record: RunRecord, alias: str) -> int:
+    """Images that are drawn."""
+    return len(record.arrays(f"explain-{alias}")["images"])
+
+
+def _sheets(record: RunRecord, alias: str) -> list[tuple[str, slice]]:
+    """The figures of a model, and the images on each."""
+    return sheets(_figure(record, alias), _shown(record, alias), images_shown(len(_methods(record)[alias])))
 
 
 def _sound(values: Any) -> bool:
@@ -93,9 +103,11 @@ def _asked(record: RunRecord) -> str:
 
 def tell(record: RunRecord) -> list[Section]:
     """Which methods were run, whether their maps can be read, and what they cost."""
-    drawn = [_figure(record, alias) for alias in _methods(record) if _drawable(record, alias)]
+    drawn = [name for alias in _methods(record) if _drawable(record, alias) for name, _ in _sheets(record, alias)]
+    data: Any = record.config["data"]
     lines = (
         " ".join(data_words(record)),
+        *(f"{said}." for said in left_out_words(_shown(record, next(iter(_methods(record)))), int(data["images"]))),
         *_asked_words(record),
         *_left_out(record),
         *_fault_words(record),
@@ -126,7 +138,7 @@ def _verified(record: RunRecord) -> bool:
 
 
 def _drawable(record: RunRecord, alias: str) -> bool:
-    count = images_shown(len(_methods(record)[alias]))
+    count = _shown(record, alias)
     found = record.arrays(f"explain-{alias}")
     return any(_sound(one) for row in _methods(record)[alias] for one in found[f"maps/{row['method']}"][:count])
 

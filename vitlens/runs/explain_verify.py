@@ -11,7 +11,7 @@ from vitlens.analysis.counterfactual import by_search
 from vitlens.analysis.evaluate import accuracy, answers
 from vitlens.analysis.league import Marks, Settings, checks_in, league
 from vitlens.analysis.masking import require_substrate
-from vitlens.analysis.paired import intervals
+from vitlens.analysis.paired import estimates as estimates_of
 from vitlens.analysis.randomisation import Explain
 from vitlens.attribution.registry import explain, methods_for, require_method
 from vitlens.data.split import Split
@@ -104,10 +104,7 @@ def _keep_numbers(
     """The metrics of every method; the rows of the league with their verdicts, the most faithful first."""
     estimates: dict[str, dict[str, Estimate]] = {mark.name: {} for mark in marks}
     for column in _columns(marks, split):
-        low, high = intervals(column.values, groups=column.groups)
-        means = column.values.double().mean(1)
-        for mark, value, down, up in zip(marks, means.tolist(), low.tolist(), high.tolist()):
-            found = Estimate(value, down, up, column.values.shape[1], column.unit)
+        for mark, found in zip(marks, estimates_of(column.values, groups=column.groups, unit=column.unit)):
             estimates[mark.name][column.name] = found
     groups = masked_groups(split)
     for mark in marks:

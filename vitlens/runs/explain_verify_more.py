@@ -11,7 +11,7 @@ from vitlens.analysis.agreement import map_iou, spearman, top_overlap
 from vitlens.analysis.counterfactual import Counterfactuals
 from vitlens.analysis.evaluate import accuracy
 from vitlens.analysis.league import BASELINES, Marks
-from vitlens.analysis.paired import intervals
+from vitlens.analysis.paired import estimates
 from vitlens.analysis.resampled import on_grid, removal_grid
 from vitlens.data.split import Split
 from vitlens.models.specimen import Specimen
@@ -45,16 +45,11 @@ def keep_agreement(
     columns: dict[str, list[Estimate]] = {}
     for name, measure in measures.items():
         values = torch.stack([measure(maps[one], maps[other]).nan_to_num(0.0) for one, other in pairs])
-        low, high = intervals(values, groups=split.groups)
-        unit = "" if name == "spearman" else "fraction"
-        columns[name] = [
-            Estimate(mean, down, up, values.shape[1], unit)
-            for mean, down, up in zip(values.double().mean(1).tolist(), low.tolist(), high.tolist())
-        ]
+        columns[name] = estimates(values, groups=split.groups, unit="" if name == "spearman" else "fraction")
     rows = []
     for place, (one, other) in enumerate(pairs):
         folder.metric(named("agreement", f"{one}/{other}", alias), columns["spearman"][place])
-        found = {name: round(estimates[place].value, 4) for name, estimates in columns.items()}
+        found = {name: round(column[place].value, 4) for name, column in columns.items()}
         rows.append({"model": specimen.alias, "first": one, "second": other, **found, "n": len(split)})
     return rows
 
@@ -77,9 +72,8 @@ def keep_counterfactuals(
     first = {name: shares_gone(own)[:count] for name, own in found.items()} | {SEARCH: shares_gone(searched)}
     groups = None if split.groups is None else split.groups[:count]
     values = torch.stack(list(first.values()))
-    low, high = intervals(values, groups=groups)
-    for name, mean, down, up in zip(first, values.double().mean(1).tolist(), low.tolist(), high.tolist()):
-        folder.metric(named("counterfactual/size_searched", name, alias), Estimate(mean, down, up, count))
+    for name, found_size in zip(first, estimates(values, groups=groups)):
+        folder.metric(named("counterfactual/size_searched", name, alias), found_size)
     shown = torch.arange(min(SHOWN, count))
     sets = {**found, SEARCH: searched}
     folder.arrays(

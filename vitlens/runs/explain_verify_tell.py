@@ -8,7 +8,7 @@ from vitlens.files import RunRecord
 from vitlens.report import Section, Table, number
 from vitlens.runs.explain_verify_draw import SUBSTRATE_WORDS, League, leagues
 from vitlens.runs.explain_verify_more import SEARCH
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, Side, apart
 
 
 def tell_league(record: RunRecord) -> list[Section]:
@@ -111,9 +111,7 @@ def _summary(
 
 def _above(found: Mapping[str, Estimate], name: str, base: str, metric: str = "faithfulness/gap") -> bool:
     one, other = found.get(f"{metric}/{name}"), found.get(f"{metric}/{base}")
-    if one is None or other is None or one.low is None or other.high is None:
-        return False
-    return one.low > other.high
+    return one is not None and other is not None and apart(one, other) is Side.ABOVE
 
 
 def _listed(names: Sequence[str]) -> str:

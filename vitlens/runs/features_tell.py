@@ -171,7 +171,7 @@ def _similar(record: RunRecord, alias: str) -> Table:
 def _gain(row: dict[str, Any]) -> Estimate | None:
     if row.get("gain") is None:
         return None
-    return Estimate(float(row["gain"]), float(row["gain_low"]), float(row["gain_high"]), unit="points")
+    return Estimate(float(row["gain"]), row["gain_low"], row["gain_high"], unit="points")
 
 
 def _limits(record: RunRecord) -> Iterator[str]:

@@ -47,7 +47,7 @@ def _tables(record: RunRecord, rows: list[dict[str, Any]]) -> Iterator[Table]:
 
 
 def _pair(row: dict[str, Any]) -> dict[str, Cell]:
-    gap = Estimate(float(row["difference"]), float(row["low"]), float(row["high"]), unit="points")
+    gap = Estimate(float(row["difference"]), row["low"], row["high"], unit="points")
     return {
         "classifier": name_of_classifier(row["classifier"]),
         "models": f"{row['first']} minus {row['second']}",

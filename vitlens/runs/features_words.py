@@ -67,9 +67,7 @@ def over_depth(rows: Sequence[Row], alias: str, classifier: str, name: str) -> I
 def compared(rows: Sequence[Row], name_of: Mapping[str, str], *, tested: int) -> Iterator[str]:
     """Which model's features know more, by each classifier; tested: comparisons that p is corrected for."""
     for row in rows:
-        gap = Estimate(
-            _number(row, "difference"), _number(row, "low"), _number(row, "high"), int(str(row["n"])), "points"
-        )
+        gap = Estimate(_number(row, "difference"), _end(row, "low"), _end(row, "high"), int(str(row["n"])), "points")
         p = _number(row, "p_holm")
         better = row["first"] if gap.value > 0 else row["second"]
         said = f"`{better}`'s features know more" if p <= 0.05 else "these images do not show whose features know more"
@@ -166,6 +164,10 @@ def _value(row: Row) -> float:
 
 def _number(row: Row, key: str) -> float:
     return float(str(row[key]))
+
+
+def _end(row: Row, key: str) -> float | None:
+    return None if row[key] is None else _number(row, key)
 
 
 def _pair(value: object) -> tuple[object, object]:

@@ -8,7 +8,7 @@ from vitlens.analysis.parts import PRODUCTS
 from vitlens.figures.profile import in_thousands
 from vitlens.files import RunRecord
 from vitlens.report import in_words, metrics, number
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Side, apart
 
 Row = Mapping[str, Any]
 
@@ -64,14 +64,14 @@ def speed_words(record: RunRecord, models: Sequence[Row]) -> Iterator[str]:
             f"For {images} `{first}` has the lowest median, {in_words(times[first])}; that of `{last}` is "
             f"{number(ratio)} times as high, {in_words(times[last])}"
         )
-        yield f"{words}." if _apart(times[first], times[last]) else f"{words}, but their intervals do not stand apart."
+        yield (
+            f"{words}."
+            if apart(times[first], times[last]) is Side.BELOW
+            else f"{words}, but their intervals do not stand apart."
+        )
     best = [best_rate(rows, alias) for alias in aliases]
     listed = "; ".join(f"`{alias}` {rate:,.0f} images/s in batches of {batch}" for alias, rate, batch in best)
     yield f"The greatest throughput that was seen: {listed}."
-
-
-def _apart(less: Estimate, more: Estimate) -> bool:
-    return less.high is not None and more.low is not None and less.high < more.low
 
 
 def best_rate(rows: Sequence[Row], alias: str) -> tuple[str, float, int]:

@@ -23,6 +23,7 @@ from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 from vitlens.runs.rollout_report import SHOWN, draw, tell
+from vitlens.runs.sheets import DRAWN, say_left_out
 from vitlens.runs.targets import PREDICTED, chosen_targets
 from vitlens.uncertainty import bootstrap_mean
 
@@ -93,7 +94,9 @@ def rollout(
     )
     with folder:
         maps, logits = _follow(specimen, split, ways, targets, chosen, processes, options)
-        _keep(folder, specimen, split, ways, maps, logits, targets)
+        drawn = min(DRAWN if images else SHOWN, len(split))
+        say_left_out(drawn, len(split), quiet=options.quiet, more="maps of all are in arrays/")
+        _keep(folder, specimen, split, ways, maps, logits, targets, drawn=drawn)
         return publish(folder, draw, tell)
 
 
@@ -143,6 +146,8 @@ def _keep(
     maps: Tensor,
     logits: Tensor,
     targets: Tensor | None,
+    *,
+    drawn: int,
 ) -> None:
     """Metrics, the table of images, and the arrays that the figures are drawn from."""
     hits = _localise(folder, split, ways, maps)
@@ -153,7 +158,7 @@ def _keep(
     empty = (maps.flatten(2) == 0).all(-1).sum(0).tolist()
     folder.table("methods", [{"method": way.name, "empty_maps": count} for way, count in zip(ways, empty)])
     folder.table("images", _image_rows(specimen, split, logits, targets))
-    shown = torch.arange(min(SHOWN, len(split)))
+    shown = torch.arange(drawn)
     arrays: dict[str, Any] = {"images": split.source.read(shown).numpy(), "maps": maps[:KEPT].numpy()}
     if split.masks is not None and hits is not None:
         arrays |= {"masks": split.masks[shown].numpy(), "hits": hits[:KEPT].numpy()}

@@ -8,14 +8,16 @@ import numpy as np
 
 from vitlens.analysis.methods import METHODS
 from vitlens.figures.rollout import method_overlays, rollout_overlays
+from vitlens.figures.views import shared_scale
 from vitlens.files import RunRecord
 from vitlens.names import AttentionMethod
 from vitlens.report import Section, Table, in_words, metrics
 from vitlens.runs.describe import data_words
 from vitlens.runs.report import Drawn
-from vitlens.uncertainty import Estimate
+from vitlens.runs.sheets import left_out_words, sheets
+from vitlens.uncertainty import Estimate, Side, apart
 
-SHOWN = 6  # images in the figure
+SHOWN = 6  # images on a sheet, and of a data set in all
 
 
 def draw(record: RunRecord) -> Iterator[Drawn]:
@@ -27,26 +29,37 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
     ways: list[str] = _choices(record)["ways"]
     fusions = [index for index, way in enumerate(ways) if way.startswith("rollout-")]
     others = [index for index, way in enumerate(ways) if not way.startswith("rollout-")]
-    shared: dict[str, Any] = {"images": images, "masks": found.get("masks")}
+    masks: Any = found.get("masks")
+    rows = record.table("images")[: len(images)]
     if fusions:
-        figure = rollout_overlays(
-            maps=maps[:, fusions],
-            titles=[f"{ways[index].removeprefix('rollout-')} of heads" for index in fusions],
-            names=[_prediction(row) for row in record.table("images")[: len(images)]],
-            hits=None if hits is None else hits[:, fusions],
-            **shared,
-        )
-        yield Drawn("rollout", figure, _rollout_caption(record))
+        scale = shared_scale(list(maps[:, fusions].swapaxes(0, 1)))  # of all sheets
+        for name, part in sheets("rollout", len(images), SHOWN):
+            figure = rollout_overlays(
+                images=images[part],
+                masks=None if masks is None else masks[part],
+                maps=maps[part, fusions],
+                titles=[f"{ways[index].removeprefix('rollout-')} of heads" for index in fusions],
+                names=[_prediction(row) for row in rows[part]],
+                hits=None if hits is None else hits[part, fusions],
+                scale=scale,
+            )
+            yield Drawn(name, figure, _rollout_caption(record))
     if others:
         compared = [*fusions[:1], *others]
-        figure = method_overlays(
-            maps=maps[:, compared],
-            titles=[_title(ways[index]) for index in compared],
-            names=[_asked(row, record) for row in record.table("images")[: len(images)]],
-            hits=None if hits is None else hits[:, compared],
-            **shared,
-        )
-        yield Drawn("methods", figure, _methods_caption(record, [ways[index] for index in compared]))
+        sums = maps.sum((2, 3), keepdims=True)
+        shares = maps[:, compared] / np.where(sums > 0, sums, 1.0)[:, compared]
+        scale = shared_scale(list(shares.swapaxes(0, 1)))
+        for name, part in sheets("methods", len(images), SHOWN):
+            figure = method_overlays(
+                images=images[part],
+                masks=None if masks is None else masks[part],
+                maps=maps[part, compared],
+                titles=[_title(ways[index]) for index in compared],
+                names=[_asked(row, record) for row in rows[part]],
+                hits=None if hits is None else hits[part, compared],
+                scale=scale,
+            )
+            yield Drawn(name, figure, _methods_caption(record, [ways[index] for index in compared]))
 
 
 def _prediction(row: Mapping[str, object]) -> str:
@@ -117,9 +130,13 @@ def tell(record: RunRecord) -> list[Section]:
     n = int(record.config["data"]["images"])  # type: ignore[index]
     area = found.get("localisation/pointing/mask-area")
     fusions = [way for way in ways if way.startswith("rollout-")]
-    figures = (("rollout",) if fusions else ()) + (("methods",) if len(fusions) < len(ways) else ())
+    shown = len(record.arrays("rollout")["images"])
+    words = [*(["rollout"] if fusions else []), *(["methods"] if len(fusions) < len(ways) else [])]
+    figures = tuple(name for word in words for name, _ in sheets(word, shown, SHOWN))
+    undrawn = (f"{said}." for said in left_out_words(shown, n))
     lines = (
         " ".join(data_words(record)),
+        *undrawn,
         *_classless_words(record),
         *_empty_words(record, n),
         *_pointing_words(found, ways, area),
@@ -175,19 +192,15 @@ def _pointing_words(found: Mapping[str, Estimate], ways: Sequence[str], area: Es
         f"How often the highest point of the map lies on the object: {listed}. A point thrown at random would in "
         f"{in_words(area, with_n=False)}."
     )
-    for words, chosen in (
-        ("more often than chance (the intervals are apart)", [way for way in shown if _beyond(hits[way], area) > 0]),
-        ("less often than chance (the intervals are apart)", [way for way in shown if _beyond(hits[way], area) < 0]),
-        ("not shown to differ from chance (the intervals overlap)", [w for w in shown if _beyond(hits[w], area) == 0]),
+    sides = {way: apart(hits[way], area) for way in shown}
+    for words, side in (
+        ("more often than chance (the intervals are apart)", Side.ABOVE),
+        ("less often than chance (the intervals are apart)", Side.BELOW),
+        ("not shown to differ from chance (the intervals overlap, or there is none)", Side.UNDECIDED),
     ):
+        chosen = [way for way in shown if sides[way] is side]
         if chosen:
             yield f"At the object {words}: {', '.join(map(_title, chosen))}."
-
-
-def _beyond(hits: Estimate, area: Estimate) -> int:
-    """1 where the hits' interval lies above the area's, -1 below, 0 where they overlap."""
-    low, high = hits.low or 0.0, hits.high or 1.0
-    return int(low > (area.high or area.value)) - int(high < (area.low or area.value))
 
 
 def _classless(record: RunRecord) -> bool:

@@ -1,5 +1,6 @@
 """`vitlens stats`: how every head looks, over any number of images, and what it specialises in."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from vitlens.runs.stats_film import require_writer, write_film
 from vitlens.runs.stats_keep import keep
 from vitlens.runs.stats_learning import keep_learning, kept_of, over_training
 from vitlens.runs.stats_streams import MOST, Streams
-from vitlens.runs.stats_tell import tell
+from vitlens.runs.stats_tell import NO_LABELS, tell
 
 __all__ = ["draw", "stats", "tell"]
 
@@ -34,6 +35,7 @@ def stats(
     *,
     data: str | None = None,
     images: Sequence[str] | None = None,
+    predicted: bool = False,
     renormalise: bool = True,
     learning: bool = False,
     animate: AnimationFormat | None = None,
@@ -42,9 +44,10 @@ def stats(
 ) -> Path | None:
     """Statistics of every head of one model, or of two on the same images, and the report; returns its path.
 
-    renormalise: distances are of the attention on patches alone; learning: with the weights that the model's run kept
-    over its training, too; animate: these as a film. Of several processes each takes its share of the images; all but
-    the first return None. Raises InputError for more than two models, and for a run that kept no weights.
+    predicted: taken, as by the commands that need labels, and said to change nothing; renormalise: distances are of the
+    attention on patches alone; learning: with the weights that the model's run kept over its training, too; animate:
+    these as a film. Of several processes each takes its share of the images; all but the first return None. Raises
+    InputError for more than two models, and for a run that kept no weights.
     """
     if animate is not None and not learning:
         raise InputError(f"expected --over-training with --animate {animate}, found --animate alone; add it")
@@ -67,7 +70,9 @@ def stats(
     aliases, split = [specimen.alias for specimen in specimens], splits[0]
     works = [(specimen, own, stats_parts(len(own), moments=len(kept))) for specimen, own in zip(specimens, splits)]
     say_expected(works, options, processes=processes.count)
-    choices = {"renormalise": renormalise, "learning": learning, "animate": animate}
+    choices = {"predicted": predicted, "renormalise": renormalise, "learning": learning, "animate": animate}
+    if predicted and not options.quiet:
+        print(NO_LABELS, file=sys.stderr)  # noqa: T201
     with RunFolder.create(
         "stats",
         name_parts=(*aliases, split.name),

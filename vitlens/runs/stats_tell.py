@@ -16,6 +16,7 @@ from vitlens.runs.stats_draw import MAPS, aliases_of, are_identical, backbones, 
 from vitlens.runs.stats_learning_report import tell_learning
 from vitlens.runs.stats_words import depth_words, token_words
 
+NO_LABELS = "Statistics of heads need no labels, so --predicted changes nothing here."
 _SHOWN = 400  # heads in the report's table: more than a ViT-L has
 
 
@@ -23,7 +24,12 @@ def tell(record: RunRecord) -> list[Section]:
     """What the numbers say, figure by figure, and the table of all heads."""
     aliases, found = aliases_of(record), metrics(record)
     sections = [
-        Section("What was found", (" ".join(data_words(record)), *_summary(record, aliases)), (), ("distance",))
+        Section(
+            "What was found",
+            (" ".join(data_words(record)), *_asked(record), *_summary(record, aliases)),
+            (),
+            ("distance",),
+        )
     ]
     if not any(name.startswith("distance") for name in found):
         sections[0] = Section(sections[0].title, sections[0].paragraphs)
@@ -42,6 +48,12 @@ _LIMITS = (
     "Intervals are Student's 95 % over images; they say how sure the mean is, not how much images differ.",
     "Labels follow fixed thresholds: a head near one may have another label on other images. Scores are in arrays/.",
 )
+
+
+def _asked(record: RunRecord) -> Iterator[str]:
+    options: Any = record.config["options"]
+    if options.get("predicted"):
+        yield NO_LABELS
 
 
 def _summary(record: RunRecord, aliases: Sequence[str]) -> Iterator[str]:

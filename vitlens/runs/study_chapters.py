@@ -1,7 +1,8 @@
 """The chapters of a study: one command after another on its models, each into a run folder of its own."""
 
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,11 +54,39 @@ def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
     return model.name in PRESETS and not has_weights
 
 
+@dataclass(frozen=True)
+class Ground:
+    """The images of a study: data, a name or a path, or images, files and folders without labels (data is "" then).
+
+    predicted: whether ablation and attacks take the models' predictions for labels.
+    """
+
+    data: str = ""
+    images: tuple[str, ...] = ()
+    predicted: bool = False
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """As the commands take it."""
+        return {"images": list(self.images)} if self.images else {"data": self.data}
+
+    @property
+    def typed(self) -> str:
+        """As it is typed."""
+        return f"--images {shlex.join(self.images)}" if self.images else f"--data {self.data}"
+
+    @property
+    def typed_with_labels(self) -> str:
+        """The same for a command that needs labels."""
+        return f"{self.typed} --predicted" if self.predicted else self.typed
+
+
 class Chapters:
     """Runs them, and keeps the list of what was done."""
 
-    def __init__(self, path: Path, data: str, model_options: ModelOptions, options: RunOptions) -> None:
-        self.path, self.data, self.model_options, self.options = path, data, model_options, options
+    def __init__(self, path: Path, ground: Ground, model_options: ModelOptions, options: RunOptions) -> None:
+        self.path, self.ground, self.model_options, self.options = path, ground, model_options, options
+        self.data = ground.data
         self.done: list[Chapter] = []
 
     def trained(self, model: ModelName, epochs: int | None) -> str:
@@ -76,9 +105,10 @@ class Chapters:
     def look_ahead(self, specimens: Sequence[Specimen]) -> None:
         """Say how long the chapters that follow may take together. Raises InputError where a model does not know the
         data's classes, as a later chapter would after much work."""
-        splits = load_splits(specimens, options=replace(self.options, quiet=True), data=self.data)
+        splits = load_splits(specimens, options=replace(self.options, quiet=True), **self.ground.asked)
         for specimen, split in zip(specimens, splits):
-            label_columns(specimen.classes, split)
+            if split.labels is not None and not self.ground.predicted:
+                label_columns(specimen.classes, split)
         works = [(one, split, self._parts(one, len(split))) for one, split in zip(specimens, splits)]
         say_expected(works, self.options)
 
@@ -99,14 +129,15 @@ class Chapters:
 
     def run(self, word: str, alias: str, names: Sequence[str]) -> None:
         """One analysis command on these models."""
-        options = self._options(word, alias, f"vitlens {word} {' '.join(names)} --data {self.data}")
-        shared: dict[str, Any] = {"data": self.data, "model_options": self.model_options, "options": options}
+        typed = self.ground.typed_with_labels if word == "ablate" else self.ground.typed
+        options = self._options(word, alias, f"vitlens {word} {' '.join(names)} {typed}")
+        shared: dict[str, Any] = {**self.ground.asked, "model_options": self.model_options, "options": options}
         if word == "evaluate":
             evaluate(names, **shared)
         elif word == "stats":
             stats(names, **shared)
         elif word == "ablate":
-            ablate(names[0], **shared)
+            ablate(names[0], choices=AblateChoices(predicted=self.ground.predicted), **shared)
         elif word == "attention":
             attention(names[0], **shared)
         else:
@@ -118,11 +149,11 @@ class Chapters:
         options = self._options(
             "explain",
             parse_models([name])[0].alias,
-            f"vitlens explain {name} --data {self.data} --method {','.join(EXPLAINED)} --verify --limit {limit}",
+            f"vitlens explain {name} {self.ground.typed} --method {','.join(EXPLAINED)} --verify --limit {limit}",
         )
         explain(
             [name],
-            data=self.data,
+            **self.ground.asked,
             method=EXPLAINED,
             verify=True,
             model_options=self.model_options,
@@ -151,13 +182,13 @@ class Chapters:
         options = self._options(
             "attack",
             "",
-            f"vitlens attack {' '.join(names)} --data {self.data} --attack {','.join(ATTACKS)} --no-corruptions "
-            f"--limit {limit}",
+            f"vitlens attack {' '.join(names)} {self.ground.typed_with_labels} --attack {','.join(ATTACKS)} "
+            f"--no-corruptions --limit {limit}",
         )
         attack(
             names,
-            data=self.data,
-            choices=AttackChoices(attacks=ATTACKS, corruptions=False),
+            **self.ground.asked,
+            choices=AttackChoices(attacks=ATTACKS, corruptions=False, predicted=self.ground.predicted),
             model_options=self.model_options,
             options=replace(options, limit=limit),
         )

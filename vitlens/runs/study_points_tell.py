@@ -1,13 +1,13 @@
 """What a study of points tells, from its folder alone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs.describe import data_words
 from vitlens.runs.study_points_draw import how_long, kind_of
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
 Row = Mapping[str, Any]
 
@@ -31,7 +31,12 @@ def _summary(record: RunRecord) -> Iterator[str]:
     yield (
         f"{len(words)} points, each trained with {how_long(record)}. Highest: `{words[best]}`, right on "
         f"{in_words(found[f'accuracy/{best}'])} of the test images; lowest: `{words[worst]}`, "
-        f"{in_words(found[f'accuracy/{worst}'])}."
+        f"{in_words(found[f'accuracy/{worst}'])}"
+        + (
+            "."
+            if apart(found[f"accuracy/{best}"], found[f"accuracy/{worst}"]) is Side.ABOVE
+            else "; their intervals overlap."
+        )
     )
     rows: dict[str, Row] = {str(row["label"]): row for row in record.table("points")}
     cheap, dear = (choose(rows, key=lambda label: rows[label]["flops"]) for choose in (min, max))
@@ -68,24 +73,35 @@ def _differences(record: RunRecord) -> Iterator[str]:
         if not _has(record, name):
             continue
         rows = record.table(name)
-        sure = [row for row in rows if float(str(row["p_holm"])) <= 0.05]
-        listed = "; ".join(_said(record, name, row, words) for row in sure)
+        sure = significant(rows)
+        count = f"{len(sure) or 'None'} of {len(rows)} comparison{'' if len(rows) == 1 else 's'} {which}"
         if sure:
-            many = f"{len(sure)} of {len(rows)} comparison{'' if len(rows) == 1 else 's'} {which}"
-            yield f"{many} hold{'s' if len(sure) == 1 else ''} after Holm's correction: {listed}."
+            listed = "; ".join(_said(record, name, row, words) for row in sure)
+            yield f"{count} {'is' if len(sure) == 1 else 'are'} significant after Holm's correction: {listed}."
         else:
-            many = f"None of {len(rows)} comparisons" if len(rows) > 1 else "The comparison"
-            yield f"{many} {which} is sure after Holm's correction, which does not show that there is none."
+            yield f"{count} is significant after Holm's correction; that does not show that there is no difference."
+
+
+def significant(rows: Sequence[Row]) -> list[Row]:
+    """The comparisons whose difference is significant after Holm's correction."""
+    return [row for row in rows if float(str(row["p_holm"])) <= LEVEL]
 
 
 def _said(record: RunRecord, name: str, row: Row, words: Mapping[str, str]) -> str:
     estimate = metrics(record)[f"{name.removesuffix('s')}/{row['label']}"]
     side = "above" if estimate.value > 0 else "below"
-    low, high = sorted(abs(end) for end in (estimate.low or 0.0, estimate.high or 0.0))
     return (
-        f"`{words[str(row['label'])]}` is {abs(estimate.value):.1f} points ({low:.1f} to {high:.1f}) {side} "
+        f"`{words[str(row['label'])]}` is {abs(estimate.value):.1f} points{_size(estimate)} {side} "
         f"`{words[str(row['against'])]}`"
     )
+
+
+def _size(estimate: Estimate) -> str:
+    """The interval of a difference's size: from 0 where the interval of the difference holds 0; "" without one."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    low, high = sorted((abs(estimate.low), abs(estimate.high)))
+    return f" ({0.0 if beyond(estimate, 0.0) is Side.UNDECIDED else low:.1f} to {high:.1f})"
 
 
 def _comparisons(record: RunRecord) -> Iterator[Table]:

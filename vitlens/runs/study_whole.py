@@ -17,12 +17,14 @@ from vitlens.places import inside
 from vitlens.report import Section, in_words, metrics
 from vitlens.runs.attack_words import epsilon_words, estimate, verdict_words
 from vitlens.runs.budgets import budget_words
+from vitlens.runs.describe import label_words
 from vitlens.runs.displayed import for_figures, for_sentences
 from vitlens.runs.report import Drawn
 from vitlens.schema import read_as
 from vitlens.uncertainty import Estimate
 
 CHAPTERS: Final = "chapters"
+LEFT_OUT: Final = ("evaluate", "compare", "features")  # chapters that need labels
 FUSION: Final = "mean"  # whose pointing game the summary tells
 
 _TITLES: Final = {
@@ -68,9 +70,13 @@ def gathered(path: Path, chapters: Sequence[Chapter]) -> Mapping[str, Estimate]:
     """The numbers of the chapters, under names that say whose they are."""
     found: dict[str, Estimate] = {}
     for chapter in chapters:
-        for name, measured in metrics(read_run(path / chapter.folder)).items():
+        record = read_run(path / chapter.folder)
+        options: Any = record.config["options"]
+        for name, measured in metrics(record).items():
             if chapter.word == "train":
                 continue  # evaluate measures the same images again
+            if options.get("predicted") and name.split("/")[0] == "accuracy":
+                continue  # of the model's own predictions: 1 by definition
             first, *rest = name.split("/")
             # what two chapters measure is that of the first: the later ones take fewer images
             found.setdefault("/".join((first, chapter.alias, *rest)) if chapter.alias else name, measured)
@@ -79,9 +85,10 @@ def gathered(path: Path, chapters: Sequence[Chapter]) -> Mapping[str, Estimate]:
 
 def draw_whole(record: RunRecord) -> Iterator[Drawn]:
     """The summary, and the figures of all chapters under names of their own."""
-    yield Drawn(
-        "summary", _summary(record), "Accuracy on the test images, and how often the map's peak is on the object."
-    )
+    if _has_accuracy(record):
+        yield Drawn(
+            "summary", _summary(record), "Accuracy on the test images, and how often the map's peak is on the object."
+        )
     for chapter in _chapters(record):
         module = import_module(f"vitlens.runs.{chapter.word}")
         for drawn in module.draw(for_figures(read_run(inside(record.folder, chapter.folder)))):
@@ -121,9 +128,15 @@ def _bar(name: str, estimate: Estimate) -> Bar:
 def tell_whole(record: RunRecord) -> list[Section]:
     """The summary in words, then what each chapter says, then everybody's limits."""
     found = metrics(record)
-    lines = list(budget_words(record))
+    known = _has_accuracy(record)
+    lines = [
+        *budget_words(record),
+        *label_words(record),
+        *([left_out_words(_left_out(record))] if _left_out(record) else []),
+    ]
     lines += [
-        f"`{alias}` is right on {in_words(_accuracy(found, alias))} of the test images." for alias in _aliases(record)
+        f"`{alias}` is right on {in_words(_accuracy(found, alias))} of the test images."
+        for alias in (_aliases(record) if known else ())
     ]
     for chapter in _chapters(record):
         hits = list(_hits(found, chapter.alias)) if chapter.word == "rollout" else []
@@ -136,7 +149,7 @@ def tell_whole(record: RunRecord) -> list[Section]:
             )
     lines += [line for chapter in _chapters(record) if chapter.word == "explain" for line in _trust(record, chapter)]
     lines += [line for chapter in _chapters(record) if chapter.word == "attack" for line in _robust(record, chapter)]
-    sections = [Section("Summary", tuple(lines), figures=("summary",))]
+    sections = [Section("Summary", tuple(lines), figures=("summary",) if known else ())]
     limits: dict[str, None] = {}
     for chapter in _chapters(record):
         module = import_module(f"vitlens.runs.{chapter.word}")
@@ -167,8 +180,8 @@ def _trust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
         best = rows[0]
         gap = metrics(explained)[f"faithfulness/gap/{best['method']}"]
         yield (
-            f"Of {len(rows)} ways to explain `{chapter.alias}`, {best['method']} is the most faithful on these images: "
-            f"insertion minus deletion {in_words(gap)}; {best['verdict']}."
+            f"Of {len(rows)} ways to explain `{chapter.alias}`, {best['method']} has the greatest insertion minus "
+            f"deletion on these images, {in_words(gap)}; {best['verdict']}."
         )
 
 
@@ -183,6 +196,20 @@ def _robust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
             f"{in_words(estimate(last))} of the images."
         )
     yield from verdict_words(attacked.table("checks"), _aliases(record))
+
+
+def left_out_words(words: Sequence[str]) -> str:
+    """That some chapters are not there."""
+    return f"Left out, as they need labelled images: {', '.join(words)}."
+
+
+def _left_out(record: RunRecord) -> list[str]:
+    tables: Any = record.results["tables"]
+    return [str(row["chapter"]) for row in tables.get("left_out", ())]
+
+
+def _has_accuracy(record: RunRecord) -> bool:
+    return any(name.split("/")[0] == "accuracy" for name in metrics(record))
 
 
 def _chapters(record: RunRecord) -> list[Chapter]:

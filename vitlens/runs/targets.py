@@ -1,14 +1,16 @@
-"""Which class a map is asked about: the predicted one, the true one, or one that is named."""
+"""Which class a run is about: the predicted one, the true one, or one that is named."""
 
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from vitlens.analysis.evaluate import answers
 from vitlens.analysis.reading import label_columns
 from vitlens.data.split import Split
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.models.specimen import Specimen
+from vitlens.runs.options import RunOptions
 
 PREDICTED: Final = "predicted"
 TRUE: Final = "true"
@@ -28,6 +30,28 @@ def chosen_targets(target: str, specimen: Specimen, split: Split) -> Tensor | No
             raise InputError("expected labelled images for --target true, found none; give --data, or a class")
         return label_columns(specimen.classes, split)
     return torch.full((len(split),), _class_index(target, specimen.classes))
+
+
+def labels_of(specimen: Specimen, split: Split, *, predicted: bool, doing: str, options: RunOptions) -> Tensor:
+    """The class of each image as a column of the specimen's logits (n,): its label, or predicted: the model's answer.
+
+    doing: what the labels are for, as the message says it ("attack"). Raises DataError for images without labels.
+    """
+    if predicted:
+        return answers(specimen, split, batch_size=options.batch_size).argmax(-1)
+    require_labelled(split, doing=doing)
+    return label_columns(specimen.classes, split)
+
+
+def require_labelled(split: Split, *, doing: str) -> None:
+    """Raise DataError for images without labels, saying that predictions can stand in for them."""
+    if split.labels is not None and len(split):
+        return
+    found = "images without labels" if len(split) else "no images"
+    raise DataError(
+        f"expected labelled images to {doing}, found {found} in {split.name}; add --predicted to take what the model "
+        "predicts for the label"
+    )
 
 
 def _class_index(target: str, classes: tuple[str, ...]) -> int:

@@ -1,0 +1,28 @@
+"""Which of many images figures draw, on how many sheets, and what is said of those that they do not draw."""
+
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+DRAWN: Final = 24  # images of --images that are drawn, unless --limit asks for fewer or more
+
+
+def sheets(name: str, count: int, each: int) -> list[tuple[str, slice]]:
+    """The name of each figure and the images on it, at most each: "name" alone, or "name_1", "name_2" ..."""
+    if count <= each:
+        return [(name, slice(0, count))]
+    starts = range(0, count, each)
+    return [(f"{name}_{number}", slice(at, min(at + each, count))) for number, at in enumerate(starts, start=1)]
+
+
+def left_out_words(drawn: int, total: int) -> Iterator[str]:
+    """That some images are not drawn, where that is so."""
+    if drawn < total:
+        yield f"Figures draw {drawn} of the {total:,} images"
+
+
+def say_left_out(drawn: int, total: int, *, quiet: bool, more: str) -> None:
+    """The same on standard error; more: how to draw more of them."""
+    if not quiet:
+        for words in left_out_words(drawn, total):
+            print(f"{words}; {more}", file=sys.stderr)  # noqa: T201
