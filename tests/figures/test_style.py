@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.figures.reading import cut_off, pixels
-from vitlens.figures.style import SERIES, heading, sheet, shortened, styled
+from vitlens.figures.style import SERIES, WIDE, heading, sheet, shortened, styled
 
 
 @styled
@@ -68,3 +68,30 @@ def test_series_colours_differ_also_in_grey():
 def test_shortened_says_the_cut():
     assert shortened("abc", 3) == "abc"
     assert shortened("abcd", 3) == "ab…"
+
+
+@styled
+def _with_names(names: list[str]) -> Figure:
+    figure = sheet(WIDE, 3.0)
+    bars, lines = figure.subplots(1, 2)
+    bars.bar(range(len(names)), range(len(names)))
+    bars.set_xticks(range(len(names)), names)
+    bars.set_title(" ".join(names))
+    for name in names:
+        lines.plot([1, 1000], [1, 2], label=f"line {name}")
+    lines.set_xscale("log")
+    lines.legend()
+    return figure
+
+
+def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
+    names = ["$x^2$", "$\\nocommand$", "\x1b[31m\u202e", "\U000ffff0"]
+    figure = _with_names(names)
+    figure.savefig(tmp_path / "a.png")  # an unknown command, or a lacking glyph, would be an error
+    bars, lines = figure.axes
+    shown = ["$x^2$", "$\\nocommand$", "\\x1b[31m\\u202e", "\\U000ffff0"]
+    assert bars.get_title() == " ".join(shown)
+    assert not bars.title.get_parse_math()
+    assert [label.get_text().replace("\\$", "$") for label in bars.get_xticklabels()] == shown
+    assert [text.get_text() for text in lines.get_legend().get_texts()] == [f"line {name}" for name in shown]
+    assert any("10^" in label.get_text() and label.get_parse_math() for label in lines.get_xticklabels())
