@@ -64,7 +64,7 @@ def draw_contributions(record: RunRecord) -> Drawn:
         heads=found["heads"],
         mlps=found["mlps"],
         rest=float(found["rest"]),
-        title=f"What heads and MLPs write straight into the {whose} class's logit, mean over images (n = {row['images']})",
+        title=f"What heads and MLPs write straight into the {whose} class's logit, mean (n = {row['images']} images)",
     )
     caption = (
         "Direct contributions with the final norm's scale fixed at each image's own; with the rest they sum to the "
