@@ -82,6 +82,6 @@ def label_words(record: RunRecord) -> Iterator[str]:
     options = record.config["options"]
     if isinstance(options, Mapping) and options.get("predicted"):
         yield (
-            "The model's own predictions are taken for labels (--predicted): clean accuracy is 100 % by definition, "
-            "and a lower one is the share of answers that stay the same."
+            "The model's own predictions are taken for labels (--predicted): clean accuracy is 100 % by definition; "
+            "a lower one is the share of answers that stay the same."
         )
