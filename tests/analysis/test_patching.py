@@ -232,7 +232,7 @@ def test_images_that_are_no_pairs_or_the_same():
 
 def test_a_cnn_has_nothing_to_patch():
     cnn = specimen_of(build_resnet("resnet20", classes=5, image_size=(32, 32)))
-    with pytest.raises(UnsupportedError, match="expected a model with softmax attention"):
+    with pytest.raises(UnsupportedError, match="expected softmax attention"):
         patch(cnn, *pair(cnn))
 
 

@@ -48,7 +48,9 @@ MODELS: dict[str, Callable[[], Specimen]] = {
         library, "xcit_nano_12_p16_224", size=32, img_size=32, patch_size=16, embed_dim=32, depth=1, num_heads=2
     ),
     "channels-alone": partial(library, "edgenext_xx_small"),
-    "mixed-windows": partial(library, "maxvit_rmlp_pico_rw_256", img_size=64),
+    "mixed-windows": partial(
+        library, "maxvit_rmlp_pico_rw_256", img_size=64, depths=(1, 1, 1, 1), embed_dim=(32, 32, 64, 64)
+    ),
     "mobilevit": partial(library, "mobilevit_xxs"),
     "pooled": partial(library, "pvt_v2_b0"),
     "no-projection": partial(library, "levit_128s", size=224),
@@ -58,7 +60,17 @@ MODELS: dict[str, Callable[[], Specimen]] = {
     "torchvision-swin": torchvision_swin,
     "torchvision-resnet": lambda: specimen_of(shaken(lambda: torchvision_resnet18(num_classes=10)), size=(64, 64)),
 }
-QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channels", "mobilevit", "resnet20")
+QUICK = (
+    "cls",
+    "class-attention",
+    "map-pooling",
+    "headless",
+    "windows",
+    "channels",
+    "mixed-windows",
+    "mobilevit",
+    "resnet20",
+)
 WITHOUT = {  # the commands that a family lacks: from what the family is, not from the code
     "headless": {"study", "predict", "evaluate", "ablate", "compare", "attack"},
     "channels": {"study", "rollout"},

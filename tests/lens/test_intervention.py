@@ -5,10 +5,11 @@ import json
 from collections.abc import Callable
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
-from tests.lens.tiny import CLASSES, FAMILIES, images, ours, specimen_of, timm_specimen, torchvision_vit
+from tests.lens.tiny import CLASSES, FAMILIES, images, ours, shaken, specimen_of, timm_specimen, torchvision_vit
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
@@ -356,7 +357,7 @@ def test_a_tensor_that_does_not_fit_is_refused(what, data, message):
 
 def test_a_model_without_attention_is_refused():
     cnn = specimen_of(build_resnet("resnet20", classes=len(CLASSES), image_size=(32, 32)), alias="cnn")
-    with pytest.raises(UnsupportedError, match="expected a model with softmax attention"):
+    with pytest.raises(UnsupportedError, match="expected softmax attention"):
         changed(cnn, images(), HeadReplaced(0, 0))
 
 
@@ -400,3 +401,33 @@ def test_a_layer_says_where_everything_is():
     assert (last.attention, last.heads, last.tokens) == ("layers.1.blocks.1.attn", 4, 64)
     pool = layers(timm_specimen("vit_base_patch16_siglip_224"))[2]
     assert (pool.attention, pool.unit, pool.mlp, pool.removable) == ("attn_pool", "attn_pool", "attn_pool.mlp", False)
+
+
+def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
+    """MaxViT's projection reads (calls, rows, columns, width): zero for one head is zero for its columns."""
+    model = shaken(
+        lambda: timm.create_model(
+            "maxvit_rmlp_pico_rw_256", img_size=32, num_classes=5, depths=(1, 1, 1, 1), embed_dim=(32, 32, 64, 64)
+        ),
+        scale=0.01,
+    )
+    specimen, batch = specimen_of(model, alias="maxvit"), images()
+    known = layers(specimen)
+    assert [(layer.heads, layer.head_dim, layer.windows) for layer in known[:2]] == [(1, 32, 64), (1, 32, 64)]
+    one = known[4]
+    seen: list[torch.Tensor] = []
+
+    def without(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        seen.append(inputs[0].clone())
+        changed = inputs[0].clone()
+        changed[..., one.head_dim :] = 0
+        return (changed,)
+
+    with intervened(specimen, HeadReplaced(one.index, 1)), torch.no_grad():
+        replaced = specimen(batch)
+    hook = model.get_submodule(f"{one.attention}.proj").register_forward_pre_hook(without)
+    with torch.no_grad():
+        expected = specimen(batch)
+    hook.remove()
+    assert seen[0].dim() == 4
+    torch.testing.assert_close(replaced, expected)

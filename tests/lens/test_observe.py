@@ -116,7 +116,7 @@ def test_a_layer_that_shows_no_weights_is_an_error():
 
 def test_a_model_without_attention_is_refused():
     for specimen in (ours(attention=False), cnn()):
-        with pytest.raises(UnsupportedError, match="found none in its forward pass"):
+        with pytest.raises(UnsupportedError, match=r"in the forward pass of .*found none"):
             observe(specimen, images(specimen.input_size), lambda _call: None)
 
 

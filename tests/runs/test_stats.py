@@ -190,3 +190,19 @@ def test_two_processes_find_what_one_does(command, tmp_path):
         one["tables"]["images" if command == "rollout" else "layers"]
         == two["tables"]["images" if command == "rollout" else "layers"]
     )
+
+
+def test_a_model_some_of_whose_layers_have_no_place_is_drawn_and_told(tmp_path):
+    """MaxViT: 18 layers of windows whose place is not known, then four whose window is the whole map."""
+    out, options = tmp_path / "out", ModelOptions(random_weights=True, image_size=(64, 64))
+    stats(
+        ["timm:maxvit_rmlp_pico_rw_256"],
+        data="digits",
+        model_options=options,
+        options=replace(OPTIONS, limit=2, out=out),
+    )
+    rows = json.loads((out / "results.json").read_text())["tables"]["heads"]
+    assert {row["layer"] for row in rows if row["label"] is None} == set(range(18))
+    assert {row["layer"] for row in rows if row["label"] is not None} == {18, 19, 20, 21}
+    assert (out / "figures" / "specialisation.png").is_file()
+    assert "layers 1 to 18" in (out / "report.md").read_text()
