@@ -43,8 +43,8 @@ def parse_json(
         found = json.loads(
             plain, parse_int=_integer, parse_float=_number, parse_constant=_number, object_pairs_hook=_object
         )
-        if "\\ud" in plain.lower():  # half of a surrogate pair is no character, and cannot be written
-            json.dumps(found, ensure_ascii=False).encode()
+        if "\\ud" in plain.lower():  # half of a surrogate pair is no character, but for a byte of a file's name
+            json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
     except RecursionError:
         told.fault(f"expected JSON of at most {DEPTH} levels in {source}, found more")
     except UnicodeError as reason:

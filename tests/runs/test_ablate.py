@@ -179,8 +179,7 @@ def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
             place.mkdir(parents=True, exist_ok=True)
             picture = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
             Image.fromarray(picture).save(place / f"{int(batch.indices[0])}.png")
-    results = run(tiny_vit, tmp_path / "out", data=str(tmp_path / "data"))
-    assert [row["class"] for row in results["tables"]["classes"]] == ["3", "9"]
+    run(tiny_vit, tmp_path / "out", data=str(tmp_path / "data"))
     with np.load(tmp_path / "out" / "arrays" / "effects-mean.npz") as kept:
         assert sorted(set(kept["labels"].tolist())) == [3, 9]
 

@@ -22,7 +22,7 @@ def test_a_part_of_a_name_and_a_pattern_both_find():
 
 CNN = ["predict", "train", "evaluate", "compare", "explain", "attack", "features", "profile"]
 ALL = ["study", *CNN[:3], "attention", "rollout", "stats", "ablate", *CNN[3:]]
-HEADLESS = ["train", "attention", "rollout", "stats", "features", "profile"]
+HEADLESS = ["train", "attention", "rollout", "stats", "explain", "features", "profile"]
 WITHOUT_CHAIN = [word for word in ALL if word not in ("study", "rollout")]
 WITHOUT_MAPS = [word for word in WITHOUT_CHAIN if word != "attention"]
 LISTED = {

@@ -140,5 +140,5 @@ def _bars(drawn: Board, scales: tuple[Scale, Scale]) -> None:
     figure = drawn.figure
     upper = figure.add_axes((box.x0, box.y0 + box.height - half, box.width, half))
     lower = figure.add_axes((box.x0, box.y0, box.width, half))
-    colour_bar(upper, scale=scales[0], label="times an even map")
-    colour_bar(lower, scale=scales[1], label="after − before", colours=SIGNED)
+    colour_bar(upper, scale=scales[0], label="× uniform")
+    colour_bar(lower, scale=scales[1], label="difference", colours=SIGNED)

@@ -99,7 +99,7 @@ def ablate_parts(units: Sequence[Unit], images: int, choices: AblateChoices) -> 
     if choices.top is not None:
         yield Part("telling heads apart", each * images)
         return
-    replacements = len(choices.replace)
+    replacements = len(choices.replace) or 1  # none named: the one that so many images allow
     yield Part("removing each unit", (1 + each) * replacements * images, replacements * images, "--units head")
     heads = sum(unit.kind == "head" for unit in units)
     if choices.curves and heads > 1:
