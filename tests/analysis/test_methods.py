@@ -198,7 +198,7 @@ def test_flow_of_many_tokens_is_refused():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_model_without_attention(method):
     cnn = specimen_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
-    with pytest.raises(UnsupportedError, match="softmax attention, found none"):
+    with pytest.raises(UnsupportedError, match="softmax attention in the forward pass of cnn, found none"):
         require_possible(cnn, images(), [Way(method)])
 
 

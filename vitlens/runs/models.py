@@ -8,6 +8,7 @@ import torch
 
 from vitlens.devices import evaluating
 from vitlens.errors import ModelError, UnknownNameError
+from vitlens.models.anatomy import is_headless
 from vitlens.models.assembly import assemble, default_classes
 from vitlens.models.build import Architecture, build_preset
 from vitlens.models.open_clip_library import PREFIX, open_clip_names
@@ -86,7 +87,7 @@ def _sketched(architecture: Architecture) -> Specimen:
         model, preprocessing = build(architecture)
         with evaluating(model), torch.no_grad():
             outputs = model(torch.empty(1, 3, *preprocessing.size)).shape[-1]
-    classes = default_classes(int(outputs))
+    classes = () if is_headless(model) else default_classes(int(outputs))
     specimen = assemble(model, architecture, preprocessing, classes, name, Provenance(name, "random"))
     return specimen.to("meta").eval().requires_grad_(False)
 
