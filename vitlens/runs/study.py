@@ -88,24 +88,9 @@ def study(
         chapters = Chapters(folder.path, ground, model_options, replace(options, overwrite=True))
         ready = [chapters.trained(model, epochs) for model in named]
         specimens = chapters.load(ready)
-        vits = [name for name, model in zip(ready, named) if model in studied]
         keep_budgets(folder, specimens)
         chapters.look_ahead(specimens)
-        if labelled:
-            chapters.run("evaluate", "", ready)
-        for name in vits:
-            chapters.run("attention", parse_models([name])[0].alias, [name])
-            chapters.run("rollout", parse_models([name])[0].alias, [name])
-            chapters.run("stats", parse_models([name])[0].alias, [name])
-            chapters.run("ablate", parse_models([name])[0].alias, [name])
-            chapters.explain(name)
-        others = [name for name in ready if name not in vits] or [name for name in ready if name != vits[0]]
-        if others and labelled:
-            chapters.compare(vits[0], others[0])
-        chapters.attack(ready)
-        if labelled:
-            chapters.features(ready)
-        chapters.profile(ready)
+        _analyse(chapters, ready, [name for name, model in zip(ready, named) if model in studied], labelled)
         folder.table("left_out", [] if labelled else [{"chapter": word} for word in LEFT_OUT])
         if not labelled and not options.quiet:
             print(left_out_words(LEFT_OUT), file=sys.stderr)  # noqa: T201
@@ -113,6 +98,23 @@ def study(
         for name, estimate in gathered(folder.path, chapters.done).items():
             folder.metric(name, estimate)
         return publish(folder, draw, tell)
+
+
+def _analyse(chapters: Chapters, ready: Sequence[str], vits: Sequence[str], labelled: bool) -> None:
+    """All chapters of analysis: of each ViT, of a ViT beside another model, and of all models together."""
+    if labelled:
+        chapters.run("evaluate", "", ready)
+    for name in vits:
+        for word in ("attention", "rollout", "stats", "ablate"):
+            chapters.run(word, parse_models([name])[0].alias, [name])
+        chapters.explain(name)
+    others = [name for name in ready if name not in vits] or [name for name in ready if name != vits[0]]
+    if others and labelled:
+        chapters.compare(vits[0], others[0])
+    chapters.attack(ready)
+    if labelled:
+        chapters.features(ready)
+    chapters.profile(ready)
 
 
 def _studied(named: Sequence[ModelName], model_options: ModelOptions, options: RunOptions) -> list[ModelName]:
