@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import uuid
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,11 @@ def write_atomically(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file's name is one that `write_atomically` gives a file until it is whole."""
+    return re.fullmatch(r"\..*-[0-9a-f]{8}(\.\w+)?", name) is not None
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

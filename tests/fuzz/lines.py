@@ -48,7 +48,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "attack": ("--limit", "2", "--no-corruptions", "--no-inside", "--steps", "2"),
     "ablate": ("--limit", "8", "--no-curves"),
     "compare": ("--limit", "4", "--panels", "1", "--no-harder"),
-    "explain": ("--limit", "2",),
+    "explain": ("--limit", "2", "--no-verify"),
     "profile": ("--batch-sizes", "1"),
 }  # fmt: skip
 REFUSED_ONLY = ("study",)

@@ -65,6 +65,7 @@ def test_names_are_shown_and_do_nothing(box: Box, tmp_path: Path, start: int) ->
     pictures = [str(path) for path in sorted(data.rglob("*.png"))]
     classes = tmp_path / "classes.txt"
     classes.write_text("\n".join(re.sub(r"\s+", " ", name).strip() or "x" for name in (names * 10)[:10]))
+    box.seal()
     for index, words in enumerate(
         (
             ["predict", model, "--images", *pictures],

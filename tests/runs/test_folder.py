@@ -158,6 +158,20 @@ def test_a_read_only_place_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         RunFolder.create("evaluate", out=tmp_path / "run")
 
 
+def test_a_reopened_run_says_what_it_knows_itself_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    with RunFolder.create("ablate", out=tmp_path / "run", config={"command_line": "first", "data": {"images": 3}}):
+        pass
+    for name in (".mean-0-0123abcd.npz", ".results-89abcdef.json", ".mine"):
+        (tmp_path / "run" / name).touch()
+        os.utime(tmp_path / "run" / name, (0, 0))
+    (tmp_path / "run" / ".new-01234567.npz").touch()
+    with RunFolder.reopen(tmp_path / "run", config={"command_line": "second", "data": {"title": "x", "images": 3}}):
+        pass
+    assert sorted(path.name for path in (tmp_path / "run").glob(".*")) == [".mine", ".new-01234567.npz"]
+    config = read_run(tmp_path / "run").config
+    assert (config["command_line"], config["data"]) == ("first", {"title": "x", "images": 3})
+
+
 def test_a_reopened_run_keeps_its_results_and_its_time(tmp_path: Path) -> None:
     with RunFolder.create("train", out=tmp_path / "run") as folder:
         folder.metric("loss", Estimate(1.0))

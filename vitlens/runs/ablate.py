@@ -121,17 +121,18 @@ def _folder(
     options: RunOptions,
 ) -> RunFolder:
     """The run's folder: a new one, or the one to go on in."""
+    config = {
+        **described(options, specimens=(specimen,), split=split, choices=asdict(choices)),
+        "identity": dict(identity),
+    }
     if resume is not None:
-        return RunFolder.reopen(resume, needs={"data": None})
+        return RunFolder.reopen(resume, needs={"data": None}, config=config)
     return RunFolder.create(
         "ablate",
         name_parts=(specimen.alias, split.name),
         title=f"What the heads of {specimen.alias} are good for, on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config={
-            **described(options, specimens=(specimen,), split=split, choices=asdict(choices)),
-            "identity": dict(identity),
-        },
+        config=config,
         formats=options.formats,
     )

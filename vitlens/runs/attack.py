@@ -127,8 +127,12 @@ def _folder(
     options: RunOptions,
 ) -> RunFolder:
     """The run's folder: a new one, or the one to go on in."""
+    config = {
+        **described(options, specimens=specimens, split=split, choices=asdict(choices)),
+        "identity": dict(identity),
+    }
     if resume is not None:
-        return RunFolder.reopen(resume, needs={"data": None})
+        return RunFolder.reopen(resume, needs={"data": None}, config=config)
     aliases = [specimen.alias for specimen in specimens]
     return RunFolder.create(
         "attack",
@@ -136,9 +140,6 @@ def _folder(
         title=f"How {' and '.join(aliases)} break{'s' if len(aliases) == 1 else ''}, on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config={
-            **described(options, specimens=specimens, split=split, choices=asdict(choices)),
-            "identity": dict(identity),
-        },
+        config=config,
         formats=options.formats,
     )

@@ -5,7 +5,7 @@ import platform
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +15,17 @@ from typing import Literal
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError, OutputError, VitlensError
-from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_run, storage_error, write_arrays, write_json
+from vitlens.files import (
+    CONFIG,
+    RESULTS,
+    RunRecord,
+    is_temporary,
+    named_file,
+    read_run,
+    storage_error,
+    write_arrays,
+    write_json,
+)  # fmt: skip
 from vitlens.places import inside, require_no_links
 from vitlens.uncertainty import Estimate
 from vitlens.version import __version__
@@ -51,6 +61,7 @@ _TOP = tuple(
     )
 )
 _WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")  # in config.json by every command
+_BEGAN = time.time()  # of this process, as far as it matters to the files of a killed one
 _PARTS = ("chapters", "frozen", "full", "pruned")  # runs, and a model, within a run
 
 
@@ -105,21 +116,30 @@ class RunFolder:
         return folder
 
     @classmethod
-    def reopen(cls, path: Path, *, needs: Mapping[str, object | None] | None = None) -> "RunFolder":
+    def reopen(
+        cls, path: Path, *, needs: Mapping[str, object | None] | None = None, config: Mapping[str, object] | None = None
+    ) -> "RunFolder":
         """The folder of an earlier run, to go on with it (--resume): what it holds is kept, its status is running.
 
         needs: what its config.json must say besides what every command writes, by name, with its value where that is
-        known; None: nothing at all. Raises InputError for links, and for a config.json that says less or another thing.
+        known; None: nothing at all. config: what the run that goes on knows itself, as for `create`; it takes the place
+        of what was read, but for the command line. Raises InputError for links, and for a config.json that says less or
+        another thing.
         """
-        folder = cls(read_run(path))
+        record = read_run(path)
         require_plain(path)
+        own = {name: value for name, value in (config or {}).items() if name != "command_line"}
+        folder = cls(replace(record, config={**record.config, **own}))
         needed = {} if needs is None else {**dict.fromkeys(_WRITTEN), **needs}
         for name, value in needed.items():
-            if name not in folder.config or value not in (None, folder.config[name]):
+            if name not in record.config or value not in (None, record.config[name]):
                 raise InputError(
                     f"expected the {name} that the run began with in {path / CONFIG}, found something else; "
                     "begin anew without --resume"
                 )
+        _remove_unfinished(path)
+        if own:
+            write_json(path / CONFIG, folder.config)
         folder._write("running")
         return folder
 
@@ -264,3 +284,10 @@ def _came_to_nothing(path: Path) -> bool:
         record.status in ("failed", "interrupted") and not record.results["metrics"] and not record.results["tables"]
         for record in records
     )
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Take away what a killed run was writing; what another process of this run writes now is younger than this one."""
+    for file in path.rglob(".*"):
+        if is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
+            file.unlink(missing_ok=True)

@@ -143,23 +143,25 @@ def _ground(plan: Plan, options: RunOptions) -> Ground:
 
 def _folder(plan: Plan, resume: Path | None, ground: Ground, options: RunOptions) -> RunFolder:
     """The study's folder: a new one, or the one to go on in."""
-    if resume is not None:
-        return RunFolder.reopen(resume, needs=dict.fromkeys(("data", "points", "recipes", "train_images")))
     kind = KINDS[plan.kind]
     recipes = {point.preset: ground.recipe(point) for point in kind.points}
+    config = {
+        **described(options, split=ground.test, choices=asdict(plan)),
+        "device": str(ground.device),
+        "train_images": len(ground.train),
+        "points": _described_points(kind),
+        "recipes": {preset: {**recipe.numbers(), "source": recipe.source} for preset, recipe in recipes.items()},
+    }
+    if resume is not None:
+        needs = dict.fromkeys(("data", "points", "recipes", "train_images"))
+        return RunFolder.reopen(resume, needs=needs, config=config)
     return RunFolder.create(
         "study",
         name_parts=(plan.kind, plan.data),
         title=f"{kind.title}, on {ground.test.title or ground.test.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config={
-            **described(options, split=ground.test, choices=asdict(plan)),
-            "device": str(ground.device),
-            "train_images": len(ground.train),
-            "points": _described_points(kind),
-            "recipes": {preset: {**recipe.numbers(), "source": recipe.source} for preset, recipe in recipes.items()},
-        },
+        config=config,
         formats=options.formats,
     )
 

@@ -165,29 +165,25 @@ def _folder(
     lesson: Lesson | None,
 ) -> RunFolder:
     """The run's folder: a new one, or the one to go on in."""
-    if resume is not None:
-        begun = json.loads(json.dumps(_described_recipe(how)))
-        return RunFolder.reopen(resume, needs={"data": None, "recipe": begun})
     split, usual = splits[0], _usual(plan)
+    config = {
+        **described(options, specimens=[specimen, *taking_part(lesson)], split=split, choices=asdict(plan)),
+        "test_images": len(splits[1]),
+        "recipe": {**how.numbers(), "source": how.source},
+        "usual": {"batch_size": usual.batch_size, "learning_rate": usual.learning_rate},
+    }
+    if resume is not None:
+        needs = {"data": None, "recipe": json.loads(json.dumps(config["recipe"]))}
+        return RunFolder.reopen(resume, needs=needs, config=config)
     return RunFolder.create(
         "train",
         name_parts=(specimen.alias, plan.data),
         title=f"Training {specimen.alias} on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config={
-            **described(options, specimens=[specimen, *taking_part(lesson)], split=split, choices=asdict(plan)),
-            "test_images": len(splits[1]),
-            "recipe": _described_recipe(how),
-            "usual": {"batch_size": usual.batch_size, "learning_rate": usual.learning_rate},
-        },
+        config=config,
         formats=options.formats,
     )
-
-
-def _described_recipe(how: Recipe) -> dict[str, object]:
-    """What config.json says of the recipe."""
-    return {**how.numbers(), "source": how.source}
 
 
 def _fit(
