@@ -66,6 +66,7 @@ def test_names_are_shown_and_do_nothing(box: Box, tmp_path: Path, start: int) ->
     classes = tmp_path / "classes.txt"
     classes.write_text("\n".join(re.sub(r"\s+", " ", name).strip() or "x" for name in (names * 10)[:10]))
     box.seal()
+    shown = 0
     for index, words in enumerate(
         (
             ["predict", model, "--images", *pictures],
@@ -82,5 +83,7 @@ def test_names_are_shown_and_do_nothing(box: Box, tmp_path: Path, start: int) ->
             assert not _CONTROL.search(outcome.err)
             continue
         require_dead(outcome, out, parser)
+        shown += 1
         shutil.rmtree(out)
     assert not box.trespasses()
+    assert shown >= 3  # a refusal shows nothing
