@@ -33,7 +33,7 @@ DATA = {
     "png": Target("photos/0.png", f"{PREDICT} {{place}}/photos"),
     "jpg": Target("photos/3.jpg", f"{PREDICT} {{place}}/photos/3.jpg"),
     "class-folder": Target(
-        "classed/cat/0.png", "features {vit} --data {place}/classed --no-tsne --no-cache --no-probe"
+        "classed/cat/0.png", "features {vit} --data {place}/classed --no-tsne --no-cache --no-probe --k 1"
     ),
     "npz": Target("data.npz", "evaluate {vit} --data {place}/data.npz", (damage.arrays,)),
     "mask": Target("masked/masks/0.png", "rollout {vit} --data {place}/masked"),

@@ -71,7 +71,7 @@ def test_names_are_shown_and_do_nothing(box: Box, tmp_path: Path, start: int) ->
         (
             ["predict", model, "--images", *pictures],
             ["attention", model, "--images", *pictures[:4]],
-            ["features", model, "--data", str(data), "--no-tsne", "--no-cache", "--no-probe"],
+            ["features", model, "--data", str(data), "--no-tsne", "--no-cache", "--no-probe", "--k", "1"],
             ["evaluate", str(box.inputs / "cnn.pth"), "--arch", "resnet20", "--classes", str(classes), "--limit", "8"],
         )
     ):
