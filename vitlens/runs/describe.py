@@ -66,7 +66,8 @@ def data_words(record: RunRecord) -> Iterator[str]:
     if not isinstance(data, Mapping):
         return
     count = int(data["images"])
-    yield f"{count:,} image{'s' if count != 1 else ''} of {data['title']}."
+    loose = data["title"] == "images"  # of no data set: what --images named
+    yield f"{count:,} image{'s' if count != 1 else ''}{'' if loose else ' of ' + str(data['title'])}."
     for note in data.get("notes", ()):
         yield f"{note[:1].upper()}{note[1:].rstrip('.')}."
     skipped = data["skipped"]
