@@ -109,3 +109,19 @@ def test_other_floating_point_types_are_taken(vit, name):
 def test_the_forward_of_the_model_itself_is_free(vit):
     batch = images(vit.input_size)
     assert vit(batch * 255).isfinite().all()
+
+
+SPLITS: dict[str, Callable[[Specimen, object], object]] = {
+    "compare": lambda vit, given: vitlens.compare(vit, vit, given),
+    "evaluate": lambda vit, given: vitlens.evaluate(vit, given),
+    "shape_bias": lambda vit, given: vitlens.shape_bias(vit, split=given),
+    "train": lambda vit, given: vitlens.train(vit, given, given, recipe=None, directory=None),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_what_takes_a_split_refuses_images_and_paths(vit, name):
+    assert "Split" in TAKES_NONE[name]
+    for given in (images(vit.input_size), "photos/", np.zeros((2, 8, 8, 3), np.uint8)):
+        with pytest.raises(DataError, match=f"expected a Split.*found {type(given).__name__}.*load_data"):
+            SPLITS[name](vit, given)

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from vitlens.analysis.errors import Comparison, compare_answers
 from vitlens.analysis.evaluate import Evaluation, answers, require_labels
 from vitlens.analysis.reading import require_shared
-from vitlens.data.split import Split
+from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models.specimen import Specimen
 from vitlens.models.support import NEEDS, require
 
 
+@takes_splits
 def compare(
     first: Specimen,
     second: Specimen,

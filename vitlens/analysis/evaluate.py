@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.analysis.reading import reading
-from vitlens.data.split import Split
+from vitlens.data.split import Split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import DataError, NonFiniteError
 from vitlens.models.specimen import Specimen
@@ -73,6 +73,7 @@ class CalibrationBins:
     error: float
 
 
+@takes_splits
 def evaluate(
     specimen: Specimen,
     split: Split,

@@ -9,7 +9,7 @@ from torch import Tensor
 from vitlens.analysis.evaluate import accuracy, answers
 from vitlens.analysis.reading import reading
 from vitlens.data.cue_conflict import Cues, cues_of
-from vitlens.data.split import Split
+from vitlens.data.split import Split, takes_splits
 from vitlens.errors import DataError
 from vitlens.models.specimen import Specimen
 from vitlens.shapes import Labels
@@ -42,6 +42,7 @@ class ShapeBias:
     note: str = ""
 
 
+@takes_splits
 def shape_bias(
     specimen: Specimen,
     split: Split,

@@ -1,9 +1,11 @@
 """Split: one part of a data set, whether it lies in memory or on disk."""
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import PurePath
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from torch import Tensor
 from vitlens.errors import DataError
 from vitlens.names import Part
 from vitlens.shapes import Images, Pixels
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @runtime_checkable
@@ -143,6 +147,26 @@ class Split:
         if count < 1:
             raise DataError(f"expected --limit of at least 1, found {count}")
         return self.pick(_balanced(len(self), self.labels, count, seed))
+
+
+def takes_splits(function: Function) -> Function:
+    """A public function some of whose parameters are Splits; it raises DataError where it is given something else."""
+    parameters = inspect.signature(function).parameters
+    named = [name for name, parameter in parameters.items() if parameter.annotation in (Split, Split | None)]
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(parameters, args)), **kwargs}
+        for name in named:
+            found = given.get(name)
+            if found is not None and not isinstance(found, Split):
+                raise DataError(
+                    f"expected a Split of images and labels for {name}, found {type(found).__name__}; make one with "
+                    "vitlens.data.catalogue.load_data(DATA, part='test')"
+                )
+        return function(*args, **kwargs)
+
+    return cast(Function, checked)
 
 
 @dataclass(frozen=True)

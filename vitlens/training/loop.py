@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from vitlens.data.split import Split
+from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models import zoo
 from vitlens.models.specimen import Specimen
@@ -34,6 +34,7 @@ from vitlens.training.validation import look
 from vitlens.training.watch import StepFacts, Watcher, watched
 
 
+@takes_splits
 def fit(
     specimen: Specimen,
     train: Split,
