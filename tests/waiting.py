@@ -3,9 +3,21 @@
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 HANGS = 900.0  # seconds after which a process has hung: no run of a test takes a tenth of it on a quiet machine
+
+
+def interruptible(command: Sequence[str], **options: Any) -> "subprocess.Popen[str]":
+    """Start a process that Ctrl-C interrupts, also where the tests run in the background of a shell, which ignores it.
+
+    An ignored signal is inherited, and Python then leaves it ignored.
+    """
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **options,
+    )  # fmt: skip
 
 
 def wait_until(sign: Callable[[], bool], child: "subprocess.Popen[str]") -> None:

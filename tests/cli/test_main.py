@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import interrupt
+from tests.waiting import interrupt, interruptible
 from vitlens.cli.main import EXAMPLES, run
 from vitlens.errors import InputError, StorageError, UnknownNameError
 from vitlens.names import COMMANDS
@@ -112,7 +112,7 @@ sys.argv = ["vitlens", "rollout", "vit-digits"]
 from vitlens.cli.main import main
 main()
 """
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as child:
+    with interruptible([sys.executable, "-c", program]) as child:
         shown = interrupt(child, started.exists)
     assert (child.returncode, shown) == (130, "error: interrupted\n")
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import vitlens
-from tests.waiting import interrupt
+from tests.waiting import interrupt, interruptible
 from vitlens.errors import InputError, OutputError, UnknownNameError
 from vitlens.runs import train as module
 from vitlens.runs.folder import RunFolder
@@ -169,7 +168,7 @@ def test_ctrl_c_leaves_with_130_one_line_and_an_interrupted_folder(tmp_path):
     words = ["train", "vit-micro", "--device", "cpu", "--epochs", "9999", "--limit", "40", "--out", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vitlens", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
+    with interruptible(command, env=environment) as child:
         shown = interrupt(child, (folder / "metrics.jsonl").exists)
     assert child.returncode == 130, shown
     assert shown.splitlines()[-1].startswith("error: interrupted")
