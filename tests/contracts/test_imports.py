@@ -40,7 +40,16 @@ def test_a_map_of_one_photograph_imports_no_more_than_it_uses(tmp_path):
     """The compiler and scipy.stats together take as long as all the rest of such a run."""
     PIL.Image.new("RGB", (40, 40), "teal").save(tmp_path / "photo.png")
     line = ["rollout", "timm:vit_tiny_patch16_224", "--random-weights", "--images", str(tmp_path / "photo.png")]
-    unused = ("torch._dynamo", "sympy", "scipy.stats", "sklearn", "accelerate", "pandas", "torch.distributed.fsdp")
+    unused = (
+        "torch._dynamo",
+        "sympy",
+        "scipy.stats",
+        "scipy.sparse",
+        "sklearn",
+        "accelerate",
+        "pandas",
+        "torch.distributed.fsdp",
+    )
     program = PROGRAM.format(
         first=f"from vitlens.cli.main import run\nassert run({[*line, '--out', str(tmp_path / 'out')]}) == 0",
         heavy=unused,
