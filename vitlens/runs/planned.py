@@ -58,20 +58,21 @@ def stats_parts(images: int, *, moments: int) -> tuple[Part, ...]:
     over = WATCHED * min(moments, MOMENTS) * min(images, IMAGES)
     return (
         Part("watching heads", WATCHED * images),
-        *([Part("over training", over, shorter="no --over-training")] if moments else []),
+        *([Part("over training", over, shorter="leave out --over-training")] if moments else []),
     )
 
 
 def features_parts(images: int, bank: int) -> tuple[Part, ...]:
     """The features of the test images, and of the training images that answer for them."""
-    return (Part("features", images), *([Part("features of the bank", bank, shorter="--bank N")] if bank else []))
+    answering = [Part("features of the bank", bank, shorter="a smaller --bank")] if bank else []
+    return (Part("features", images), *answering)
 
 
 def train_parts(images: int, tested: int, *, epochs: int, looks: int, frozen: bool) -> tuple[Part, ...]:
     """Passes over the training images, and looks at the test images; frozen: each image is passed through once."""
     if frozen:
         return (Part("features, once", images + tested),)
-    return (Part("training", tested * looks, images * epochs, "--epochs N with fewer"),)
+    return (Part("training", tested * looks, images * epochs, "a smaller --epochs"),)
 
 
 def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterfactuals: bool) -> Iterator[Part]:
@@ -144,7 +145,7 @@ def compare_parts(
     """One model's share of a comparison. hardened: images shown on all levels of all disturbances."""
     forwards, backwards = METHOD_COSTS[method]
     yield Part("answers", images)
-    yield Part("maps", forwards * mapped, backwards * mapped, "--maps N with fewer")
+    yield Part("maps", forwards * mapped, backwards * mapped, "a smaller --maps")
     if attentive:
         yield Part("attention", WATCHED * watched)
     if hardened:
