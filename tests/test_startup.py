@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def run(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -24,6 +26,7 @@ assert box.shape == (1, 1, 2, 2)
 """)
 
 
+@pytest.mark.slow  # imports torch, and its compiler, in a process of its own: 4 s
 def test_a_marked_function_is_not_compiled_once_there_is_a_compiler(tmp_path):
     (tmp_path / "marks.py").write_text("""
 import torch
@@ -46,6 +49,7 @@ assert torch.compile(calls, backend="eager")() == (False, True)
 """)
 
 
+@pytest.mark.slow  # imports torch, and its compiler, in a process of its own: 4 s
 def test_a_library_that_wants_more_of_the_compiler_gets_it(tmp_path):
     (tmp_path / "wants_more.py").write_text("from torch._dynamo.utils import counters\n")
     run(f"""
