@@ -11,7 +11,7 @@ import time
 import torch
 from scipy.stats import spearmanr
 
-from vitlens.analysis.ablate import ablate
+from vitlens.analysis.ablation.ablate import ablate
 from vitlens.data.catalogue import load_data
 from vitlens.devices import autocast
 from vitlens.models import zoo
@@ -23,21 +23,21 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--limit", type=int)
     options = parser.parse_args()
-    specimen = zoo.load(options.model)
-    split = load_data(options.folder, part="test", preprocessing=specimen.preprocessing).limit(options.limit)
+    model = zoo.load(options.model)
+    split = load_data(options.folder, part="test", preprocessing=model.preprocessing).limit(options.limit)
     images = split.source.read(torch.arange(len(split))).float() / 255
     assert split.labels is not None
-    labels = torch.tensor([specimen.classes.index(split.classes[label]) for label in split.labels.tolist()])
+    labels = torch.tensor([model.classes.index(split.classes[label]) for label in split.labels.tolist()])
     deltas, seconds = {}, {}
     for precision in ("bf16", "fp32"):
         start = time.perf_counter()
         with autocast(images.device, precision):
-            deltas[precision] = ablate(specimen, images, labels, batch_size=32).delta_loss.flatten()
+            deltas[precision] = ablate(model, images, labels, batch_size=32).delta_loss.flatten()
         seconds[precision] = time.perf_counter() - start
     rank = spearmanr(deltas["bf16"], deltas["fp32"]).statistic
     largest = (deltas["bf16"] - deltas["fp32"]).abs().max().item()
     print(
-        f"{specimen.alias}, {len(images)} images, {len(deltas['fp32'])} heads, {torch.get_num_threads()} threads: ",
+        f"{model.alias}, {len(images)} images, {len(deltas['fp32'])} heads, {torch.get_num_threads()} threads: ",
         end="",
     )
     print(f"Spearman {rank:.4f}, largest difference {largest:.1e} nats (of {deltas['fp32'].max():.3f}), ", end="")

@@ -22,7 +22,7 @@ from vitlens.attacks.sweep import sweep
 from vitlens.data.catalogue import load_data
 from vitlens.data.draws import keys
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # foolbox's zoo wants git, which no attack needs
 with warnings.catch_warnings():
@@ -47,7 +47,7 @@ class Case:
     """A model and images of which it knows the labels."""
 
     name: str
-    specimen: Specimen
+    model: Model
     images: Tensor
     labels: Tensor
     epsilons: tuple[float, ...]
@@ -59,17 +59,17 @@ class Case:
         return " / ".join(f"{255 * epsilon:g}" for epsilon in self.epsilons)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Indices, images and labels, batch by batch, on the specimen's device."""
+        """Indices, images and labels, batch by batch, on the model's device."""
         for rows in torch.arange(len(self.labels)).split(self.batch):
             images, labels = self.images[rows], self.labels[rows]
-            yield self.numbers[rows], images.to(self.specimen.device), labels.to(self.specimen.device)
+            yield self.numbers[rows], images.to(self.model.device), labels.to(self.model.device)
 
     def only(self, rows: Tensor) -> "Case":
         return replace(self, images=self.images[rows], labels=self.labels[rows], numbers=self.numbers[rows])
 
     def correct(self) -> Tensor:
         with torch.no_grad():
-            return torch.cat([(self.specimen(images).argmax(1) == labels).cpu() for _, images, labels in self.parts()])
+            return torch.cat([(self.model(images).argmax(1) == labels).cpu() for _, images, labels in self.parts()])
 
 
 def case(
@@ -87,18 +87,18 @@ def case(
     """
     if name == "deit":
         folder = Path(os.environ["VITLENS_DATA"])
-        specimen = zoo.load(
+        model = zoo.load(
             f"timm:deit_tiny_patch16_224@{folder / 'weights' / 'deit_tiny_patch16_224.safetensors'}", device=device
         )
-        split = load_data(str(folder / "photos"), part="test", whole=True, preprocessing=specimen.preprocessing)
+        split = load_data(str(folder / "photos"), part="test", whole=True, preprocessing=model.preprocessing)
     else:
-        specimen = zoo.load(name, device=device)
+        model = zoo.load(name, device=device)
         split = load_data(data, part="test")
     batch = next(iter(split.limit(count).batches(count)))
     assert batch.labels is not None
     usual = SCENES if data == "digits" and name != "deit" else PIXELS
     return Case(
-        specimen.alias, specimen, batch.images, batch.labels, tuple(epsilons) or usual, size or fitting_batch(specimen),
+        model.alias, model, batch.images, batch.labels, tuple(epsilons) or usual, size or fitting_batch(model),
         torch.arange(len(batch.labels)),
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def starts(rows: Tensor, images: Tensor) -> Tensor:
 
 def by_foolbox(case: Case, make: Callable[[Tensor, Tensor], Callable[..., Any]], epsilons: Sequence[float]) -> Standing:
     """make: an attack for these rows and images."""
-    model, found = foolbox.PyTorchModel(case.specimen, bounds=(0, 1), device=case.specimen.device), []
+    model, found = foolbox.PyTorchModel(case.model, bounds=(0, 1), device=case.model.device), []
     for rows, images, labels in case.parts():
         *_, broken = make(rows, images)(model, images, labels, epsilons=list(epsilons))
         found.append(~broken.cpu())
@@ -149,7 +149,7 @@ def foolbox_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: 
     attack = foolbox.attacks.L2CarliniWagnerAttack(
         binary_search_steps=searches, steps=CW_STEPS, stepsize=0.01, initial_const=first_c
     )
-    model, found = foolbox.PyTorchModel(case.specimen, bounds=(0, 1), device=case.specimen.device), []
+    model, found = foolbox.PyTorchModel(case.model, bounds=(0, 1), device=case.model.device), []
     for _, images, labels in case.parts():
         adversarial, *_ = attack(model, images, labels, epsilons=None)  # black where it found nothing
         found.append(withstood(case, adversarial, images, labels, lengths))
@@ -164,7 +164,7 @@ def withstood(case: Case, adversarial: Tensor, images: Tensor, labels: Tensor, l
     found, norm = adversarial.flatten(1).amax(1) > 0, foolbox.distances.l2
     with torch.no_grad():
         shortened = [norm.clip_perturbation(images, adversarial, length) for length in lengths]
-        right = [(case.specimen(short).argmax(1) == labels) | ~found for short in shortened]
+        right = [(case.model(short).argmax(1) == labels) | ~found for short in shortened]
     return torch.stack(right).cpu()
 
 
@@ -177,7 +177,7 @@ def by_torchattacks(case: Case, make: Callable[[float], object], epsilons: Seque
             with patch.object(torch.Tensor, "uniform_", lambda _self, _low, high, start=start: start * high):
                 adversarial = make(epsilon)(images, labels)  # type: ignore[operator]
             with torch.no_grad():
-                row.append((case.specimen(adversarial).argmax(1) == labels).cpu())
+                row.append((case.model(adversarial).argmax(1) == labels).cpu())
         found.append(torch.stack(row))
     return kept(case, torch.cat(found, 1))
 
@@ -186,7 +186,7 @@ def torchattacks_cw(case: Case, lengths: Sequence[float]) -> Standing:
     """With its one c."""
     found = []
     for _, images, labels in case.parts():
-        adversarial = torchattacks.CW(case.specimen, c=1, kappa=0, steps=CW_STEPS, lr=0.01)(images, labels)
+        adversarial = torchattacks.CW(case.model, c=1, kappa=0, steps=CW_STEPS, lr=0.01)(images, labels)
         found.append(withstood(case, adversarial, images, labels, lengths))
     return kept(case, torch.cat(found, 1))
 
@@ -198,23 +198,23 @@ def kept(case: Case, standing: Tensor) -> Standing:
 
 def ours(case: Case, attack: str, epsilons: Sequence[float], **options: object) -> Standing:
     found = sweep(
-        case.specimen, case.images, case.labels, attacks=[attack], epsilons=epsilons, seed=SEED,
+        case.model, case.images, case.labels, attacks=[attack], epsilons=epsilons, seed=SEED,
         batch_size=case.batch, **options,
     )  # type: ignore[arg-type]  # fmt: skip
     return [found.robust(attack, epsilon) for epsilon in epsilons]
 
 
 def our_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: float) -> Standing:
-    clean = look(case.specimen, case.images, case.labels)
+    clean = look(case.model, case.images, case.labels)
     plan = Plan((1.0,), torch.ones(len(case.labels), dtype=torch.int64), batch_size=case.batch)
     machine = carlini_wagner(steps=CW_STEPS, searches=searches, first_c=first_c)
-    distance = Engine(case.specimen, clean, machine, plan, lambda *_: None).run().distance
+    distance = Engine(case.model, clean, machine, plan, lambda *_: None).run().distance
     return [clean.correct & (distance > length) for length in lengths]
 
 
 def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Standing]]]]:
     """Attack, its epsilons, and what runs it on each side."""
-    specimen, linf = one.specimen, f"{one.axis} (1/255)"
+    model, linf = one.model, f"{one.axis} (1/255)"
     l2 = " / ".join(f"{length:g}" for length in LENGTHS) + " (L2)"
     fgsm: dict[str, Callable[[], Standing]] = {
         "ours": lambda: ours(one, "fgsm", one.epsilons),
@@ -229,9 +229,7 @@ def every_side(one: Case) -> Iterator[tuple[str, str, dict[str, Callable[[], Sta
         "foolbox": lambda: foolbox_cw(one, LENGTHS, searches=1, first_c=1.0),
     }
     if torchattacks is not None:
-        fgsm["torchattacks"] = lambda: by_torchattacks(
-            one, lambda eps: torchattacks.FGSM(specimen, eps=eps), one.epsilons
-        )
+        fgsm["torchattacks"] = lambda: by_torchattacks(one, lambda eps: torchattacks.FGSM(model, eps=eps), one.epsilons)
         once["torchattacks"] = lambda: torchattacks_cw(one, LENGTHS)
     yield "FGSM", linf, fgsm
     pgd: dict[str, Callable[[], Standing]] = {side: partial(on_what_is_left, one, side) for side in PEERS}
@@ -250,7 +248,7 @@ def pgd_sides(one: Case) -> dict[str, Callable[[], Standing]]:
         sides["torchattacks"] = lambda: by_torchattacks(
             one,
             lambda eps: torchattacks.PGD(
-                one.specimen, eps=eps, alpha=STRIDE * eps / STEPS, steps=STEPS, random_start=True
+                one.model, eps=eps, alpha=STRIDE * eps / STEPS, steps=STEPS, random_start=True
             ),
             one.epsilons,
         )

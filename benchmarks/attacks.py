@@ -87,7 +87,7 @@ def speed(cases: Sequence[Case], repeats: int) -> None:
         sides = pgd_sides(one)
         for name, more in VARIANTS.items():
             sides[f"ours, {name}"] = partial(ours, one, "pgd", one.epsilons, steps=STEPS, **more)
-        runs = [{side: timed(work, one.specimen.device) for side, work in sides.items()} for _ in range(repeats)]
+        runs = [{side: timed(work, one.model.device) for side, work in sides.items()} for _ in range(repeats)]
         for side in sides:
             seconds = statistics.median(run[side][0] for run in runs)
             ratio = statistics.median(run[side][0] / run["ours"][0] for run in runs)
@@ -127,7 +127,7 @@ def peak(name: str, side: str, data: str, device: str) -> None:
     one = case(name, count, data=data, device=device)
     sides = pgd_sides(one)
     with torch.no_grad():
-        one.specimen(one.images[:1].to(device))
+        one.model(one.images[:1].to(device))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -145,7 +145,7 @@ def precision(cases: Sequence[Case]) -> None:
         for attack in ("fgsm", "pgd", "apgd-ce"):
             for kind in ("fp32", "bf16"):
                 work = partial(ours, one, attack, one.epsilons, steps=STEPS, precision=kind)
-                seconds, found = timed(work, one.specimen.device)
+                seconds, found = timed(work, one.model.device)
                 print(
                     f"| {one.name} | {len(one.labels)} | {attack} | {kind} | {seconds:.1f} | {counts(found)} |",
                     flush=True,

@@ -20,15 +20,15 @@ import torch
 from captum.attr import LayerActivation, LayerGradientXActivation
 from torch import Tensor, nn
 
-from vitlens.analysis.attention import attention
-from vitlens.analysis.gradients import with_gradients
-from vitlens.analysis.relevance import relevance
-from vitlens.analysis.rollout import rollout
-from vitlens.analysis.stats import Stream
-from vitlens.analysis.stats import statistics as head_statistics
+from vitlens.analysis.attention.gradients import with_gradients
+from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.weights import attention
+from vitlens.analysis.heads.statistics import Stream
+from vitlens.analysis.heads.statistics import statistics as head_statistics
 from vitlens.lens.observe import survey
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 MODEL = "timm:vit_base_patch16_224"
 
@@ -49,9 +49,9 @@ def side_by_side(ours: Callable[[], object], peer: Callable[[], object], repeats
 class Unfused(nn.Module):
     """timm's own unfused path: what its users hook to get weights and their gradients."""
 
-    def __init__(self, specimen: Specimen) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model = copy.deepcopy(specimen.model)
+        self.model = copy.deepcopy(model.module)
         self.seen: list[Tensor] = []
         for block in self.model.blocks:
             block.attn.fused_attn = False
@@ -100,12 +100,12 @@ def main() -> None:
     print(
         "| job | peer | ours (s) | peer (s) | ratio | largest difference |\n| --- | --- | ---: | ---: | ---: | ---: |"
     )
-    specimen = zoo.load(MODEL, random_weights=True)
+    model = zoo.load(MODEL, random_weights=True)
     images = torch.rand(options.batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    survey(specimen, images)
-    with_peers(specimen, images, options.repeats)
+    survey(model, images)
+    with_peers(model, images, options.repeats)
     many = torch.rand(options.relevance_batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    of_relevance(specimen, many, max(3, options.repeats - 2))
+    of_relevance(model, many, max(3, options.repeats - 2))
     for job in ("stream:64", "stream:512", "long:8"):
         print(f"| peak memory, {JOBS[job]} | | {peak(job):.2f} GB | | | |", flush=True)
     return None
@@ -117,20 +117,20 @@ def row(job: str, peer: str, times: tuple[float, float, float], difference: obje
     print(f"| {job} | {peer} | {ours:.3f} | {theirs:.3f} | {ratio:.2f} | {found} |", flush=True)
 
 
-def with_peers(specimen: Specimen, images: Tensor, repeats: int) -> None:
-    unfused, prepared = Unfused(specimen), specimen.prepare(images)
+def with_peers(model: Model, images: Tensor, repeats: int) -> None:
+    unfused, prepared = Unfused(model), model.prepare(images)
 
     @torch.no_grad()
     def plain() -> Tensor:
-        return specimen(images)
+        return model(images)
 
-    both = side_by_side(lambda: head_statistics(specimen, images, batch_size=len(images)), plain, repeats)
+    both = side_by_side(lambda: head_statistics(model, images, batch_size=len(images)), plain, repeats)
     row("every statistic and offset map of 144 heads", "the plain fused forward", both, "")
-    both = side_by_side(lambda: attention(specimen, images), lambda: unfused.weights(prepared), repeats)
-    pairs = zip(attention(specimen, images), unfused.weights(prepared))
+    both = side_by_side(lambda: attention(model, images), lambda: unfused.weights(prepared), repeats)
+    pairs = zip(attention(model, images), unfused.weights(prepared))
     row("all weights of all layers", "timm unfused, hooks", both, max((a - b).abs().max().item() for a, b in pairs))
-    both = side_by_side(lambda: rollout(specimen, images), lambda: vit_explain(unfused.weights(prepared)), repeats)
-    apart = (rollout(specimen, images).flatten(1) - vit_explain(unfused.weights(prepared))).abs().max().item()
+    both = side_by_side(lambda: rollout(model, images), lambda: vit_explain(unfused.weights(prepared)), repeats)
+    apart = (rollout(model, images).flatten(1) - vit_explain(unfused.weights(prepared))).abs().max().item()
     row("rollout, CLS row", "vit-explain's loop on timm unfused", both, apart)
     layers = [block.attn.attn_drop for block in unfused.model.blocks]
     few = prepared[:2]
@@ -138,12 +138,12 @@ def with_peers(specimen: Specimen, images: Tensor, repeats: int) -> None:
     activation = LayerActivation(unfused.model, layers)
     product = LayerGradientXActivation(unfused.model, layers, multiply_by_inputs=True)
     found = activation.attribute(few)
-    apart = max((a - b).abs().max().item() for a, b in zip(attention(specimen, images[:2]), found))
-    both = side_by_side(lambda: attention(specimen, images[:2]), lambda: activation.attribute(few), repeats)
+    apart = max((a - b).abs().max().item() for a, b in zip(attention(model, images[:2]), found))
+    both = side_by_side(lambda: attention(model, images[:2]), lambda: activation.attribute(few), repeats)
     row("all weights, 2 images", "captum LayerActivation on attn_drop", both, apart)
 
     def ours() -> list[Tensor]:
-        _, calls = with_gradients(specimen, images[:2], target)
+        _, calls = with_gradients(model, images[:2], target)
         return [call.weights() * gradient for call in calls if (gradient := call.weight_gradient()) is not None]
 
     theirs = product.attribute(few, target=target)
@@ -154,32 +154,32 @@ def with_peers(specimen: Specimen, images: Tensor, repeats: int) -> None:
         f"{apart:.1e} of {largest:.1e}")  # fmt: skip
 
 
-def of_relevance(specimen: Specimen, images: Tensor, repeats: int) -> None:
-    unfused, prepared = Unfused(specimen), specimen.prepare(images)
+def of_relevance(model: Model, images: Tensor, repeats: int) -> None:
+    unfused, prepared = Unfused(model), model.prepare(images)
 
     @torch.no_grad()
     def forward() -> Tensor:
-        return specimen(images)
+        return model(images)
 
     def forward_backward() -> None:
         inputs = images.detach().requires_grad_()
-        specimen(inputs).max(-1).values.sum().backward()
+        model(inputs).max(-1).values.sum().backward()
 
     def peer() -> Tensor:
         return chefer(*unfused.with_gradients(prepared.detach()))
 
-    forward(), forward_backward(), relevance(specimen, images)
+    forward(), forward_backward(), relevance(model, images)
     rounds = [
-        (timed(lambda: relevance(specimen, images)), timed(forward_backward), timed(forward)) for _ in range(repeats)
+        (timed(lambda: relevance(model, images)), timed(forward_backward), timed(forward)) for _ in range(repeats)
     ]
     beyond = statistics.median((whole - base) / one for whole, base, one in rounds)
     whole, base, one = (statistics.median(side) for side in zip(*rounds))
     print(f"| relevance, batch of {len(images)} | plain forward and backward | {whole:.2f} | {base:.2f} | "
           f"{whole / base:.2f} | beyond it: {beyond:.2f} forwards of {one:.2f} s |", flush=True)  # fmt: skip
-    apart = (relevance(specimen, images).flatten(1) - peer()).abs().max().item()
+    apart = (relevance(model, images).flatten(1) - peer()).abs().max().item()
     largest = peer().abs().max().item()
     row(f"relevance, batch of {len(images)}", "Chefer's matrices on timm unfused",
-        side_by_side(lambda: relevance(specimen, images), peer, repeats), f"{apart:.1e} of {largest:.1e}")  # fmt: skip
+        side_by_side(lambda: relevance(model, images), peer, repeats), f"{apart:.1e} of {largest:.1e}")  # fmt: skip
 
 
 JOBS = {

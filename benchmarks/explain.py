@@ -25,11 +25,11 @@ from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.attribution.cam import gradcam
 from vitlens.attribution.gradients import BACKWARD, integrated_gradients
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 MODELS: dict[str, tuple[str, Callable[[nn.Module], nn.Module], bool]] = {
     "ResNet-50": ("torchvision:resnet50", lambda model: model.layer4[-1], False),
@@ -58,16 +58,14 @@ def from_tokens(output: Tensor) -> Tensor:
     return output[:, 1:].reshape(len(output), 14, 14, -1).permute(0, 3, 1, 2)
 
 
-def package_loop(
-    specimen: Specimen, layer: Callable[[nn.Module], nn.Module], tokens: bool
-) -> Callable[[Tensor], Tensor]:
+def package_loop(model: Model, layer: Callable[[nn.Module], nn.Module], tokens: bool) -> Callable[[Tensor], Tensor]:
     """GradCAM as in the package's examples, image by image; its scaled maps (batch, height, width)."""
-    model = deepcopy(specimen.model).requires_grad_(True)
-    cam = GradCAM(model=model, target_layers=[layer(model)], reshape_transform=from_tokens if tokens else None)
+    module = deepcopy(model.module).requires_grad_(True)
+    cam = GradCAM(model=module, target_layers=[layer(module)], reshape_transform=from_tokens if tokens else None)
 
     def run(images: Tensor) -> Tensor:
         maps = [
-            cam(input_tensor=specimen.prepare(image), targets=[ClassifierOutputTarget(TARGET)])
+            cam(input_tensor=model.prepare(image), targets=[ClassifierOutputTarget(TARGET)])
             for image in images.split(1)
         ]
         return torch.from_numpy(np.concatenate(maps))
@@ -75,35 +73,35 @@ def package_loop(
     return run
 
 
-def ours_in_batches(specimen: Specimen, images: Tensor) -> Tensor:
+def ours_in_batches(model: Model, images: Tensor) -> Tensor:
     """Ours, as the command runs it, brought to the package's scale."""
-    size = max(1, fitting_batch_size(specimen) // BACKWARD)
-    raw = torch.cat([gradcam(specimen, part, torch.full((len(part),), TARGET)) for part in images.split(size)])
+    size = max(1, fitting_batch_size(model) // BACKWARD)
+    raw = torch.cat([gradcam(model, part, torch.full((len(part),), TARGET)) for part in images.split(size)])
     side = images.shape[-1], images.shape[-2]
     return torch.from_numpy(scale_cam_image(scale_cam_image(np.maximum(raw.numpy(), 0), side)))
 
 
 def compare_gradcam(name: str, count: int, repeats: int) -> str:
-    model, layer, tokens = MODELS[name]
-    specimen, images = zoo.load(model, random_weights=True), torch.rand(count, 3, 224, 224)
-    peer = package_loop(specimen, layer, tokens)
-    apart = (ours_in_batches(specimen, images) - peer(images)).abs().max().item()
-    own, theirs, ratio = side_by_side(lambda: ours_in_batches(specimen, images), lambda: peer(images), repeats)
+    module, layer, tokens = MODELS[name]
+    model, images = zoo.load(module, random_weights=True), torch.rand(count, 3, 224, 224)
+    peer = package_loop(model, layer, tokens)
+    apart = (ours_in_batches(model, images) - peer(images)).abs().max().item()
+    own, theirs, ratio = side_by_side(lambda: ours_in_batches(model, images), lambda: peer(images), repeats)
     return row(f"GradCAM, {name}, {count} images", "grad-cam's loop", theirs, own, ratio, apart)
 
 
 def both_integrated(name: str) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """Ours and captum's, with as many copies of the images in a pass."""
-    specimen, images = zoo.load(MODELS[name][0], random_weights=True), torch.rand(EXPLAINED, 3, 224, 224)
+    model, images = zoo.load(MODELS[name][0], random_weights=True), torch.rand(EXPLAINED, 3, 224, 224)
     targets = torch.full((EXPLAINED,), TARGET)
-    at_once = EXPLAINED * max(1, fitting_batch_size(specimen) // BACKWARD // EXPLAINED)
-    captum = IntegratedGradients(specimen)
+    at_once = EXPLAINED * max(1, fitting_batch_size(model) // BACKWARD // EXPLAINED)
+    captum = IntegratedGradients(model)
 
     def theirs() -> Tensor:
         found = captum.attribute(images, target=targets, n_steps=STEPS, internal_batch_size=at_once)
         return found.sum(1).float()
 
-    return lambda: integrated_gradients(specimen, images, targets, steps=STEPS), theirs
+    return lambda: integrated_gradients(model, images, targets, steps=STEPS), theirs
 
 
 def compare_integrated(name: str, repeats: int) -> str:

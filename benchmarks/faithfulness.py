@@ -18,49 +18,45 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vitlens.analysis.faithfulness import both_orders, faithfulness, removal_counts
-from vitlens.analysis.masking import pixel_masks, substrate_images
-from vitlens.analysis.relevance import relevance
-from vitlens.analysis.resampled import removal_grid
+from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.faithfulness.deletion import both_orders, faithfulness, removal_counts
+from vitlens.analysis.faithfulness.masking import pixel_masks, substrate_images
+from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
 @torch.inference_mode()
-def single_run(
-    specimen: Specimen, image: Tensor, ranks: Tensor, counts: list[int], substrate: str, mode: str
-) -> Tensor:
+def single_run(model: Model, image: Tensor, ranks: Tensor, counts: list[int], substrate: str, mode: str) -> Tensor:
     """Probabilities (points,) of one image's predicted class as patches go (del) or come (ins)."""
-    target = specimen(image).argmax(-1).item()
+    target = model(image).argmax(-1).item()
     other = substrate_images(image, substrate)  # type: ignore[arg-type]
     start, finish = (image.clone(), other) if mode == "del" else (other.clone(), image)
-    scores, grid = torch.empty(len(counts)), removal_grid(specimen)
+    scores, grid = torch.empty(len(counts)), removal_grid(model)
     for place, count in enumerate(counts):
-        scores[place] = specimen(start).softmax(-1)[0, target].item()
+        scores[place] = model(start).softmax(-1)[0, target].item()
         if place + 1 < len(counts):
-            now = pixel_masks((ranks >= count) & (ranks < counts[place + 1]), grid, specimen.input_size)
+            now = pixel_masks((ranks >= count) & (ranks < counts[place + 1]), grid, model.input_size)
             start = torch.where(now, finish, start)
     return scores
 
 
-def loop(specimen: Specimen, images: Tensor, maps: Tensor, steps: int, substrate: str) -> Tensor:
+def loop(model: Model, images: Tensor, maps: Tensor, steps: int, substrate: str) -> Tensor:
     """Probabilities (2, images, points): deletion, and insertion from nothing to all."""
-    grid = removal_grid(specimen)
+    grid = removal_grid(model)
     counts = removal_counts(grid[0] * grid[1], steps).tolist()
     curves = []
     for index in range(len(images)):
         ranks, _ = both_orders(maps[index : index + 1], grid, images=1)
-        run = [
-            single_run(specimen, images[index : index + 1], ranks, counts, substrate, mode) for mode in ("del", "ins")
-        ]
+        run = [single_run(model, images[index : index + 1], ranks, counts, substrate, mode) for mode in ("del", "ins")]
         curves.append(torch.stack(run))
     return torch.stack(curves, 1)
 
 
-def batched(specimen: Specimen, images: Tensor, maps: Tensor, steps: int, substrate: str) -> Tensor:
+def batched(model: Model, images: Tensor, maps: Tensor, steps: int, substrate: str) -> Tensor:
     with torch.inference_mode():
-        targets = torch.cat([specimen(part).argmax(-1) for part in images.split(64)])
-    (found,) = faithfulness(specimen, images, targets, [maps], steps=steps, substrate=substrate)  # type: ignore[arg-type]
+        targets = torch.cat([model(part).argmax(-1) for part in images.split(64)])
+    (found,) = faithfulness(model, images, targets, [maps], steps=steps, substrate=substrate)  # type: ignore[arg-type]
     return torch.stack([found.deletion.probability, found.insertion.probability])
 
 
@@ -80,21 +76,21 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--random-weights", action="store_true")
     options = parser.parse_args()
-    specimen = zoo.load(options.model, random_weights=options.random_weights, device=torch.device(options.device))
-    height, width = specimen.input_size
+    model = zoo.load(options.model, random_weights=options.random_weights, device=torch.device(options.device))
+    height, width = model.input_size
     images = torch.rand(options.images, 3, height, width, generator=torch.Generator().manual_seed(0)).to(options.device)
-    maps = relevance(specimen, images)
+    maps = relevance(model, images)
     slow = "blur" if options.substrate == "absent" else options.substrate
     print(
         f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads, {options.images} images, "
         f"{options.steps} steps"
     )
-    batched(specimen, images[:1], maps[:1], 2, options.substrate)  # the structure is read
-    loop(specimen, images[:1], maps[:1], 2, slow)
+    batched(model, images[:1], maps[:1], 2, options.substrate)  # the structure is read
+    loop(model, images[:1], maps[:1], 2, slow)
     ratios = []
     for _ in range(options.rounds):
-        naive, expected = timed(lambda: loop(specimen, images, maps, options.steps, slow))
-        ours, found = timed(lambda: batched(specimen, images, maps, options.steps, options.substrate))
+        naive, expected = timed(lambda: loop(model, images, maps, options.steps, slow))
+        ours, found = timed(lambda: batched(model, images, maps, options.steps, options.substrate))
         ratios.append(naive / ours)
         same = "" if options.substrate == "absent" else (
             f"; probabilities differ by {(found - expected).abs().max().item():.1e} at most"

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.rollout import rollout
+from vitlens.analysis.attention.rollout import rollout
 from vitlens.errors import VitlensError
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import KIND_WORDS
 from vitlens.models import zoo
 from vitlens.models.anatomy import attention_modules
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 FAMILIES = {
     "ViT": "vit_tiny_patch16_224",
@@ -80,24 +80,24 @@ COLUMNS = ("family", "model", "layers seen", "kind", "prefix", "readout", "logit
 
 
 def row(family: str, name: str) -> tuple[str, ...]:
-    specimen = zoo.load(f"timm:{name}", random_weights=True)
-    image = torch.rand(1, 3, *specimen.input_size, generator=torch.Generator().manual_seed(0))
-    layout, modules = specimen.anatomy.layout, tuple(attention_modules(specimen.model))
+    model = zoo.load(f"timm:{name}", random_weights=True)
+    image = torch.rand(1, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
+    layout, modules = model.anatomy.layout, tuple(attention_modules(model.module))
     prefix = "-" if layout is None else words_of(layout.prefix)
     with torch.no_grad():
-        plain = specimen(image)
+        plain = model(image)
     try:
-        equal = torch.equal(plain, observe(specimen, image, lambda _call: None))
+        equal = torch.equal(plain, observe(model, image, lambda _call: None))
     except VitlensError as error:
-        return family, name, f"0 of {len(modules)}", reason(error), prefix, specimen.anatomy.readout or "-", "-", "no"
-    sites = survey(specimen, image)
+        return family, name, f"0 of {len(modules)}", reason(error), prefix, model.anatomy.readout or "-", "-", "no"
+    sites = survey(model, image)
     kinds: dict[str, int] = {}
     for site in sites:
         kinds[site.kind] = kinds.get(site.kind, 0) + 1
     words = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
     seen = f"{len({site.module for site in sites})} of {len(modules)}"
-    readout = specimen.anatomy.readout or "-"
-    return family, name, seen, words, prefix, readout, "yes" if equal else "no", rolls_out(specimen, image)
+    readout = model.anatomy.readout or "-"
+    return family, name, seen, words, prefix, readout, "yes" if equal else "no", rolls_out(model, image)
 
 
 def words_of(prefix: tuple[str, ...]) -> str:
@@ -109,9 +109,9 @@ def reason(error: VitlensError) -> str:
     return "none" if "with softmax attention" in str(error) else f"refused: {error}"
 
 
-def rolls_out(specimen: Specimen, image: torch.Tensor) -> str:
+def rolls_out(model: Model, image: torch.Tensor) -> str:
     try:
-        maps = rollout(specimen, image)
+        maps = rollout(model, image)
     except VitlensError:
         return "no"
     return "yes" if torch.isfinite(maps).all() else "not finite"

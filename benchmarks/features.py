@@ -19,8 +19,8 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from vitlens.analysis.neighbours import nearest
-from vitlens.analysis.votes import vote
+from vitlens.analysis.features.knn import vote
+from vitlens.analysis.features.neighbours import nearest
 
 
 def made(count: int, dim: int, *, classes: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -41,9 +41,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--precision", default="fp32")
     options = parser.parse_args()
-    specimen = load(options.model, weights=options.weights)
+    model = load(options.model, weights=options.weights)
     train, test = (
-        load_data(options.data, part=part, preprocessing=specimen.preprocessing).limit(count)
+        load_data(options.data, part=part, preprocessing=model.preprocessing).limit(count)
         for part, count in (("train", options.images), ("test", options.images // 2))
     )
     recipe = override(FROZEN, {"epochs": options.epochs, "batch_size": 64, "evaluate_every": options.epochs})
@@ -53,15 +53,15 @@ def main() -> None:
     print(f"{len(train)} images to train on, {len(test)} to test, {options.epochs} epochs, {recipe.batch_size} a step")
     results, heads, seconds = {}, {}, {}
     for way, run, more in (("backbone", fit, {"train_last": 0}), ("cached", fit_head, {})):
-        mine = for_classes(specimen, train.classes)
+        mine = for_classes(model, train.classes)
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             results[way] = run(
                 mine, train, test, recipe=recipe, directory=Path(folder), precision=options.precision, **more
             )
         seconds[way] = time.perf_counter() - began
-        (name,) = classifiers(mine.model)
-        heads[way] = mine.model.get_submodule(name).weight.detach().clone()
+        (name,) = classifiers(mine.module)
+        heads[way] = mine.module.get_submodule(name).weight.detach().clone()
         print(f"{way:9} {epoch_seconds(results[way]):8.4f} s an epoch, {seconds[way]:6.1f} s in all, ", end="")
         print(f"test accuracy {100 * results[way].accuracy:.1f} %", flush=True)
     difference = (heads["backbone"] - heads["cached"]).norm() / heads["backbone"].norm()

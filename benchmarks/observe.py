@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import torch
 
-from vitlens.analysis.rollout import rollout, rollout_matrix, rollout_row
-from vitlens.analysis.sharpness import entropy
+from vitlens.analysis.attention.rollout import rollout, rollout_matrix, rollout_row
+from vitlens.analysis.heads.sharpness import entropy
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe, survey
 from vitlens.models import zoo
@@ -43,20 +43,20 @@ def mean_entropy(call: AttentionCall) -> None:
 
 
 def observation(batch: int, repeats: int) -> None:
-    specimen = zoo.load("timm:vit_base_patch16_224", random_weights=True)
+    model = zoo.load("timm:vit_base_patch16_224", random_weights=True)
     images = torch.rand(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    survey(specimen, images)
+    survey(model, images)
     cls = lambda call: call.rows((0,))  # noqa: E731
 
     @torch.no_grad()
     def plain() -> torch.Tensor:
-        return specimen(images)
+        return model(images)
 
-    same = torch.equal(plain(), observe(specimen, images, cls))
+    same = torch.equal(plain(), observe(model, images, cls))
     jobs: dict[str, Callable[[], object]] = {
-        "CLS row of every layer": lambda: observe(specimen, images, cls),
-        "entropy of every head": lambda: observe(specimen, images, mean_entropy),
-        "rollout, end to end": lambda: rollout(specimen, images),
+        "CLS row of every layer": lambda: observe(model, images, cls),
+        "entropy of every head": lambda: observe(model, images, mean_entropy),
+        "rollout, end to end": lambda: rollout(model, images),
     }
     for name, job in jobs.items():
         times, ours, base = ratio(job, plain, repeats)
@@ -88,12 +88,12 @@ def memory_job(job: str) -> None:
     torch.manual_seed(0)
     kind, count = job.split(":")
     if kind == "stream":  # entropy of every head, in batches of 8
-        specimen = zoo.load("timm:vit_base_patch16_224", random_weights=True)
+        model = zoo.load("timm:vit_base_patch16_224", random_weights=True)
         for _ in range(int(count) // 8):
-            observe(specimen, torch.rand(8, 3, 224, 224), mean_entropy)
+            observe(model, torch.rand(8, 3, 224, 224), mean_entropy)
     else:  # rollout of a batch of 8 at 518 px: 1,370 tokens
-        specimen = zoo.load("timm:vit_small_patch14_dinov2", random_weights=True)
-        rollout(specimen, torch.rand(8, 3, 518, 518), fusion=kind)  # type: ignore[arg-type]
+        model = zoo.load("timm:vit_small_patch14_dinov2", random_weights=True)
+        rollout(model, torch.rand(8, 3, 518, 518), fusion=kind)  # type: ignore[arg-type]
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 
 

@@ -23,19 +23,19 @@ from vitlens.lens.intervention import HeadReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
-def hooked(specimen: Specimen) -> HookedViT:
-    """Prisma's model with the specimen's weights."""
+def hooked(model: Model) -> HookedViT:
+    """Prisma's model with the model's weights."""
     config = HookedViTConfig(
         n_layers=12, d_model=768, d_head=64, d_mlp=3072, n_heads=12, patch_size=16, image_size=224, n_classes=1000,
         return_type="class_logits",
     )  # fmt: skip
-    model = HookedViT(config)
-    found = model.load_state_dict(convert_timm_weights(specimen.model.state_dict(), config), strict=False)
+    module = HookedViT(config)
+    found = module.load_state_dict(convert_timm_weights(model.module.state_dict(), config), strict=False)
     assert not found.unexpected_keys, found
-    return model.eval()
+    return module.eval()
 
 
 def zero(z: Tensor, hook: object, *, head: int) -> Tensor:  # noqa: ARG001 - it is called by name
@@ -56,10 +56,10 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    specimen = zoo.load("timm:vit_base_patch16_224", random_weights=True)
-    prisma, table = hooked(specimen), layers(specimen)
+    model = zoo.load("timm:vit_base_patch16_224", random_weights=True)
+    prisma, table = hooked(model), layers(model)
     images = torch.rand(options.images, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    prepared = specimen.prepare(images)
+    prepared = model.prepare(images)
     heads = sum(layer.heads for layer in table)
     ratios: list[tuple[float, float]] = []
     for turn in range(options.rounds):
@@ -70,12 +70,12 @@ def main() -> None:
             expected = by_prisma(prisma, prepared, layer.index, turn)
             theirs += time.perf_counter() - start
             start = time.perf_counter()
-            again = naive(specimen, images, layer, turn)
+            again = naive(model, images, layer, turn)
             hooks += time.perf_counter() - start
             largest = max(largest, (expected - again).abs().max().item())
         with torch.no_grad():
             start = time.perf_counter()
-            with replaying(specimen, images) as replay:
+            with replaying(model, images) as replay:
                 for layer in table:
                     logits = replay.run([HeadReplaced(layer.index, head) for head in range(layer.heads)])
             ours = time.perf_counter() - start

@@ -25,14 +25,14 @@ from vitlens.lens.intervention import HeadReplaced
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import Replay, replaying
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 MUST = {("vit-base", "fp32"): 0.5, ("vit-tiny", "fp32"): 0.55, ("vit-base", "bf16"): 0.25}
 MODELS = {"vit-base": "timm:vit_base_patch16_224", "vit-tiny": "vit-tiny"}
 
 
 @contextmanager
-def cut(specimen: Specimen, layer: Layer, head: int) -> Iterator[None]:
+def cut(model: Model, layer: Layer, head: int) -> Iterator[None]:
     """One head set to zero as one would by hand: a hook on the output projection."""
 
     def zero(_module: object, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -40,7 +40,7 @@ def cut(specimen: Specimen, layer: Layer, head: int) -> Iterator[None]:
         changed[..., head * layer.head_dim : (head + 1) * layer.head_dim] = 0
         return changed
 
-    projection = projection_of(specimen.model.get_submodule(layer.attention))
+    projection = projection_of(model.module.get_submodule(layer.attention))
     assert projection is not None
     handle = projection.register_forward_pre_hook(zero)
     try:
@@ -50,21 +50,21 @@ def cut(specimen: Specimen, layer: Layer, head: int) -> Iterator[None]:
 
 
 @torch.no_grad()
-def naive(specimen: Specimen, images: Tensor, layer: Layer, head: int) -> Tensor:
-    with cut(specimen, layer, head):
-        return specimen(images)
+def naive(model: Model, images: Tensor, layer: Layer, head: int) -> Tensor:
+    with cut(model, layer, head):
+        return model(images)
 
 
 def sweep(
-    specimen: Specimen, images: Tensor, precision: str, some: int, chunk: int | None
+    model: Model, images: Tensor, precision: str, some: int, chunk: int | None
 ) -> tuple[Replay, float, float, float]:
     """The replay, its seconds, the seconds of full forwards for all heads, and the largest difference of logits."""
     ours = full = largest = 0.0
     forwards = heads = 0
     start = time.perf_counter()
-    with autocast(images.device, precision), replaying(specimen, images, chunk=chunk) as replay:
+    with autocast(images.device, precision), replaying(model, images, chunk=chunk) as replay:
         ours += time.perf_counter() - start
-        for layer in layers(specimen):
+        for layer in layers(model):
             interventions = [HeadReplaced(layer.index, head) for head in range(layer.heads)]
             start = time.perf_counter()
             logits = replay.run(interventions)
@@ -73,28 +73,30 @@ def sweep(
             for head in range(0, layer.heads, -(-layer.heads // some)):
                 start = time.perf_counter()
                 with torch.autocast(images.device.type, enabled=False):
-                    expected = naive(specimen, images, layer, head)
+                    expected = naive(model, images, layer, head)
                 full += time.perf_counter() - start
                 forwards += 1
                 largest = max(largest, (logits[head] - expected).abs().max().item())
         return replay, ours, full / forwards * heads, largest
 
 
-def job(model: str, precision: str, options: argparse.Namespace) -> None:
-    count = options.images or {"vit-base": 64 if options.full else 16, "vit-tiny": 1000 if options.full else 256}[model]
-    specimen = zoo.load(MODELS[model], random_weights=True)
-    images = torch.rand(count, 3, *specimen.input_size, generator=torch.Generator().manual_seed(0))
+def job(module: str, precision: str, options: argparse.Namespace) -> None:
+    count = (
+        options.images or {"vit-base": 64 if options.full else 16, "vit-tiny": 1000 if options.full else 256}[module]
+    )
+    model = zoo.load(MODELS[module], random_weights=True)
+    images = torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
     start = time.perf_counter()
-    with replaying(specimen, images[:1]) as first:  # reads the model and checks itself, once for each model
+    with replaying(model, images[:1]) as first:  # reads the model and checks itself, once for each model
         checked = time.perf_counter() - start
         assert first.exact, first.note
-    naive(specimen, images, layers(specimen)[0], 0)
-    replay, ours, full, largest = sweep(specimen, images, precision, options.naive, options.chunk)
-    must = MUST.get((model, precision))
+    naive(model, images, layers(model)[0], 0)
+    replay, ours, full, largest = sweep(model, images, precision, options.naive, options.chunk)
+    must = MUST.get((module, precision))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    heads = sum(layer.heads for layer in layers(specimen))
+    heads = sum(layer.heads for layer in layers(model))
     bound = "" if must is None else f" (must be {must})"
-    print(f"{model:9} {precision}  {count:4} images, {heads} heads   replay {ours:7.1f} s   ", end="")
+    print(f"{module:9} {precision}  {count:4} images, {heads} heads   replay {ours:7.1f} s   ", end="")
     print(f"full forwards {full:7.1f} s   ratio {ours / full:5.3f}{bound}   ", end="")
     print(f"counted {replay.forward_equivalents / heads:5.3f}   largest difference {largest:.1e}   ", end="")
     print(f"peak {memory:.2f} GB   once: {checked:.1f} s", flush=True)

@@ -43,14 +43,14 @@ def main() -> None:
         seen[progress.step] = resident()
 
     shape = {"dim": 32, "depth": 2, "heads": 2, "drop_path": 0.1}
-    specimen = untrained("vit-mini", classes=CLASSES, image_size=(16, 16), overrides=shape)
+    model = untrained("vit-mini", classes=CLASSES, image_size=(16, 16), overrides=shape)
     recipe = Recipe(
         epochs=options.steps // 100, batch_size=BATCH, optimiser="muon", average=0.99, crop_padding=2, flip=True,
         randaugment=1, erasing=0.25, cutmix=1.0, evaluate_every=20,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
         fit(
-            specimen, split("train", 100 * BATCH), split("test", 64), recipe=recipe, directory=Path(directory),
+            model, split("train", 100 * BATCH), split("test", 64), recipe=recipe, directory=Path(directory),
             on_progress=look,
         )  # fmt: skip
     early = [memory for step, memory in seen.items() if options.steps / 10 <= step <= options.steps / 5]

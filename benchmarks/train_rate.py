@@ -40,7 +40,7 @@ def plain(folder: Path, name: str, count: int, precision: str) -> float:
     whole = datasets.ImageFolder(str(folder / "train"), transform=steps)
     chosen = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))[: count + BATCH].tolist()
     loader = DataLoader(Subset(whole, chosen), batch_size=BATCH, shuffle=True, num_workers=2, drop_last=True)
-    model = untrained(name, classes=tuple(whole.classes)).model.train()
+    model = untrained(name, classes=tuple(whole.classes)).module.train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     images, start = 0, 0.0
     for number, (batch, labels) in enumerate(loader):
@@ -59,13 +59,11 @@ def plain(folder: Path, name: str, count: int, precision: str) -> float:
 def ours(folder: Path, name: str, count: int, precision: str) -> float:
     """Images a second of our loop in its second epoch, as its own metrics say."""
     train, test = (load_data(str(folder), part=part).limit(size) for part, size in (("train", count), ("test", BATCH)))
-    specimen = untrained(name, classes=train.classes)
+    model = untrained(name, classes=train.classes)
     recipe = override(recipe_for(name, "cifar10", named="course"), {"epochs": 2, "batch_size": BATCH})
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        result = fit(
-            specimen, train, test, recipe=recipe, directory=Path(directory), precision=precision, compiling="on"
-        )
+        result = fit(model, train, test, recipe=recipe, directory=Path(directory), precision=precision, compiling="on")
     whole, last = time.perf_counter() - start, count / result.history[-1].images_per_second
     print(f"first epoch and compilation {whole - last:.1f} s, second epoch {last:.1f} s", flush=True)
     return result.history[-1].images_per_second

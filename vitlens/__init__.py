@@ -9,48 +9,48 @@ from typing import TYPE_CHECKING
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
-    from vitlens.analysis.ablate import ablate as ablate
-    from vitlens.analysis.attention import attention as attention
-    from vitlens.analysis.compare import compare as compare
-    from vitlens.analysis.evaluate import evaluate as evaluate
-    from vitlens.analysis.features import features as features
-    from vitlens.analysis.pictures import images as images
-    from vitlens.analysis.profile import profile as profile
-    from vitlens.analysis.relevance import relevance as relevance
-    from vitlens.analysis.rollout import rollout as rollout
-    from vitlens.analysis.shape_bias import shape_bias as shape_bias
-    from vitlens.analysis.similarity import similarity as similarity
-    from vitlens.analysis.stats import statistics as statistics
-    from vitlens.analysis.zero_shot import zero_shot as zero_shot
+    from vitlens.analysis.ablation.ablate import ablate as ablate
+    from vitlens.analysis.answers.evaluate import evaluate as evaluate
+    from vitlens.analysis.answers.pictures import images as images
+    from vitlens.analysis.attention.relevance import relevance as relevance
+    from vitlens.analysis.attention.rollout import rollout as rollout
+    from vitlens.analysis.attention.weights import attention as attention
+    from vitlens.analysis.cost.profile import profile as profile
+    from vitlens.analysis.failures.compare import compare as compare
+    from vitlens.analysis.failures.shape_bias import shape_bias as shape_bias
+    from vitlens.analysis.features.features import features as features
+    from vitlens.analysis.features.similarity import similarity as similarity
+    from vitlens.analysis.features.zero_shot import zero_shot as zero_shot
+    from vitlens.analysis.heads.statistics import statistics as statistics
     from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.registry import explain as explain
-    from vitlens.models.specimen import Specimen as Specimen
+    from vitlens.models.model import Model as Model
     from vitlens.models.zoo import load as load
     from vitlens.training.loop import fit as train
 
 _HOMES = {
-    "Specimen": ("vitlens.models.specimen", "Specimen"),
-    "ablate": ("vitlens.analysis.ablate", "ablate"),
+    "Model": ("vitlens.models.model", "Model"),
+    "ablate": ("vitlens.analysis.ablation.ablate", "ablate"),
     "attack": ("vitlens.attacks.attack", "attack"),
-    "attention": ("vitlens.analysis.attention", "attention"),
-    "compare": ("vitlens.analysis.compare", "compare"),
-    "evaluate": ("vitlens.analysis.evaluate", "evaluate"),
+    "attention": ("vitlens.analysis.attention.weights", "attention"),
+    "compare": ("vitlens.analysis.failures.compare", "compare"),
+    "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.registry", "explain"),
-    "features": ("vitlens.analysis.features", "features"),
-    "images": ("vitlens.analysis.pictures", "images"),
+    "features": ("vitlens.analysis.features.features", "features"),
+    "images": ("vitlens.analysis.answers.pictures", "images"),
     "load": ("vitlens.models.zoo", "load"),
-    "profile": ("vitlens.analysis.profile", "profile"),
-    "relevance": ("vitlens.analysis.relevance", "relevance"),
-    "rollout": ("vitlens.analysis.rollout", "rollout"),
-    "shape_bias": ("vitlens.analysis.shape_bias", "shape_bias"),
-    "similarity": ("vitlens.analysis.similarity", "similarity"),
-    "statistics": ("vitlens.analysis.stats", "statistics"),
+    "profile": ("vitlens.analysis.cost.profile", "profile"),
+    "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
+    "rollout": ("vitlens.analysis.attention.rollout", "rollout"),
+    "shape_bias": ("vitlens.analysis.failures.shape_bias", "shape_bias"),
+    "similarity": ("vitlens.analysis.features.similarity", "similarity"),
+    "statistics": ("vitlens.analysis.heads.statistics", "statistics"),
     "train": ("vitlens.training.loop", "fit"),
-    "zero_shot": ("vitlens.analysis.zero_shot", "zero_shot"),
+    "zero_shot": ("vitlens.analysis.features.zero_shot", "zero_shot"),
 }
 
 __all__ = [
-    "Specimen",
+    "Model",
     "__version__",
     "ablate",
     "attack",

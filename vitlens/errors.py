@@ -6,7 +6,7 @@ VitlensError                one line: what was expected, what was found, what to
 │   ├── ModelError          a model or weights that cannot be loaded
 │   ├── DataError           images or labels that cannot be used
 │   ├── OutputError         a report folder that cannot be written
-│   └── UnsupportedError    this specimen cannot do what was asked
+│   └── UnsupportedError    this model cannot do what was asked
 ├── RunError                it began and failed                            exit code 1
 │   ├── NonFiniteError      a loss, logit or weight became NaN or infinite
 │   ├── LensError           the lens saw something else than it should
@@ -101,7 +101,7 @@ class OutputError(InputError):
 
 
 class UnsupportedError(InputError):
-    """This specimen cannot do what was asked of it."""
+    """This model cannot do what was asked of it."""
 
 
 class RunError(VitlensError):

@@ -1,6 +1,6 @@
 """The check of every public function that takes images: pixels in [0, 1], or a line that says what to type.
 
-`Specimen.forward` is not checked, as integrated gradients, SmoothGrad and attacks leave the range on purpose.
+`Model.forward` is not checked, as integrated gradients, SmoothGrad and attacks leave the range on purpose.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_images(function: Function) -> Function:
-    """A public function of (specimen, images, ...) that gets its images checked, clamped and in the specimen's dtype.
+    """A public function of (model, images, ...) that gets its images checked, clamped and in the model's dtype.
 
     It raises DataError where `require_images` does. The images handed in are not changed.
     """
 
     @wraps(function)
-    def checked(specimen: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(specimen, require_images(images, dtype=specimen.mean.dtype), *args, **kwargs)
+    def checked(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(model, require_images(images, dtype=model.mean.dtype), *args, **kwargs)
 
     return cast(Function, checked)
 

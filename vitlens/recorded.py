@@ -32,7 +32,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelEntry:
     """One of the models in config.json: what becomes part of file names, and what every report says of it."""
 
     alias: Name
@@ -70,5 +70,5 @@ class Config:
     versions: Mapping[str, str] = field(default_factory=dict)
     command_line: Text = ""
     options: Mapping[str, object] = field(default_factory=dict)
-    models: tuple[Model, ...] = ()
+    models: tuple[ModelEntry, ...] = ()
     data: Data | None = None

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from vitlens.models.specimen import Anatomy, Provenance, Specimen
+from vitlens.models.model import Anatomy, Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
 SIZE, GRID = (16, 16), (8, 8)  # what a CNN of this size is taken apart into: patches of 2 px
@@ -18,10 +18,10 @@ class Sums(nn.Module):
         return torch.einsum("bchw,kchw->bk", images, self.weights)
 
 
-def linear_specimen(seed: int = 0, scale: float = 0.2) -> Specimen:
+def linear_model(seed: int = 0, scale: float = 0.2) -> Model:
     weights = scale * torch.randn(3, 3, *SIZE, generator=torch.Generator().manual_seed(seed))
     weights[1:] = 0  # the first class alone looks at the image
-    return Specimen(
+    return Model(
         Sums(weights),
         alias="linear",
         anatomy=Anatomy("cnn", ("inner",)),
@@ -32,8 +32,8 @@ def linear_specimen(seed: int = 0, scale: float = 0.2) -> Specimen:
     ).eval()
 
 
-def worth(specimen: Specimen, images: Tensor) -> Tensor:
+def worth(model: Model, images: Tensor) -> Tensor:
     """What the first logit loses when each patch turns black: (batch, rows, columns)."""
-    parts = (images * specimen.model.weights[0]).sum(1).detach()
+    parts = (images * model.module.weights[0]).sum(1).detach()
     rows, columns = SIZE[0] // GRID[0], SIZE[1] // GRID[1]
     return parts.unflatten(2, (-1, columns)).sum(3).unflatten(1, (-1, rows)).sum(2)

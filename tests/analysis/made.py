@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.layout import PrefixKind, TokenLayout
-from vitlens.models.specimen import Anatomy, Provenance, Specimen
+from vitlens.models.model import Anatomy, Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
 _STEPS = 1024  # images are told apart by their pixels
@@ -56,12 +56,10 @@ class Answering(nn.Module):
         return tokens.mean(1)
 
 
-def made_specimen(
-    *layers: Tensor, grid: tuple[int, int], prefix: int = 0, patch_size: tuple[int, int] = (4, 4)
-) -> Specimen:
-    """A specimen whose layers have these weights (images, heads, query, key), rows of which sum to 1."""
+def made_model(*layers: Tensor, grid: tuple[int, int], prefix: int = 0, patch_size: tuple[int, int] = (4, 4)) -> Model:
+    """A model whose layers have these weights (images, heads, query, key), rows of which sum to 1."""
     layout = TokenLayout(grid, patch_size, PREFIXES[prefix])
-    return Specimen(
+    return Model(
         Answering(layers),
         alias="made",
         anatomy=Anatomy("vit", tuple(f"blocks.{layer}" for layer in range(len(layers))), layout, "mean"),
@@ -72,10 +70,10 @@ def made_specimen(
     ).eval()
 
 
-def numbered(specimen: Specimen, count: int) -> Tensor:
-    """The images that a made specimen knows by number, (count, 3, height, width)."""
+def numbered(model: Model, count: int) -> Tensor:
+    """The images that a made model knows by number, (count, 3, height, width)."""
     numbers = torch.arange(count, dtype=torch.float32) / _STEPS
-    return numbers.view(-1, 1, 1, 1).expand(count, 3, *specimen.input_size).contiguous()
+    return numbers.view(-1, 1, 1, 1).expand(count, 3, *model.input_size).contiguous()
 
 
 def uniform(images: int, heads: int, tokens: int) -> Tensor:

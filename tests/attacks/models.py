@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tests.attribution.models import cnn
 from tests.lens.tiny import ours
-from vitlens.models.specimen import Anatomy, Provenance, Specimen
+from vitlens.models.model import Anatomy, Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
 Size = tuple[int, int]
@@ -25,10 +25,10 @@ class Flat(nn.Module):
         return found
 
 
-def made(model: nn.Module, size: Size, *, classes: int = 5) -> Specimen:
-    """A specimen around any model, without normalisation."""
-    specimen = Specimen(
-        model,
+def made(module: nn.Module, size: Size, *, classes: int = 5) -> Model:
+    """A model around any model, without normalisation."""
+    model = Model(
+        module,
         alias="made",
         anatomy=Anatomy("other", ()),
         preprocessing=Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
@@ -36,7 +36,7 @@ def made(model: nn.Module, size: Size, *, classes: int = 5) -> Specimen:
         provenance=Provenance("made", "random"),
         architecture={},
     )
-    return specimen.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)
 
 
 def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -45,26 +45,26 @@ def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         return build()
 
 
-def linear(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Specimen:
+def linear(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Model:
     return made(seeded(lambda: Flat(nn.Linear(3 * size[0] * size[1], classes)), seed), size, classes=classes)
 
 
-def perceptron(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Specimen:
+def perceptron(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Model:
     def build() -> nn.Module:
         return Flat(nn.Linear(3 * size[0] * size[1], 16), nn.GELU(), nn.Linear(16, classes))
 
     return made(seeded(build, seed), size, classes=classes)
 
 
-def tiny_vit(size: Size = (8, 8), *, seed: int = 0) -> Specimen:
+def tiny_vit(size: Size = (8, 8), *, seed: int = 0) -> Model:
     return ours(size=size, patch_size=(4, 4), depth=1)
 
 
-def tiny_cnn(size: Size = (8, 8), *, seed: int = 0) -> Specimen:
+def tiny_cnn(size: Size = (8, 8), *, seed: int = 0) -> Model:
     return cnn(size)
 
 
-MODELS: dict[str, Callable[..., Specimen]] = {
+MODELS: dict[str, Callable[..., Model]] = {
     "linear": linear,
     "perceptron": perceptron,
     "vit": tiny_vit,
@@ -77,7 +77,7 @@ def pictures(count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float =
     return low + (high - low) * draws
 
 
-def answers(specimen: Specimen, images: Tensor) -> Tensor:
-    """What the specimen says, one image at a time."""
+def answers(model: Model, images: Tensor) -> Tensor:
+    """What the model says, one image at a time."""
     with torch.no_grad():
-        return torch.cat([specimen(image).argmax(1) for image in images.split(1)])
+        return torch.cat([model(image).argmax(1) for image in images.split(1)])

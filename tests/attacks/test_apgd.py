@@ -14,7 +14,7 @@ from vitlens.attacks.losses import LossName
 from vitlens.attacks.norms import L2, LINF, Norm
 from vitlens.attacks.plan import Plan
 from vitlens.data.draws import keys
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
 def test_checkpoints_are_the_papers():
@@ -31,7 +31,7 @@ class Wave(nn.Module):
         return (4 * tokens).sin()
 
 
-def wavy(seed: int) -> Specimen:
+def wavy(seed: int) -> Model:
     """A model whose losses have many hills, and which says 0 whatever it sees: no attack ends early."""
 
     def build() -> nn.Module:
@@ -53,14 +53,14 @@ def projected(image: Tensor, clean: Tensor, epsilon: float, norm: Norm) -> Tenso
 
 
 def by_hand(
-    specimen: Specimen, clean: Tensor, label: Tensor, start: Tensor, epsilon: float, steps: int, norm: Norm,
+    model: Model, clean: Tensor, label: Tensor, start: Tensor, epsilon: float, steps: int, norm: Norm,
     loss: LossName,
 ) -> Tensor:  # fmt: skip
     """Croce & Hein 2020, algorithm 1: every point it visits."""
 
     def f(image: Tensor) -> tuple[float, Tensor]:
         leaf = image.clone().requires_grad_()
-        logits = specimen(leaf)[0]
+        logits = model(leaf)[0]
         others = torch.cat((logits[:label], logits[label + 1 :]))
         ranked = logits.sort(descending=True).values
         value = (
@@ -102,17 +102,17 @@ def by_hand(
 @pytest.mark.parametrize("loss", ["cross-entropy", "dlr"])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_point_is_that_of_algorithm_1(norm, loss, seed):
-    specimen, images = wavy(seed), pictures(1, seed=seed).double()
-    clean = look(specimen, images, "predicted")
+    model, images = wavy(seed), pictures(1, seed=seed).double()
+    clean = look(model, images, "predicted")
     seen: list[Tensor] = []
-    specimen.model.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
+    model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
     epsilon, steps = (0.2, 30) if norm is LINF else (2.0, 30)
     plan = Plan((epsilon,), torch.ones(1, dtype=torch.int64), seed=seed)
-    outcome = Engine(specimen, clean, apgd(steps=steps, loss=loss, norm=norm), plan, lambda *_: None).run()
+    outcome = Engine(model, clean, apgd(steps=steps, loss=loss, norm=norm), plan, lambda *_: None).run()
     assert outcome.level.tolist() == [-1]
     key = keys(seed, clean.indices, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     start = (images + norm.project(norm.draw(key, images) * epsilon, torch.full((1,), epsilon).double())).clamp(0, 1)
-    expected = by_hand(specimen, images, clean.labels[0], start, epsilon, steps, norm, loss)
+    expected = by_hand(model, images, clean.labels[0], start, epsilon, steps, norm, loss)
     ours = torch.cat(seen[: steps + 1])
     assert len(expected) == len(ours) == steps + 1
     torch.testing.assert_close(ours, expected[:, 0], atol=1e-7, rtol=0)

@@ -13,13 +13,13 @@ from vitlens.attacks.plan import Outcome, Plan
 
 
 def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[Outcome, list[torch.Tensor]]:
-    specimen = perceptron(seed=seed)
-    clean = look(specimen, images, "predicted")
+    model = perceptron(seed=seed)
+    clean = look(model, images, "predicted")
     seen: list[torch.Tensor] = []
-    specimen.model.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
+    model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
     limits = torch.ones(len(images), dtype=torch.int64)
     plan = Plan((1.0,), limits, keep=len(images))
-    outcome = Engine(specimen, clean, carlini_wagner(**options), plan, lambda *_: None).run()
+    outcome = Engine(model, clean, carlini_wagner(**options), plan, lambda *_: None).run()
     return outcome, seen
 
 

@@ -15,22 +15,22 @@ from vitlens.attacks.reading import Reader
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import sweep
 from vitlens.errors import NonFiniteError, UnsupportedError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
-def watched(specimen: Specimen) -> list[tuple[int, bool]]:
+def watched(model: Model) -> list[tuple[int, bool]]:
     """How many images each pass had, and whether with gradients."""
     passes: list[tuple[int, bool]] = []
-    specimen.model.register_forward_pre_hook(
+    model.module.register_forward_pre_hook(
         lambda _module, inputs: passes.append((len(inputs[0]), inputs[0].requires_grad))
     )
     return passes
 
 
 def test_the_batch_is_refilled_as_images_leave():
-    specimen, images = perceptron(), pictures(24)
-    passes = watched(specimen)
-    result = attack(specimen, images, "predicted", method="pgd", epsilon=0.05, batch_size=4, steps=8)
+    model, images = perceptron(), pictures(24)
+    passes = watched(model)
+    result = attack(model, images, "predicted", method="pgd", epsilon=0.05, batch_size=4, steps=8)
     at_work = passes[6:]  # after the look at the clean images
     assert 2 < result.success.sum() < 24
     assert result.forwards.min() < result.forwards.max() == 9
@@ -42,55 +42,55 @@ def test_the_batch_is_refilled_as_images_leave():
 
 
 def test_what_is_fooled_costs_no_more():
-    specimen, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
-    result = attack(specimen, images, "predicted", method="pgd", epsilon=0.3, steps=20)
+    model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
+    result = attack(model, images, "predicted", method="pgd", epsilon=0.3, steps=20)
     assert result.success.all()
     assert result.forwards.max() <= 4
-    broken = sweep(specimen, images, "predicted", attacks=["pgd"], epsilons=(0.3, 0.4, 0.5), steps=20)
+    broken = sweep(model, images, "predicted", attacks=["pgd"], epsilons=(0.3, 0.4, 0.5), steps=20)
     assert broken.forwards["pgd"] == int(result.forwards.sum())  # larger epsilons are not tried
     assert (broken.broken_at["pgd"] == 0.3).all()
 
 
 def test_downwards_the_images_that_stand_at_the_largest_epsilon_are_tried_there_alone():
-    specimen, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
+    model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
     asked = {"attacks": ["pgd"], "epsilons": (1e-5, 2e-5, 3e-5), "steps": 20}
-    up = sweep(specimen, images, "predicted", **asked)
-    down = sweep(specimen, images, "predicted", **asked, downwards=True)
+    up = sweep(model, images, "predicted", **asked)
+    down = sweep(model, images, "predicted", **asked, downwards=True)
     assert torch.isinf(down.broken_at["pgd"]).all()
     assert torch.equal(up.broken_at["pgd"], down.broken_at["pgd"])
     assert up.forwards["pgd"] == 3 * down.forwards["pgd"] == 3 * 6 * 21
-    often = sweep(specimen, images, "predicted", **asked, downwards=True, restarts=2)
+    often = sweep(model, images, "predicted", **asked, downwards=True, restarts=2)
     assert often.forwards["pgd"] == 2 * down.forwards["pgd"]
 
 
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_downwards_ends_where_a_linear_model_breaks(restarts):
     """Every epsilon in turn, with all its tries, for images that break at different ones."""
-    specimen, images = linear(classes=2), pictures(12, low=0.4, high=0.6)
+    model, images = linear(classes=2), pictures(12, low=0.4, high=0.6)
     asked = {"attacks": ["pgd"], "epsilons": tuple(epsilon / 1000 for epsilon in (2, 5, 10, 20, 40, 80)), "steps": 10}
-    up = sweep(specimen, images, "predicted", **asked)
-    down = sweep(specimen, images, "predicted", **asked, downwards=True, restarts=restarts)
+    up = sweep(model, images, "predicted", **asked)
+    down = sweep(model, images, "predicted", **asked, downwards=True, restarts=restarts)
     assert torch.equal(up.broken_at["pgd"], down.broken_at["pgd"])
     assert len(up.broken_at["pgd"].unique()) > 3
 
 
 def test_downwards_several_attacks_share_what_is_left():
     """Worst case over three: a later one begins below what the first broke, and takes the credit for what it breaks."""
-    specimen, images = perceptron(seed=1), pictures(12, seed=1)
+    model, images = perceptron(seed=1), pictures(12, seed=1)
     levels = (0.01, 0.02, 0.04, 0.08)
     asked = {"epsilons": levels, "steps": 2}
-    found = sweep(specimen, images, "predicted", attacks=["auto"], downwards=True, **asked).broken_at["auto"]
-    alone = sweep(specimen, images, "predicted", attacks=["apgd-ce"], downwards=True, **asked).broken_at["apgd-ce"]
-    above = sweep(specimen, images, "predicted", attacks=["auto"], **asked).broken_at["auto"]
+    found = sweep(model, images, "predicted", attacks=["auto"], downwards=True, **asked).broken_at["auto"]
+    alone = sweep(model, images, "predicted", attacks=["apgd-ce"], downwards=True, **asked).broken_at["apgd-ce"]
+    above = sweep(model, images, "predicted", attacks=["auto"], **asked).broken_at["auto"]
     assert (found <= alone).all()
     assert (above <= found).all()
     assert ((found > 0.01) & found.isfinite()).any()
 
 
 def test_fgsm_takes_two_looks_and_one_gradient():
-    specimen, images = perceptron(), pictures(8)
-    passes = watched(specimen)
-    result = attack(specimen, images, "predicted", method="fgsm", epsilon=0.02)
+    model, images = perceptron(), pictures(8)
+    passes = watched(model)
+    result = attack(model, images, "predicted", method="fgsm", epsilon=0.02)
     assert passes == [(8, False), (8, True), (8, False)]
     assert result.forwards.tolist() == [2] * 8
     assert result.backwards.tolist() == [1] * 8
@@ -98,11 +98,11 @@ def test_fgsm_takes_two_looks_and_one_gradient():
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (3, [4]), (5, [8]), (20, [24]), (40, [32, 8]), (45, [32, 16])])
 def test_a_processor_meets_few_shapes_and_every_image_gets_its_own_answer(count, sizes):
-    specimen, images = perceptron(), pictures(count)
-    clean, rows = look(specimen, images, "predicted"), torch.arange(count)
+    model, images = perceptron(), pictures(count)
+    clean, rows = look(model, images, "predicted"), torch.arange(count)
     jobs = Jobs(rows, rows, images, clean.labels, clean.rivals, clean.labels, rows, torch.full((count,), 0.1), rows)
-    passes = watched(specimen)
-    reader, nobody = Reader(specimen, pgd(steps=1)), torch.zeros(count, dtype=torch.bool)
+    passes = watched(model)
+    reader, nobody = Reader(model, pgd(steps=1)), torch.zeros(count, dtype=torch.bool)
     seen = reader.read(images, jobs, nobody)
     assert passes == [(size, True) for size in sizes]
     for row in range(count):
@@ -117,19 +117,19 @@ def test_a_processor_meets_few_shapes_and_every_image_gets_its_own_answer(count,
 
 
 def test_wrong_images_are_left_alone():
-    specimen, images = perceptron(), pictures(6)
-    labels = answers(specimen, images)
+    model, images = perceptron(), pictures(6)
+    labels = answers(model, images)
     labels[[1, 4]] = (labels[[1, 4]] + 1) % 5
-    result = attack(specimen, images, labels, method="apgd-ce", epsilon=0.5)
+    result = attack(model, images, labels, method="apgd-ce", epsilon=0.5)
     assert result.tried.tolist() == [True, False, True, True, False, True]
     assert torch.equal(result.images[[1, 4]], images[[1, 4]])
     assert result.forwards[[1, 4]].tolist() == [0, 0]
 
 
 def test_a_model_that_is_always_wrong_is_told_and_has_an_empty_curve():
-    specimen, images = perceptron(), pictures(3)
-    labels = (answers(specimen, images) + 1) % 5
-    found = sweep(specimen, images, labels, attacks=["pgd", "cw", "auto"], keep=3)
+    model, images = perceptron(), pictures(3)
+    labels = (answers(model, images) + 1) % 5
+    found = sweep(model, images, labels, attacks=["pgd", "cw", "auto"], keep=3)
     assert found.notes == ("made is wrong on every one of the 3 images before any attack: nothing to attack",)
     assert not found.clean.any()
     for name in found.attacks:
@@ -137,49 +137,49 @@ def test_a_model_that_is_always_wrong_is_told_and_has_an_empty_curve():
         assert found.distance[name].tolist() == [0.0] * 3
         assert found.kept[name][1].shape == (0, 3, 8, 8)
         assert found.forwards[name] == 0
-    assert attack(specimen, images, labels).notes == found.notes
+    assert attack(model, images, labels).notes == found.notes
 
 
 def test_progress_adds_up_to_images_times_attacks(few_queries):
-    specimen, images = perceptron(), pictures(7)
-    labels = answers(specimen, images)
+    model, images = perceptron(), pictures(7)
+    labels = answers(model, images)
     labels[2] = (labels[2] + 1) % 5
     for names in (["pgd"], ["auto"], ["fgsm", "auto", "cw"]):
         done: list[int] = []
-        sweep(specimen, images, labels, attacks=names, epsilons=(0.0, 0.01, 0.1), steps=2, on_progress=done.append)
+        sweep(model, images, labels, attacks=names, epsilons=(0.0, 0.01, 0.1), steps=2, on_progress=done.append)
         assert sum(done) == 7 * len(names)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_is_left_behind(name, few_queries):
-    specimen = ours(size=(8, 12), patch_size=(4, 4))
-    for number, module in enumerate(specimen.modules()):
+    model = ours(size=(8, 12), patch_size=(4, 4))
+    for number, module in enumerate(model.modules()):
         if number % 3 == 0 and not any(True for _ in module.children()):
             module.train()
-    for number, parameter in enumerate(specimen.parameters()):
+    for number, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(number % 2 == 0)
-    before, images = state_of(specimen), pictures(3, (8, 12))
-    result = attack(specimen, images, "predicted", method=name, steps=1)
-    assert state_of(specimen) == before
+    before, images = state_of(model), pictures(3, (8, 12))
+    result = attack(model, images, "predicted", method=name, steps=1)
+    assert state_of(model) == before
     assert not images.requires_grad
     assert not result.images.requires_grad
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_nothing_is_left_behind_after_an_exception(at):
-    specimen, count = perceptron(), [0]
-    specimen.requires_grad_(True)
+    model, count = perceptron(), [0]
+    model.requires_grad_(True)
 
     def breaks(_module: nn.Module, _inputs: object) -> None:
         count[0] += 1
         if count[0] > at:
             raise BrokenError
 
-    specimen.model.layers[2].register_forward_pre_hook(breaks)
-    before = state_of(specimen)
+    model.module.layers[2].register_forward_pre_hook(breaks)
+    before = state_of(model)
     with pytest.raises(BrokenError):
-        attack(specimen, pictures(3), "predicted", method="pgd", epsilon=0.01)
-    assert state_of(specimen) == before
+        attack(model, pictures(3), "predicted", method="pgd", epsilon=0.01)
+    assert state_of(model) == before
 
 
 class Poisoned(nn.Module):
@@ -188,7 +188,7 @@ class Poisoned(nn.Module):
     def __init__(self, images: Tensor, *, backward: bool) -> None:
         super().__init__()
         self.images, self.backward = images, backward
-        self.rest = perceptron().model
+        self.rest = perceptron().module
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.rest(images)
@@ -218,13 +218,13 @@ def test_a_model_that_hides_its_gradient():
     class Rounded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.rest = linear(classes=2).model
+            self.rest = linear(classes=2).module
 
         def forward(self, images: Tensor) -> Tensor:
             return self.rest((images * 32).round() / 32)  # type: ignore[no-any-return]
 
-    specimen, images = made(Rounded(), (8, 8), classes=2), pictures(8, low=0.4, high=0.6)
-    found = sweep(specimen, images, "predicted", attacks=["fgsm", "square"], epsilons=(0.2,), steps=2)
+    model, images = made(Rounded(), (8, 8), classes=2), pictures(8, low=0.4, high=0.6)
+    found = sweep(model, images, "predicted", attacks=["fgsm", "square"], epsilons=(0.2,), steps=2)
     assert found.silent["fgsm"].all()
     assert found.robust("fgsm", 0.2).all()
     assert not found.silent["square"].any()
@@ -239,12 +239,12 @@ def test_a_model_that_hides_its_gradient():
 
 
 def test_gradients_in_bf16_are_judged_in_fp32():
-    specimen, images = perceptron(seed=2), pictures(60, seed=2)
-    labels = answers(specimen, images)
-    passes = watched(specimen)
+    model, images = perceptron(seed=2), pictures(60, seed=2)
+    labels = answers(model, images)
+    passes = watched(model)
     exact, coarse = (
         sweep(
-            specimen, images, labels, attacks=["fgsm", "pgd", "apgd-ce", "cw"], epsilons=(0.01, 0.02, 0.04),
+            model, images, labels, attacks=["fgsm", "pgd", "apgd-ce", "cw"], epsilons=(0.01, 0.02, 0.04),
             epsilons_l2=(0.2, 0.4), steps={"pgd": 5, "apgd-ce": 5, "cw": 10}, precision=precision, keep=60,
         )
         for precision in ("fp32", "bf16")
@@ -252,7 +252,7 @@ def test_gradients_in_bf16_are_judged_in_fp32():
     assert any(not gradients for _, gradients in passes)
     for name in exact.attacks:
         rows, kept = coarse.kept[name]
-        assert (answers(specimen, kept) != labels[rows]).all()
+        assert (answers(model, kept) != labels[rows]).all()
         for epsilon in coarse.epsilons[name]:
             strength = [int(found.robust(name, epsilon).sum()) for found in (exact, coarse)]
             assert abs(strength[0] - strength[1]) <= 3
@@ -260,11 +260,11 @@ def test_gradients_in_bf16_are_judged_in_fp32():
 
 def test_a_batch_of_mixed_looks_is_put_together_again():
     """Jobs at their last look are run apart; each gets its own numbers back."""
-    specimen, images = made(Flat(nn.Linear(192, 5)), (8, 8)), pictures(9)
+    model, images = made(Flat(nn.Linear(192, 5)), (8, 8)), pictures(9)
     alone = [
-        sweep(specimen, images[row : row + 1], "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3,
+        sweep(model, images[row : row + 1], "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3,
               indices=[row]).broken_at["pgd"]
         for row in range(9)
     ]  # fmt: skip
-    together = sweep(specimen, images, "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3, batch_size=3)
+    together = sweep(model, images, "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3, batch_size=3)
     assert torch.equal(torch.cat(alone), together.broken_at["pgd"])

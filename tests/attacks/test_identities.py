@@ -14,30 +14,30 @@ from vitlens.attacks.norms import L2, LINF, NORMS
 from vitlens.attacks.plan import Outcome, Plan
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import sweep
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
-def run(specimen: Specimen, images: Tensor, machine: Machine, *levels: float, **plan: object) -> Outcome:
-    clean = look(specimen, images, "predicted")
+def run(model: Model, images: Tensor, machine: Machine, *levels: float, **plan: object) -> Outcome:
+    clean = look(model, images, "predicted")
     limits = torch.full((len(images),), len(levels))
-    return Engine(specimen, clean, machine, Plan(levels, limits, keep=len(images), **plan), lambda *_: None).run()
+    return Engine(model, clean, machine, Plan(levels, limits, keep=len(images), **plan), lambda *_: None).run()
 
 
-def thresholds(specimen: Specimen, images: Tensor, power: int) -> Tensor:
+def thresholds(model: Model, images: Tensor, power: int) -> Tensor:
     """The exact distance of each image from the boundary of a linear model of two classes, far from black and white."""
-    weights = specimen.model.layers[1].weight
+    weights = model.module.layers[1].weight
     with torch.no_grad():
-        gap = specimen(images).diff(dim=1)[:, 0].abs()
+        gap = model(images).diff(dim=1)[:, 0].abs()
     return gap / (weights[1] - weights[0]).norm(power)
 
 
 @pytest.mark.parametrize("name", ["fgsm", "bim", "pgd", "apgd-ce"])
 def test_a_linear_model_of_two_classes_breaks_where_it_must(name):
     """L∞: at the margin over the L1 norm of the weights."""
-    specimen, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
-    exact = thresholds(specimen, images, 1)
+    model, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
+    exact = thresholds(model, images, 1)
     levels = tuple(epsilon / 1000 for epsilon in range(4, 100, 4))
-    found = sweep(specimen, images, "predicted", attacks=[name], epsilons=levels, steps=5).broken_at[name]
+    found = sweep(model, images, "predicted", attacks=[name], epsilons=levels, steps=5).broken_at[name]
     steps = torch.tensor([*levels, torch.inf], dtype=torch.float64)
     expected = steps[torch.searchsorted(steps, exact.double())]
     assert (found >= expected).all()
@@ -48,26 +48,26 @@ def test_a_linear_model_of_two_classes_breaks_where_it_must(name):
 
 
 def test_square_comes_near_from_above():
-    specimen, images = linear(classes=2), pictures(10, low=0.4, high=0.6)
-    exact = thresholds(specimen, images, 1)
+    model, images = linear(classes=2), pictures(10, low=0.4, high=0.6)
+    exact = thresholds(model, images, 1)
     levels = tuple(epsilon / 1000 for epsilon in (5, 50, 100, 200, 400))
-    found = sweep(specimen, images, "predicted", attacks=["square"], epsilons=levels, steps=4).broken_at["square"]
+    found = sweep(model, images, "predicted", attacks=["square"], epsilons=levels, steps=4).broken_at["square"]
     assert (found >= exact).all()
     assert (found < 6 * exact + 0.03).all()
 
 
 def test_noise_is_far_from_what_gradients_do():
-    specimen, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
+    model, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
     levels = tuple(epsilon / 100 for epsilon in range(2, 41, 2))
-    found = sweep(specimen, images, "predicted", attacks=["noise", "fgsm"], epsilons=levels, steps=3)
+    found = sweep(model, images, "predicted", attacks=["noise", "fgsm"], epsilons=levels, steps=3)
     assert found.broken_at["noise"].clamp_max(0.4).mean() > 3 * found.broken_at["fgsm"].mean()
 
 
 @pytest.mark.parametrize("name", ["cw", "deepfool"])
 def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(name):
-    specimen, images = linear(classes=2), pictures(8, low=0.4, high=0.6)
-    exact = thresholds(specimen, images, 2)
-    result = attack(specimen, images, "predicted", method=name, steps=60)
+    model, images = linear(classes=2), pictures(8, low=0.4, high=0.6)
+    exact = thresholds(model, images, 2)
+    result = attack(model, images, "predicted", method=name, steps=60)
     assert result.success.all()
     assert (result.distance >= exact).all()
     slack = 0.002 * exact if name == "deepfool" else 0.03 * exact + 0.012  # C&W's step is about 0.01 long
@@ -76,47 +76,47 @@ def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(n
 
 @pytest.mark.parametrize("norm", [LINF, L2], ids=lambda norm: norm.name)
 def test_one_step_of_pgd_from_the_clean_image_is_fgsm(norm):
-    specimen, images = perceptron(), pictures(20)
-    one = run(specimen, images, pgd(steps=1, norm=norm, stride=1.0, wander=False), 0.3)
-    other = run(specimen, images, pgd(steps=1, norm=norm, stride=2.5, wander=False), 0.3)  # too long, and projected
+    model, images = perceptron(), pictures(20)
+    one = run(model, images, pgd(steps=1, norm=norm, stride=1.0, wander=False), 0.3)
+    other = run(model, images, pgd(steps=1, norm=norm, stride=2.5, wander=False), 0.3)  # too long, and projected
     assert one.found
     assert one.found.keys() == other.found.keys()
     for row, image in one.found.items():
         torch.testing.assert_close(image, other.found[row], atol=1e-6, rtol=0)
     if norm is LINF:
-        named = attack(specimen, images, "predicted", method="fgsm", epsilon=0.3)
+        named = attack(model, images, "predicted", method="fgsm", epsilon=0.3)
         assert all(
-            torch.equal(named.images[row], image) for row, image in run(specimen, images, fgsm(), 0.3).found.items()
+            torch.equal(named.images[row], image) for row, image in run(model, images, fgsm(), 0.3).found.items()
         )
         assert all(torch.equal(named.images[row], image) for row, image in one.found.items())
 
 
 def test_fgsm_is_the_sign_of_the_gradient_of_cross_entropy():
-    specimen, images = perceptron(), pictures(20, low=0.3, high=0.7)
-    labels = answers(specimen, images)
+    model, images = perceptron(), pictures(20, low=0.3, high=0.7)
+    labels = answers(model, images)
     leaf = images.clone().requires_grad_()
-    torch.nn.functional.cross_entropy(specimen(leaf), labels).backward()
+    torch.nn.functional.cross_entropy(model(leaf), labels).backward()
     assert leaf.grad is not None
     expected = images + 0.04 * leaf.grad.sign()
-    result = attack(specimen, images, labels, method="fgsm", epsilon=0.04)
-    assert torch.equal(result.success, answers(specimen, expected) != labels)
+    result = attack(model, images, labels, method="fgsm", epsilon=0.04)
+    assert torch.equal(result.success, answers(model, expected) != labels)
     assert 0 < result.success.sum() < 20
     torch.testing.assert_close(result.images[result.success], expected[result.success], atol=1e-6, rtol=0)
 
 
 def test_apgd_is_at_least_as_strong_as_pgd_with_the_same_steps():
-    specimen, images = perceptron(seed=3), pictures(120, seed=3)
-    found = sweep(specimen, images, "predicted", attacks=["pgd", "apgd-ce"], epsilons=(0.01, 0.02, 0.03), steps=10)
+    model, images = perceptron(seed=3), pictures(120, seed=3)
+    found = sweep(model, images, "predicted", attacks=["pgd", "apgd-ce"], epsilons=(0.01, 0.02, 0.03), steps=10)
     for epsilon in found.epsilons["pgd"]:
         assert 0 < found.robust("apgd-ce", epsilon).sum() <= found.robust("pgd", epsilon).sum()
 
 
 def test_auto_is_the_worst_case_of_its_members():
-    specimen, images = perceptron(seed=1), pictures(16, seed=1)
+    model, images = perceptron(seed=1), pictures(16, seed=1)
     members = ATTACKS["auto"].members
     asked = {"epsilons": (0.005, 0.01, 0.02), "steps": 2, "seed": 4}
-    whole = sweep(specimen, images, "predicted", attacks=["auto"], keep=16, **asked)
-    parts = sweep(specimen, images, "predicted", attacks=members, **asked)
+    whole = sweep(model, images, "predicted", attacks=["auto"], keep=16, **asked)
+    parts = sweep(model, images, "predicted", attacks=members, **asked)
     assert torch.equal(whole.broken_at["auto"], torch.stack([parts.broken_at[name] for name in members]).amin(0))
     assert whole.forwards["auto"] < sum(parts.forwards.values())
     rows, kept = whole.kept["auto"]
@@ -127,11 +127,11 @@ def test_auto_is_the_worst_case_of_its_members():
 
 
 def test_parts_of_the_data_give_what_the_whole_gives():
-    specimen, images = perceptron(), pictures(10)
+    model, images = perceptron(), pictures(10)
     asked = {"attacks": ["noise", "pgd", "square"], "epsilons": (0.02, 0.1), "steps": 2, "seed": 9}
-    whole = sweep(specimen, images, "predicted", **asked)
+    whole = sweep(model, images, "predicted", **asked)
     parts = [
-        sweep(specimen, images[part], "predicted", indices=part, **asked) for part in (range(1, 10, 2), range(0, 10, 2))
+        sweep(model, images[part], "predicted", indices=part, **asked) for part in (range(1, 10, 2), range(0, 10, 2))
     ]
     for name in whole.attacks:
         joined = torch.empty_like(whole.broken_at[name])
@@ -142,18 +142,18 @@ def test_parts_of_the_data_give_what_the_whole_gives():
 
 @pytest.mark.parametrize("name", ["pgd-targeted", "apgd-targeted"])
 def test_targets_are_reached(name):
-    specimen, images = perceptron(), pictures(10)
-    targets = (answers(specimen, images) + 2) % 5
-    result = attack(specimen, images, "predicted", method=name, epsilon=0.5, targets=targets, steps=10)
+    model, images = perceptron(), pictures(10)
+    targets = (answers(model, images) + 2) % 5
+    result = attack(model, images, "predicted", method=name, epsilon=0.5, targets=targets, steps=10)
     assert result.success.all()
     assert torch.equal(result.reached, result.success)
-    assert torch.equal(answers(specimen, result.images), targets)
-    close = attack(specimen, images, "predicted", method=name, epsilon=1e-5, targets=targets, steps=2)
+    assert torch.equal(answers(model, result.images), targets)
+    close = attack(model, images, "predicted", method=name, epsilon=1e-5, targets=targets, steps=2)
     assert not close.reached.any()
 
 
 def test_images_of_another_size_are_attacked_at_theirs():
-    specimen, images = perceptron((8, 8)), pictures(3, (12, 16))
-    result = attack(specimen, images, "predicted", method="pgd", epsilon=1.0)
+    model, images = perceptron((8, 8)), pictures(3, (12, 16))
+    result = attack(model, images, "predicted", method="pgd", epsilon=1.0)
     assert result.images.shape == images.shape
     assert result.success.any()

@@ -66,23 +66,23 @@ def test_of_several_stretches_the_first_that_was_seen():
 @pytest.mark.parametrize("name", ["cw", "deepfool"])
 def test_what_is_handed_out_was_judged(name):
     """The images are those that the model saw, and a little nearer to the clean one they are taken for it again."""
-    specimen, images = perceptron(seed=2), pictures(12, seed=4)
-    labels = answers(specimen, images)
-    result = attack(specimen, images, labels, method=name, steps=20)
+    model, images = perceptron(seed=2), pictures(12, seed=4)
+    labels = answers(model, images)
+    result = attack(model, images, labels, method=name, steps=20)
     won = result.success
     assert won.sum() > 5
-    assert (answers(specimen, result.images) != labels)[won].all()
+    assert (answers(model, result.images) != labels)[won].all()
     torch.testing.assert_close(L2.length(result.images - images)[won], result.distance[won], atol=1e-6, rtol=1e-6)
     shorter = images + (1 - 3 * FINEST) * (result.images - images)
-    assert (answers(specimen, shorter) == labels)[won].float().mean() > 0.9
+    assert (answers(model, shorter) == labels)[won].float().mean() > 0.9
 
 
 @pytest.mark.parametrize("name", ["cw", "deepfool"])
 def test_its_looks_are_counted(name):
-    specimen, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
+    model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
     passes = []
-    specimen.model.register_forward_pre_hook(lambda _module, inputs: passes.append(len(inputs[0])))
-    found = sweep(specimen, images, "predicted", attacks=[name], steps=3, batch_size=1)
+    model.module.register_forward_pre_hook(lambda _module, inputs: passes.append(len(inputs[0])))
+    found = sweep(model, images, "predicted", attacks=[name], steps=3, batch_size=1)
     looked = passes[6:]  # after the clean images
     assert found.forwards[name] == sum(looked)
     assert looked.count(1) > 0

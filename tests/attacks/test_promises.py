@@ -42,13 +42,13 @@ def went(found: torch.Tensor, images: torch.Tensor, norm: str) -> torch.Tensor:
 )
 def test_nothing_outside_its_bounds_and_nothing_claimed_in_vain(name, made, epsilon, seed, count, restarts, steps, low):
     (kind, size, number), entry = made, ATTACKS[name]
-    specimen = MODELS[kind](size, seed=number)
+    model = MODELS[kind](size, seed=number)
     images = pictures(count, size, seed=seed % 1000, low=low, high=1 - low)
     before = images.clone()
-    labels = answers(specimen, images)
+    labels = answers(model, images)
     labels[0] = (labels[0] + seed) % 5  # now and then wrong before any attack
     budget = None if entry.norm == "patch" else epsilon
-    result = attack(specimen, images, labels, method=name, epsilon=budget, seed=seed, restarts=restarts, steps=steps)
+    result = attack(model, images, labels, method=name, epsilon=budget, seed=seed, restarts=restarts, steps=steps)
     assert torch.equal(images, before)
     assert torch.isfinite(result.images).all()
     assert result.images.min() >= 0
@@ -57,9 +57,9 @@ def test_nothing_outside_its_bounds_and_nothing_claimed_in_vain(name, made, epsi
     allowed = 4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon  # a quarter of the side is 2 px
     assert (length <= allowed + 1e-6).all()
     torch.testing.assert_close(result.distance.double(), length, atol=1e-6, rtol=1e-5)
-    assert torch.equal(result.tried, answers(specimen, images) == labels)
+    assert torch.equal(result.tried, answers(model, images) == labels)
     assert not (result.success & ~result.tried).any()
-    assert torch.equal(answers(specimen, result.images) != labels, result.success | ~result.tried)  # judged again
+    assert torch.equal(answers(model, result.images) != labels, result.success | ~result.tried)  # judged again
     assert torch.equal(result.images[~result.success], images[~result.success])
     assert (result.images.flatten(1).amax(1) > 0).all()  # no black image
     assert ((result.forwards > 0) == (result.tried & (torch.tensor(epsilon > 0) | (entry.norm == "patch") |
@@ -72,11 +72,11 @@ def test_nothing_outside_its_bounds_and_nothing_claimed_in_vain(name, made, epsi
 @given(seed=st.integers(0, 1000), batch_size=st.integers(1, 4), order=st.permutations(range(5)))
 def test_batch_size_and_order_do_not_matter(name, seed, batch_size, order):
     """In double precision, where the size of a batch leaves no trace beyond the last digits."""
-    specimen, images = perceptron(seed=seed).double(), pictures(5, seed=seed).double()
-    labels = answers(specimen, images)
+    model, images = perceptron(seed=seed).double(), pictures(5, seed=seed).double()
+    labels = answers(model, images)
     asked = {"attacks": [name], "epsilons": (0.02, 0.1), "epsilons_l2": (0.1, 0.4), "steps": 2, "seed": seed}
-    one = sweep(specimen, images, labels, batch_size=5, **asked)
-    other = sweep(specimen, images[order], labels[order], batch_size=batch_size, indices=order, **asked)
+    one = sweep(model, images, labels, batch_size=5, **asked)
+    other = sweep(model, images[order], labels[order], batch_size=batch_size, indices=order, **asked)
     assert torch.equal(one.clean[order], other.clean)
     assert torch.equal(one.broken_at[name][order], other.broken_at[name])
     torch.testing.assert_close(one.distance[name][order], other.distance[name], atol=1e-6, rtol=1e-6)
@@ -87,10 +87,10 @@ def test_batch_size_and_order_do_not_matter(name, seed, batch_size, order):
 @settings(QUICK, max_examples=2)
 @given(seed=st.integers(0, 1000))
 def test_more_restarts_never_raise_robust_accuracy(name, seed):
-    specimen, images = perceptron(seed=seed), pictures(8, seed=seed)
-    labels = answers(specimen, images)
+    model, images = perceptron(seed=seed), pictures(8, seed=seed)
+    labels = answers(model, images)
     asked = {"attacks": [name], "epsilons": (0.01, 0.04), "epsilons_l2": (0.1, 0.2), "steps": 2, "seed": seed}
-    once, often = (sweep(specimen, images, labels, restarts=restarts, **asked) for restarts in (1, 4))
+    once, often = (sweep(model, images, labels, restarts=restarts, **asked) for restarts in (1, 4))
     assert (often.broken_at[name] <= once.broken_at[name]).all()
 
 
@@ -101,23 +101,23 @@ def test_downwards_an_image_is_tried_from_the_largest_epsilon_to_the_first_at_wh
     name, made, seed, restarts
 ):
     (kind, size, number), levels = made, (0.05, 0.15, 0.4)
-    specimen = MODELS[kind](size, seed=number)
+    model = MODELS[kind](size, seed=number)
     images = pictures(3, size, seed=seed)
-    labels = answers(specimen, images)
+    labels = answers(model, images)
     asked = {"steps": 2, "seed": seed, "restarts": restarts}
     found = sweep(
-        specimen, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, keep=3, downwards=True, **asked
+        model, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, keep=3, downwards=True, **asked
     )
     falling = torch.ones(3, dtype=torch.bool)  # as far as every larger epsilon breaks it too
     expected = torch.full((3,), torch.inf, dtype=torch.float64)
     for epsilon in reversed(levels):
-        alone = attack(specimen, images, labels, method=name, epsilon=epsilon, **asked)
+        alone = attack(model, images, labels, method=name, epsilon=epsilon, **asked)
         falling = falling & alone.success
         expected[falling] = epsilon
     assert torch.equal(found.broken_at[name], expected)
     rows, kept = found.kept[name]
     assert rows.tolist() == expected.isfinite().nonzero()[:, 0].tolist()
-    assert (answers(specimen, kept) != labels[rows]).all()
+    assert (answers(model, kept) != labels[rows]).all()
     assert (went(kept, images[rows], ATTACKS[name].norm) <= expected[rows] + 1e-6).all()  # that of the smallest
 
 
@@ -126,18 +126,18 @@ def test_downwards_an_image_is_tried_from_the_largest_epsilon_to_the_first_at_wh
 @given(made=models, seed=st.integers(0, 1000))
 def test_a_sweep_is_the_attack_at_each_epsilon_and_keeps_broken_what_was_broken(name, made, seed):
     (kind, size, number), levels = made, (0.0, 0.05, 0.15, 0.4)
-    specimen = MODELS[kind](size, seed=number)
+    model = MODELS[kind](size, seed=number)
     images = pictures(3, size, seed=seed)
-    labels = answers(specimen, images)
+    labels = answers(model, images)
     found = sweep(
-        specimen, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, steps=2, seed=seed, keep=3
+        model, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, steps=2, seed=seed, keep=3
     )
     standing = found.clean
     for epsilon in levels:
-        alone = attack(specimen, images, labels, method=name, epsilon=epsilon, steps=2, seed=seed)
+        alone = attack(model, images, labels, method=name, epsilon=epsilon, steps=2, seed=seed)
         standing = standing & ~alone.success
         assert torch.equal(found.robust(name, epsilon), standing)
     assert torch.equal(found.robust(name, 0.0), found.clean)
     rows, kept = found.kept[name]
-    assert torch.equal(answers(specimen, kept) != labels[rows], torch.ones(len(rows), dtype=torch.bool))
+    assert torch.equal(answers(model, kept) != labels[rows], torch.ones(len(rows), dtype=torch.bool))
     assert rows.tolist() == found.broken_at[name].isfinite().nonzero()[:, 0].tolist()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.attacks.models import linear, perceptron, pictures, tiny_vit
-from vitlens.analysis.spectrum import radius
+from vitlens.analysis.failures.spectrum import radius
 from vitlens.attacks.attack import attack
 from vitlens.attacks.regions import CUTOFF, ranked_places, squares
 from vitlens.errors import InputError
@@ -12,8 +12,8 @@ from vitlens.errors import InputError
 
 @pytest.mark.parametrize("part", ["low", "high"])
 def test_changes_have_the_frequencies_of_their_part_alone(part):
-    specimen, images = perceptron((16, 12)), pictures(10, (16, 12), low=0.4, high=0.6)
-    result = attack(specimen, images, "predicted", method=f"{part}-frequency", epsilon=0.2)
+    model, images = perceptron((16, 12)), pictures(10, (16, 12), low=0.4, high=0.6)
+    result = attack(model, images, "predicted", method=f"{part}-frequency", epsilon=0.2)
     assert result.success.any()
     spectrum = torch.fft.rfft2((result.images - images)[result.success]).abs()
     inside = (radius((16, 12)) <= CUTOFF + 1e-6) == (part == "low")
@@ -21,9 +21,9 @@ def test_changes_have_the_frequencies_of_their_part_alone(part):
 
 
 def test_the_whole_plane_is_stronger_than_its_parts():
-    specimen, images = perceptron((16, 16)), pictures(40, (16, 16))
+    model, images = perceptron((16, 16)), pictures(40, (16, 16))
     found = [
-        attack(specimen, images, "predicted", method=method, epsilon=0.02).success.sum()
+        attack(model, images, "predicted", method=method, epsilon=0.02).success.sum()
         for method in ("pgd", "low-frequency", "high-frequency")
     ]
     assert found[0] > max(found[1:]) > 0
@@ -41,10 +41,8 @@ def boxes(images, clean):
 
 @pytest.mark.parametrize(("aligned", "side"), [(True, 4), (False, 3), (True, None)])
 def test_a_patch_is_one_square_on_tokens_or_anywhere(aligned, side):
-    specimen, images = tiny_vit((16, 12)), pictures(16, (16, 12))
-    result = attack(
-        specimen, images, "predicted", method="patch", side=side, aligned=aligned, restarts=6, steps=5, seed=3
-    )
+    model, images = tiny_vit((16, 12)), pictures(16, (16, 12))
+    result = attack(model, images, "predicted", method="patch", side=side, aligned=aligned, restarts=6, steps=5, seed=3)
     assert result.success.sum() > 3
     found = boxes(result.images[result.success], images[result.success])
     length = side or 3
@@ -57,12 +55,12 @@ def test_a_patch_is_one_square_on_tokens_or_anywhere(aligned, side):
 
 
 def test_a_patch_goes_where_the_map_has_most():
-    specimen, images = linear((8, 12)), pictures(12, (8, 12))
+    model, images = linear((8, 12)), pictures(12, (8, 12))
     maps = torch.zeros(12, 4, 6)
     best = [(row % 4, row % 6) for row in range(12)]
     for row, (down, across) in enumerate(best):
         maps[row, down, across] = 1.0 + row
-    result = attack(specimen, images, "predicted", method="patch", side=2, maps=maps, steps=20)
+    result = attack(model, images, "predicted", method="patch", side=2, maps=maps, steps=20)
     assert result.success.sum() > 2
     rows = result.success.nonzero()[:, 0].tolist()
     for row, (top, left, _, _) in zip(rows, boxes(result.images[rows], images[rows])):
@@ -81,10 +79,10 @@ def test_places_are_ranked_by_the_mass_beneath_them():
 
 def test_a_map_decides_the_order_of_tries():
     """The first place cannot fool, the second can: with two tries the image breaks."""
-    specimen, images = perceptron((8, 8), seed=4), pictures(12, (8, 8), seed=4)
+    model, images = perceptron((8, 8), seed=4), pictures(12, (8, 8), seed=4)
     maps = torch.rand(12, 2, 2, generator=torch.Generator().manual_seed(1))
     one, two, four = (
-        attack(specimen, images, "predicted", method="patch", side=4, maps=maps, restarts=tries, steps=10).success
+        attack(model, images, "predicted", method="patch", side=4, maps=maps, restarts=tries, steps=10).success
         for tries in (1, 2, 4)
     )
     assert (one <= two).all()

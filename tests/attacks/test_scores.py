@@ -21,19 +21,19 @@ def test_the_side_of_the_square_shrinks_as_published():
 
 
 def test_the_margin_never_rises_and_every_change_is_a_square():
-    specimen, images = perceptron(), pictures(1, low=0.4, high=0.6)
-    clean, epsilon, queries = look(specimen, images, "predicted"), 1e-3, 60
+    model, images = perceptron(), pictures(1, low=0.4, high=0.6)
+    clean, epsilon, queries = look(model, images, "predicted"), 1e-3, 60
     seen: list[torch.Tensor] = []
-    specimen.model.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
+    model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
     plan = Plan((epsilon,), torch.ones(1, dtype=torch.int64))
-    outcome = Engine(specimen, clean, SquareSearch(queries), plan, lambda *_: None).run()
+    outcome = Engine(model, clean, SquareSearch(queries), plan, lambda *_: None).run()
     assert outcome.level.tolist() == [-1]
     assert outcome.forwards.tolist() == [queries]
     assert outcome.backwards.tolist() == [0]
     torch.testing.assert_close((seen[0] - images).abs(), torch.full_like(images, epsilon), atol=1e-6, rtol=0)
     assert (seen[0] - images).diff(dim=2).abs().max() < 1e-6  # vertical stripes
     with torch.no_grad():
-        logits = torch.cat([specimen(points) for points in seen[:queries]])
+        logits = torch.cat([model(points) for points in seen[:queries]])
     label = clean.labels[0]
     others = logits.clone()
     others[:, label] = -torch.inf
@@ -50,9 +50,9 @@ def test_the_margin_never_rises_and_every_change_is_a_square():
 
 
 def test_square_finds_more_with_more_queries_and_more_than_noise():
-    specimen, images = perceptron(seed=5), pictures(30, seed=5)
+    model, images = perceptron(seed=5), pictures(30, seed=5)
     found = [
-        int(attack(specimen, images, "predicted", method=method, epsilon=0.03, steps=steps).success.sum())
+        int(attack(model, images, "predicted", method=method, epsilon=0.03, steps=steps).success.sum())
         for method, steps in (("square", 1), ("square", 4), ("noise", 200))
     ]
     assert found[0] < found[1]
@@ -60,10 +60,10 @@ def test_square_finds_more_with_more_queries_and_more_than_noise():
 
 
 def test_every_draw_of_noise_is_another():
-    specimen, images = perceptron(), pictures(2)
+    model, images = perceptron(), pictures(2)
     seen: list[torch.Tensor] = []
-    specimen.model.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
-    attack(specimen, images, "predicted", method="noise", epsilon=1e-3, steps=4)
+    model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
+    attack(model, images, "predicted", method="noise", epsilon=1e-3, steps=4)
     draws = torch.cat(seen[1:]).flatten(1)
     assert len(draws) == 8
     assert len(torch.unique(draws, dim=0)) == 8

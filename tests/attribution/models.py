@@ -5,24 +5,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tests.lens.tiny import CLASSES, FAMILIES, ours, shaken, specimen_of
+from tests.lens.tiny import CLASSES, FAMILIES, model_of, ours, shaken
 from vitlens.layout import TokenLayout
+from vitlens.models.model import Anatomy, Model, Provenance
 from vitlens.models.resnet import CifarResNet
-from vitlens.models.specimen import Anatomy, Provenance, Specimen
 from vitlens.preprocessing import Preprocessing
 
 
-def cnn(size: tuple[int, int] = (32, 48)) -> Specimen:
+def cnn(size: tuple[int, int] = (32, 48)) -> Model:
     """One block a stage; the last map has a quarter of the rows and columns."""
-    return specimen_of(shaken(lambda: CifarResNet(blocks=1, classes=5)), alias="cnn", size=size)
+    return model_of(shaken(lambda: CifarResNet(blocks=1, classes=5)), alias="cnn", size=size)
 
 
-def registers() -> Specimen:
+def registers() -> Model:
     """CLS and four registers before 4 x 4 patches."""
     return FAMILIES["dinov2-registers"]()
 
 
-MODELS: dict[str, Callable[[], Specimen]] = {"vit": ours, "registers": registers, "cnn": lambda: cnn((16, 24))}
+MODELS: dict[str, Callable[[], Model]] = {"vit": ours, "registers": registers, "cnn": lambda: cnn((16, 24))}
 
 
 class Linear(nn.Module):
@@ -37,16 +37,16 @@ class Linear(nn.Module):
         return images.flatten(1) @ self.weight.T + 0.5
 
 
-def linear(size: tuple[int, int] = (8, 12), *, grid: tuple[int, int] = (4, 3)) -> Specimen:
+def linear(size: tuple[int, int] = (8, 12), *, grid: tuple[int, int] = (4, 3)) -> Model:
     """A linear model with a ViT's patches and nothing else of it."""
     patch = size[0] // grid[0], size[1] // grid[1]
     return with_layout(Linear(size), TokenLayout(grid, patch))
 
 
-def with_layout(model: nn.Module, layout: TokenLayout) -> Specimen:
-    """A specimen around any model, said to have these patches; pixels are not normalised."""
-    specimen = Specimen(
-        model,
+def with_layout(module: nn.Module, layout: TokenLayout) -> Model:
+    """A model around any model, said to have these patches; pixels are not normalised."""
+    model = Model(
+        module,
         alias="made",
         anatomy=Anatomy("other", (), layout),
         preprocessing=Preprocessing(layout.image_size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
@@ -54,4 +54,4 @@ def with_layout(model: nn.Module, layout: TokenLayout) -> Specimen:
         provenance=Provenance("made", "random"),
         architecture={},
     )
-    return specimen.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.lens.tiny import FAMILIES, images
-from vitlens.analysis.attention import attention_maps
-from vitlens.analysis.relevance import gradient_rollout, relevance
-from vitlens.analysis.rollout import rollout
+from vitlens.analysis.attention.relevance import gradient_rollout, relevance
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.weights import attention_maps
 from vitlens.attribution.registry import explain
 
 TARGETS = torch.tensor([1, 4])
@@ -14,14 +14,14 @@ TARGETS = torch.tensor([1, 4])
 
 @pytest.mark.parametrize("name", ["ours", "dinov2-registers", "swin"])
 def test_each_is_the_function_of_its_name(name):
-    specimen = FAMILIES[name]()
-    batch = images(specimen.input_size)
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
     expected = {
-        "rollout": rollout(specimen, batch),
-        "relevance": relevance(specimen, batch, targets=TARGETS),
-        "gradient-rollout": gradient_rollout(specimen, batch, targets=TARGETS),
-        "attention": attention_maps(specimen, batch)[-1].maps.mean(1),
+        "rollout": rollout(model, batch),
+        "relevance": relevance(model, batch, targets=TARGETS),
+        "gradient-rollout": gradient_rollout(model, batch, targets=TARGETS),
+        "attention": attention_maps(model, batch)[-1].maps.mean(1),
     }
     for method, maps in expected.items():
-        found = explain(specimen, batch, targets=TARGETS, method=method)
+        found = explain(model, batch, targets=TARGETS, method=method)
         torch.testing.assert_close(found, maps, atol=1e-7, rtol=1e-5)

@@ -13,13 +13,13 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
 from tests.attribution.models import MODELS, cnn, registers
-from tests.lens.tiny import FAMILIES, images, ours, shaken, specimen_of, timm_specimen
+from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
 from vitlens.attribution.cam import ablationcam
 from vitlens.attribution.place import cam_place, read
 from vitlens.attribution.registry import METHODS, explain
 from vitlens.errors import UnsupportedError
+from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
-from vitlens.models.specimen import Specimen
 
 CLASSES = {
     "gradcam": "GradCAM",
@@ -40,9 +40,9 @@ PLACES: dict[str, tuple[Callable[[nn.Module], nn.Module], tuple[int, int, int] |
 TARGETS = torch.tensor([1, 4])
 
 
-def packages(method: str, name: str, specimen: Specimen, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def packages(method: str, name: str, model: Model, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """The package's raw map before its ReLU, and its result, from a model of its own with gradients everywhere."""
-    model = copy.deepcopy(specimen.model).requires_grad_(True)
+    module = copy.deepcopy(model.module).requires_grad_(True)
     layer, tokens = PLACES[name]
 
     def reshape(output: Tensor) -> Tensor:
@@ -50,11 +50,11 @@ def packages(method: str, name: str, specimen: Specimen, batch: Tensor) -> tuple
         patches = output[:, tokens[0] :].reshape(len(output), tokens[1], tokens[2], -1)
         return patches.permute(0, 3, 1, 2)
 
-    cam = getattr(pytorch_grad_cam, CLASSES[method])(model, [layer(model)], reshape if tokens else None)
+    cam = getattr(pytorch_grad_cam, CLASSES[method])(module, [layer(module)], reshape if tokens else None)
     raw: list[np.ndarray] = []
     original = cam.get_cam_image
     cam.get_cam_image = lambda *args, **kwargs: raw.append(original(*args, **kwargs)) or raw[-1]
-    result = cam(specimen.prepare(batch), [ClassifierOutputTarget(int(target)) for target in TARGETS])
+    result = cam(model.prepare(batch), [ClassifierOutputTarget(int(target)) for target in TARGETS])
     return raw[0], result
 
 
@@ -63,16 +63,16 @@ def packages(method: str, name: str, specimen: Specimen, batch: Tensor) -> tuple
 def test_values_equal_the_packages(method, name, capsys):
     if method == "ablationcam" and name != "cnn":
         pytest.skip("the package takes 1e7 off a channel of a ViT; compared with the paper's definition below")
-    specimen = MODELS[name]()
-    batch = images(specimen.input_size)
-    ours_raw = explain(specimen, batch, targets=TARGETS, method=method).numpy()
+    model = MODELS[name]()
+    batch = images(model.input_size)
+    ours_raw = explain(model, batch, targets=TARGETS, method=method).numpy()
     assert capsys.readouterr().err == "", "the package's progress bars"
-    raw, result = packages(method, name, specimen, batch)
+    raw, result = packages(method, name, model, batch)
     if method == "eigencam":  # the sign of a component means nothing
         raw = raw * np.sign((raw * ours_raw).sum((1, 2), keepdims=True))
     if method == "ablationcam":  # a share of the logit, and ours of its size
         with torch.no_grad():
-            logits = specimen(batch).gather(1, TARGETS[:, None]).numpy()
+            logits = model(batch).gather(1, TARGETS[:, None]).numpy()
         raw = raw * np.sign(logits)[:, :, None]
     np.testing.assert_allclose(ours_raw, raw, atol=1e-5 * np.abs(raw).max(), rtol=1e-4)
     if method in ("eigencam", "ablationcam"):
@@ -85,9 +85,9 @@ def test_values_equal_the_packages(method, name, capsys):
 @pytest.mark.parametrize("make", [ours, cnn])
 def test_ablation_takes_channels_away_as_in_the_paper(make):
     """One channel after the other set to 0 in a plain loop."""
-    specimen, batch = make(), images((32, 48))
-    place = cam_place(specimen)
-    found = ablationcam(specimen, batch, TARGETS)
+    model, batch = make(), images((32, 48))
+    place = cam_place(model)
+    found = ablationcam(model, batch, TARGETS)
     channel: list[int] = []
 
     def cut(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
@@ -95,14 +95,14 @@ def test_ablation_takes_channels_away_as_in_the_paper(make):
         changed.select(place.channel_axis, channel[0]).zero_()
         return changed
 
-    reading = read(specimen, batch, TARGETS)
+    reading = read(model, batch, TARGETS)
     plain = reading.logits.gather(1, TARGETS[:, None])
     expected = torch.zeros_like(found)
     with torch.no_grad():
-        handle = specimen.model.get_submodule(place.module).register_forward_hook(cut)
+        handle = model.model.get_submodule(place.module).register_forward_hook(cut)
         for number in range(reading.activations.shape[1]):
             channel[:] = [number]
-            fall = (plain - specimen(batch).gather(1, TARGETS[:, None])) / plain.abs()
+            fall = (plain - model(batch).gather(1, TARGETS[:, None])) / plain.abs()
             expected += fall[:, :, None] * reading.activations[:, number]
         handle.remove()
     torch.testing.assert_close(found, expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3)
@@ -124,12 +124,12 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_where_a_model_with_tokens_is_read(name):
-    specimen = FAMILIES[name]()
-    assert cam_place(specimen).module == EXPECTED[name]
-    reading = read(specimen, images(specimen.input_size), TARGETS)
+    model = FAMILIES[name]()
+    assert cam_place(model).module == EXPECTED[name]
+    reading = read(model, images(model.input_size), TARGETS)
     assert reading.gradients.abs().flatten(1).max(1).values.min() > 0
-    if specimen.anatomy.layout is not None:
-        assert reading.activations.shape[2:] == specimen.layout.grid
+    if model.anatomy.layout is not None:
+        assert reading.activations.shape[2:] == model.layout.grid
 
 
 CNNS: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, int], tuple[int, int]]] = {
@@ -142,18 +142,18 @@ CNNS: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, int], tuple[int, 
 @pytest.mark.parametrize("name", CNNS)
 def test_where_a_cnn_is_read(name):
     build, module, size, cells = CNNS[name]
-    specimen = specimen_of(shaken(build), size=size)
-    assert cam_place(specimen).module == module
-    reading = read(specimen, images(size), TARGETS)
+    model = model_of(shaken(build), size=size)
+    assert cam_place(model).module == module
+    reading = read(model, images(size), TARGETS)
     assert reading.activations.shape[2:] == cells
 
 
 def test_at_the_last_blocks_output_the_patches_of_a_cls_model_have_no_gradient():
     """Why a map is not read there."""
-    specimen, batch = ours(), images((32, 48))
+    model, batch = ours(), images((32, 48))
     outputs: list[Tensor] = []
-    handle = specimen.model.blocks[-1].register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-    logits = specimen(batch.requires_grad_())
+    handle = model.module.blocks[-1].register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    logits = model(batch.requires_grad_())
     handle.remove()
     (gradient,) = torch.autograd.grad(logits[:, 1].sum(), outputs[0])
     assert gradient[:, 0].abs().max() > 0
@@ -162,9 +162,9 @@ def test_at_the_last_blocks_output_the_patches_of_a_cls_model_have_no_gradient()
 
 def test_a_block_that_normalises_afterwards_is_read_before_its_attention():
     """x + norm(attention(x)): the attention reads the block before it."""
-    specimen = timm_specimen("vit_base_patch16_rpn_224")
-    assert cam_place(specimen).module == "blocks.0"
-    assert read(specimen, images(), TARGETS).gradients.abs().flatten(1).max(1).values.min() > 0
+    model = timm_model("vit_base_patch16_rpn_224")
+    assert cam_place(model).module == "blocks.0"
+    assert read(model, images(), TARGETS).gradients.abs().flatten(1).max(1).values.min() > 0
 
 
 def wall(_module: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -179,15 +179,15 @@ def _stop(_gradient: Tensor) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_runs_backward_below_the_place(name):
-    specimen = MODELS[name]().requires_grad_(True)
-    below = specimen.model.layer3[0].conv1 if name == "cnn" else specimen.model.blocks[0]
+    model = MODELS[name]().requires_grad_(True)
+    below = model.module.layer3[0].conv1 if name == "cnn" else model.module.blocks[0]
     handle = below.register_forward_hook(wall)
-    batch = images(specimen.input_size)
-    read(specimen, batch, TARGETS)
+    batch = images(model.input_size)
+    read(model, batch, TARGETS)
     with pytest.raises(AssertionError, match="below the target layer"):
-        explain(specimen, batch, method="saliency")
+        explain(model, batch, method="saliency")
     handle.remove()
-    assert all(parameter.grad is None for parameter in specimen.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_an_in_place_layer_above_the_place_reads_a_copy():
@@ -203,11 +203,11 @@ def test_an_in_place_layer_above_the_place_reads_a_copy():
         def forward(self, pixels: Tensor) -> Tensor:
             return self.head(self.norm(self.conv(pixels)).relu_().mean((2, 3)))
 
-    specimen, batch = specimen_of(shaken(InPlace)), images()
-    reading = read(specimen, batch, TARGETS)
+    model, batch = model_of(shaken(InPlace)), images()
+    reading = read(model, batch, TARGETS)
     assert reading.activations.min() < 0
     with torch.no_grad():
-        expected = specimen.model.norm(specimen.model.conv(specimen.prepare(batch)))
+        expected = model.module.norm(model.module.conv(model.prepare(batch)))
     torch.testing.assert_close(reading.activations, expected)
 
 
@@ -215,13 +215,13 @@ def test_a_model_without_a_map_is_refused():
     from tests.attribution.models import Linear
 
     with pytest.raises(UnsupportedError, match="or a map before the pooling"):
-        cam_place(specimen_of(Linear((8, 8)), size=(8, 8)))
+        cam_place(model_of(Linear((8, 8)), size=(8, 8)))
 
 
 def test_the_largest_value_of_eigencam_is_positive():
     for make in (ours, registers, cnn):
-        specimen = make()
-        maps = explain(specimen, images(specimen.input_size, batch=4), method="eigencam").flatten(1)
+        model = make()
+        maps = explain(model, images(model.input_size, batch=4), method="eigencam").flatten(1)
         assert torch.equal(maps.amax(1), maps.abs().amax(1))
 
 

@@ -6,7 +6,7 @@ from captum.attr import InputXGradient, IntegratedGradients, Saliency
 from torch import nn
 
 from tests.attribution.models import MODELS, linear
-from tests.lens.tiny import images, ours, shaken, specimen_of
+from tests.lens.tiny import images, model_of, ours, shaken
 from vitlens.attribution.gradients import (
     completeness_error,
     input_x_gradient,
@@ -24,61 +24,61 @@ TARGETS = torch.tensor([1, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_values_equal_captums(name):
     """In float64: in float32 a ReLU near its kink may open for one of the two and not for the other."""
-    specimen = MODELS[name]().double()
-    batch = images(specimen.input_size).double()
+    model = MODELS[name]().double()
+    batch = images(model.input_size).double()
     tolerance = {"atol": 1e-4, "rtol": 1e-4}
-    theirs = Saliency(specimen).attribute(batch.clone().requires_grad_(), target=TARGETS).amax(1)
-    torch.testing.assert_close(saliency(specimen, batch, TARGETS), theirs, **tolerance)
-    theirs = InputXGradient(specimen).attribute(batch.clone().requires_grad_(), target=TARGETS).detach().sum(1)
-    torch.testing.assert_close(input_x_gradient(specimen, batch, TARGETS), theirs, **tolerance)
+    theirs = Saliency(model).attribute(batch.clone().requires_grad_(), target=TARGETS).amax(1)
+    torch.testing.assert_close(saliency(model, batch, TARGETS), theirs, **tolerance)
+    theirs = InputXGradient(model).attribute(batch.clone().requires_grad_(), target=TARGETS).detach().sum(1)
+    torch.testing.assert_close(input_x_gradient(model, batch, TARGETS), theirs, **tolerance)
     for steps, baseline in ((7, 0.0), (12, 0.5)):
-        theirs, delta = IntegratedGradients(specimen).attribute(
+        theirs, delta = IntegratedGradients(model).attribute(
             batch, baseline, target=TARGETS, n_steps=steps, return_convergence_delta=True
         )
-        found = integrated_gradients(specimen, batch, TARGETS, steps=steps, baseline=baseline)
+        found = integrated_gradients(model, batch, TARGETS, steps=steps, baseline=baseline)
         torch.testing.assert_close(found, theirs.sum(1), **tolerance)
-        error = completeness_error(specimen, batch, TARGETS, found, baseline=baseline)
+        error = completeness_error(model, batch, TARGETS, found, baseline=baseline)
         torch.testing.assert_close(error.float(), delta.float(), **tolerance)
     assert found.abs().max() > 1e-3  # above the tolerance: the comparison is not empty
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_integrated_gradients_sum_to_what_the_logit_gains(name):
-    specimen = MODELS[name]()
-    batch = images(specimen.input_size)
+    model = MODELS[name]()
+    batch = images(model.input_size)
     # a CNN of ReLUs has gradients in steps, along which the sum converges slowly
-    few, many = (integrated_gradients(specimen, batch, TARGETS, steps=steps) for steps in (2, 1000))
+    few, many = (integrated_gradients(model, batch, TARGETS, steps=steps) for steps in (2, 1000))
     with torch.no_grad():
-        gain = (specimen(batch) - specimen(torch.zeros_like(batch))).gather(1, TARGETS[:, None])[:, 0]
+        gain = (model(batch) - model(torch.zeros_like(batch))).gather(1, TARGETS[:, None])[:, 0]
     torch.testing.assert_close(many.sum((1, 2)), gain, atol=2e-3 * gain.abs().max().item(), rtol=2e-3)
-    error = completeness_error(specimen, batch, TARGETS, few)
+    error = completeness_error(model, batch, TARGETS, few)
     torch.testing.assert_close(error, few.sum((1, 2)) - gain, atol=1e-5, rtol=1e-4)
-    assert error.abs().max() > completeness_error(specimen, batch, TARGETS, many).abs().max()
+    assert error.abs().max() > completeness_error(model, batch, TARGETS, many).abs().max()
 
 
 def test_of_a_linear_model_all_of_them_are_its_weights():
-    specimen = linear()
-    batch = images(specimen.input_size)
-    weight = specimen.model.weight[TARGETS].view(2, 3, 8, 12)
-    torch.testing.assert_close(pixel_gradients(specimen, batch, TARGETS), weight)
-    torch.testing.assert_close(saliency(specimen, batch, TARGETS), weight.abs().amax(1))
-    torch.testing.assert_close(smoothgrad(specimen, batch, TARGETS, samples=3), weight.abs().amax(1))
-    torch.testing.assert_close(input_x_gradient(specimen, batch, TARGETS), (weight * batch).sum(1))
-    torch.testing.assert_close(integrated_gradients(specimen, batch, TARGETS, steps=1), (weight * batch).sum(1))
+    model = linear()
+    batch = images(model.input_size)
+    weight = model.module.weight[TARGETS].view(2, 3, 8, 12)
+    torch.testing.assert_close(pixel_gradients(model, batch, TARGETS), weight)
+    torch.testing.assert_close(saliency(model, batch, TARGETS), weight.abs().amax(1))
+    torch.testing.assert_close(smoothgrad(model, batch, TARGETS, samples=3), weight.abs().amax(1))
+    torch.testing.assert_close(input_x_gradient(model, batch, TARGETS), (weight * batch).sum(1))
+    torch.testing.assert_close(integrated_gradients(model, batch, TARGETS, steps=1), (weight * batch).sum(1))
 
 
 def test_smoothgrad_without_noise_is_saliency():
-    specimen, batch = ours(), images((32, 48))
-    found = smoothgrad(specimen, batch, TARGETS, samples=3, noise=0.0)
-    torch.testing.assert_close(found, saliency(specimen, batch, TARGETS), atol=1e-6, rtol=1e-4)
+    model, batch = ours(), images((32, 48))
+    found = smoothgrad(model, batch, TARGETS, samples=3, noise=0.0)
+    torch.testing.assert_close(found, saliency(model, batch, TARGETS), atol=1e-6, rtol=1e-4)
 
 
 def test_smoothgrads_noise_has_the_spread_that_is_said():
-    specimen = linear()
+    model = linear()
     seen: list[torch.Tensor] = []
-    handle = specimen.model.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
+    handle = model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
     batch = torch.stack((images((8, 12), batch=1)[0], 0.1 * images((8, 12), batch=1)[0]))
-    smoothgrad(specimen, batch, TARGETS, samples=200, noise=0.2)
+    smoothgrad(model, batch, TARGETS, samples=200, noise=0.2)
     handle.remove()
     noise = torch.cat([copies.unflatten(0, (-1, 2)) for copies in seen]) - batch
     ranges = batch.amax((1, 2, 3)) - batch.amin((1, 2, 3))
@@ -87,38 +87,38 @@ def test_smoothgrads_noise_has_the_spread_that_is_said():
 
 
 def test_chunks_change_nothing(monkeypatch):
-    specimen, batch = ours(), images((32, 48))
-    whole = integrated_gradients(specimen, batch, TARGETS, steps=9), smoothgrad(specimen, batch, TARGETS, samples=9)
-    monkeypatch.setattr("vitlens.attribution.gradients.fitting_batch_size", lambda _specimen: 12)  # two copies at once
-    parts = integrated_gradients(specimen, batch, TARGETS, steps=9), smoothgrad(specimen, batch, TARGETS, samples=9)
+    model, batch = ours(), images((32, 48))
+    whole = integrated_gradients(model, batch, TARGETS, steps=9), smoothgrad(model, batch, TARGETS, samples=9)
+    monkeypatch.setattr("vitlens.attribution.gradients.fitting_batch_size", lambda _model: 12)  # two copies at once
+    parts = integrated_gradients(model, batch, TARGETS, steps=9), smoothgrad(model, batch, TARGETS, samples=9)
     for one, other in zip(whole, parts):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
 def test_images_made_in_inference_mode_can_be_explained():
-    specimen = ours()
+    model = ours()
     with torch.inference_mode():
         batch = images((32, 48)) * 1.0
-    assert torch.isfinite(saliency(specimen, batch, TARGETS)).all()
+    assert torch.isfinite(saliency(model, batch, TARGETS)).all()
 
 
 def test_settings_that_cannot_be():
-    specimen, batch = linear(), images((8, 12))
+    model, batch = linear(), images((8, 12))
     with pytest.raises(InputError, match="steps of at least 1, found 0"):
-        integrated_gradients(specimen, batch, TARGETS, steps=0)
+        integrated_gradients(model, batch, TARGETS, steps=0)
     with pytest.raises(InputError, match="samples of at least 1, found 0"):
-        smoothgrad(specimen, batch, TARGETS, samples=0)
+        smoothgrad(model, batch, TARGETS, samples=0)
 
 
 @pytest.mark.parametrize("name", ["vit", "registers", "cnn"])
 def test_behind_the_first_convolution_the_gradients_are_those_of_the_pixels(name):
-    specimen = MODELS[name]()
-    batch = images(specimen.input_size)
-    stem = stem_of(specimen)
+    model = MODELS[name]()
+    batch = images(model.input_size)
+    stem = stem_of(model)
     assert stem.name == ("conv1" if name == "cnn" else "patch_embed.proj")
     behind = stem.gradients(stem.values(batch), TARGETS, like=batch)
     found = stem.carried_back(behind, batch)
-    torch.testing.assert_close(found, pixel_gradients(specimen, batch, TARGETS), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found, pixel_gradients(model, batch, TARGETS), atol=1e-5, rtol=1e-4)
 
 
 def test_a_model_whose_pixels_come_in_twice_has_no_stem():
@@ -130,7 +130,7 @@ def test_a_model_whose_pixels_come_in_twice_has_no_stem():
         def forward(self, pixels: torch.Tensor) -> torch.Tensor:
             return self.conv(pixels).square().mean((2, 3)) + pixels.mean((1, 2, 3))[:, None]
 
-    specimen, batch = specimen_of(shaken(Twice)), images()
-    assert stem_of(specimen).name is None
-    theirs = IntegratedGradients(specimen).attribute(batch, target=TARGETS, n_steps=5).sum(1).float()
-    torch.testing.assert_close(integrated_gradients(specimen, batch, TARGETS, steps=5), theirs, atol=1e-5, rtol=1e-4)
+    model, batch = model_of(shaken(Twice)), images()
+    assert stem_of(model).name is None
+    theirs = IntegratedGradients(model).attribute(batch, target=TARGETS, n_steps=5).sum(1).float()
+    torch.testing.assert_close(integrated_gradients(model, batch, TARGETS, steps=5), theirs, atol=1e-5, rtol=1e-4)

@@ -6,7 +6,7 @@ from captum.attr import Occlusion
 
 from tests.attribution.models import MODELS, linear
 from tests.lens.tiny import images
-from vitlens.analysis.resampled import removal_grid
+from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution.occlusion import occlusion
 
 TARGETS = torch.tensor([1, 4])
@@ -14,18 +14,18 @@ TARGETS = torch.tensor([1, 4])
 
 @pytest.mark.parametrize("name", MODELS)
 def test_values_equal_captums(name):
-    specimen = MODELS[name]()
-    batch = images(specimen.input_size)
-    rows, columns = removal_grid(specimen)
+    model = MODELS[name]()
+    batch = images(model.input_size)
+    rows, columns = removal_grid(model)
     patch = batch.shape[2] // rows, batch.shape[3] // columns
-    theirs = Occlusion(specimen).attribute(
+    theirs = Occlusion(model).attribute(
         batch,
         (3, *patch),
         strides=(3, *patch),
         baselines=batch.mean((2, 3), keepdim=True).expand_as(batch),
         target=TARGETS,
     )
-    found = occlusion(specimen, batch, TARGETS)
+    found = occlusion(model, batch, TARGETS)
     expected = theirs[:, 0, :: patch[0], :: patch[1]].float()
     assert found.shape == (2, rows, columns)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
@@ -33,9 +33,9 @@ def test_values_equal_captums(name):
 
 
 def test_of_a_linear_model_a_patch_is_worth_its_pixels():
-    specimen = linear()
-    batch = images(specimen.input_size)
-    weight = specimen.model.weight[TARGETS].view(2, 3, 8, 12)
+    model = linear()
+    batch = images(model.input_size)
+    weight = model.module.weight[TARGETS].view(2, 3, 8, 12)
     worth = (weight * (batch - batch.mean((2, 3), keepdim=True))).sum(1)
     expected = worth.unflatten(1, (4, 2)).unflatten(3, (3, 4)).sum((2, 4))
-    torch.testing.assert_close(occlusion(specimen, batch, TARGETS), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(occlusion(model, batch, TARGETS), expected, atol=1e-4, rtol=1e-4)

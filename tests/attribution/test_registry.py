@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 from tests.attribution.models import MODELS, cnn, linear
 from tests.contracts.test_nothing_left_behind import Break, BrokenError, state_of
-from tests.lens.tiny import FAMILIES, images, ours, timm_specimen
-from vitlens.analysis.resampled import removal_grid
+from tests.lens.tiny import FAMILIES, images, ours, timm_model
+from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution.place import cam_place
 from vitlens.attribution.registry import METHODS, explain, methods_for
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 CHAINED = ("relevance", "rollout", "gradient-rollout")
 CLASSLESS = ("rollout", "attention", "eigencam")
@@ -27,12 +27,12 @@ CASES = [
 TARGETS = torch.tensor([3, 0, 4])
 
 
-def expected_shape(method: str, specimen: Specimen, batch: Tensor) -> tuple[int, ...]:
+def expected_shape(method: str, model: Model, batch: Tensor) -> tuple[int, ...]:
     if METHODS[method].resolution == "pixel":
         return len(batch), *batch.shape[2:]
-    if method in CAMS and specimen.anatomy.layout is None:
+    if method in CAMS and model.anatomy.layout is None:
         return len(batch), 4, 6
-    return len(batch), *removal_grid(specimen)
+    return len(batch), *removal_grid(model)
 
 
 def test_the_registry_is_one_literal_list():
@@ -45,52 +45,52 @@ def test_the_registry_is_one_literal_list():
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_every_method_keeps_the_contract(method, name):
     """Finite, of its shape, an image on its own, nothing mutated, nothing left behind."""
-    specimen = MODELS[name]()
-    for number, module in enumerate(specimen.modules()):
+    model = MODELS[name]()
+    for number, module in enumerate(model.modules()):
         if number % 5 == 0 and not any(True for _ in module.children()) and not isinstance(module, nn.BatchNorm2d):
             module.train()
-    for number, parameter in enumerate(specimen.parameters()):
+    for number, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(number % 2 == 0)
-    batch = images(specimen.input_size, batch=3)
-    cam_place(specimen)
-    before = state_of(specimen)
-    maps = explain(specimen, batch, targets=TARGETS, method=method)
-    assert state_of(specimen) == before
-    assert torch.equal(batch, images(specimen.input_size, batch=3))
+    batch = images(model.input_size, batch=3)
+    cam_place(model)
+    before = state_of(model)
+    maps = explain(model, batch, targets=TARGETS, method=method)
+    assert state_of(model) == before
+    assert torch.equal(batch, images(model.input_size, batch=3))
     assert not batch.requires_grad
     assert not maps.requires_grad
     assert maps.dtype == torch.float32
-    assert maps.shape == expected_shape(method, specimen, batch)
+    assert maps.shape == expected_shape(method, model, batch)
     assert torch.isfinite(maps).all()
     assert maps.flatten(1).std(1).min() > 0
     if not METHODS[method].signed:
         assert maps.min() >= -1e-6 * maps.max()
-    alone = explain(specimen, batch[1:2], targets=TARGETS[1:2], method=method)
+    alone = explain(model, batch[1:2], targets=TARGETS[1:2], method=method)
     tolerance = 1e-3 * maps[1].abs().max().item()  # where rounding turns a ReLU, gradients jump
     torch.testing.assert_close(alone[0], maps[1], atol=tolerance, rtol=0)
-    in_parts = explain(specimen, batch, targets=TARGETS, method=method, batch_size=2)
+    in_parts = explain(model, batch, targets=TARGETS, method=method, batch_size=2)
     torch.testing.assert_close(in_parts, maps, atol=1e-3 * maps.abs().max().item(), rtol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_class_asked_for_matters_where_it_should(method):
-    specimen, batch = ours(), images((32, 48))
-    one, other = (explain(specimen, batch, targets=torch.full((2,), target), method=method) for target in (0, 3))
+    model, batch = ours(), images((32, 48))
+    one, other = (explain(model, batch, targets=torch.full((2,), target), method=method) for target in (0, 3))
     assert torch.equal(one, other) is (method in CLASSLESS)
 
 
 def test_no_target_means_the_prediction():
-    specimen, batch = cnn(), images((32, 48), batch=3)
+    model, batch = cnn(), images((32, 48), batch=3)
     with torch.no_grad():
-        predicted = specimen(batch).argmax(-1)
-    found = explain(specimen, batch, method="gradcam", batch_size=2)
-    assert torch.equal(found, explain(specimen, batch, targets=predicted, method="gradcam", batch_size=2))
+        predicted = model(batch).argmax(-1)
+    found = explain(model, batch, method="gradcam", batch_size=2)
+    assert torch.equal(found, explain(model, batch, targets=predicted, method="gradcam", batch_size=2))
 
 
 @pytest.mark.parametrize("method", RANDOM)
 def test_a_seed_gives_the_same_map_again_and_another_another(method):
-    specimen, batch = ours(), images((32, 48), batch=1)
-    one, again, other = (explain(specimen, batch, method=method, seed=seed) for seed in (1, 1, 2))
+    model, batch = ours(), images((32, 48), batch=1)
+    one, again, other = (explain(model, batch, method=method, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
@@ -100,22 +100,22 @@ def test_a_seed_gives_the_same_map_again_and_another_another(method):
 @pytest.mark.parametrize("name", ["vit", "cnn"])
 def test_nothing_stays_after_an_exception(name, method, after):
     """Raised in the head, at some pass or other; AblationCAM has swapped the layer by then."""
-    specimen, batch = MODELS[name](), images((32, 48))
-    place = cam_place(specimen)
-    kept = specimen.model.get_submodule(place.module)
-    head = specimen.model.head if name == "vit" else specimen.model.fc
+    model, batch = MODELS[name](), images((32, 48))
+    place = cam_place(model)
+    kept = model.module.get_submodule(place.module)
+    head = model.module.head if name == "vit" else model.module.fc
     handle = head.register_forward_pre_hook(Break(BrokenError, after))
-    before = state_of(specimen)
+    before = state_of(model)
     try:
-        explain(specimen, batch, targets=TARGETS[:2], method=method, batch_size=1)
+        explain(model, batch, targets=TARGETS[:2], method=method, batch_size=1)
     except BrokenError:
         pass
     else:
         assert after > 1, "nothing broke"
-    assert state_of(specimen) == before
-    assert specimen.model.get_submodule(place.module) is kept
+    assert state_of(model) == before
+    assert model.module.get_submodule(place.module) is kept
     handle.remove()
-    assert torch.isfinite(explain(specimen, batch, method=method)).all()
+    assert torch.isfinite(explain(model, batch, method=method)).all()
 
 
 def test_a_model_has_the_methods_of_its_family():
@@ -124,35 +124,35 @@ def test_a_model_has_the_methods_of_its_family():
     without_attention = tuple(name for name in METHODS if name not in (*CHAINED, "attention"))
     assert methods_for(cnn()) == without_attention
     assert methods_for(linear()) == tuple(name for name in without_attention if name not in CAMS)
-    channels = timm_specimen("xcit_nano_12_p16_224", embed_dim=64)
+    channels = timm_model("xcit_nano_12_p16_224", embed_dim=64)
     assert methods_for(channels) == tuple(name for name in METHODS if name not in CHAINED)
 
 
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin", "torchvision-vit", "siglip", "cait", "deit-distilled"])
 @pytest.mark.parametrize("method", ["gradcam", "relevance", "occlusion"])
 def test_other_families(name, method):
-    specimen = FAMILIES[name]()
-    maps = explain(specimen, images(specimen.input_size), method=method)
+    model = FAMILIES[name]()
+    maps = explain(model, images(model.input_size), method=method)
     assert torch.isfinite(maps).all()
     assert maps.flatten(1).std(1).min() > 0
 
 
 def test_what_cannot_be_asked():
-    specimen, batch = cnn(), images((32, 48))
+    model, batch = cnn(), images((32, 48))
     with pytest.raises(UnknownNameError, match="no method 'gradcm'; did you mean 'gradcam'"):
-        explain(specimen, batch, method="gradcm")
+        explain(model, batch, method="gradcm")
     with pytest.raises(UnsupportedError, match=r"a method that cnn \(cnn\) has, found 'relevance'; it has gradcam, "):
-        explain(specimen, batch, method="relevance")
+        explain(model, batch, method="relevance")
     for wrong in (5, -1):
         with pytest.raises(InputError, match=f"target classes from 0 to 4, found {wrong}"):
-            explain(specimen, batch, targets=torch.tensor([0, wrong]), method="gradcam")
+            explain(model, batch, targets=torch.tensor([0, wrong]), method="gradcam")
     with pytest.raises(InputError, match=r"batch > 0, found \(0, 3, 32, 48\)"):
-        explain(specimen, batch[:0], method="gradcam")
+        explain(model, batch[:0], method="gradcam")
 
 
 def test_images_of_another_size_are_explained_at_theirs():
-    specimen, batch = ours(), images((40, 40))
-    assert explain(specimen, batch, method="integrated-gradients").shape == (2, 40, 40)
-    assert explain(specimen, batch, method="rise").shape == (2, 40, 40)
-    assert explain(specimen, batch, method="gradcam").shape == (2, 4, 3)
-    assert explain(specimen, batch, method="occlusion").shape == (2, 4, 3)
+    model, batch = ours(), images((40, 40))
+    assert explain(model, batch, method="integrated-gradients").shape == (2, 40, 40)
+    assert explain(model, batch, method="rise").shape == (2, 40, 40)
+    assert explain(model, batch, method="gradcam").shape == (2, 4, 3)
+    assert explain(model, batch, method="occlusion").shape == (2, 4, 3)

@@ -33,30 +33,30 @@ def test_masks_are_soft_and_show_one_half():
 
 
 def test_values_equal_a_plain_loop():
-    specimen, batch = ours(), images((32, 48))
-    found = rise(specimen, batch, TARGETS, masks=9, seed=3)
+    model, batch = ours(), images((32, 48))
+    found = rise(model, batch, TARGETS, masks=9, seed=3)
     generator = torch.Generator().manual_seed(3)
     expected, covered = torch.zeros(2, 32, 48), torch.zeros(32, 48)
     for _ in range(9):
         mask = module._mask((32, 48), generator)
         with torch.no_grad():  # black after normalisation is the mean colour
-            logits = specimen.model(specimen.prepare(batch) * mask)
+            logits = model.module(model.prepare(batch) * mask)
         expected += logits.softmax(-1).gather(1, TARGETS[:, None])[:, :, None] * mask
         covered += mask
     torch.testing.assert_close(found, expected / covered, atol=1e-5, rtol=1e-4)
 
 
 def test_it_finds_the_place_that_matters():
-    specimen = with_layout(Corner(), TokenLayout((4, 4), (8, 8)))
-    maps = rise(specimen, torch.ones(1, 3, 32, 32), torch.tensor([1]), masks=400)
+    model = with_layout(Corner(), TokenLayout((4, 4), (8, 8)))
+    maps = rise(model, torch.ones(1, 3, 32, 32), torch.tensor([1]), masks=400)
     row, column = divmod(int(maps[0].argmax()), 32)
     assert row >= 22
     assert column >= 22
 
 
 def test_of_a_model_that_does_not_look_all_places_are_worth_the_same():
-    specimen = with_layout(nn.Sequential(Corner(), nn.Threshold(99.0, 1.0)), TokenLayout((4, 4), (8, 8)))
-    maps = rise(specimen, torch.rand(2, 3, 32, 32), TARGETS, masks=40)
+    model = with_layout(nn.Sequential(Corner(), nn.Threshold(99.0, 1.0)), TokenLayout((4, 4), (8, 8)))
+    maps = rise(model, torch.rand(2, 3, 32, 32), TARGETS, masks=40)
     torch.testing.assert_close(maps, torch.full_like(maps, 0.2))
 
 

@@ -11,15 +11,15 @@ from tests.lens.tiny import images, ours
 from vitlens.attribution.occlusion import scores_without
 from vitlens.attribution.shap import _drawn, _every, kernel_shap, shapley_values
 from vitlens.errors import InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 TARGETS = torch.tensor([1, 4])
 
 
-def by_permutations(specimen: Specimen, batch: Tensor, players: int) -> Tensor:
+def by_permutations(model: Model, batch: Tensor, players: int) -> Tensor:
     """Shapley values as they are defined: what each patch adds, over all orders in which patches can come."""
     subsets = (torch.arange(2**players)[:, None] >> torch.arange(players)) % 2 == 1
-    scores = scores_without(specimen, batch, TARGETS, ~subsets).double()
+    scores = scores_without(model, batch, TARGETS, ~subsets).double()
     shares, orders = torch.zeros(len(batch), players, dtype=torch.float64), list(permutations(range(players)))
     for order in orders:
         present = 0
@@ -30,39 +30,39 @@ def by_permutations(specimen: Specimen, batch: Tensor, players: int) -> Tensor:
 
 
 def test_few_patches_get_their_exact_values():
-    specimen = ours(patch_size=(16, 16))  # a grid of 2 x 3
+    model = ours(patch_size=(16, 16))  # a grid of 2 x 3
     batch = images((32, 48))
-    found = kernel_shap(specimen, batch, TARGETS)
-    expected = by_permutations(specimen, batch, 6).float().view(2, 2, 3)
+    found = kernel_shap(model, batch, TARGETS)
+    expected = by_permutations(model, batch, 6).float().view(2, 2, 3)
     torch.testing.assert_close(found, expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3)
 
 
 def test_drawn_coalitions_come_near_the_exact_values():
-    specimen, batch = ours(), images((32, 48))  # 12 patches: 4,094 coalitions
-    exact = kernel_shap(specimen, batch, TARGETS, coalitions=5000)
-    drawn = kernel_shap(specimen, batch, TARGETS, coalitions=1000)
+    model, batch = ours(), images((32, 48))  # 12 patches: 4,094 coalitions
+    exact = kernel_shap(model, batch, TARGETS, coalitions=5000)
+    drawn = kernel_shap(model, batch, TARGETS, coalitions=1000)
     assert not torch.equal(drawn, exact)
     assert (drawn - exact).abs().max() < 0.1 * exact.abs().max()
 
 
 @pytest.mark.parametrize("make", [ours, cnn])
 def test_shares_add_up(make):
-    specimen, batch = make(), images((32, 48))
-    maps = kernel_shap(specimen, batch, TARGETS)
+    model, batch = make(), images((32, 48))
+    maps = kernel_shap(model, batch, TARGETS)
     with torch.no_grad():
         grey = batch.mean((2, 3), keepdim=True).expand_as(batch)
-        gain = (specimen(batch) - specimen(grey)).gather(1, TARGETS[:, None])[:, 0]
+        gain = (model(batch) - model(grey)).gather(1, TARGETS[:, None])[:, 0]
     torch.testing.assert_close(maps.sum((1, 2)), gain, atol=1e-4, rtol=1e-4)
 
 
 def test_of_a_linear_model_a_patch_is_worth_its_pixels():
     """Where nothing interacts, any coalitions give the exact values."""
-    specimen = linear()
-    batch = images(specimen.input_size)
-    weight = specimen.model.weight[TARGETS].view(2, 3, 8, 12)
+    model = linear()
+    batch = images(model.input_size)
+    weight = model.module.weight[TARGETS].view(2, 3, 8, 12)
     worth = (weight * (batch - batch.mean((2, 3), keepdim=True))).sum(1)
     expected = worth.unflatten(1, (4, 2)).unflatten(3, (3, 4)).sum((2, 4))
-    found = kernel_shap(specimen, batch, TARGETS, coalitions=48)
+    found = kernel_shap(model, batch, TARGETS, coalitions=48)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
 
 

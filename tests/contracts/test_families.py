@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tests.lens.tiny import CHAINED, FAMILIES, images
-from vitlens.analysis.attention import attention_maps
-from vitlens.analysis.rollout import rollout
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.weights import attention_maps
 from vitlens.lens.observe import capture
 from vitlens.models import zoo
 from vitlens.models.anatomy import attention_modules
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 EXPECTED = {  # prefix, readout: from the papers, not from the code
     "ours": (("cls",), "cls"),
@@ -45,19 +45,19 @@ WHOLE = {  # the full-size names of issue 2, their own sizes
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> tuple[str, Specimen]:
+def family(request: pytest.FixtureRequest) -> tuple[str, Model]:
     return request.param, FAMILIES[request.param]()
 
 
-def check_logits(name: str, specimen: Specimen, batch: torch.Tensor) -> None:
+def check_logits(name: str, model: Model, batch: torch.Tensor) -> None:
     with torch.no_grad():
-        plain = specimen(batch)
-    observed = capture(specimen, batch)
+        plain = model(batch)
+    observed = capture(model, batch)
     if name == "torchvision-vit":  # unobserved inference takes nn.MultiheadAttention's other kernel
         torch.testing.assert_close(observed.logits, plain, atol=1e-5, rtol=1e-5)
     else:
         assert torch.equal(observed.logits, plain)
-    modules = list(attention_modules(specimen.model))
+    modules = list(attention_modules(model.module))
     assert [site.module for site in observed.sites] == modules
     assert [site.layer for site in observed.sites] == list(range(len(modules)))
     for weights in observed.layers:
@@ -66,14 +66,14 @@ def check_logits(name: str, specimen: Specimen, batch: torch.Tensor) -> None:
 
 
 def test_logits_are_unchanged_and_every_layer_is_seen(family):
-    name, specimen = family
-    check_logits(name, specimen, images(specimen.input_size))
+    name, model = family
+    check_logits(name, model, images(model.input_size))
 
 
 def test_anatomy(family):
-    name, specimen = family
-    anatomy = specimen.anatomy
-    assert all(specimen.model.get_submodule(block) for block in anatomy.blocks)
+    name, model = family
+    anatomy = model.anatomy
+    assert all(model.model.get_submodule(block) for block in anatomy.blocks)
     assert len(anatomy.blocks) == (4 if name in ("cait", "swin", "swinv2", "torchvision-swin") else 2)
     if name not in EXPECTED:
         assert (anatomy.family, anatomy.layout, anatomy.readout) == ("windowed", None, "mean")
@@ -84,24 +84,24 @@ def test_anatomy(family):
 
 
 def test_an_image_does_not_depend_on_its_batch_mates(family):
-    name, specimen = family
-    batch = images(specimen.input_size, batch=3)
+    name, model = family
+    batch = images(model.input_size, batch=3)
     tolerance = 1e-5 if name == "swinv2" else 1e-6  # cosine scores times up to 100: more float noise
-    together, alone = capture(specimen, batch), capture(specimen, batch[1:2])
+    together, alone = capture(model, batch), capture(model, batch[1:2])
     torch.testing.assert_close(alone.logits[0], together.logits[1], atol=1e-5, rtol=1e-5)
     for one, layer in zip(alone.layers, together.layers):
         own = layer.unflatten(0, (3, -1))[1]  # windows of an image stand together
         torch.testing.assert_close(one, own, atol=tolerance, rtol=0)
-    for one_map, maps in zip(attention_maps(specimen, batch[1:2]), attention_maps(specimen, batch)):
+    for one_map, maps in zip(attention_maps(model, batch[1:2]), attention_maps(model, batch)):
         torch.testing.assert_close(one_map.maps[0], maps.maps[1], atol=tolerance, rtol=0)
-    if specimen.anatomy.family == "vit":
-        torch.testing.assert_close(rollout(specimen, batch[1:2])[0], rollout(specimen, batch)[1], atol=1e-6, rtol=0)
+    if model.anatomy.family == "vit":
+        torch.testing.assert_close(rollout(model, batch[1:2])[0], rollout(model, batch)[1], atol=1e-6, rtol=0)
 
 
 def test_explicit_attention_gives_the_same_logits_and_gradients_of_every_layer(family):
-    name, specimen = family
-    batch = images(specimen.input_size)
-    plain, explicit = capture(specimen, batch), capture(specimen, batch, explicit=True)
+    name, model = family
+    batch = images(model.input_size)
+    plain, explicit = capture(model, batch), capture(model, batch, explicit=True)
     torch.testing.assert_close(explicit.logits.detach(), plain.logits, atol=1e-5, rtol=1e-5)
     gradients = torch.autograd.grad(explicit.logits[:, 1].sum(), explicit.layers)
     assert len(gradients) == len(plain.layers)
@@ -113,12 +113,12 @@ def test_explicit_attention_gives_the_same_logits_and_gradients_of_every_layer(f
 
 def test_every_family_has_a_rollout(family):
     """Of windows over the patches of the first stage, where nothing is left to a prefix."""
-    name, specimen = family
-    batch = images(specimen.input_size)
-    maps = rollout(specimen, batch)
+    name, model = family
+    batch = images(model.input_size)
+    maps = rollout(model, batch)
     assert (maps >= 0).all()
     if name in CHAINED:
-        assert maps.shape == (2, *specimen.layout.grid)
+        assert maps.shape == (2, *model.layout.grid)
         assert (maps.sum((1, 2)) <= 1 + 1e-5).all()
     else:
         assert maps.shape == (2, 16, 16)
@@ -128,5 +128,5 @@ def test_every_family_has_a_rollout(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_whole_model_under_observation(name):
-    specimen = zoo.load(WHOLE[name], random_weights=True)
-    check_logits(name, specimen, images(specimen.input_size, batch=1))
+    model = zoo.load(WHOLE[name], random_weights=True)
+    check_logits(name, model, images(model.input_size, batch=1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import vitlens
-from vitlens.analysis.methods import METHODS
+from vitlens.analysis.attention.methods import METHODS
 from vitlens.attacks.sweep import sweep
 from vitlens.attribution.registry import METHODS as ATTRIBUTIONS
 from vitlens.attribution.registry import methods_for
@@ -19,7 +19,7 @@ from vitlens.cli.main import run
 from vitlens.data.digits import digits
 from vitlens.errors import UnsupportedError
 from vitlens.models.anatomy import is_headless
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.models.zoo import save
 
 NAME = "timm:eva02_tiny_patch14_224"  # timm's own configuration of it has no classes
@@ -27,12 +27,12 @@ RANDOM = ("--random-weights", "--image-size", "28", "--device", "cpu", "--quiet"
 
 
 @pytest.fixture(scope="module")
-def headless() -> Specimen:
+def headless() -> Model:
     return vitlens.load(NAME, random_weights=True, image_size=(28, 28))
 
 
-def some_images(specimen: Specimen) -> Tensor:
-    return torch.rand(2, 3, *specimen.input_size, generator=torch.Generator().manual_seed(0))
+def some_images(model: Model) -> Tensor:
+    return torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
 
 
 FAMILIES = (
@@ -66,7 +66,7 @@ def test_its_features_are_no_classes(headless, tmp_path):
 
 
 LABELS = torch.tensor([0, 1])
-REFUSED: dict[str, Callable[[Specimen], object]] = {
+REFUSED: dict[str, Callable[[Model], object]] = {
     "ablate": lambda vit: vitlens.ablate(vit, some_images(vit), LABELS),
     "attack": lambda vit: vitlens.attack(vit, some_images(vit), "predicted"),
     "compare": lambda vit: vitlens.compare(vit, vitlens.load("vit-digits"), digits("test").limit(2)),

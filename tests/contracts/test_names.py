@@ -88,14 +88,14 @@ def test_no_name_stands_twice(literal, known):
 
 
 def test_every_speciality_has_its_colour_and_code():
-    from vitlens.analysis.specialisation import LABELS
+    from vitlens.analysis.heads.specialisation import LABELS
     from vitlens.figures.specialisation import KINDS
 
     assert set(KINDS) == set(LABELS)
 
 
 def test_every_method_of_attention_has_its_entry():
-    from vitlens.analysis.methods import METHODS
+    from vitlens.analysis.attention.methods import METHODS
 
     assert tuple(METHODS) == names.ATTENTION_METHODS
 

@@ -11,11 +11,11 @@ from torch import Tensor
 import vitlens
 from tests.lens.tiny import images, ours
 from vitlens.errors import DataError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 LABELS = torch.tensor([0, 1])
 # each public function that takes images, and what of its answer is compared
-TAKES: dict[str, Callable[[Specimen, Tensor], Tensor]] = {
+TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "ablate": lambda vit, batch: vitlens.ablate(vit, batch, LABELS).delta_loss,
     "attack": lambda vit, batch: vitlens.attack(vit, batch, "predicted", epsilon=0.1, steps=1).images,
     "attention": lambda vit, batch: vitlens.attention(vit, batch)[0],
@@ -27,7 +27,7 @@ TAKES: dict[str, Callable[[Specimen, Tensor], Tensor]] = {
 }
 # each other public name, and why it has no pixels to check
 TAKES_NONE = {
-    "Specimen": "its forward may leave the range: integrated gradients, SmoothGrad and attacks do so on purpose",
+    "Model": "its forward may leave the range: integrated gradients, SmoothGrad and attacks do so on purpose",
     "__version__": "a string",
     "compare": "a Split, whose pixels are 8 bits",
     "evaluate": "a Split, whose pixels are 8 bits",
@@ -42,7 +42,7 @@ TAKES_NONE = {
 
 
 @pytest.fixture(scope="module")
-def vit() -> Specimen:
+def vit() -> Model:
     return ours()
 
 
@@ -111,7 +111,7 @@ def test_the_forward_of_the_model_itself_is_free(vit):
     assert vit(batch * 255).isfinite().all()
 
 
-SPLITS: dict[str, Callable[[Specimen, object], object]] = {
+SPLITS: dict[str, Callable[[Model, object], object]] = {
     "compare": lambda vit, given: vitlens.compare(vit, vit, given),
     "evaluate": lambda vit, given: vitlens.evaluate(vit, given),
     "shape_bias": lambda vit, given: vitlens.shape_bias(vit, split=given),

@@ -13,37 +13,37 @@ import torch
 from torch import Tensor
 from torchvision.models import resnet18 as torchvision_resnet18
 
-from tests.lens.tiny import images, ours, shaken, specimen_of, timm_specimen, torchvision_swin, torchvision_vit
+from tests.lens.tiny import images, model_of, ours, shaken, timm_model, torchvision_swin, torchvision_vit
 from vitlens import ablate, attack, compare, evaluate, explain, features, profile, rollout, statistics
-from vitlens.analysis.attention import attention_maps
+from vitlens.analysis.attention.weights import attention_maps
 from vitlens.attribution.registry import methods_for
 from vitlens.cli import main
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
 from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError, UnsupportedError
+from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
 from vitlens.models.resnet import build_resnet
-from vitlens.models.specimen import Specimen
 from vitlens.models.support import CHECKS, NEEDS, supported
 from vitlens.runs import load as loading
 from vitlens.runs import train_start
 
 
-def library(name: str, *, size: int = 64, **options: object) -> Specimen:
+def library(name: str, *, size: int = 64, **options: object) -> Model:
     """A model of timm at its own width, where it is small."""
     model = shaken(lambda: timm.create_model(name, num_classes=10, **options), scale=0.01)
-    return specimen_of(model, alias=name, size=(size, size))
+    return model_of(model, alias=name, size=(size, size))
 
 
-MODELS: dict[str, Callable[[], Specimen]] = {
+MODELS: dict[str, Callable[[], Model]] = {
     "cls": partial(ours, size=(32, 32), patch_size=(8, 8), classes=10),
-    "mean": partial(timm_specimen, "vit_wee_patch16_reg1_gap_256", num_classes=10),
-    "distilled": partial(timm_specimen, "deit_tiny_distilled_patch16_224", num_classes=10),
-    "class-attention": partial(timm_specimen, "cait_xxs24_224", num_classes=10),
-    "map-pooling": partial(timm_specimen, "vit_base_patch16_siglip_224", num_classes=10),
-    "headless": partial(timm_specimen, "vit_tiny_patch16_224", num_classes=0),
-    "windows": partial(timm_specimen, "swin_tiny_patch4_window7_224", num_classes=10),
+    "mean": partial(timm_model, "vit_wee_patch16_reg1_gap_256", num_classes=10),
+    "distilled": partial(timm_model, "deit_tiny_distilled_patch16_224", num_classes=10),
+    "class-attention": partial(timm_model, "cait_xxs24_224", num_classes=10),
+    "map-pooling": partial(timm_model, "vit_base_patch16_siglip_224", num_classes=10),
+    "headless": partial(timm_model, "vit_tiny_patch16_224", num_classes=0),
+    "windows": partial(timm_model, "swin_tiny_patch4_window7_224", num_classes=10),
     "channels": partial(
         library, "xcit_nano_12_p16_224", size=32, img_size=32, patch_size=16, embed_dim=32, depth=1, num_heads=2
     ),
@@ -55,10 +55,10 @@ MODELS: dict[str, Callable[[], Specimen]] = {
     "pooled": partial(library, "pvt_v2_b0"),
     "no-projection": partial(library, "levit_128s", size=224),
     "hybrid": partial(library, "vit_tiny_r_s16_p8_224", img_size=64),
-    "resnet20": lambda: specimen_of(build_resnet("resnet20", classes=10, image_size=(32, 32)), alias="resnet20"),
+    "resnet20": lambda: model_of(build_resnet("resnet20", classes=10, image_size=(32, 32)), alias="resnet20"),
     "torchvision-vit": torchvision_vit,
     "torchvision-swin": torchvision_swin,
-    "torchvision-resnet": lambda: specimen_of(shaken(lambda: torchvision_resnet18(num_classes=10)), size=(64, 64)),
+    "torchvision-resnet": lambda: model_of(shaken(lambda: torchvision_resnet18(num_classes=10)), size=(64, 64)),
 }
 QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channels", "resnet20")
 WITHOUT = {  # the commands that a family lacks: from what the family is, not from the code
@@ -75,37 +75,37 @@ WITHOUT = {  # the commands that a family lacks: from what the family is, not fr
 
 
 @cache
-def model(name: str) -> Specimen:
-    specimen = MODELS[name]()
-    specimen.alias = name
-    outputs = specimen(images(specimen.input_size, batch=1)).shape[1]
-    specimen.classes = () if name == "headless" else DIGITS if outputs == 10 else tuple(map(str, range(outputs)))
-    return specimen
+def model(name: str) -> Model:
+    model = MODELS[name]()
+    model.alias = name
+    outputs = model(images(model.input_size, batch=1)).shape[1]
+    model.classes = () if name == "headless" else DIGITS if outputs == 10 else tuple(map(str, range(outputs)))
+    return model
 
 
-def few(specimen: Specimen) -> Split:
+def few(model: Model) -> Split:
     split = digits("test").limit(4)
-    if outputs_of(specimen) not in (0, len(DIGITS)):
-        return replace(split, classes=specimen.classes, labels=split.labels % len(specimen.classes))
+    if outputs_of(model) not in (0, len(DIGITS)):
+        return replace(split, classes=model.classes, labels=split.labels % len(model.classes))
     return split
 
 
-def outputs_of(specimen: Specimen) -> int:
-    return len(specimen.classes)
+def outputs_of(model: Model) -> int:
+    return len(model.classes)
 
 
-FUNCTIONS: dict[str, Callable[[Specimen, Tensor, Tensor], object]] = {
-    "train": lambda specimen, _images, _labels: for_classes(specimen, ("a", "b", "c")),
-    "evaluate": lambda specimen, _images, _labels: evaluate(specimen, few(specimen)),
-    "attention": lambda specimen, batch, _labels: attention_maps(specimen, batch),
-    "rollout": lambda specimen, batch, _labels: rollout(specimen, batch),
-    "stats": lambda specimen, batch, _labels: statistics(specimen, batch),
-    "ablate": lambda specimen, batch, labels: ablate(specimen, batch, labels),
-    "compare": lambda specimen, _images, _labels: compare(specimen, specimen, few(specimen)),
-    "explain": lambda specimen, batch, _labels: explain(specimen, batch, method=methods_for(specimen)[-1]),
-    "attack": lambda specimen, batch, _labels: attack(specimen, batch, "predicted", method="fgsm", epsilon=0.01),
-    "features": lambda specimen, batch, _labels: features(specimen, batch),
-    "profile": lambda specimen, _images, _labels: profile(specimen, batch_sizes=(1,)),
+FUNCTIONS: dict[str, Callable[[Model, Tensor, Tensor], object]] = {
+    "train": lambda model, _images, _labels: for_classes(model, ("a", "b", "c")),
+    "evaluate": lambda model, _images, _labels: evaluate(model, few(model)),
+    "attention": lambda model, batch, _labels: attention_maps(model, batch),
+    "rollout": lambda model, batch, _labels: rollout(model, batch),
+    "stats": lambda model, batch, _labels: statistics(model, batch),
+    "ablate": lambda model, batch, labels: ablate(model, batch, labels),
+    "compare": lambda model, _images, _labels: compare(model, model, few(model)),
+    "explain": lambda model, batch, _labels: explain(model, batch, method=methods_for(model)[-1]),
+    "attack": lambda model, batch, _labels: attack(model, batch, "predicted", method="fgsm", epsilon=0.01),
+    "features": lambda model, batch, _labels: features(model, batch),
+    "profile": lambda model, _images, _labels: profile(model, batch_sizes=(1,)),
 }
 
 
@@ -130,16 +130,16 @@ def quick(name: str) -> bool:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if quick(name) else SLOW) for name in MODELS])
 def test_a_family_supports_what_it_is_made_for(name):
-    specimen = model(name)
-    refused = {command for command in NEEDS if specimen.supports(command) is not None}
+    model = module(name)
+    refused = {command for command in NEEDS if model.supports(command) is not None}
     assert refused == WITHOUT.get(name, set())
-    assert supported(specimen) == tuple(command for command in NEEDS if command not in refused)
-    meta = specimen_of(deepcopy(specimen.model), alias=name, size=specimen.input_size).to("meta")
-    meta.classes = specimen.classes
-    assert supported(meta) == supported(specimen)  # shapes decide
+    assert supported(model) == tuple(command for command in NEEDS if command not in refused)
+    meta = model_of(deepcopy(model.model), alias=name, size=model.input_size).to("meta")
+    meta.classes = model.classes
+    assert supported(meta) == supported(model)  # shapes decide
     for command in refused:
-        reason = specimen.supports(command)
-        assert reason.partition(" supports ")[2].split(", ") == list(supported(specimen))
+        reason = model.supports(command)
+        assert reason.partition(" supports ")[2].split(", ") == list(supported(model))
         assert "expected" in reason
         assert "found" in reason
         assert "\n" not in reason
@@ -150,13 +150,13 @@ PAIRS = [pytest.param(name, command, marks=() if quick(name) else SLOW) for name
 
 @pytest.mark.parametrize(("name", "command"), PAIRS)
 def test_what_is_supported_works_and_what_is_not_is_refused_with_the_same_reason(name, command):
-    specimen = model(name)
-    batch, labels, reason = images(specimen.input_size), torch.tensor([0, 1]), specimen.supports(command)
+    model = module(name)
+    batch, labels, reason = images(model.input_size), torch.tensor([0, 1]), model.supports(command)
     if reason is None:
-        assert FUNCTIONS[command](specimen, batch, labels) is not None
+        assert FUNCTIONS[command](model, batch, labels) is not None
         return
     with pytest.raises(UnsupportedError) as refusal:
-        FUNCTIONS[command](specimen, batch, labels)
+        FUNCTIONS[command](model, batch, labels)
     assert str(refusal.value) == reason
 
 
@@ -185,10 +185,10 @@ def typed(command: str, name: str, out: Path) -> list[str]:
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line finds the models of this file by their names."""
 
-    def load(name: str, **_options: object) -> Specimen:
+    def load(name: str, **_options: object) -> Model:
         alias, _, short = name.rpartition("=")
         found = model(short)
-        twin = specimen_of(found.model, alias=alias or short, size=found.input_size)
+        twin = model_of(found.module, alias=alias or short, size=found.input_size)
         twin.classes, twin.provenance = found.classes, found.provenance
         return twin
 

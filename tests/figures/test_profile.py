@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
-from vitlens.analysis.parts import PARTS
+from vitlens.analysis.cost.parts import PARTS
 from vitlens.errors import InputError
 from vitlens.figures.growth import Growth, growth_by_tokens
 from vitlens.figures.profile import COLOURS, Speed, cost_by_part, in_thousands, speed_by_batch

@@ -41,7 +41,7 @@ def make_inputs(folder: Path) -> None:
     for name, preset, shape in (("vit", "vit-mini", SHAPE), ("cnn", "resnet20", {})):
         model = untrained(preset, classes=CLASSES, seed=1, overrides=shape)
         save(model, folder / name / "model.safetensors")
-        torch.save({"state_dict": model.model.state_dict()}, folder / f"{name}.pth")
+        torch.save({"state_dict": model.module.state_dict()}, folder / f"{name}.pth")
 
 
 def _picture(path: Path, draw: np.random.Generator) -> None:

@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from tests.lens.tiny import CLASSES, FAMILIES, images, ours, shaken, specimen_of, timm_specimen, torchvision_vit
+from tests.lens.tiny import CLASSES, FAMILIES, images, model_of, ours, shaken, timm_model, torchvision_vit
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
@@ -28,30 +28,30 @@ from vitlens.lens.intervention import (
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.observe import capture, survey
 from vitlens.lens.tap import tapped
+from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
-from vitlens.models.specimen import Specimen
 
 SAME = {"atol": 1e-5, "rtol": 1e-4}
 
 
 @pytest.fixture(params=FAMILIES)
-def specimen(request: pytest.FixtureRequest) -> Specimen:
+def model(request: pytest.FixtureRequest) -> Model:
     return FAMILIES[request.param]()
 
 
-def of(specimen: Specimen, *, batch: int = 3) -> Tensor:
-    return images(specimen.input_size, batch=batch)
+def of(model: Model, *, batch: int = 3) -> Tensor:
+    return images(model.input_size, batch=batch)
 
 
-def changed(specimen: Specimen, batch: Tensor, *interventions: Intervention, **data: object) -> Tensor:
-    with torch.no_grad(), intervened(specimen, interventions, **data):
-        return specimen(batch)
+def changed(model: Model, batch: Tensor, *interventions: Intervention, **data: object) -> Tensor:
+    with torch.no_grad(), intervened(model, interventions, **data):
+        return model(batch)
 
 
-def with_columns(specimen: Specimen, layer: Layer, head: int, constant: Tensor | None = None) -> Specimen:
+def with_columns(model: Model, layer: Layer, head: int, constant: Tensor | None = None) -> Model:
     """A copy whose output projection does not read the head, but (its bias) a constant instead."""
-    cut = copy.deepcopy(specimen)
-    projection = projection_of(cut.model.get_submodule(layer.attention))
+    cut = copy.deepcopy(model)
+    projection = projection_of(cut.module.get_submodule(layer.attention))
     assert projection is not None
     columns = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
     if constant is not None:
@@ -60,33 +60,33 @@ def with_columns(specimen: Specimen, layer: Layer, head: int, constant: Tensor |
     return cut
 
 
-def test_a_head_set_to_zero_is_its_columns_cut(specimen):
-    batch = of(specimen)
-    for layer in layers(specimen):
+def test_a_head_set_to_zero_is_its_columns_cut(model):
+    batch = of(model)
+    for layer in layers(model):
         for head in range(layer.heads):
-            expected = with_columns(specimen, layer, head)(batch)
-            assert not torch.allclose(expected, specimen(batch), atol=1e-6)
-            torch.testing.assert_close(changed(specimen, batch, HeadReplaced(layer.index, head)), expected, **SAME)
+            expected = with_columns(model, layer, head)(batch)
+            assert not torch.allclose(expected, model(batch), atol=1e-6)
+            torch.testing.assert_close(changed(model, batch, HeadReplaced(layer.index, head)), expected, **SAME)
 
 
 @pytest.mark.parametrize("by", ["mean", "given"])
-def test_a_head_set_to_a_constant_is_its_columns_in_the_bias(specimen, by):
-    batch = of(specimen)
-    for layer in layers(specimen):
+def test_a_head_set_to_a_constant_is_its_columns_in_the_bias(model, by):
+    batch = of(model)
+    for layer in layers(model):
         constant = torch.linspace(-1, 1, layer.head_dim)
         what = HeadReplaced(layer.index, layer.heads - 1, by)
-        expected = with_columns(specimen, layer, layer.heads - 1, constant)(batch)
+        expected = with_columns(model, layer, layer.heads - 1, constant)(batch)
         tokens = layer.windows * layer.queries
         for shape in ((), (tokens,), (len(batch), tokens)):
             data = {what: constant.expand(*shape, -1)}
-            torch.testing.assert_close(changed(specimen, batch, what, replacements=data), expected, **SAME)
+            torch.testing.assert_close(changed(model, batch, what, replacements=data), expected, **SAME)
 
 
-def projection_input(specimen: Specimen, layer: Layer, batch: Tensor) -> Tensor:
-    projection = projection_of(specimen.model.get_submodule(layer.attention))
+def projection_input(model: Model, layer: Layer, batch: Tensor) -> Tensor:
+    projection = projection_of(model.module.get_submodule(layer.attention))
     seen: list[Tensor] = []
     handle = projection.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
-    specimen(batch)
+    model(batch)
     handle.remove()
     return seen[0]
 
@@ -94,10 +94,10 @@ def projection_input(specimen: Specimen, layer: Layer, batch: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", ["vit", "cait", "swin", "siglip"])
 def test_a_head_of_another_image_token_by_token(name):
     """Both ways: by index, and by giving what a hook on the projection saw; against a hook that writes it in."""
-    specimen = FAMILIES[name]()
-    batch, index = of(specimen), torch.tensor([2, 0, 1])
-    for layer in layers(specimen):
-        seen = projection_input(specimen, layer, batch)
+    model = FAMILIES[name]()
+    batch, index = of(model), torch.tensor([2, 0, 1])
+    for layer in layers(model):
+        seen = projection_input(model, layer, batch)
         columns = slice(layer.head_dim, 2 * layer.head_dim)
         per_image = seen.unflatten(0, (3, -1))
         other = per_image[index].reshape(seen.shape)
@@ -107,15 +107,15 @@ def test_a_head_of_another_image_token_by_token(name):
             written[..., columns] = other[..., columns]
             return written
 
-        projection = projection_of(specimen.model.get_submodule(layer.attention))
+        projection = projection_of(model.module.get_submodule(layer.attention))
         handle = projection.register_forward_pre_hook(write)
-        expected = specimen(batch)
+        expected = model(batch)
         handle.remove()
-        assert not torch.allclose(expected, specimen(batch), atol=1e-6)
+        assert not torch.allclose(expected, model(batch), atol=1e-6)
         resampled, given = (HeadReplaced(layer.index, 1, by) for by in ("resample", "given"))
         data = {resampled: index, given: per_image[index].flatten(1, 2)[..., columns]}
         for what in (resampled, given):
-            torch.testing.assert_close(changed(specimen, batch, what, replacements=data), expected, **SAME)
+            torch.testing.assert_close(changed(model, batch, what, replacements=data), expected, **SAME)
 
 
 def left_over(weights: Tensor, keep: Tensor) -> Tensor:
@@ -124,32 +124,32 @@ def left_over(weights: Tensor, keep: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("heads", [None, (1,)])
-def test_a_knock_out_leaves_the_other_keys_scaled_to_one(specimen, heads):
-    batch = of(specimen)
-    clean = capture(specimen, batch)
-    for layer in layers(specimen):
+def test_a_knock_out_leaves_the_other_keys_scaled_to_one(model, heads):
+    batch = of(model)
+    clean = capture(model, batch)
+    for layer in layers(model):
         queries, keys = (0,) if layer.queries == 1 else (0, 2), (1, 3)
         keep = torch.ones(layer.heads, layer.queries, layer.keys)
         for head in heads or range(layer.heads):
             for query in queries:
                 keep[head, query, list(keys)] = 0
-        with intervened(specimen, KnockedOut(layer.index, queries, keys, heads)):
-            seen = capture(specimen, batch)
+        with intervened(model, KnockedOut(layer.index, queries, keys, heads)):
+            seen = capture(model, batch)
         expected = left_over(clean.layers[layer.index], keep)
         torch.testing.assert_close(seen.layers[layer.index], expected, atol=1e-5, rtol=1e-4)
         with torch.no_grad():
             assert not torch.equal(seen.layers[layer.index], clean.layers[layer.index])
 
 
-def test_a_query_that_may_look_at_nothing_reads_zeros(specimen):
+def test_a_query_that_may_look_at_nothing_reads_zeros(model):
     """All keys of all queries gone is the same as all heads set to zero."""
-    batch = of(specimen)
-    for layer in layers(specimen):
-        if "cait" in specimen.alias and layer.queries > 1:
+    batch = of(model)
+    for layer in layers(model):
+        if "cait" in model.alias and layer.queries > 1:
             continue  # talking heads: a bias joins the weights after the softmax
         heads = [HeadReplaced(layer.index, head) for head in range(layer.heads)]
-        knocked = changed(specimen, batch, KnockedOut(layer.index))
-        torch.testing.assert_close(knocked, changed(specimen, batch, *heads), **SAME)
+        knocked = changed(model, batch, KnockedOut(layer.index))
+        torch.testing.assert_close(knocked, changed(model, batch, *heads), **SAME)
 
 
 class ByHand(nn.Module):
@@ -171,33 +171,33 @@ class ByHand(nn.Module):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_knock_out_is_attention_written_by_hand(fused, layer):
-    specimen = ours(fused=fused, registers=2)
-    batch, layout = of(specimen), specimen.layout
+    model = ours(fused=fused, registers=2)
+    batch, layout = of(model), model.layout
     keys = positions(layout, "register")
-    cut = copy.deepcopy(specimen)
-    cut.model.blocks[layer].attn = ByHand(cut.model.blocks[layer].attn, 0, list(keys))
-    knocked = changed(specimen, batch, KnockedOut(layer, positions(layout, "cls"), keys))
+    cut = copy.deepcopy(model)
+    cut.module.blocks[layer].attn = ByHand(cut.module.blocks[layer].attn, 0, list(keys))
+    knocked = changed(model, batch, KnockedOut(layer, positions(layout, "cls"), keys))
     torch.testing.assert_close(knocked, cut(batch), **SAME)
-    assert not torch.allclose(knocked, specimen(batch), atol=1e-6)
+    assert not torch.allclose(knocked, model(batch), atol=1e-6)
 
 
 def last_linear(module: nn.Module) -> nn.Linear:
     return [found for found in module.modules() if isinstance(found, nn.Linear)][-1]
 
 
-def test_an_mlp_set_to_zero_or_a_constant_is_its_last_layer_so_made(specimen):
-    batch = of(specimen)
-    for layer in layers(specimen):
-        cut = copy.deepcopy(specimen)
+def test_an_mlp_set_to_zero_or_a_constant_is_its_last_layer_so_made(model):
+    batch = of(model)
+    for layer in layers(model):
+        cut = copy.deepcopy(model)
         linear = last_linear(cut.model.get_submodule(layer.mlp))
         constant = torch.linspace(-1, 1, linear.out_features)
         mean = MLPReplaced(layer.index, "mean")
         for what, bias in ((MLPReplaced(layer.index), 0 * constant), (mean, constant)):
             linear.weight.zero_()
             linear.bias.copy_(bias)
-            found = changed(specimen, batch, what, replacements={mean: constant})
+            found = changed(model, batch, what, replacements={mean: constant})
             torch.testing.assert_close(found, cut(batch), **SAME)
-            assert not torch.allclose(found, specimen(batch), atol=1e-6)
+            assert not torch.allclose(found, model(batch), atol=1e-6)
 
 
 class Passes(nn.Module):
@@ -211,106 +211,106 @@ class Passes(nn.Module):
         return tokens[self.which]
 
 
-def test_a_block_removed_is_a_block_that_passes(specimen):
-    batch = of(specimen)
-    for layer in layers(specimen):
+def test_a_block_removed_is_a_block_that_passes(model):
+    batch = of(model)
+    for layer in layers(model):
         if not layer.removable:
             continue
-        cut = copy.deepcopy(specimen)
+        cut = copy.deepcopy(model)
         cut.model.set_submodule(layer.unit, Passes(layer.stream))
-        found = changed(specimen, batch, BlockRemoved(layer.index))
+        found = changed(model, batch, BlockRemoved(layer.index))
         torch.testing.assert_close(found, cut(batch), **SAME)
-        assert not torch.allclose(found, specimen(batch), atol=1e-6)
+        assert not torch.allclose(found, model(batch), atol=1e-6)
 
 
-def stream(specimen: Specimen, layer: Layer, batch: Tensor) -> Tensor:
+def stream(model: Model, layer: Layer, batch: Tensor) -> Tensor:
     seen: list[Tensor] = []
-    unit = specimen.model.get_submodule(layer.unit)
+    unit = model.module.get_submodule(layer.unit)
     handle = unit.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[layer.stream]))
-    specimen(batch)
+    model(batch)
     handle.remove()
     return seen[0].flatten(1, -2)
 
 
-def test_the_whole_stream_of_other_images_gives_their_logits(specimen):
-    batch = of(specimen)
-    plain = specimen(batch)
-    for layer in layers(specimen):
+def test_the_whole_stream_of_other_images_gives_their_logits(model):
+    batch = of(model)
+    plain = model(batch)
+    for layer in layers(model):
         if layer.unit.startswith("blocks_token_only"):
             continue  # CaiT: the patches come in beside the stream of CLS
         what = StreamPatched(layer.index)
-        data = {what: stream(specimen, layer, batch).flip(0)}
-        torch.testing.assert_close(changed(specimen, batch, what, replacements=data), plain.flip(0), **SAME)
+        data = {what: stream(model, layer, batch).flip(0)}
+        torch.testing.assert_close(changed(model, batch, what, replacements=data), plain.flip(0), **SAME)
 
 
 @pytest.mark.parametrize("name", ["ours", "swin"])
 def test_some_tokens_of_the_stream_alone(name):
     """A pre-hook that writes the same tokens."""
-    specimen = FAMILIES[name]()
-    batch, layer = of(specimen), layers(specimen)[1]
+    model = FAMILIES[name]()
+    batch, layer = of(model), layers(model)[1]
     what = StreamPatched(1, (0, 5))
-    new = torch.randn(3, 2, stream(specimen, layer, batch).shape[-1], generator=torch.Generator().manual_seed(1))
+    new = torch.randn(3, 2, stream(model, layer, batch).shape[-1], generator=torch.Generator().manual_seed(1))
 
     def write(_module, inputs):
         tokens = inputs[0].clone()
         tokens.view(3, -1, tokens.shape[-1])[:, [0, 5]] = new
         return (tokens, *inputs[1:])
 
-    handle = specimen.model.get_submodule(layer.unit).register_forward_pre_hook(write)
-    expected = specimen(batch)
+    handle = model.module.get_submodule(layer.unit).register_forward_pre_hook(write)
+    expected = model(batch)
     handle.remove()
-    torch.testing.assert_close(changed(specimen, batch, what, replacements={what: new}), expected, **SAME)
+    torch.testing.assert_close(changed(model, batch, what, replacements={what: new}), expected, **SAME)
 
 
-def test_several_at_once_are_contexts_nested(specimen):
-    batch, last = of(specimen), len(layers(specimen)) - 1
+def test_several_at_once_are_contexts_nested(model):
+    batch, last = of(model), len(layers(model)) - 1
     several = [HeadReplaced(0, 0), HeadReplaced(0, 1), KnockedOut(1, None, (1,)), MLPReplaced(0), HeadReplaced(last, 1)]
     given = HeadReplaced(0, 1, "given")
-    data = {given: torch.randn(3, layers(specimen)[0].windows * layers(specimen)[0].queries, 1)}
+    data = {given: torch.randn(3, layers(model)[0].windows * layers(model)[0].queries, 1)}
     several[1] = given
-    at_once = changed(specimen, batch, *several, replacements=data)
+    at_once = changed(model, batch, *several, replacements=data)
     first, *rest = several
-    with torch.no_grad(), intervened(specimen, rest[:2], replacements=data), intervened(specimen, first):
-        some = specimen(batch)
-        with intervened(specimen, rest[2:]):
-            nested = specimen(batch)
-        torch.testing.assert_close(specimen(batch), some)
+    with torch.no_grad(), intervened(model, rest[:2], replacements=data), intervened(model, first):
+        some = model(batch)
+        with intervened(model, rest[2:]):
+            nested = model(batch)
+        torch.testing.assert_close(model(batch), some)
     torch.testing.assert_close(nested, at_once)
-    torch.testing.assert_close(specimen(batch), changed(specimen, batch))
+    torch.testing.assert_close(model(batch), changed(model, batch))
     assert not torch.allclose(some, nested, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [ours, torchvision_vit, FAMILIES["swin"]])
-def test_an_observation_sees_the_changed_model_wherever_it_stands(make: Callable[[], Specimen]):
-    specimen = make()
-    batch, what = of(specimen), KnockedOut(0, (0,), (1,))
-    survey(specimen, batch)
+def test_an_observation_sees_the_changed_model_wherever_it_stands(make: Callable[[], Model]):
+    model = make()
+    batch, what = of(model), KnockedOut(0, (0,), (1,))
+    survey(model, batch)
     seen: list[Tensor] = []
 
     def keep(call: AttentionCall) -> None:
         if call.site.layer == 0:
             seen.append(call.weights())
 
-    with torch.no_grad(), intervened(specimen, what), tapped(specimen.model, keep):
-        specimen(batch)
-    with torch.no_grad(), tapped(specimen.model, keep), intervened(specimen, what):
-        specimen(batch)
+    with torch.no_grad(), intervened(model, what), tapped(model.module, keep):
+        model(batch)
+    with torch.no_grad(), tapped(model.module, keep), intervened(model, what):
+        model(batch)
     assert (seen[0][:, :, 0, 1] == 0).all()
     assert torch.equal(seen[0], seen[1])
 
 
-def test_a_specimen_may_be_surveyed_with_a_change_in_force():
-    specimen = ours()
-    with intervened(specimen, KnockedOut(0, (0,), (1,))):
-        assert len(survey(specimen, of(specimen))) == 2
+def test_a_model_may_be_surveyed_with_a_change_in_force():
+    model = ours()
+    with intervened(model, KnockedOut(0, (0,), (1,))):
+        assert len(survey(model, of(model))) == 2
 
 
 def test_gradients_go_through_an_intervention():
-    specimen = ours()
-    batch = of(specimen).requires_grad_()
-    with intervened(specimen, [HeadReplaced(0, 0), KnockedOut(1, (0,), (1,))]):
-        gradient = torch.autograd.grad(specimen(batch)[:, 0].sum(), batch)[0]
-    cut = with_columns(specimen, layers(specimen)[0], 0)
+    model = ours()
+    batch = of(model).requires_grad_()
+    with intervened(model, [HeadReplaced(0, 0), KnockedOut(1, (0,), (1,))]):
+        gradient = torch.autograd.grad(model(batch)[:, 0].sum(), batch)[0]
+    cut = with_columns(model, layers(model)[0], 0)
     with intervened(cut, KnockedOut(1, (0,), (1,))):
         expected = torch.autograd.grad(cut(batch)[:, 0].sum(), batch)[0]
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
@@ -350,20 +350,20 @@ def test_what_does_not_exist_is_refused(case):
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused(what, data, message):
-    specimen = ours()
+    model = ours()
     with pytest.raises(InputError, match=message):
-        changed(specimen, of(specimen), what, replacements={what: data})
+        changed(model, of(model), what, replacements={what: data})
 
 
 def test_a_model_without_attention_is_refused():
-    cnn = specimen_of(build_resnet("resnet20", classes=len(CLASSES), image_size=(32, 32)), alias="cnn")
+    cnn = model_of(build_resnet("resnet20", classes=len(CLASSES), image_size=(32, 32)), alias="cnn")
     with pytest.raises(UnsupportedError, match="expected softmax attention"):
         changed(cnn, images(), HeadReplaced(0, 0))
 
 
 def test_a_pooling_query_is_no_block():
     with pytest.raises(UnsupportedError, match="puts out what it takes in"):
-        changed(timm_specimen("vit_base_patch16_siglip_224"), images(), BlockRemoved(2))
+        changed(timm_model("vit_base_patch16_siglip_224"), images(), BlockRemoved(2))
 
 
 def test_an_unknown_replacement_is_refused():
@@ -396,23 +396,23 @@ def test_where_the_tokens_stand():
 
 
 def test_a_layer_says_where_everything_is():
-    first, last = layers(timm_specimen("swin_tiny_patch4_window7_224"))[::3]
+    first, last = layers(timm_model("swin_tiny_patch4_window7_224"))[::3]
     assert (first.unit, first.windows, first.tokens, first.head_dim) == ("layers.0.blocks.0", 16, 256, 8)
     assert (last.attention, last.heads, last.tokens) == ("layers.1.blocks.1.attn", 4, 64)
-    pool = layers(timm_specimen("vit_base_patch16_siglip_224"))[2]
+    pool = layers(timm_model("vit_base_patch16_siglip_224"))[2]
     assert (pool.attention, pool.unit, pool.mlp, pool.removable) == ("attn_pool", "attn_pool", "attn_pool.mlp", False)
 
 
 def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
     """MaxViT's projection reads (calls, rows, columns, width): zero for one head is zero for its columns."""
-    model = shaken(
+    module = shaken(
         lambda: timm.create_model(
             "maxvit_rmlp_pico_rw_256", img_size=32, num_classes=5, depths=(1, 1, 1, 1), embed_dim=(32, 32, 64, 64)
         ),
         scale=0.01,
     )
-    specimen, batch = specimen_of(model, alias="maxvit"), images()
-    known = layers(specimen)
+    model, batch = model_of(module, alias="maxvit"), images()
+    known = layers(model)
     assert [(layer.heads, layer.head_dim, layer.windows) for layer in known[:2]] == [(1, 32, 64), (1, 32, 64)]
     one = known[4]
     seen: list[torch.Tensor] = []
@@ -423,11 +423,11 @@ def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
         changed[..., one.head_dim :] = 0
         return (changed,)
 
-    with intervened(specimen, HeadReplaced(one.index, 1)), torch.no_grad():
-        replaced = specimen(batch)
-    hook = model.get_submodule(f"{one.attention}.proj").register_forward_pre_hook(without)
+    with intervened(model, HeadReplaced(one.index, 1)), torch.no_grad():
+        replaced = model(batch)
+    hook = module.get_submodule(f"{one.attention}.proj").register_forward_pre_hook(without)
     with torch.no_grad():
-        expected = specimen(batch)
+        expected = model(batch)
     hook.remove()
     assert seen[0].dim() == 4
     torch.testing.assert_close(replaced, expected)

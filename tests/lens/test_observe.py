@@ -5,28 +5,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.lens.tiny import CLASSES, images, ours, specimen_of, timm_specimen, torchvision_vit
+from tests.lens.tiny import CLASSES, images, model_of, ours, timm_model, torchvision_vit
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import capture, observe, survey
 from vitlens.models.attention import MultiHeadSelfAttention
 
 
-@pytest.mark.parametrize("make", [ours, lambda: timm_specimen("deit_tiny_distilled_patch16_224"), torchvision_vit])
+@pytest.mark.parametrize("make", [ours, lambda: timm_model("deit_tiny_distilled_patch16_224"), torchvision_vit])
 def test_rows_are_the_rows_of_all_weights(make):
-    specimen = make()
-    batch = images(specimen.input_size)
-    everything = capture(specimen, batch)
+    model = make()
+    batch = images(model.input_size)
+    everything = capture(model, batch)
     for rows in ((0,), (3, 1)):
-        few = capture(specimen, batch, rows=rows)
+        few = capture(model, batch, rows=rows)
         assert torch.equal(few.logits, everything.logits)
         for some, all_ in zip(few.layers, everything.layers):
             torch.testing.assert_close(some, all_[:, :, list(rows)], atol=1e-6, rtol=0)
 
 
 def test_a_pooling_query_has_one_row_whatever_is_asked():
-    specimen = timm_specimen("cait_xxs24_224")
-    layers = capture(specimen, images(), rows=(2,)).layers
+    model = timm_model("cait_xxs24_224")
+    layers = capture(model, images(), rows=(2,)).layers
     assert [layer.shape for layer in layers] == [(2, 2, 1, 16)] * 2 + [(2, 2, 1, 17)] * 2
 
 
@@ -56,21 +56,21 @@ class Tampered(nn.Module):
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_gradients_are_those_of_attention_written_by_hand(layer):
-    specimen, batch = ours(), images((32, 48))
-    explicit = capture(specimen, batch, explicit=True)
+    model, batch = ours(), images((32, 48))
+    explicit = capture(model, batch, explicit=True)
     gradient = torch.autograd.grad(explicit.logits[:, 2].sum(), explicit.layers[layer])[0]
     change = torch.zeros_like(gradient, requires_grad=True)
-    block = specimen.model.blocks[layer]
+    block = model.module.blocks[layer]
     block.attn = Tampered(block.attn, change)
-    expected = torch.autograd.grad(specimen(batch)[:, 2].sum(), change)[0]
+    expected = torch.autograd.grad(model(batch)[:, 2].sum(), change)[0]
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_gradients_meet_finite_differences():
-    specimen, batch = ours().double(), images((32, 48), batch=1).double()
-    explicit = capture(specimen, batch, explicit=True)
+    model, batch = ours().double(), images((32, 48), batch=1).double()
+    explicit = capture(model, batch, explicit=True)
     gradient = torch.autograd.grad(explicit.logits[0, 0], explicit.layers[0])[0]
-    block = specimen.model.blocks[0]
+    block = model.module.blocks[0]
     original = block.attn
     for place in ((0, 0, 0, 5), (0, 1, 7, 2), (0, 1, 12, 12)):
         sides = []
@@ -78,15 +78,15 @@ def test_gradients_meet_finite_differences():
             change = torch.zeros_like(gradient)
             change[place] = step
             block.attn = Tampered(original, change)
-            sides.append(specimen(batch)[0, 0].item())
+            sides.append(model(batch)[0, 0].item())
         assert (sides[0] - sides[1]) / 2e-5 == pytest.approx(gradient[place].item(), rel=1e-4, abs=1e-8)
 
 
 def test_explicit_works_inside_no_grad_and_leaves_the_images_alone():
-    specimen, batch = ours(), images((32, 48))
+    model, batch = ours(), images((32, 48))
     before = batch.clone()
     with torch.no_grad():
-        captured = capture(specimen, batch, explicit=True)
+        captured = capture(model, batch, explicit=True)
     assert torch.autograd.grad(captured.logits.sum(), captured.layers[0])[0] is not None
     assert torch.equal(batch, before)
     assert not batch.requires_grad
@@ -108,21 +108,21 @@ class Linear(nn.Module):
 
 
 def test_a_layer_that_shows_no_weights_is_an_error():
-    specimen = ours()
-    specimen.model.blocks[1].attn = Linear()
+    model = ours()
+    model.module.blocks[1].attn = Linear()
     with pytest.raises(LensError, match=r"none from 1 \(first 'blocks.1.attn'\)"):
-        observe(specimen, images((32, 48)), lambda _call: None)
+        observe(model, images((32, 48)), lambda _call: None)
 
 
 def test_a_model_without_attention_is_refused():
-    for specimen in (ours(attention=False), cnn()):
+    for model in (ours(attention=False), cnn()):
         with pytest.raises(UnsupportedError, match=r"in the forward pass of .*found none"):
-            observe(specimen, images(specimen.input_size), lambda _call: None)
+            observe(model, images(model.input_size), lambda _call: None)
 
 
 def cnn():
     model = nn.Sequential(nn.Conv2d(3, 5, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Softmax(-1))
-    return specimen_of(model)
+    return model_of(model)
 
 
 class Lying(MultiHeadSelfAttention):
@@ -136,10 +136,10 @@ class Lying(MultiHeadSelfAttention):
 
 
 def test_the_self_check_meets_logits_that_change():
-    specimen = ours()
-    specimen.model.blocks[0].attn = Lying(16, 2).eval()
+    model = ours()
+    model.module.blocks[0].attn = Lying(16, 2).eval()
     with pytest.raises(LensError, match="unchanged under observation"):
-        survey(specimen, images((32, 48)))
+        survey(model, images((32, 48)))
 
 
 class Unnormalised(MultiHeadSelfAttention):
@@ -154,10 +154,10 @@ class Unnormalised(MultiHeadSelfAttention):
 
 
 def test_weights_that_are_not_finite_are_an_error_that_names_the_layer():
-    specimen = ours()
-    specimen.model.blocks[1].attn = Unnormalised(16, 2).eval()
+    model = ours()
+    model.module.blocks[1].attn = Unnormalised(16, 2).eval()
     with pytest.raises(NonFiniteError, match=r"layer 1 \(blocks.1.attn\)"):
-        survey(specimen, images((32, 48)))
+        survey(model, images((32, 48)))
 
 
 class Masked(MultiHeadSelfAttention):
@@ -170,17 +170,17 @@ class Masked(MultiHeadSelfAttention):
 
 
 def test_a_masked_row_passes_the_self_check():
-    specimen = ours()
-    specimen.model.blocks[0].attn = Masked(16, 2).eval()
-    rows = capture(specimen, images((32, 48))).layers[0].sum(-1)
+    model = ours()
+    model.module.blocks[0].attn = Masked(16, 2).eval()
+    rows = capture(model, images((32, 48))).layers[0].sum(-1)
     assert (rows[:, :, 4] == 0).all()
     torch.testing.assert_close(rows[:, :, 5:], torch.ones_like(rows[:, :, 5:]))
 
 
 def test_calls_come_in_order_with_the_heads_output():
-    specimen, batch = ours(), images((32, 48))
+    model, batch = ours(), images((32, 48))
     calls: list[AttentionCall] = []
-    observe(specimen, batch, calls.append)
+    observe(model, batch, calls.append)
     assert [(call.site.layer, call.site.module, call.site.part) for call in calls] == [
         (0, "blocks.0.attn", 0),
         (1, "blocks.1.attn", 0),
@@ -189,14 +189,14 @@ def test_calls_come_in_order_with_the_heads_output():
         torch.testing.assert_close(call.weights() @ call.scored.value, call.output, atol=1e-5, rtol=1e-5)
     # the output projection of the last layer's heads is what enters the residual stream
     seen = []
-    specimen.model.blocks[1].attn.register_forward_hook(lambda _m, _i, output: seen.append(output))
-    specimen(batch)
+    model.module.blocks[1].attn.register_forward_hook(lambda _m, _i, output: seen.append(output))
+    model(batch)
     joined = calls[1].output.transpose(1, 2).flatten(2)
-    torch.testing.assert_close(specimen.model.blocks[1].attn.proj(joined), seen[0], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(model.module.blocks[1].attn.proj(joined), seen[0], atol=1e-6, rtol=1e-5)
 
 
 def test_batch_of_one_one_head_one_block_and_a_constant_image():
-    specimen = ours(heads=1, depth=1)
-    captured = capture(specimen, torch.full((1, 3, 32, 48), 0.5))
+    model = ours(heads=1, depth=1)
+    captured = capture(model, torch.full((1, 3, 32, 48), 0.5))
     assert [layer.shape for layer in captured.layers] == [(1, 1, 13, 13)]
     assert captured.logits.shape == (1, len(CLASSES))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
-from tests.lens.tiny import images, ours, timm_specimen
+from tests.lens.tiny import images, ours, timm_model
 from vitlens.lens import onednn
 from vitlens.lens.onednn import quick_linear, quick_mlps
 
@@ -37,10 +37,10 @@ def test_another_device_is_left_alone():
         assert not _get_current_function_mode_stack()
 
 
-@pytest.mark.parametrize("build", [ours, lambda: timm_specimen("deit_tiny_distilled_patch16_224")])
+@pytest.mark.parametrize("build", [ours, lambda: timm_model("deit_tiny_distilled_patch16_224")])
 def test_an_mlp_with_its_gelu_in_one_call_is_itself(build, monkeypatch):
-    specimen, device = build(), torch.device("cpu")
-    batch = images(specimen.input_size)
+    model, device = build(), torch.device("cpu")
+    batch = images(model.input_size)
     calls: list[str] = []
     product = onednn._product
 
@@ -50,23 +50,23 @@ def test_an_mlp_with_its_gelu_in_one_call_is_itself(build, monkeypatch):
 
     monkeypatch.setattr(onednn, "_product", counted)
     with torch.no_grad():
-        plain = specimen(batch)
+        plain = model(batch)
         assert not calls
-        with quick_linear(device), quick_mlps(specimen, device):
-            torch.testing.assert_close(specimen(batch), plain, atol=1e-5, rtol=1e-5)
+        with quick_linear(device), quick_mlps(model, device):
+            torch.testing.assert_close(model(batch), plain, atol=1e-5, rtol=1e-5)
         assert calls.count("gelu") == 2  # a block each
-        assert torch.equal(specimen(batch), plain)
-    with quick_mlps(specimen, device):
-        assert specimen(batch.clone().requires_grad_()).grad_fn is not None
+        assert torch.equal(model(batch), plain)
+    with quick_mlps(model, device):
+        assert model(batch.clone().requires_grad_()).grad_fn is not None
 
 
 def test_an_mlp_that_somebody_listens_to_is_left_alone():
-    specimen, heard = ours(), []
-    activation = specimen.model.blocks[0].mlp.activation
+    model, heard = ours(), []
+    activation = model.module.blocks[0].mlp.activation
     handle = activation.register_forward_hook(lambda _module, _inputs, output: heard.append(output.shape))
-    with torch.no_grad(), quick_mlps(specimen, torch.device("cpu")):
-        specimen(images(specimen.input_size))
+    with torch.no_grad(), quick_mlps(model, torch.device("cpu")):
+        model(images(model.input_size))
     handle.remove()
     assert len(heard) == 1
-    with torch.no_grad(), quick_mlps(specimen, torch.device("meta")):
-        assert not any("forward" in vars(module) for module in specimen.modules())
+    with torch.no_grad(), quick_mlps(model, torch.device("meta")):
+        assert not any("forward" in vars(module) for module in model.modules())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.lens.test_intervention import BlockRemoved, projection_input, with_columns
-from tests.lens.tiny import CLASSES, FAMILIES, images, ours, specimen_of, timm_specimen
+from tests.lens.tiny import CLASSES, FAMILIES, images, model_of, ours, timm_model
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.first_rows import rows_read
 from vitlens.lens.intervened import intervened
@@ -17,8 +17,8 @@ from vitlens.lens.layers import layers
 from vitlens.lens.replay import Replay, replaying
 from vitlens.lens.replay_check import method_of
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
-from vitlens.models.specimen import Specimen
 from vitlens.models.vit import TransformerBlock, VisionTransformer, ViTConfig
 
 BATCH = 4
@@ -35,21 +35,21 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def of(specimen: Specimen) -> Tensor:
-    return images(specimen.input_size, batch=BATCH)
+def of(model: Model) -> Tensor:
+    return images(model.input_size, batch=BATCH)
 
 
-def full(specimen: Specimen, batch: Tensor, interventions: Interventions, data: dict[Intervention, Tensor]) -> Tensor:
+def full(model: Model, batch: Tensor, interventions: Interventions, data: dict[Intervention, Tensor]) -> Tensor:
     rows = []
     for what in interventions:
-        with torch.no_grad(), intervened(specimen, what, replacements=data):
-            rows.append(specimen(batch))
+        with torch.no_grad(), intervened(model, what, replacements=data):
+            rows.append(model(batch))
     return torch.stack(rows)
 
 
 def of_every_kind(replay: Replay) -> tuple[Interventions, dict[Intervention, Tensor]]:
     """All that can be done at each layer, and some of it at once; with the tensors needed."""
-    known, generator = layers(replay.specimen), torch.Generator().manual_seed(1)
+    known, generator = layers(replay.model), torch.Generator().manual_seed(1)
     single: Interventions = []
     data: dict[Intervention, Tensor] = {}
     for layer in known:
@@ -91,13 +91,13 @@ def test_every_family_is_replayed(name):
 
 @pytest.mark.parametrize("options", [{}, {"chunk": 3}, {"chunk": 9}], ids=["whole", "parts", "stacked"])
 def test_logits_are_those_of_the_full_forward(name, options):
-    specimen = FAMILIES[name]()
-    batch = of(specimen)
-    with replaying(specimen, batch, **options) as replay:
+    model = FAMILIES[name]()
+    batch = of(model)
+    with replaying(model, batch, **options) as replay:
         interventions, data = of_every_kind(replay)
         replayed = replay.run(interventions, replacements=data)
-        torch.testing.assert_close(replay.logits, specimen(batch), **TIGHT)
-    expected = full(specimen, batch, interventions, data)
+        torch.testing.assert_close(replay.logits, model(batch), **TIGHT)
+    expected = full(model, batch, interventions, data)
     torch.testing.assert_close(replayed, expected, **SAME)
     torch.testing.assert_close(replayed, expected, **TIGHT)
     touched = [what for what in range(len(interventions)) if not torch.allclose(expected[what], expected[-1])]
@@ -106,29 +106,29 @@ def test_logits_are_those_of_the_full_forward(name, options):
 
 def test_heads_are_as_if_their_columns_were_cut(name):
     """The oracle knows nothing of interventions: a copy of the model with columns of its weights set to zero."""
-    specimen = FAMILIES[name]()
-    batch = of(specimen)
-    heads = [(layer, head) for layer in layers(specimen) for head in range(layer.heads)]
-    with replaying(specimen, batch) as replay:
+    model = FAMILIES[name]()
+    batch = of(model)
+    heads = [(layer, head) for layer in layers(model) for head in range(layer.heads)]
+    with replaying(model, batch) as replay:
         replayed = replay.run([HeadReplaced(layer.index, head) for layer, head in heads])
-        pair = replay.run([tuple(HeadReplaced(layer.index, 0) for layer in layers(specimen))])
+        pair = replay.run([tuple(HeadReplaced(layer.index, 0) for layer in layers(model))])
     for logits, (layer, head) in zip(replayed, heads):
-        torch.testing.assert_close(logits, with_columns(specimen, layer, head)(batch), **TIGHT)
-    cut = specimen
-    for layer in layers(specimen):
+        torch.testing.assert_close(logits, with_columns(model, layer, head)(batch), **TIGHT)
+    cut = model
+    for layer in layers(model):
         cut = with_columns(cut, layer, 0)
     torch.testing.assert_close(pair[0], cut(batch), **TIGHT)
 
 
 @pytest.mark.parametrize("family", ["ours", "deit-distilled", "cait", "swin", "torchvision-vit", "siglip"])
 def test_with_little_memory_the_rest_is_computed_again_and_said(family):
-    specimen = FAMILIES[family]()
-    batch = of(specimen)
-    starts = method_of(specimen).plan.starts
+    model = FAMILIES[family]()
+    batch = of(model)
+    starts = method_of(model).plan.starts
     inputs, all_of_it = (BATCH * sum(sum(start.bytes[:parts]) for start in starts) for parts in (1, 2))
     spent = []
     for budget, cache in ((all_of_it, "everything"), (all_of_it - 1, "inputs"), (inputs, "inputs"), (0, "nothing")):
-        with replaying(specimen, batch, budget=budget) as replay:
+        with replaying(model, batch, budget=budget) as replay:
             interventions, data = of_every_kind(replay)
             assert replay.cache == cache
             assert replay.note == "" if cache == "everything" else f"kept of the clean pass: {cache}" in replay.note
@@ -137,7 +137,7 @@ def test_with_little_memory_the_rest_is_computed_again_and_said(family):
             assert kept == {"everything": all_of_it, "inputs": inputs, "nothing": 0}[cache]
             replayed = replay.run(interventions, replacements=data)
             spent.append(replay.forward_equivalents)
-        torch.testing.assert_close(replayed, full(specimen, batch, interventions, data), **TIGHT)
+        torch.testing.assert_close(replayed, full(model, batch, interventions, data), **TIGHT)
     assert spent[0] < spent[1] == spent[2] < spent[3]
 
 
@@ -147,14 +147,14 @@ def _bytes(record: object) -> int:
 
 
 def test_what_is_kept_is_the_models_own(name):
-    specimen = FAMILIES[name]()
-    batch = of(specimen)
-    with replaying(specimen, batch) as replay, replaying(specimen, batch, budget=0) as again:
-        for layer in layers(specimen):
+    model = FAMILIES[name]()
+    batch = of(model)
+    with replaying(model, batch) as replay, replaying(model, batch, budget=0) as again:
+        for layer in layers(model):
             heads = replay.head_output(layer.index)
             assert heads.shape == (BATCH, layer.heads, layer.windows * layer.queries, layer.head_dim)
             if name not in ("torchvision-vit", "torchvision-swin"):  # whose projections are called as functions
-                seen = projection_input(specimen, layer, batch).unflatten(0, (BATCH, -1)).flatten(1, 2)
+                seen = projection_input(model, layer, batch).unflatten(0, (BATCH, -1)).flatten(1, 2)
                 torch.testing.assert_close(heads.transpose(1, 2).flatten(2), seen, **TIGHT)
             torch.testing.assert_close(replay.head_mean(layer.index), heads.mean(0), **TIGHT)
             for found in (replay, again):
@@ -166,12 +166,12 @@ def test_what_is_kept_is_the_models_own(name):
 
 def test_streams_and_heads_of_another_run_are_patched_in():
     """Everything that CLS reads in the last block, taken from another run, gives that run's logits."""
-    specimen = ours()
-    batch, other = of(specimen), images(specimen.input_size, batch=BATCH, seed=5)
+    model = ours()
+    batch, other = of(model), images(model.input_size, batch=BATCH, seed=5)
     everywhere = StreamPatched(1, source="other")
     heads = [HeadReplaced(1, head, "given", "other") for head in range(2)]
     cls = StreamPatched(1, (0,), "other")
-    with replaying(specimen, batch) as replay, replaying(specimen, other) as second:
+    with replaying(model, batch) as replay, replaying(model, other) as second:
         data = {everywhere: second.block_input(1), cls: second.block_input(1)[:, :1]}
         data |= {head: second.head_output(1)[:, head.head] for head in heads}
         logits = replay.run([everywhere, (cls, *heads)], replacements=data)
@@ -180,11 +180,11 @@ def test_streams_and_heads_of_another_run_are_patched_in():
 
 def test_the_work_is_what_counting_says():
     """ours: 13 tokens of 16 numbers, 2 blocks of 12 dim², 5 classes; CLS alone after keys and values of the last."""
-    specimen, square = ours(), 16 * 16
+    model, square = ours(), 16 * 16
     full_forward = 2 * 13 * 12 * square + 16 * 5
     last, delta = 13 * 2 * square + (2 + 8) * square + 16 * 5, 8 * 16
     first = 13 * delta + 13 * 8 * square + last
-    with replaying(specimen, of(specimen)) as replay:
+    with replaying(model, of(model)) as replay:
         assert replay.forward_equivalents == 1
         replay.run([HeadReplaced(0, 0)])
         assert replay.forward_equivalents == pytest.approx(1 + first / full_forward)
@@ -198,31 +198,31 @@ def test_the_work_is_what_counting_says():
 def test_counting_gives_less_than_half_of_the_loop():
     """ViT's 12 blocks: 0.4456 of a full forward for a head, besides what changing its branch and CLS's rows take."""
     shape = {"image_size": (32, 32), "patch_size": (4, 4), "dim": 32, "depth": 12, "heads": 4}
-    specimen = specimen_of(VisionTransformer(ViTConfig(**shape)))
-    with replaying(specimen, images()) as replay:
+    model = model_of(VisionTransformer(ViTConfig(**shape)))
+    with replaying(model, images()) as replay:
         replay.run([HeadReplaced(layer, head) for layer in range(12) for head in range(4)])
         assert 0.4456 < (replay.forward_equivalents - 1) / 48 < 0.455
 
 
 def test_interventions_in_force_around_a_replay_stay_in_force():
-    specimen = ours()
-    batch, kept = of(specimen), (HeadReplaced(0, 0), MLPReplaced(1))
+    model = ours()
+    batch, kept = of(model), (HeadReplaced(0, 0), MLPReplaced(1))
     more: Interventions = [HeadReplaced(0, 1), HeadReplaced(1, 0), KnockedOut(0, (0,), (1,))]
-    with intervened(specimen, kept), replaying(specimen, batch) as replay:
+    with intervened(model, kept), replaying(model, batch) as replay:
         replayed = replay.run(more)
-    expected = full(specimen, batch, [(*kept, *as_set(what)) for what in more], {})
+    expected = full(model, batch, [(*kept, *as_set(what)) for what in more], {})
     torch.testing.assert_close(replayed, expected, **TIGHT)
 
 
 @pytest.mark.parametrize("family", ["ours", "swin"])
 def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family):
-    specimen = FAMILIES[family]()
-    batch = of(specimen)
-    with torch.autocast("cpu", torch.bfloat16), replaying(specimen, batch) as replay:
+    model = FAMILIES[family]()
+    batch = of(model)
+    with torch.autocast("cpu", torch.bfloat16), replaying(model, batch) as replay:
         interventions, data = of_every_kind(replay)
         replayed = replay.run(interventions, replacements=data)
         assert any(record.branch.dtype == torch.bfloat16 for record in replay._records.values())
-    expected = full(specimen, batch, interventions, data)
+    expected = full(model, batch, interventions, data)
     torch.testing.assert_close(replayed.float(), expected, atol=0.05, rtol=0)
 
 
@@ -240,20 +240,20 @@ class Reaches(nn.Module):
 
 
 def small_vit() -> VisionTransformer:
-    inner: VisionTransformer = copy.deepcopy(ours().model)
+    inner: VisionTransformer = copy.deepcopy(ours().module)
     return inner
 
 
 def test_a_family_that_cannot_be_replayed_is_run_in_full_and_says_so():
-    specimen = specimen_of(Reaches(small_vit()), alias="reaches", size=(32, 48))
-    batch = of(specimen)
-    with replaying(specimen, batch) as replay:
+    model = model_of(Reaches(small_vit()), alias="reaches", size=(32, 48))
+    batch = of(model)
+    with replaying(model, batch) as replay:
         assert not replay.exact
         assert "reaches is run by full forwards, not replayed: its logits would differ by" in replay.note
         interventions, data = of_every_kind(replay)
         replayed = replay.run(interventions, replacements=data)
         assert replay.forward_equivalents == pytest.approx(1 + len(interventions) - 1)  # () is the clean pass
-    torch.testing.assert_close(replayed, full(specimen, batch, interventions, data), **TIGHT)
+    torch.testing.assert_close(replayed, full(model, batch, interventions, data), **TIGHT)
 
 
 class Other(TransformerBlock):
@@ -265,17 +265,17 @@ class Other(TransformerBlock):
 
 
 def test_a_last_block_that_only_looks_like_ours_is_run_whole():
-    model = small_vit()
-    model.blocks[1].__class__ = Other
-    specimen = specimen_of(model, alias="other", size=(32, 48))
-    assert rows_read(specimen) == 1
-    assert method_of(specimen).exact
-    assert method_of(specimen).rows is None
-    assert "other's last block is run whole: its logits would differ by" in method_of(specimen).note
-    batch = of(specimen)
-    with replaying(specimen, batch) as replay:
+    module = small_vit()
+    module.blocks[1].__class__ = Other
+    model = model_of(module, alias="other", size=(32, 48))
+    assert rows_read(model) == 1
+    assert method_of(model).exact
+    assert method_of(model).rows is None
+    assert "other's last block is run whole: its logits would differ by" in method_of(model).note
+    batch = of(model)
+    with replaying(model, batch) as replay:
         replayed = replay.run([HeadReplaced(1, 0)])
-    torch.testing.assert_close(replayed[0], with_columns(specimen, layers(specimen)[1], 0)(batch), **TIGHT)
+    torch.testing.assert_close(replayed[0], with_columns(model, layers(model)[1], 0)(batch), **TIGHT)
 
 
 class Shifted(MultiHeadSelfAttention):
@@ -286,21 +286,21 @@ class Shifted(MultiHeadSelfAttention):
 
 
 def test_attention_that_goes_on_after_its_projection_is_run_again():
-    model = small_vit()
-    for block in model.blocks:
+    module = small_vit()
+    for block in module.blocks:
         block.attn.__class__ = Shifted
-    specimen = specimen_of(model, alias="shifted", size=(32, 48))
-    assert [start.branch for start in method_of(specimen).plan.starts] == [False, False]
-    batch = of(specimen)
-    with replaying(specimen, batch) as replay:
+    model = model_of(module, alias="shifted", size=(32, 48))
+    assert [start.branch for start in method_of(model).plan.starts] == [False, False]
+    batch = of(model)
+    with replaying(model, batch) as replay:
         assert replay.exact
         replayed = replay.run([HeadReplaced(0, 0), HeadReplaced(1, 1)])
     for logits, (layer, head) in zip(replayed, ((0, 0), (1, 1))):
-        torch.testing.assert_close(logits, with_columns(specimen, layers(specimen)[layer], head)(batch), **TIGHT)
+        torch.testing.assert_close(logits, with_columns(model, layers(model)[layer], head)(batch), **TIGHT)
 
 
 def test_a_model_without_attention_is_refused():
-    cnn = specimen_of(build_resnet("resnet20", classes=len(CLASSES), image_size=(32, 32)), alias="cnn")
+    cnn = model_of(build_resnet("resnet20", classes=len(CLASSES), image_size=(32, 32)), alias="cnn")
     with pytest.raises(UnsupportedError, match="expected softmax attention"), replaying(cnn, images()):
         pytest.fail("it was not refused")
 
@@ -317,13 +317,13 @@ _RESAMPLED, _GIVEN = HeadReplaced(0, 0, "resample"), HeadReplaced(0, 0, "given")
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_wrong_call_is_refused(case):
-    specimen = ours()
-    with replaying(specimen, of(specimen)) as replay, pytest.raises(InputError, match="expected"):
+    model = ours()
+    with replaying(model, of(model)) as replay, pytest.raises(InputError, match="expected"):
         REFUSED[case](replay)
 
 
 def test_nothing_is_kept_afterwards():
-    specimen = timm_specimen("vit_tiny_patch16_224")
-    with replaying(specimen, of(specimen)) as replay:
+    model = timm_model("vit_tiny_patch16_224")
+    with replaying(model, of(model)) as replay:
         assert replay._records
     assert not replay._records

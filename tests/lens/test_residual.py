@@ -4,31 +4,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.lens.tiny import FAMILIES, images, ours, specimen_of, timm_specimen
+from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
 from vitlens.lens.residual import watching_blocks
+from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
-from vitlens.models.specimen import Specimen
 
 
 class BrokenError(Exception):
     """Raised in the middle of a forward pass."""
 
 
-def hooks_of(specimen: Specimen) -> list[tuple[str, list[int]]]:
-    return [(name, list(module._forward_hooks)) for name, module in specimen.named_modules()]
+def hooks_of(model: Model) -> list[tuple[str, list[int]]]:
+    return [(name, list(module._forward_hooks)) for name, module in model.named_modules()]
 
 
-def seen_by(specimen: Specimen, batch: Tensor) -> dict[int, Tensor]:
+def seen_by(model: Model, batch: Tensor) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
-    with watching_blocks(specimen, found.__setitem__), torch.no_grad():
-        specimen(batch)
+    with watching_blocks(model, found.__setitem__), torch.no_grad():
+        model(batch)
     return found
 
 
-def outputs_by_hand(specimen: Specimen, batch: Tensor) -> list[Tensor]:
+def outputs_by_hand(model: Model, batch: Tensor) -> list[Tensor]:
     """What the blocks put out, kept by replacing their forward."""
     kept: list[Tensor] = []
-    blocks = [specimen.model.get_submodule(name) for name in specimen.anatomy.blocks]
+    blocks = [model.module.get_submodule(name) for name in model.anatomy.blocks]
     for block in blocks:
 
         def forward(*args: object, plain=block.forward, **options: object) -> object:
@@ -37,7 +37,7 @@ def outputs_by_hand(specimen: Specimen, batch: Tensor) -> list[Tensor]:
 
         block.forward = forward
     with torch.no_grad():
-        specimen(batch)
+        model(batch)
     for block in blocks:
         del block.forward
     return kept
@@ -45,10 +45,10 @@ def outputs_by_hand(specimen: Specimen, batch: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_block_of_every_family(name):
-    specimen = FAMILIES[name]()
-    batch = images(specimen.input_size)
-    found, expected = seen_by(specimen, batch), outputs_by_hand(specimen, batch)
-    assert list(found) == list(range(len(specimen.anatomy.blocks)))
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
+    found, expected = seen_by(model, batch), outputs_by_hand(model, batch)
+    assert list(found) == list(range(len(model.anatomy.blocks)))
     for tokens, output in zip(found.values(), expected):
         rows = output.reshape(len(batch), -1, output.shape[-1])  # all these families keep their width last
         assert torch.equal(tokens, rows)
@@ -56,20 +56,20 @@ def test_every_block_of_every_family(name):
 
 @pytest.mark.parametrize("name", ["ours", "swin"])
 def test_logits_are_untouched(name):
-    specimen = FAMILIES[name]()
-    batch = images(specimen.input_size)
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
     with torch.no_grad():
-        plain = specimen(batch)
-        with watching_blocks(specimen, lambda _block, _tokens: None):
-            assert torch.equal(specimen(batch), plain)
+        plain = model(batch)
+        with watching_blocks(model, lambda _block, _tokens: None):
+            assert torch.equal(model(batch), plain)
 
 
 def test_hooks_are_gone_after_success():
-    specimen = ours()
-    before = hooks_of(specimen)
-    with watching_blocks(specimen, lambda _block, _tokens: None):
-        assert hooks_of(specimen) != before
-    assert hooks_of(specimen) == before
+    model = ours()
+    before = hooks_of(model)
+    with watching_blocks(model, lambda _block, _tokens: None):
+        assert hooks_of(model) != before
+    assert hooks_of(model) == before
 
 
 def breaks(*_anything: object) -> None:
@@ -78,39 +78,39 @@ def breaks(*_anything: object) -> None:
 
 @pytest.mark.parametrize("where", ["reducer", "model", "body"])
 def test_hooks_are_gone_after_an_exception(where):
-    specimen = ours()
+    model = ours()
     reducer = breaks if where == "reducer" else lambda *_: None
-    run = breaks if where == "body" else specimen
-    handle = specimen.model.head.register_forward_pre_hook(breaks if where == "model" else lambda *_: None)
-    before = hooks_of(specimen)
-    with pytest.raises(BrokenError), watching_blocks(specimen, reducer):
+    run = breaks if where == "body" else model
+    handle = model.module.head.register_forward_pre_hook(breaks if where == "model" else lambda *_: None)
+    before = hooks_of(model)
+    with pytest.raises(BrokenError), watching_blocks(model, reducer):
         run(images((32, 48)))
-    assert hooks_of(specimen) == before
+    assert hooks_of(model) == before
     handle.remove()
 
 
 def test_hooks_are_gone_when_a_block_is_not_there():
-    specimen = ours()
-    before = hooks_of(specimen)
-    object.__setattr__(specimen.anatomy, "blocks", (*specimen.anatomy.blocks, "nowhere"))
-    with pytest.raises(AttributeError, match="nowhere"), watching_blocks(specimen, lambda *_: None):
+    model = ours()
+    before = hooks_of(model)
+    object.__setattr__(model.anatomy, "blocks", (*model.anatomy.blocks, "nowhere"))
+    with pytest.raises(AttributeError, match="nowhere"), watching_blocks(model, lambda *_: None):
         pass
-    assert hooks_of(specimen) == before
+    assert hooks_of(model) == before
 
 
 def test_the_inner_of_two_undoes_its_own_alone():
-    specimen, batch = ours(), images((32, 48))
+    model, batch = ours(), images((32, 48))
     outer: list[int] = []
     inner: list[int] = []
-    with watching_blocks(specimen, lambda block, _tokens: outer.append(block)):
-        around = hooks_of(specimen)
-        with watching_blocks(specimen, lambda block, _tokens: inner.append(block)):
-            specimen(batch)
-        assert hooks_of(specimen) == around
-        with pytest.raises(BrokenError), watching_blocks(specimen, lambda *_: None):
+    with watching_blocks(model, lambda block, _tokens: outer.append(block)):
+        around = hooks_of(model)
+        with watching_blocks(model, lambda block, _tokens: inner.append(block)):
+            model(batch)
+        assert hooks_of(model) == around
+        with pytest.raises(BrokenError), watching_blocks(model, lambda *_: None):
             raise BrokenError
-        assert hooks_of(specimen) == around
-        specimen(batch)
+        assert hooks_of(model) == around
+        model(batch)
     assert outer == [0, 1, 0, 1]
     assert inner == [0, 1]
 
@@ -127,11 +127,11 @@ class Giving(nn.Module):
 
 
 def given(output: object, layer: nn.Module) -> list[Tensor]:
-    specimen = ours()
-    specimen.model.blocks[1] = Giving(output, layer)
+    model = ours()
+    model.module.blocks[1] = Giving(output, layer)
     found: list[Tensor] = []
-    with watching_blocks(specimen, lambda block, tokens: found.append(tokens) if block == 1 else None):
-        specimen.model.blocks[1](torch.zeros(2, 3, 6))
+    with watching_blocks(model, lambda block, tokens: found.append(tokens) if block == 1 else None):
+        model.module.blocks[1](torch.zeros(2, 3, 6))
     return found
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_stream_is_passed_over():
 
 
 def test_a_cnn_has_maps_too():
-    specimen = specimen_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
-    found = seen_by(specimen, images())
+    model = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
+    found = seen_by(model, images())
     assert found[0].shape == (2, 32 * 32, 16)
-    assert timm_specimen("vit_tiny_patch16_224").anatomy.blocks == ("blocks.0", "blocks.1")
+    assert timm_model("vit_tiny_patch16_224").anatomy.blocks == ("blocks.0", "blocks.1")

@@ -6,11 +6,11 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from tests.lens.tiny import FAMILIES, images, ours, specimen_of, timm_specimen
+from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
 from vitlens.errors import UnsupportedError
 from vitlens.lens.stages import Stage, final_norm, stages, watching_stages
+from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
-from vitlens.models.specimen import Specimen
 
 NORMS = {  # from the papers and from timm's recipes: before the pooling, or behind it (fc_norm)
     "ours": ("norm", True),
@@ -26,75 +26,75 @@ NORMS = {  # from the papers and from timm's recipes: before the pooling, or beh
 }
 
 
-def seen_by(specimen: Specimen, batch: Tensor) -> dict[int, Tensor]:
+def seen_by(model: Model, batch: Tensor) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
 
     def keep(stage: Stage, tokens: Tensor) -> None:
         found[stage.index] = tokens
 
-    with watching_stages(specimen, stages(specimen), keep), torch.no_grad():
-        specimen(batch)
+    with watching_stages(model, stages(model), keep), torch.no_grad():
+        model(batch)
     return found
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_block_of_every_family(name):
-    specimen = FAMILIES[name]()
-    found = stages(specimen)
-    late = [block for block in specimen.anatomy.blocks if "token_only" in block or "cls_attn" in block]
-    assert [stage.module for stage in found] == [name for name in specimen.anatomy.blocks if name not in late]
+    model = FAMILIES[name]()
+    found = stages(model)
+    late = [block for block in model.anatomy.blocks if "token_only" in block or "cls_attn" in block]
+    assert [stage.module for stage in found] == [name for name in model.anatomy.blocks if name not in late]
     assert [stage.index for stage in found] == list(range(len(found)))
     assert {stage.kind for stage in found} == {"block"}
-    for stage, tokens in zip(found, seen_by(specimen, images(specimen.input_size)).values(), strict=True):
+    for stage, tokens in zip(found, seen_by(model, images(model.input_size)).values(), strict=True):
         assert stage.grid is not None
         assert tokens.shape == (2, len(stage.prefix) + stage.grid[0] * stage.grid[1], stage.width)
-        if specimen.anatomy.layout is not None:
-            assert (stage.grid, stage.prefix) == (specimen.layout.grid, specimen.layout.prefix)
+        if model.anatomy.layout is not None:
+            assert (stage.grid, stage.prefix) == (model.layout.grid, model.layout.prefix)
 
 
 def test_the_layers_of_windows_are_their_maps_row_by_row():
-    specimen = timm_specimen("swin_tiny_patch4_window7_224", img_size=(16, 32))
+    model = timm_model("swin_tiny_patch4_window7_224", img_size=(16, 32))
     kept: list[Tensor] = []
-    block = specimen.model.get_submodule(stages(specimen)[-1].module)
+    block = model.module.get_submodule(stages(model)[-1].module)
     hook = block.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
-    found = seen_by(specimen, images((16, 32)))
+    found = seen_by(model, images((16, 32)))
     hook.remove()
-    assert [stage.grid for stage in stages(specimen)] == [(8, 16), (8, 16), (4, 8), (4, 8)]
+    assert [stage.grid for stage in stages(model)] == [(8, 16), (8, 16), (4, 8), (4, 8)]
     rows = torch.stack([kept[0][:, row, column] for row in range(4) for column in range(8)], 1)
     assert torch.equal(found[3], rows)
 
 
 def test_the_stages_of_a_resnet_are_what_each_resolution_ends_with():
-    specimen = specimen_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="resnet20")
-    found = stages(specimen)
+    model = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="resnet20")
+    found = stages(model)
     assert [(stage.title, stage.module, stage.width, stage.grid) for stage in found] == [
         ("stage 1", "layer1.2", 16, (32, 32)),
         ("stage 2", "layer2.2", 32, (16, 16)),
         ("stage 3", "layer3.2", 64, (8, 8)),
     ]
     kept: list[Tensor] = []
-    hook = specimen.model.layer2.register_forward_hook(lambda _module, _inputs, output: kept.append(output.clone()))
-    tokens = seen_by(specimen, images())[1]
+    hook = model.module.layer2.register_forward_hook(lambda _module, _inputs, output: kept.append(output.clone()))
+    tokens = seen_by(model, images())[1]
     hook.remove()
     assert torch.equal(tokens, kept[0].flatten(2).transpose(1, 2))
-    assert final_norm(specimen) is None
+    assert final_norm(model) is None
 
 
 def test_a_cnn_without_residual_blocks_has_a_stage_for_each_resolution():
     trunk = torchvision.models.vgg.make_layers([8, "M", 16, 16, "M", 24])
     model = nn.Sequential(trunk, nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(24 * 49, 5)).eval()
-    found = stages(specimen_of(model, alias="vgg"))
+    found = stages(model_of(model, alias="vgg"))
     assert [(stage.width, stage.grid) for stage in found] == [(8, (32, 32)), (16, (16, 16)), (24, (8, 8)), (24, (7, 7))]
 
 
 @pytest.mark.parametrize("name", ["mixer_s32_224", "convnext_atto", "mobilenetv3_small_050"])
 def test_other_models_are_read_too(name):
-    model = timm.create_model(name, num_classes=5).eval()
-    size = model.pretrained_cfg["input_size"][1:]
-    specimen = specimen_of(model, alias=name, size=tuple(size))
-    found = stages(specimen)
+    module = timm.create_model(name, num_classes=5).eval()
+    size = module.pretrained_cfg["input_size"][1:]
+    model = model_of(module, alias=name, size=tuple(size))
+    found = stages(model)
     assert len(found) >= 4
-    for stage, tokens in zip(found, seen_by(specimen, images(specimen.input_size, batch=1)).values(), strict=True):
+    for stage, tokens in zip(found, seen_by(model, images(model.input_size, batch=1)).values(), strict=True):
         assert tokens.shape[::2] == (1, stage.width)
 
 
@@ -110,19 +110,19 @@ def test_no_final_norm_where_there_is_none():
 
 
 def test_something_without_tokens_or_maps_is_refused():
-    specimen = specimen_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)), alias="flat")
-    assert specimen.anatomy.blocks == ()
+    model = model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)), alias="flat")
+    assert model.anatomy.blocks == ()
     with pytest.raises(UnsupportedError, match="expected blocks or maps to read features from, found none in flat"):
-        stages(specimen)
+        stages(model)
 
 
 def test_nothing_stays_behind_after_an_exception():
-    specimen = ours()
-    before = [len(module._forward_hooks) for module in specimen.modules()]
+    model = ours()
+    before = [len(module._forward_hooks) for module in model.modules()]
 
     def breaks(_stage: Stage, _tokens: Tensor) -> None:
         raise KeyError
 
-    with pytest.raises(KeyError), watching_stages(specimen, stages(specimen), breaks):
-        specimen(images((32, 48)))
-    assert [len(module._forward_hooks) for module in specimen.modules()] == before
+    with pytest.raises(KeyError), watching_stages(model, stages(model), breaks):
+        model(images((32, 48)))
+    assert [len(module._forward_hooks) for module in model.modules()] == before

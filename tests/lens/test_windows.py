@@ -6,8 +6,8 @@ from timm.models.swin_transformer import window_partition
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.lens.tiny import images, timm_specimen, torchvision_swin
-from vitlens.analysis.attention import attention_maps
+from tests.lens.tiny import images, timm_model, torchvision_swin
+from vitlens.analysis.attention.weights import attention_maps
 from vitlens.lens.observe import capture
 from vitlens.lens.site import Windows
 from vitlens.lens.windows import received, unwindow, window_index
@@ -94,17 +94,17 @@ def test_received_is_the_mean_of_the_window_put_back(shape, pad_first):
     torch.testing.assert_close(maps.flatten(2), expected, atol=1e-6, rtol=1e-5)
 
 
-def swin_sites(specimen, size):
-    captured = capture(specimen, images(size))
+def swin_sites(model, size):
+    captured = capture(model, images(size))
     return [(site, weights) for site, weights in zip(captured.sites, captured.layers)]
 
 
 @pytest.mark.parametrize(
     ("make", "size", "pad_first"),
     [
-        (lambda size: timm_specimen("swin_tiny_patch4_window7_224", img_size=size), (32, 32), False),
-        (lambda size: timm_specimen("swin_tiny_patch4_window7_224", img_size=size), (20, 36), False),
-        (lambda size: timm_specimen("swinv2_tiny_window8_256", img_size=size), (20, 36), False),
+        (lambda size: timm_model("swin_tiny_patch4_window7_224", img_size=size), (32, 32), False),
+        (lambda size: timm_model("swin_tiny_patch4_window7_224", img_size=size), (20, 36), False),
+        (lambda size: timm_model("swinv2_tiny_window8_256", img_size=size), (20, 36), False),
         (torchvision_swin, (32, 32), True),
         (torchvision_swin, (20, 36), True),
         (torchvision_swin, (12, 12), True),  # second stage: 3x3 patches padded into one window of 4x4
@@ -113,8 +113,8 @@ def swin_sites(specimen, size):
 )
 def test_a_models_windows_are_read_from_it(make, size, pad_first):
     """Uniform attention gives an even map, masks and all; and the geometry is the model's own."""
-    specimen = make(size)
-    sites = swin_sites(specimen, size)
+    model = make(size)
+    sites = swin_sites(model, size)
     resolutions = [(size[0] // 2, size[1] // 2)] * 2 + [(-(-size[0] // 4), -(-size[1] // 4))] * 2
     for (site, weights), resolution in zip(sites, resolutions):
         assert site.windows is not None
@@ -125,12 +125,12 @@ def test_a_models_windows_are_read_from_it(make, size, pad_first):
         assert (rows <= 1 + 1e-5).all()
         if -1 not in window_index(site.windows):
             torch.testing.assert_close(rows, torch.ones_like(rows))
-    maps = attention_maps(specimen, images(size))
+    maps = attention_maps(model, images(size))
     assert [layer.maps.shape[2:] for layer in maps] == resolutions
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: timm_specimen("swin_tiny_patch4_window7_224"), torchvision_swin], ids=["timm", "torchvision"]
+    "make", [lambda: timm_model("swin_tiny_patch4_window7_224"), torchvision_swin], ids=["timm", "torchvision"]
 )
 def test_a_patch_looks_only_at_neighbours_in_the_image(make):
     """The mask of a shifted window keeps far corners apart; put back, no weight may join patches a window apart."""
@@ -144,9 +144,9 @@ def test_a_patch_looks_only_at_neighbours_in_the_image(make):
 
 
 def test_even_attention_gives_an_even_map_in_a_shifted_window():
-    specimen = timm_specimen("swin_tiny_patch4_window7_224")
-    for name, parameter in specimen.model.named_parameters():
+    model = timm_model("swin_tiny_patch4_window7_224")
+    for name, parameter in model.module.named_parameters():
         if ".qkv." in name or "relative_position" in name:
             parameter.zero_()
-    for layer in attention_maps(specimen, images()):
+    for layer in attention_maps(model, images()):
         torch.testing.assert_close(layer.maps, torch.full_like(layer.maps, 1 / 16), atol=1e-6, rtol=0)

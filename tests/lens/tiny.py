@@ -11,33 +11,33 @@ from torchvision.models.vision_transformer import VisionTransformer as Torchvisi
 
 from vitlens.models.assembly import assemble
 from vitlens.models.build import Architecture
-from vitlens.models.specimen import Provenance, Specimen
+from vitlens.models.model import Model, Provenance
 from vitlens.models.vit import VisionTransformer, ViTConfig
 from vitlens.preprocessing import Preprocessing
 
 CLASSES = ("a", "b", "c", "d", "e")
 
 
-def specimen_of(model: nn.Module, *, alias: str = "tiny", size: tuple[int, int] = (32, 32)) -> Specimen:
-    """A specimen around a model, as the zoo would make it: evaluation mode, frozen."""
-    specimen = assemble(
-        model, Architecture("timm", alias), Preprocessing(size), CLASSES, alias, Provenance(alias, "random")
+def model_of(module: nn.Module, *, alias: str = "tiny", size: tuple[int, int] = (32, 32)) -> Model:
+    """A model around a model, as the zoo would make it: evaluation mode, frozen."""
+    model = assemble(
+        module, Architecture("timm", alias), Preprocessing(size), CLASSES, alias, Provenance(alias, "random")
     )
-    return specimen.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)
 
 
 def images(size: tuple[int, int] = (32, 32), *, batch: int = 2, seed: int = 0) -> Tensor:
     return torch.rand(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
 
 
-def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: object) -> Specimen:
+def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: object) -> Model:
     """Our ViT on a grid that is not square (4 x 3 with the default size)."""
     shape: dict[str, object] = {"patch_size": (8, 16), "dim": 16, "depth": 2, "heads": 2, "classes": 5}
     model = shaken(lambda: VisionTransformer(ViTConfig(image_size=size, **{**shape, **changes})))
     for module in model.modules():
         if hasattr(module, "fused"):
             module.fused = fused
-    return specimen_of(model, alias="ours", size=size)
+    return model_of(model, alias="ours", size=size)
 
 
 def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1) -> nn.Module:
@@ -63,18 +63,18 @@ _SWIN = {
 }
 
 
-def timm_specimen(name: str, *, alias: str = "tiny", **options: object) -> Specimen:
+def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
     """A timm model of this name, its own recipe kept, made tiny."""
     shape = {**(_SWIN if name.startswith("swin") else _VIT), **options}
     size = shape["img_size"]
-    return specimen_of(
+    return model_of(
         shaken(lambda: timm.create_model(name, **shape)),
         alias=alias,
         size=size if isinstance(size, tuple) else (32, 32),
     )
 
 
-def torchvision_vit() -> Specimen:
+def torchvision_vit() -> Model:
     build = partial(
         TorchvisionViT,
         image_size=32,
@@ -85,10 +85,10 @@ def torchvision_vit() -> Specimen:
         mlp_dim=64,
         num_classes=5,
     )
-    return specimen_of(shaken(build), alias="torchvision-vit")
+    return model_of(shaken(build), alias="torchvision-vit")
 
 
-def torchvision_swin(size: tuple[int, int] = (32, 32)) -> Specimen:
+def torchvision_swin(size: tuple[int, int] = (32, 32)) -> Model:
     build = partial(
         SwinTransformer,
         patch_size=[2, 2],
@@ -98,7 +98,7 @@ def torchvision_swin(size: tuple[int, int] = (32, 32)) -> Specimen:
         window_size=[4, 4],
         num_classes=5,
     )
-    return specimen_of(shaken(build), alias="torchvision-swin", size=size)
+    return model_of(shaken(build), alias="torchvision-swin", size=size)
 
 
 TIMM = {
@@ -117,10 +117,10 @@ TIMM = {
     "swinv2": "swinv2_tiny_window8_256",
 }
 
-FAMILIES: dict[str, Callable[[], Specimen]] = {
+FAMILIES: dict[str, Callable[[], Model]] = {
     "ours": ours,
     "ours-unfused": partial(ours, fused=False),
-    **{alias: partial(timm_specimen, name, alias=alias) for alias, name in TIMM.items()},
+    **{alias: partial(timm_model, name, alias=alias) for alias, name in TIMM.items()},
     "torchvision-vit": torchvision_vit,
     "torchvision-swin": torchvision_swin,
 }

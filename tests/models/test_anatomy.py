@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import nn
 
-from tests.lens.tiny import CHAINED, FAMILIES, images, ours, shaken, specimen_of, timm_specimen
+from tests.lens.tiny import CHAINED, FAMILIES, images, model_of, ours, shaken, timm_model
 from vitlens.layout import TokenLayout
 from vitlens.lens.observe import capture
 from vitlens.models.anatomy import attention_modules, heads_of, read_anatomy
@@ -15,27 +15,27 @@ from vitlens.models.resnet import build_resnet
 
 @pytest.mark.parametrize("name", CHAINED)
 def test_the_layout_has_as_many_tokens_as_attention_has_keys(name):
-    specimen = FAMILIES[name]()
-    for site in capture(specimen, images(specimen.input_size, batch=1)).sites:
+    model = FAMILIES[name]()
+    for site in capture(model, images(model.input_size, batch=1)).sites:
         late_cls = name == "cait" and site.kind == "class"
-        assert site.keys == specimen.layout.tokens + late_cls
-        assert specimen.model.get_submodule(site.module) is not None
+        assert site.keys == model.layout.tokens + late_cls
+        assert model.module.get_submodule(site.module) is not None
 
 
 def test_patches_of_a_hybrid_are_cut_from_its_cnns_map():
     build = lambda: timm.create_model(  # noqa: E731
         "vit_tiny_r_s16_p8_224", img_size=64, embed_dim=32, depth=2, num_heads=2, num_classes=5
     )
-    specimen = specimen_of(shaken(build, scale=0.01), size=(64, 64))
-    assert specimen.layout == TokenLayout((2, 2), (32, 32), ("cls",))
-    assert {site.keys for site in capture(specimen, images((64, 64))).sites} == {5}
+    model = model_of(shaken(build, scale=0.01), size=(64, 64))
+    assert model.layout == TokenLayout((2, 2), (32, 32), ("cls",))
+    assert {site.keys for site in capture(model, images((64, 64))).sites} == {5}
 
 
 @pytest.mark.parametrize("size", [(32, 48), (48, 32)])
 def test_a_grid_that_is_not_square(size):
-    for specimen in (ours(size=size, patch_size=(8, 8)), timm_specimen("vit_tiny_patch16_224", img_size=size)):
-        assert specimen.layout.grid == (size[0] // 8, size[1] // 8)
-        assert specimen.layout.image_size == size
+    for model in (ours(size=size, patch_size=(8, 8)), timm_model("vit_tiny_patch16_224", img_size=size)):
+        assert model.layout.grid == (size[0] // 8, size[1] // 8)
+        assert model.layout.image_size == size
 
 
 @pytest.mark.parametrize(("registers", "distillation"), [(0, False), (1, False), (0, True), (3, True)])
@@ -43,11 +43,11 @@ def test_a_grid_that_is_not_square(size):
 def test_our_prefix(pooling, registers, distillation):
     if pooling == "mean" and distillation:
         pytest.skip("a distilled model reads its CLS token: the config refuses the mean")
-    specimen = ours(pooling=pooling, registers=registers, distillation=distillation)
+    model = ours(pooling=pooling, registers=registers, distillation=distillation)
     expected = ["cls"] * (pooling == "cls") + ["distillation"] * distillation + ["register"] * registers
-    assert list(specimen.layout.prefix) == expected
+    assert list(model.layout.prefix) == expected
     readout = "mean" if pooling == "mean" else "cls+distillation" if distillation else "cls"
-    assert specimen.anatomy.readout == readout
+    assert model.anatomy.readout == readout
 
 
 def test_without_attention_a_vit_still_has_tokens_and_blocks():
@@ -74,24 +74,24 @@ def test_a_cnn_has_its_residual_blocks(build, blocks):
 
 
 def test_blocks_are_in_forward_order():
-    specimen = timm_specimen("swin_tiny_patch4_window7_224")
+    model = timm_model("swin_tiny_patch4_window7_224")
     order: list[str] = []
-    for name in specimen.anatomy.blocks:
-        specimen.model.get_submodule(name).register_forward_hook(lambda *_, name=name: order.append(name))
-    specimen(images())
-    assert tuple(order) == specimen.anatomy.blocks
+    for name in model.anatomy.blocks:
+        model.module.get_submodule(name).register_forward_hook(lambda *_, name=name: order.append(name))
+    model(images())
+    assert tuple(order) == model.anatomy.blocks
 
 
 def test_heads_are_those_the_module_states():
     for name in ("ours", "vit", "torchvision-vit", "swin"):
-        specimen = FAMILIES[name]()
-        sites = capture(specimen, images(specimen.input_size, batch=1)).sites
-        for module, site in zip(attention_modules(specimen.model), sites):
-            assert heads_of(specimen.model.get_submodule(module)) == site.heads
+        model = FAMILIES[name]()
+        sites = capture(model, images(model.input_size, batch=1)).sites
+        for module, site in zip(attention_modules(model.module), sites):
+            assert heads_of(model.module.get_submodule(module)) == site.heads
     assert heads_of(nn.Linear(2, 2)) is None
 
 
 def test_something_else_altogether():
     anatomy = read_anatomy(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), image_size=(2, 2))
     assert (anatomy.family, anatomy.blocks, anatomy.layout) == ("other", (), None)
-    assert torch.is_tensor(specimen_of(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), size=(2, 2))(images((2, 2))))
+    assert torch.is_tensor(model_of(nn.Sequential(nn.Flatten(), nn.Linear(12, 5)), size=(2, 2))(images((2, 2))))

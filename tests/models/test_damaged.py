@@ -123,7 +123,7 @@ def test_damaged_tensors_are_refused(rewritten, tmp_path, capsys, case):
     """In a file of ours, and in a plain state dict, for every library."""
     key = "head.weight"
     assert refused(predict(rewritten(**{key: TENSORS[case]})), capsys.readouterr().err)
-    state = load("vit-digits").model.state_dict()
+    state = load("vit-digits").module.state_dict()
     torch.save({**state, key: TENSORS[case]}, tmp_path / "w.pth")
     assert refused(predict("vit-micro", "--weights", str(tmp_path / "w.pth")), capsys.readouterr().err)
 
@@ -131,7 +131,7 @@ def test_damaged_tensors_are_refused(rewritten, tmp_path, capsys, case):
 @pytest.mark.parametrize("case", ["complex", "a single number", "empty", "another shape", "NaN"])
 def test_damaged_tensors_for_timm_are_refused(tmp_path, capsys, case):
     name = "timm:vit_tiny_patch16_224"
-    state = load(name, random_weights=True).model.state_dict()
+    state = load(name, random_weights=True).module.state_dict()
     for key in ("head.weight", "pos_embed"):
         torch.save({**state, key: TENSORS[case]}, tmp_path / "w.pth")
         code = run(

@@ -1,4 +1,4 @@
-"""The grammar of a specimen's name, and that no two aliases of a command are the same."""
+"""The grammar of a model's name, and that no two aliases of a command are the same."""
 
 import pytest
 from hypothesis import given

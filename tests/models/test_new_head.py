@@ -7,16 +7,16 @@ import timm
 import torch
 import torchvision
 
-from tests.training.tiny import CLASSES, tiny_specimen
+from tests.training.tiny import CLASSES, tiny_model
+from vitlens.models.model import Model
 from vitlens.models.new_head import classifiers, for_classes
 from vitlens.models.positions import interpolate_positions
-from vitlens.models.specimen import Specimen
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.zoo import load, save, untrained
 
 NEW = ("x", "y", "z", "w")
 MADE = {
-    "ours": tiny_specimen,
+    "ours": tiny_model,
     "ours with a distillation token": lambda: untrained(
         "vit-mini", classes=CLASSES, overrides={"dim": 8, "depth": 1, "heads": 2, "distillation": True}
     ),
@@ -32,24 +32,24 @@ MADE = {
 @pytest.mark.parametrize("name", MADE)
 def test_the_head_is_new_and_nothing_else(name: str, tmp_path) -> None:
     old = MADE[name]()
-    before = {key: value.clone() for key, value in old.model.state_dict().items()}
+    before = {key: value.clone() for key, value in old.module.state_dict().items()}
     made = for_classes(old, NEW)
     assert made.classes == NEW
     images = torch.rand(2, 3, *made.input_size)
     assert made(images).abs().max() == 0
-    heads = tuple(f"{path}." for path in classifiers(made.model))
-    for key, value in made.model.state_dict().items():
+    heads = tuple(f"{path}." for path in classifiers(made.module))
+    for key, value in made.module.state_dict().items():
         if not key.startswith(heads):
             assert torch.equal(value, before[key]), key
-    assert old.model.state_dict().keys() == before.keys()
-    assert all(torch.equal(value, before[key]) for key, value in old.model.state_dict().items())
+    assert old.module.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in old.module.state_dict().items())
     done = "by one of the data's 4" if old.has_classifier else "added a head for the data's 4 classes"
     assert made.provenance.notes[-1].endswith(f"{done}, all zeros")
     assert not made.training
     assert not any(parameter.requires_grad for parameter in made.parameters())
     with torch.no_grad():
-        for path in classifiers(made.model):
-            made.model.get_submodule(path).weight.normal_()
+        for path in classifiers(made.module):
+            made.module.get_submodule(path).weight.normal_()
     save(made, tmp_path / "model.safetensors")  # and it is a model like any other
     again = load(str(tmp_path / "model.safetensors"))
     assert again.classes == NEW
@@ -57,16 +57,16 @@ def test_the_head_is_new_and_nothing_else(name: str, tmp_path) -> None:
 
 
 def test_a_head_for_the_same_classes_is_kept() -> None:
-    old = tiny_specimen().eval()
+    old = tiny_model().eval()
     made = for_classes(old, CLASSES)
     images = torch.rand(2, 3, 8, 12)
     assert torch.equal(made(images), old(images))
     assert made.provenance.notes == ()
-    assert made.model is not old.model
+    assert made.module is not old.module
 
 
-def larger(tmp_path) -> Specimen:
-    save(tiny_specimen(), tmp_path / "model.safetensors")
+def larger(tmp_path) -> Model:
+    save(tiny_model(), tmp_path / "model.safetensors")
     return load(str(tmp_path / "model.safetensors"), image_size=(16, 20))
 
 
@@ -74,13 +74,13 @@ def test_positions_are_resized_for_another_input_size(tmp_path) -> None:
     old = larger(tmp_path)
     images = torch.rand(2, 3, 16, 20)
     made = for_classes(old, CLASSES)
-    model = made.model
+    model = made.module
     assert isinstance(model, VisionTransformer)
     assert model.pos_embed is not None
     assert model.pos_embed.shape == (1, 1 + 4 * 5, 16)
     # as the old one interpolates them in every forward pass
     assert torch.allclose(made(images), old(images), atol=1e-5)
-    expected = interpolate_positions(old.model.get_parameter("pos_embed"), prefix=1, grid=(2, 3), to=(4, 5))
+    expected = interpolate_positions(old.module.get_parameter("pos_embed"), prefix=1, grid=(2, 3), to=(4, 5))
     assert torch.equal(model.pos_embed, expected)
     assert made.anatomy.layout is not None
     assert made.anatomy.layout.grid == (4, 5)

@@ -1,4 +1,4 @@
-"""Language-image models as specimens: the numbers of open_clip itself, their own settings, errors of one line."""
+"""Language-image models as models: the numbers of open_clip itself, their own settings, errors of one line."""
 
 import sys
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from vitlens.models import hub
 open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
 
 from tests.models.tiny_clip import registered, tiny  # noqa: E402
-from vitlens.analysis.relevance import relevance  # noqa: E402
-from vitlens.analysis.zero_shot import prompted, zero_shot  # noqa: E402
+from vitlens.analysis.attention.relevance import relevance  # noqa: E402
+from vitlens.analysis.features.zero_shot import prompted, zero_shot  # noqa: E402
 from vitlens.lens.observe import capture  # noqa: E402
 from vitlens.models.language_image import text_tower, with_prompts  # noqa: E402
 from vitlens.models.open_clip_library import configuration, open_clip_names, template_sets, tokenizer  # noqa: E402
@@ -27,12 +27,12 @@ PROMPTS = ["a photo of a cat.", "a photo of a dog.", "grass"]
 
 
 @pytest.fixture(params=ARCHS)
-def specimen(request):
+def model(request):
     return tiny(request.param)
 
 
-def pictures(specimen, count=2):
-    return torch.rand(count, 3, *specimen.input_size, generator=torch.Generator().manual_seed(1))
+def pictures(model, count=2):
+    return torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(1))
 
 
 def refused(kind: type[Exception], call: Callable[[], object], says: str) -> None:
@@ -44,36 +44,36 @@ def refused(kind: type[Exception], call: Callable[[], object], says: str) -> Non
 # ---- numbers
 
 
-def test_without_prompts_the_answer_is_the_librarys_embedding(specimen):
-    model, images = text_tower(specimen).model, pictures(specimen)
+def test_without_prompts_the_answer_is_the_librarys_embedding(model):
+    module, images = text_tower(model).model, pictures(model)
     with torch.no_grad():
-        expected = model.encode_image(specimen.prepare(images))
-    torch.testing.assert_close(specimen(images), expected)
-    assert specimen.classes == ()  # the axes of an embedding are no classes
+        expected = module.encode_image(model.prepare(images))
+    torch.testing.assert_close(model(images), expected)
+    assert model.classes == ()  # the axes of an embedding are no classes
 
 
-def test_logits_for_texts_are_the_librarys(specimen):
-    model, images = text_tower(specimen).model, pictures(specimen)
+def test_logits_for_texts_are_the_librarys(model):
+    module, images = text_tower(model).model, pictures(model)
     with torch.no_grad():
-        expected, _ = model.get_logits(specimen.prepare(images), text_tower(specimen).tokens(PROMPTS))
-    found = prompted(specimen, PROMPTS)
+        expected, _ = module.get_logits(model.prepare(images), text_tower(model).tokens(PROMPTS))
+    found = prompted(model, PROMPTS)
     torch.testing.assert_close(found(images), expected, atol=1e-4, rtol=1e-5)
     assert found.classes == tuple(PROMPTS)
 
 
-def test_an_ensemble_of_templates_is_the_librarys(specimen):
+def test_an_ensemble_of_templates_is_the_librarys(model):
     templates, classes = ("a photo of a {}.", "art of the {}.", "{}"), ("cat", "hot dog")
-    tower = text_tower(specimen)
+    tower = text_tower(model)
     expected = open_clip.build_zero_shot_classifier(tower.model, tower.tokenizer(), classes, templates)
-    found = zero_shot(specimen, classes, templates=templates).model.prompts
+    found = zero_shot(model, classes, templates=templates).module.prompts
     torch.testing.assert_close(found, expected.T, atol=1e-5, rtol=1e-5)
 
 
-def test_the_text_tower_is_beside_the_model_and_not_in_it(specimen):
-    visual = sum(part.numel() for part in specimen.model.visual.parameters())
-    whole = sum(part.numel() for part in text_tower(specimen).model.parameters())
-    assert specimen.parameter_count() == visual < whole
-    assert not any(part.requires_grad for part in text_tower(specimen).model.parameters())
+def test_the_text_tower_is_beside_the_model_and_not_in_it(model):
+    visual = sum(part.numel() for part in model.model.visual.parameters())
+    whole = sum(part.numel() for part in text_tower(model).model.parameters())
+    assert model.parameter_count() == visual < whole
+    assert not any(part.requires_grad for part in text_tower(model).model.parameters())
 
 
 # ---- what it is made of
@@ -95,10 +95,10 @@ def test_anatomy(arch, family, prefix, readout, blocks):
 
 @pytest.mark.parametrize("arch", ["tiny-clip", "tiny-sigmoid"])
 def test_the_lens_sees_every_layer(arch):
-    specimen = tiny(arch)
-    found = capture(specimen, pictures(specimen))
+    model = tiny(arch)
+    found = capture(model, pictures(model))
     pooled = arch == "tiny-sigmoid"
-    assert len(found.layers) == len(specimen.anatomy.blocks) + pooled
+    assert len(found.layers) == len(model.anatomy.blocks) + pooled
     for weights in found.layers:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
 
@@ -106,11 +106,11 @@ def test_the_lens_sees_every_layer(arch):
 @pytest.mark.parametrize("arch", ["tiny-clip", "tiny-sigmoid"])
 def test_relevance_for_a_text_is_that_of_its_similarity(arch):
     """The map for a text is the same whatever other texts stand beside it, and another for another text."""
-    specimen = tiny(arch)
-    images = pictures(specimen)
-    alone = relevance(prompted(specimen, PROMPTS[:1]), images, targets=torch.zeros(2, dtype=torch.long))
-    among = relevance(prompted(specimen, PROMPTS[::-1]), images, targets=torch.full((2,), 2))
-    other = relevance(prompted(specimen, PROMPTS), images, targets=torch.ones(2, dtype=torch.long))
+    model = tiny(arch)
+    images = pictures(model)
+    alone = relevance(prompted(model, PROMPTS[:1]), images, targets=torch.zeros(2, dtype=torch.long))
+    among = relevance(prompted(model, PROMPTS[::-1]), images, targets=torch.full((2,), 2))
+    other = relevance(prompted(model, PROMPTS), images, targets=torch.ones(2, dtype=torch.long))
     torch.testing.assert_close(alone, among, atol=1e-6, rtol=1e-3)
     assert alone.isfinite().all()
     assert float(alone.max()) > 0
@@ -132,26 +132,26 @@ def test_preprocessing_is_the_weights_own():
     shared, notes = configuration("ViT-B-16-SigLIP", None)
     assert (shared["resize_mode"], tuple(shared["mean"]), notes) == ("squash", (0.5, 0.5, 0.5), ())
     assert configuration("ViT-B-32", "openai")[0]["mean"] == pytest.approx((0.48145466, 0.4578275, 0.40821073))
-    specimen = tiny()
-    assert specimen.preprocessing.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
-    assert (specimen.preprocessing.resize, specimen.preprocessing.interpolation) == (32, "bicubic")
-    assert "preprocessing by open_clip's default" in specimen.provenance.notes[0]
+    model = tiny()
+    assert model.preprocessing.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+    assert (model.preprocessing.resize, model.preprocessing.interpolation) == (32, "bicubic")
+    assert "preprocessing by open_clip's default" in model.provenance.notes[0]
 
 
 # ---- names, files, what is missing
 
 
 def test_weights_of_a_file_through_the_door_to_all_models(tmp_path):
-    specimen, images = tiny(seed=5), torch.rand(2, 3, 32, 32)
+    model, images = tiny(seed=5), torch.rand(2, 3, 32, 32)
     file = tmp_path / "clip.safetensors"
-    save_file({key: value.contiguous() for key, value in text_tower(specimen).model.state_dict().items()}, file)
+    save_file({key: value.contiguous() for key, value in text_tower(model).model.state_dict().items()}, file)
     found = load(f"mine=open-clip:tiny-clip@{file}")
-    torch.testing.assert_close(found(images), specimen(images))
+    torch.testing.assert_close(found(images), model(images))
     assert (found.alias, found.provenance.weights) == ("mine", "clip.safetensors")
-    torch.save(text_tower(specimen).model.state_dict(), tmp_path / "clip.pt")
+    torch.save(text_tower(model).model.state_dict(), tmp_path / "clip.pt")
     again = load("open-clip:tiny-clip", weights=tmp_path / "clip.pt", classes=("cat", "dog"))
     assert again.classes == ("cat", "dog")
-    torch.testing.assert_close(again(images), zero_shot(specimen, ("cat", "dog"))(images))
+    torch.testing.assert_close(again(images), zero_shot(model, ("cat", "dog"))(images))
     refused(ModelError, lambda: load(f"open-clip:tiny-resnet@{file}"), "do not fit open-clip:tiny-resnet")
     refused(ModelError, lambda: load("open-clip:tiny-clip@no.pt"), "found nothing at no.pt")
     (tmp_path / "bad.pt").write_bytes(b"no weights")
@@ -192,12 +192,12 @@ def test_without_a_network_it_is_one_line(monkeypatch, tmp_path):
 
 
 def test_texts_that_cannot_be_read_are_refused():
-    specimen = tiny()
-    refused(InputError, lambda: prompted(specimen, ["", "dog"]), "found an empty one")
-    refused(InputError, lambda: prompted(specimen, ["dog " * 40]), "at most 24 tokens for open-clip:tiny-clip")
-    refused(InputError, lambda: prompted(specimen, ["dog", "dog"]), "each once")
-    refused(InputError, lambda: zero_shot(specimen, ["dog"], templates=["a photo"]), r"expected \{\} in a template")
-    refused(InputError, lambda: with_prompts(specimen, ["a"], torch.zeros(2, 16)), "expected 2 names")
+    model = tiny()
+    refused(InputError, lambda: prompted(model, ["", "dog"]), "found an empty one")
+    refused(InputError, lambda: prompted(model, ["dog " * 40]), "at most 24 tokens for open-clip:tiny-clip")
+    refused(InputError, lambda: prompted(model, ["dog", "dog"]), "each once")
+    refused(InputError, lambda: zero_shot(model, ["dog"], templates=["a photo"]), r"expected \{\} in a template")
+    refused(InputError, lambda: with_prompts(model, ["a"], torch.zeros(2, 16)), "expected 2 names")
 
 
 def test_a_model_without_a_text_tower_is_refused_with_those_that_have_one():

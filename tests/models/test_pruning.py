@@ -1,4 +1,4 @@
-"""A pruned specimen answers as the whole one with those heads masked, is smaller, and comes back from its file."""
+"""A pruned model answers as the whole one with those heads masked, is smaller, and comes back from its file."""
 
 import copy
 import json
@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lens.tiny import FAMILIES, images, ours, shaken, specimen_of, timm_specimen
+from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
 from tests.models.test_saved import OVERRIDES, rewritten
-from vitlens.analysis.latency import latency
+from vitlens.analysis.cost.latency import latency
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.lens.intervened import intervened
 from vitlens.lens.intervention import HeadReplaced
@@ -19,27 +19,27 @@ from vitlens.lens.observe import capture
 from vitlens.lens.replay import replaying
 from vitlens.models.anatomy import attention_modules
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
+from vitlens.models.model import Model
 from vitlens.models.pruning import prune_heads
 from vitlens.models.saved import save
-from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import WEIGHTS_FILE, load, untrained
 
 CUT = {
     **{name: FAMILIES[name] for name in ("ours", "ours-unfused", "vit", "deit-distilled", "deit3", "siglip")},
     **{name: FAMILIES[name] for name in ("dinov2-registers", "torchvision-vit")},
-    "query-and-key-norms": partial(timm_specimen, "vit_tiny_patch16_224", qk_norm=True),
-    "no-bias": partial(timm_specimen, "vit_tiny_patch16_224", qkv_bias=False),
+    "query-and-key-norms": partial(timm_model, "vit_tiny_patch16_224", qk_norm=True),
+    "no-bias": partial(timm_model, "vit_tiny_patch16_224", qkv_bias=False),
 }
 SOME = {"one": {0: (1,)}, "two": {0: (0,), 1: (1,)}, "a-layer": {0: (0, 1)}, "last-layer": {1: (0, 1), 0: (1,)}}
 
 
 @torch.no_grad()
-def masked(specimen: Specimen, heads: dict[int, tuple[int, ...]], batch: torch.Tensor) -> torch.Tensor:
-    with intervened(specimen, [HeadReplaced(layer, head) for layer, some in heads.items() for head in some]):
-        return specimen(batch)
+def masked(model: Model, heads: dict[int, tuple[int, ...]], batch: torch.Tensor) -> torch.Tensor:
+    with intervened(model, [HeadReplaced(layer, head) for layer, some in heads.items() for head in some]):
+        return model(batch)
 
 
-def assert_same(first: Specimen, second: Specimen) -> None:
+def assert_same(first: Model, second: Model) -> None:
     """Equal logits, bit by bit, and everything known of them."""
     batch = images(first.input_size)
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_a_mean_for_each_token_has_no_place_in_a_bias():
         prune_heads(whole, {0: (1,)}, means={0: means})
     with pytest.raises(InputError, match="for layer 1, found none"):
         prune_heads(whole, {1: (1,)}, means={0: means.mean(1)})
-    bare = timm_specimen("vit_tiny_patch16_224", proj_bias=False)
+    bare = timm_model("vit_tiny_patch16_224", proj_bias=False)
     with pytest.raises(UnsupportedError, match="expected an output projection with a bias at layer 0"):
         prune_heads(bare, {0: (1,)}, means={0: torch.zeros(2, 16)})
 
@@ -107,7 +107,7 @@ def test_a_mean_for_each_token_has_no_place_in_a_bias():
 def test_pruned_again_is_pruned_at_once(name):
     """What is second in a layer that lost its first head was third."""
     whole = {"ours": partial(ours, dim=24, heads=4, depth=3), "torchvision-vit": FAMILIES[name]}.get(
-        name, partial(timm_specimen, "vit_tiny_patch16_224", num_heads=4, depth=3)
+        name, partial(timm_model, "vit_tiny_patch16_224", num_heads=4, depth=3)
     )()
     if name == "torchvision-vit":
         twice = prune_heads(prune_heads(whole, {0: (0,), 1: (1,)}), {0: (0,)})
@@ -133,7 +133,7 @@ def test_the_lens_sees_the_heads_that_are_left(name):
 
 @pytest.mark.parametrize("heads", [{0: (1,)}, {1: (0,)}, {0: (0, 1)}, {1: (0, 1)}], ids=str)
 @pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
-def test_a_pruned_specimen_can_be_replayed(name, heads):
+def test_a_pruned_model_can_be_replayed(name, heads):
     pruned = prune_heads(CUT[name](), heads)
     batch = images(pruned.input_size)
     with replaying(pruned, batch) as replay:
@@ -172,7 +172,7 @@ def test_ours_comes_back_from_its_file(tmp_path, heads, image_size):
     if image_size is not None:
         other = load(str(tmp_path / "a"), image_size=image_size)
         batch = images(image_size)
-        torch.testing.assert_close(other(batch), pruned.model((batch - pruned.mean) / pruned.std))
+        torch.testing.assert_close(other(batch), pruned.module((batch - pruned.mean) / pruned.std))
     assert_same(load(str(tmp_path / "a"), mean=(0.5, 0.5, 0.5), classes=("p", "q")), pruned)
     untaught = load(f"{tmp_path / 'a'}@random")
     assert untaught.parameter_count() == pruned.parameter_count()
@@ -282,8 +282,8 @@ class Sleeper(nn.Module):
 
 def test_latency_is_quartiles_after_warming_up():
     model = Sleeper([100.0, 100.0, 5.0, 1.0, 2.0, 4.0, 3.0])
-    found = latency(specimen_of(model), images(batch=6), 5, warm_up=2, clock=lambda: model.now)
+    found = latency(model_of(model), images(batch=6), 5, warm_up=2, clock=lambda: model.now)
     assert (found.low, found.median, found.high) == (2.0, 3.0, 4.0)
     assert (found.repeats, found.images, found.images_per_second) == (5, 6, 2.0)
     with pytest.raises(InputError, match="expected at least 1 repeat, found 0"):
-        latency(specimen_of(model), images(), 0)
+        latency(model_of(model), images(), 0)

@@ -10,33 +10,33 @@ from vitlens.models.zoo import load
 
 
 def test_a_vit_has_the_positions_of_its_new_grid():
-    specimen = load("vit-mini", random_weights=True)
-    larger = untrained_at(specimen, (64, 48))
+    model = load("vit-mini", random_weights=True)
+    larger = untrained_at(model, (64, 48))
     assert larger.layout.grid == (16, 12)
-    assert larger.parameter_count() - specimen.parameter_count() == (16 * 12 - 64) * 128
+    assert larger.parameter_count() - model.parameter_count() == (16 * 12 - 64) * 128
     assert larger(torch.rand(1, 3, 64, 48)).shape == (1, 10)
     assert (larger.alias, larger.provenance.weights) == ("vit-mini", "random")
     assert not larger.training
     assert not any(parameter.requires_grad for parameter in larger.parameters())
 
 
-def test_its_own_size_is_the_specimen_itself():
-    specimen = load("vit-digits")
-    assert untrained_at(specimen, (32, 32)) is specimen
+def test_its_own_size_is_the_model_itself():
+    model = load("vit-digits")
+    assert untrained_at(model, (32, 32)) is model
 
 
 @pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18"])
 def test_a_resnet_keeps_its_stem(name):
-    specimen = load(name, random_weights=True)
-    other = untrained_at(specimen, (96, 128))
-    assert other.model.conv1.weight.shape == specimen.model.conv1.weight.shape
-    assert other.parameter_count() == specimen.parameter_count()
+    model = load(name, random_weights=True)
+    other = untrained_at(model, (96, 128))
+    assert other.module.conv1.weight.shape == model.module.conv1.weight.shape
+    assert other.parameter_count() == model.parameter_count()
     assert other.input_size == (96, 128)
 
 
 def test_lost_heads_stay_lost():
     pruned = prune_heads(load("vit-mini", random_weights=True), {0: {1}})
-    assert untrained_at(pruned, (16, 16)).model.blocks[0].attn.qkv.out_features == 3 * 96
+    assert untrained_at(pruned, (16, 16)).module.blocks[0].attn.qkv.out_features == 3 * 96
 
 
 def test_a_size_that_does_not_fit_is_refused():

@@ -1,4 +1,4 @@
-"""A specimen written to a file and read again is the same specimen."""
+"""A model written to a file and read again is the same model."""
 
 import json
 from dataclasses import replace
@@ -12,38 +12,38 @@ from safetensors.torch import load_file, save_file
 from tests.lens.tiny import images
 from vitlens.errors import ModelError, StorageError
 from vitlens.files import sha256
+from vitlens.models.model import Model
 from vitlens.models.saved import save
-from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import WEIGHTS_FILE, load, untrained
 
 CLASSES = ("cat", "dog", "newt")
 OVERRIDES = {"dim": 16, "depth": 2, "heads": 2, "registers": 2, "patch_size": [8, 16]}
 
 
-def small(name: str = "vit-micro", *, seed: int = 1) -> Specimen:
+def small(name: str = "vit-micro", *, seed: int = 1) -> Model:
     if name.startswith("vit"):
         return untrained(name, classes=CLASSES, image_size=(32, 48), overrides=OVERRIDES, seed=seed).eval()
     return untrained(name, classes=CLASSES, image_size=(32, 32), seed=seed).eval()
 
 
-def written(specimen: Specimen, folder: Path, *, half: bool = False) -> Path:
-    save(specimen, folder / WEIGHTS_FILE, half=half)
+def written(model: Model, folder: Path, *, half: bool = False) -> Path:
+    save(model, folder / WEIGHTS_FILE, half=half)
     return folder
 
 
 @pytest.mark.parametrize("name", ["vit-micro", "resnet20"])
 def test_equal_logits_and_everything_known_of_it(tmp_path, name):
-    specimen = small(name)
+    model = small(name)
     if name == "resnet20":  # running statistics are part of it
-        specimen.train()(images())
-        specimen.eval()
-    loaded = load(str(written(specimen, tmp_path / "run")))
-    batch = images(specimen.input_size)
-    assert torch.equal(loaded(batch), specimen(batch))
+        model.train()(images())
+        model.eval()
+    loaded = load(str(written(model, tmp_path / "run")))
+    batch = images(model.input_size)
+    assert torch.equal(loaded(batch), model(batch))
     assert loaded.classes == CLASSES
-    assert loaded.preprocessing == specimen.preprocessing
-    assert loaded.anatomy == specimen.anatomy
-    assert loaded.architecture == json.loads(json.dumps(loaded.architecture)) | {"image_size": specimen.input_size}
+    assert loaded.preprocessing == model.preprocessing
+    assert loaded.anatomy == model.anatomy
+    assert loaded.architecture == json.loads(json.dumps(loaded.architecture)) | {"image_size": model.input_size}
     assert loaded.alias == "run"
     assert loaded.provenance.weights == WEIGHTS_FILE
     assert loaded.provenance.sha256 == sha256(tmp_path / "run" / WEIGHTS_FILE)
@@ -51,45 +51,45 @@ def test_equal_logits_and_everything_known_of_it(tmp_path, name):
 
 
 def test_the_file_itself_is_a_name_too(tmp_path):
-    specimen = small()
-    loaded = load(str(written(specimen, tmp_path) / WEIGHTS_FILE))
-    assert torch.equal(loaded(images((32, 48))), specimen(images((32, 48))))
+    model = small()
+    loaded = load(str(written(model, tmp_path) / WEIGHTS_FILE))
+    assert torch.equal(loaded(images((32, 48))), model(images((32, 48))))
     assert loaded.alias == "model"
 
 
 def test_half_precision_is_half_the_size_and_nearly_the_same(tmp_path):
-    specimen = small()
-    written(specimen, tmp_path / "full")
-    loaded = load(str(written(specimen, tmp_path / "half", half=True)))
+    model = small()
+    written(model, tmp_path / "full")
+    loaded = load(str(written(model, tmp_path / "half", half=True)))
     state = load_file(tmp_path / "half" / WEIGHTS_FILE)
     assert {value.dtype for value in state.values()} == {torch.float16}
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
-    for key, value in specimen.model.state_dict().items():
+    for key, value in model.module.state_dict().items():
         torch.testing.assert_close(state[key].float(), value, atol=1e-7, rtol=2**-11)  # rounded to 11 bits
-    torch.testing.assert_close(loaded(images((32, 48))), specimen(images((32, 48))), atol=5e-3, rtol=0)
+    torch.testing.assert_close(loaded(images((32, 48))), model(images((32, 48))), atol=5e-3, rtol=0)
 
 
 def test_half_precision_leaves_counters_whole(tmp_path):
-    specimen = small("resnet20")
-    loaded = load(str(written(specimen, tmp_path, half=True)))
-    torch.testing.assert_close(loaded(images()), specimen(images()), atol=2e-2, rtol=0)
-    assert loaded.model.state_dict().keys() == specimen.model.state_dict().keys()
+    model = small("resnet20")
+    loaded = load(str(written(model, tmp_path, half=True)))
+    torch.testing.assert_close(loaded(images()), model(images()), atol=2e-2, rtol=0)
+    assert loaded.module.state_dict().keys() == model.module.state_dict().keys()
 
 
 def test_other_weights_than_its_own(tmp_path):
     first, second = small(), small(seed=2)
-    save(first, tmp_path / WEIGHTS_FILE, state=second.model.state_dict())
+    save(first, tmp_path / WEIGHTS_FILE, state=second.module.state_dict())
     assert torch.equal(load(str(tmp_path))(images((32, 48))), second(images((32, 48))))
 
 
 @pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "torchvision:resnet18"])
 def test_a_library_model_comes_back(tmp_path, name):
     size = (32, 32)
-    specimen = load(name, random_weights=True, image_size=size)
-    loaded = load(str(written(specimen, tmp_path)))
-    assert torch.equal(loaded(images(size)), specimen(images(size)))
-    assert loaded.anatomy == specimen.anatomy
-    assert loaded.preprocessing == specimen.preprocessing
+    model = load(name, random_weights=True, image_size=size)
+    loaded = load(str(written(model, tmp_path)))
+    assert torch.equal(loaded(images(size)), model(images(size)))
+    assert loaded.anatomy == model.anatomy
+    assert loaded.preprocessing == model.preprocessing
 
 
 def test_another_image_size(tmp_path):
@@ -114,8 +114,8 @@ def test_saving_again_gives_the_same_bytes(tmp_path):
 
 
 def test_a_file_that_is_replaced_is_replaced_whole(tmp_path, monkeypatch):
-    specimen = small()
-    written(specimen, tmp_path)
+    model = small()
+    written(model, tmp_path)
     before = (tmp_path / WEIGHTS_FILE).read_bytes()
 
     def full(path: Path, content: bytes) -> int:
@@ -175,10 +175,8 @@ def test_loading_leaves_the_callers_random_state_alone(tmp_path):
 
 
 def test_preprocessing_that_was_told_is_kept(tmp_path):
-    specimen = small()
-    told = load(
-        str(written(specimen, tmp_path / "a")), mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1), classes=("x", "y", "z")
-    )
+    model = small()
+    told = load(str(written(model, tmp_path / "a")), mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1), classes=("x", "y", "z"))
     again = load(str(written(told, tmp_path / "b")))
-    assert again.preprocessing == replace(specimen.preprocessing, mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1))
+    assert again.preprocessing == replace(model.preprocessing, mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1))
     assert again.classes == ("x", "y", "z")

@@ -1,4 +1,4 @@
-"""Each way to name a specimen, and each way in which it can fail: one line that says what to type."""
+"""Each way to name a model, and each way in which it can fail: one line that says what to type."""
 
 import time
 from contextlib import suppress
@@ -50,13 +50,13 @@ LIGHT = [name for name in PRESETS if name not in {heavy.values[0] for heavy in H
 
 @pytest.mark.parametrize("name", [*LIGHT, *HEAVY])
 def test_a_preset_with_random_weights(name):
-    specimen = load(name, random_weights=True)
-    logits = specimen(images(specimen.input_size))
+    model = load(name, random_weights=True)
+    logits = model(images(model.input_size))
     assert logits.shape == (2, 1000 if name.endswith("-224") else 10)
-    assert specimen.provenance.weights == "random"
-    assert specimen.alias == name
-    assert not specimen.training
-    assert not any(parameter.requires_grad for parameter in specimen.parameters())
+    assert model.provenance.weights == "random"
+    assert model.alias == name
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_random_weights_are_seeded_and_leave_the_callers_state_alone():
@@ -81,27 +81,27 @@ def test_a_preset_without_weights_says_how_to_train_it():
 def test_weights_of_a_preset_from_a_file(tmp_path, ending, way):
     state, path = vit_state(), tmp_path / f"mine{ending}"
     save_file(state, path) if ending == ".safetensors" else torch.save(state, path)
-    specimen = {
+    model = {
         "arch": lambda: load(str(path), arch="vit-micro"),
         "weights": lambda: load("vit-micro", weights=path),
         "at": lambda: load(f"a=vit-micro@{path}"),
     }[way]()
-    model = VisionTransformer(replace(VIT_PRESETS["vit-micro"], classes=7)).eval()
-    model.load_state_dict(state)
-    assert torch.equal(specimen(images()), model((images() - 0.5) / 0.5))
-    assert specimen.alias == {"arch": "mine", "weights": "vit-micro", "at": "a"}[way]
-    assert specimen.classes == tuple("0123456")
-    assert (specimen.provenance.weights, specimen.provenance.sha256) == (path.name, sha256(path))
+    module = VisionTransformer(replace(VIT_PRESETS["vit-micro"], classes=7)).eval()
+    module.load_state_dict(state)
+    assert torch.equal(model(images()), module((images() - 0.5) / 0.5))
+    assert model.alias == {"arch": "mine", "weights": "vit-micro", "at": "a"}[way]
+    assert model.classes == tuple("0123456")
+    assert (model.provenance.weights, model.provenance.sha256) == (path.name, sha256(path))
 
 
 def test_wrappers_are_taken_off_and_noted(tmp_path):
     path = tmp_path / "w.pth"
     torch.save({"state_dict": {f"module._orig_mod.{k}": v for k, v in vit_state().items()}, "epoch": 9}, path)
-    specimen = load(str(path), arch="vit-micro")
+    model = load(str(path), arch="vit-micro")
     plain = tmp_path / "plain.pth"
     torch.save(vit_state(), plain)
-    assert torch.equal(specimen(images()), load(str(plain), arch="vit-micro")(images()))
-    assert specimen.provenance.notes == (
+    assert torch.equal(model(images()), load(str(plain), arch="vit-micro")(images()))
+    assert model.provenance.notes == (
         "took the weights from 'state_dict'",
         "took 'module.' off every name",
         "took '_orig_mod.' off every name",
@@ -109,70 +109,70 @@ def test_wrappers_are_taken_off_and_noted(tmp_path):
 
 
 def test_timm_with_random_weights():
-    specimen = load(TIMM_VIT, random_weights=True, image_size=(32, 48))
-    assert specimen.layout.grid == (2, 3)
-    assert specimen.classes == imagenet_classes()
+    model = load(TIMM_VIT, random_weights=True, image_size=(32, 48))
+    assert model.layout.grid == (2, 3)
+    assert model.classes == imagenet_classes()
     config = timm.models.get_pretrained_cfg("vit_tiny_patch16_224")
-    assert (specimen.preprocessing.mean, specimen.preprocessing.std) == (config.mean, config.std)
-    assert specimen(images((32, 48))).shape == (2, 1000)
+    assert (model.preprocessing.mean, model.preprocessing.std) == (config.mean, config.std)
+    assert model(images((32, 48))).shape == (2, 1000)
 
 
 def test_timms_own_preprocessing():
-    specimen = load("timm:deit_tiny_patch16_224", random_weights=True)
-    found = specimen.preprocessing
+    model = load("timm:deit_tiny_patch16_224", random_weights=True)
+    found = model.preprocessing
     assert (found.size, found.resize, found.interpolation) == ((224, 224), 248, "bicubic")
     assert (found.mean, found.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @pytest.mark.parametrize("pre_trained_at", [224, 64])
 def test_timm_weights_from_a_file(tmp_path, pre_trained_at):
-    model = timm_vit(classes=5, size=pre_trained_at)
-    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    module = timm_vit(classes=5, size=pre_trained_at)
+    save_file(module.state_dict(), tmp_path / "w.safetensors")
     size = None if pre_trained_at == 224 else (64, 64)
-    specimen = load(TIMM_VIT, weights=tmp_path / "w.safetensors", image_size=size)
+    model = load(TIMM_VIT, weights=tmp_path / "w.safetensors", image_size=size)
     batch = images((pre_trained_at, pre_trained_at), batch=1)
-    torch.testing.assert_close(specimen(batch), model((batch - 0.5) / 0.5), atol=1e-6, rtol=1e-5)
-    assert len(specimen.classes) == 5
-    assert specimen.provenance.notes == ()
+    torch.testing.assert_close(model(batch), module((batch - 0.5) / 0.5), atol=1e-6, rtol=1e-5)
+    assert len(model.classes) == 5
+    assert model.provenance.notes == ()
 
 
 def test_timm_positions_are_resized_as_timm_does_and_noted(tmp_path):
-    model = timm_vit(classes=5)
-    save_file(model.state_dict(), tmp_path / "w.safetensors")
-    specimen = load(f"{TIMM_VIT}@{tmp_path / 'w.safetensors'}", image_size=(64, 96))
-    expected = timm.layers.resample_abs_pos_embed(model.pos_embed, new_size=[4, 6], num_prefix_tokens=1)
-    torch.testing.assert_close(specimen.model.pos_embed, expected)
-    assert specimen.layout.grid == (4, 6)
-    assert specimen.provenance.notes == ("resized 'pos_embed' from (1, 197, 192) to (1, 25, 192)",)
+    module = timm_vit(classes=5)
+    save_file(module.state_dict(), tmp_path / "w.safetensors")
+    model = load(f"{TIMM_VIT}@{tmp_path / 'w.safetensors'}", image_size=(64, 96))
+    expected = timm.layers.resample_abs_pos_embed(module.pos_embed, new_size=[4, 6], num_prefix_tokens=1)
+    torch.testing.assert_close(model.module.pos_embed, expected)
+    assert model.layout.grid == (4, 6)
+    assert model.provenance.notes == ("resized 'pos_embed' from (1, 197, 192) to (1, 25, 192)",)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "swin_t", pytest.param("vit_b_32", marks=pytest.mark.slow)])
 def test_torchvision_with_random_weights(name):
-    specimen = load(f"torchvision:{name}", random_weights=True, image_size=(32, 32))
-    assert specimen(images()).shape == (2, 1000)
-    assert specimen.anatomy.family == {"resnet18": "cnn", "swin_t": "windowed", "vit_b_32": "vit"}[name]
+    model = load(f"torchvision:{name}", random_weights=True, image_size=(32, 32))
+    assert model(images()).shape == (2, 1000)
+    assert model.anatomy.family == {"resnet18": "cnn", "swin_t": "windowed", "vit_b_32": "vit"}[name]
 
 
 def test_torchvision_weights_from_a_file(tmp_path):
     torch.manual_seed(0)
-    model = torchvision.models.resnet18().eval()
-    torch.save(model.state_dict(), tmp_path / "w.pth")
-    specimen = load("torchvision:resnet18", weights=tmp_path / "w.pth")
+    module = torchvision.models.resnet18().eval()
+    torch.save(module.state_dict(), tmp_path / "w.pth")
+    model = load("torchvision:resnet18", weights=tmp_path / "w.pth")
     batch = images((64, 64), batch=1)
-    prepared = specimen.prepare(batch)
-    assert torch.equal(specimen(batch), model(prepared))
+    prepared = model.prepare(batch)
+    assert torch.equal(model(batch), module(prepared))
     transforms = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
-    assert specimen.preprocessing.size == (transforms.crop_size[0],) * 2
-    assert specimen.preprocessing.resize == transforms.resize_size[0]
+    assert model.preprocessing.size == (transforms.crop_size[0],) * 2
+    assert model.preprocessing.resize == transforms.resize_size[0]
 
 
 def test_told_preprocessing_and_classes():
     names = tuple("abcdefghij")
-    specimen = load("vit-micro", random_weights=True, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), classes=names)
-    assert (specimen.preprocessing.mean, specimen.preprocessing.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
-    assert specimen.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
-    assert specimen.classes == names
-    assert not any(parameter.requires_grad for parameter in specimen.parameters())
+    model = load("vit-micro", random_weights=True, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), classes=names)
+    assert (model.preprocessing.mean, model.preprocessing.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+    assert model.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert model.classes == names
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_number_of_class_names_that_does_not_fit():
@@ -181,11 +181,11 @@ def test_a_number_of_class_names_that_does_not_fit():
 
 
 def test_untrained_can_be_trained():
-    specimen = untrained("vit-micro", classes=("a", "b"), image_size=(16, 24), overrides={"depth": 2, "dim": 16})
-    assert specimen.layout.grid == (4, 6)
-    assert all(parameter.requires_grad for parameter in specimen.parameters())
-    assert len(specimen.model.blocks) == 2
-    assert specimen.architecture["image_size"] == (16, 24)
+    model = untrained("vit-micro", classes=("a", "b"), image_size=(16, 24), overrides={"depth": 2, "dim": 16})
+    assert model.layout.grid == (4, 6)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert len(model.module.blocks) == 2
+    assert model.architecture["image_size"] == (16, 24)
 
 
 def test_untrained_refuses_what_is_no_field():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlens.attacks.norms import LINF
 from vitlens.data.draws import keys
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
 def foolbox() -> ModuleType:
@@ -21,12 +21,12 @@ def foolbox() -> ModuleType:
     return found
 
 
-def standing(specimen: Specimen, images: Tensor, labels: Tensor, attack: object, epsilons: list[float]) -> list[Tensor]:
+def standing(model: Model, images: Tensor, labels: Tensor, attack: object, epsilons: list[float]) -> list[Tensor]:
     """Which images are right and stay so, at each epsilon, by foolbox's own verdict."""
-    model = foolbox().PyTorchModel(specimen, bounds=(0, 1), device=specimen.device)
-    _, _, broken = attack(model, images, labels, epsilons=epsilons)  # type: ignore[operator]
+    module = foolbox().PyTorchModel(model, bounds=(0, 1), device=model.device)
+    _, _, broken = attack(module, images, labels, epsilons=epsilons)  # type: ignore[operator]
     with torch.no_grad():
-        correct = specimen(images).argmax(1) == labels
+        correct = model(images).argmax(1) == labels
     return [correct & ~row for row in broken]
 
 

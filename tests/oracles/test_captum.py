@@ -8,20 +8,20 @@ import torch
 from captum.attr import LayerActivation, LayerGradientXActivation
 from torch import Tensor, nn
 
-from tests.lens.tiny import TIMM, images, timm_specimen
-from vitlens.analysis.gradients import with_gradients
-from vitlens.analysis.relevance import gradient_weighted
-from vitlens.models.specimen import Specimen
+from tests.lens.tiny import TIMM, images, timm_model
+from vitlens.analysis.attention.gradients import with_gradients
+from vitlens.analysis.attention.relevance import gradient_weighted
+from vitlens.models.model import Model
 
 FAMILIES = ("vit", "vit-mean", "deit-distilled", "deit3", "beit", "eva02", "dinov2-registers", "dinov3", "siglip")
 TARGETS = [3, 0, 4]
 
 
-def unfused(specimen: Specimen) -> tuple[Callable[[Tensor], Tensor], list[str], list[nn.Module]]:
+def unfused(model: Model) -> tuple[Callable[[Tensor], Tensor], list[str], list[nn.Module]]:
     """A copy of the model with timm's fused_attn=False: what runs it, and its attention layers with their attn_drop."""
-    twin = copy.deepcopy(specimen)
+    twin = copy.deepcopy(model)
     names, layers = [], []
-    for name, module in twin.model.named_modules():
+    for name, module in twin.module.named_modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
         if name.endswith(".attn_drop"):
@@ -35,20 +35,20 @@ def largest(found: list[Tensor], expected: list[Tensor]) -> float:
     return max(((f - e).abs().max() / e.abs().max()).item() for f, e in zip(found, expected, strict=True))
 
 
-def captums(family: str, *, dtype: torch.dtype) -> tuple[Specimen, Tensor, list[str], list[Tensor], list[Tensor]]:
-    specimen = timm_specimen(TIMM[family]).to(dtype)
+def captums(family: str, *, dtype: torch.dtype) -> tuple[Model, Tensor, list[str], list[Tensor], list[Tensor]]:
+    model = timm_model(TIMM[family]).to(dtype)
     batch = images(batch=3).to(dtype)
-    model, names, layers = unfused(specimen)
-    weights = [LayerActivation(model, layer).attribute(batch) for layer in layers]
-    products = [LayerGradientXActivation(model, layer).attribute(batch, target=TARGETS) for layer in layers]
-    return specimen, batch, names, weights, [product.detach() for product in products]
+    module, names, layers = unfused(model)
+    weights = [LayerActivation(module, layer).attribute(batch) for layer in layers]
+    products = [LayerGradientXActivation(module, layer).attribute(batch, target=TARGETS) for layer in layers]
+    return model, batch, names, weights, [product.detach() for product in products]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_and_their_gradients(family, dtype):
-    specimen, batch, names, weights, products = captums(family, dtype=dtype)
-    _, calls = with_gradients(specimen, batch, torch.tensor(TARGETS))
+    model, batch, names, weights, products = captums(family, dtype=dtype)
+    _, calls = with_gradients(model, batch, torch.tensor(TARGETS))
     ours = [call for call in calls if call.site.module in names]  # SigLIP's pooling has no attn_drop
     assert [call.site.module for call in ours] == names
     assert len(ours) == 2
@@ -64,6 +64,6 @@ def test_weights_and_their_gradients(family, dtype):
 
 def test_the_oracle_can_tell():
     """Another class's gradient is far from captum's: the comparison is not empty."""
-    specimen, batch, _, _, products = captums("vit", dtype=torch.float32)
-    _, calls = with_gradients(specimen, batch, torch.tensor([2, 2, 2]))
+    model, batch, _, _, products = captums("vit", dtype=torch.float32)
+    _, calls = with_gradients(model, batch, torch.tensor([2, 2, 2]))
     assert largest([call.weights() * call.weight_gradient() for call in calls], products) > 0.1

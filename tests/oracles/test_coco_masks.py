@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlens.analysis.localisation import mask_areas, pointing_hits
-from vitlens.analysis.overlap import roc_auc
-from vitlens.analysis.resampled import enlarged
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
+from vitlens.analysis.faithfulness.overlap import roc_auc
+from vitlens.analysis.faithfulness.resampled import enlarged
 from vitlens.attribution.registry import explain
 from vitlens.data.masks import load_masked_folder
 from vitlens.data.split import Split
@@ -30,10 +30,8 @@ def reference(real_data: Path) -> tuple[list[str], Tensor]:
 @pytest.fixture(scope="module")
 def split(real_data: Path) -> Split:
     root = real_data / "coco_masks"
-    specimen = zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
-    return load_masked_folder(
-        root, sorted((root / "images").iterdir()), part="test", preprocessing=specimen.preprocessing
-    )
+    model = zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
+    return load_masked_folder(root, sorted((root / "images").iterdir()), part="test", preprocessing=model.preprocessing)
 
 
 def test_the_folder_is_read_whole(split, reference):
@@ -69,12 +67,12 @@ def test_mask_areas_are_those_of_the_index(split, real_data):
 @pytest.mark.parametrize("count", [4, pytest.param(56, marks=pytest.mark.slow)])
 def test_our_maps_are_the_stored_ones(split, reference, real_data, count):
     names, maps = reference
-    specimen = zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
+    model = zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
     some = split.pick(torch.arange(0, 56, 56 // count))
     (batch,) = some.batches(56)
     order = [names.index(name) for name in some.files]
     for place, (method, (auc, _)) in enumerate(FIGURES.items()):
-        found = explain(specimen, batch.images, targets=batch.labels, method=method)
+        found = explain(model, batch.images, targets=batch.labels, method=method)
         torch.testing.assert_close(found, maps[order, place], atol=1e-4, rtol=0)
         if count == 56:
             assert roc_auc(found, some.masks).mean().item() == pytest.approx(auc, abs=6e-4)

@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlens.analysis.contribution import accuracy_by_depth, contributions, logit_lens
+from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logit_lens
 from vitlens.data.decode import decode_file
 from vitlens.lens.intervened import intervened
 from vitlens.lens.intervention import HeadReplaced
 from vitlens.models import zoo
+from vitlens.models.model import Model
 from vitlens.models.pruning import prune_heads
-from vitlens.models.specimen import Specimen
 
 
 @pytest.fixture(scope="module")
-def deit(real_data: Path) -> Specimen:
+def deit(real_data: Path) -> Model:
     return zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
 
 
 @pytest.fixture(scope="module")
-def photos(deit: Specimen, real_data: Path) -> tuple[Tensor, Tensor]:
+def photos(deit: Model, real_data: Path) -> tuple[Tensor, Tensor]:
     """Ten photographs and their labels."""
     with np.load(real_data / "deit_tiny_reference.npz", allow_pickle=False) as stored:
         names, labels = stored["files"][::30], torch.from_numpy(stored["labels"][::30])

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from tests.oracles.test_timm_attention import compare
-from vitlens.analysis.attention import attention, attention_maps
-from vitlens.analysis.relevance import relevance
-from vitlens.analysis.rollout import rollout
+from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.weights import attention, attention_maps
 from vitlens.data.decode import decode_file
 from vitlens.lens.observe import capture
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 LOGITS = 1e-4  # the largest difference over all 300 photographs was 1.5e-5 where this was written
 
 
 @pytest.fixture(scope="module")
-def deit(real_data: Path) -> Specimen:
+def deit(real_data: Path) -> Model:
     return zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
 
 
@@ -36,13 +36,13 @@ def reference(real_data: Path) -> dict[str, np.ndarray]:
         return {name: stored[name] for name in stored.files}
 
 
-def pictures(specimen: Specimen, paths: list[Path]) -> Tensor:
-    return torch.stack([decode_file(path, specimen.preprocessing).pixels for path in paths]).float() / 255
+def pictures(model: Model, paths: list[Path]) -> Tensor:
+    return torch.stack([decode_file(path, model.preprocessing).pixels for path in paths]).float() / 255
 
 
-def logits_of(specimen: Specimen, paths: list[Path]) -> Tensor:
+def logits_of(model: Model, paths: list[Path]) -> Tensor:
     with torch.no_grad():
-        return torch.cat([specimen(pictures(specimen, paths[i : i + 20])) for i in range(0, len(paths), 20)])
+        return torch.cat([model(pictures(model, paths[i : i + 20])) for i in range(0, len(paths), 20)])
 
 
 def photos(folder: Path, reference: dict[str, np.ndarray]) -> list[Path]:
@@ -96,13 +96,13 @@ def test_attention_is_timms_own_unfused(deit, real_data, reference):
 
 
 def mapped(
-    specimen: Specimen, folder: Path, reference: dict[str, np.ndarray], part: str
+    model: Model, folder: Path, reference: dict[str, np.ndarray], part: str
 ) -> tuple[list[int], list[Path], Tensor]:
     """Which of the images with stored maps, their files and their pixels."""
     paths = masks(folder, reference)
     chosen = list(range(0, len(paths), 8 if part == "some" else 1))
     # these are 224 px already and were taken whole, so that the masks fit
-    whole = replace(specimen.preprocessing, resize=None)
+    whole = replace(model.preprocessing, resize=None)
     batch = torch.stack([decode_file(paths[index], whole).pixels for index in chosen]).float() / 255
     return chosen, [paths[index] for index in chosen], batch
 

@@ -12,7 +12,7 @@ from vitlens.attacks.plan import Plan
 from vitlens.attacks.sweep import sweep
 from vitlens.data.digits import digits
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 PIXELS = [epsilon / 255 for epsilon in (1, 2, 4, 8)]
 LENGTHS = [0.1, 0.2, 0.4, 0.8, 1.6]
@@ -20,7 +20,7 @@ SEED = 5
 
 
 @pytest.fixture(scope="module", params=["vit-digits", pytest.param("cnn-digits", marks=pytest.mark.slow)])
-def specimen(request: pytest.FixtureRequest) -> Specimen:
+def model(request: pytest.FixtureRequest) -> Model:
     return zoo.load(request.param)
 
 
@@ -38,10 +38,10 @@ def no_weaker(ours: list[Tensor], theirs: list[Tensor]) -> None:
     assert any(0 < own.sum() < count for own in ours)
 
 
-def compare_fgsm(specimen: Specimen, count: int) -> None:
+def compare_fgsm(model: Model, count: int) -> None:
     images, labels = pictures(count)
-    theirs = peer_foolbox.standing(specimen, images, labels, peer_foolbox.fgsm(), PIXELS)
-    found = sweep(specimen, images, labels, attacks=["fgsm"], epsilons=PIXELS)
+    theirs = peer_foolbox.standing(model, images, labels, peer_foolbox.fgsm(), PIXELS)
+    found = sweep(model, images, labels, attacks=["fgsm"], epsilons=PIXELS)
     # a sweep keeps broken what was broken: so does the union of foolbox's
     kept = [torch.stack(theirs[: place + 1]).all(0) for place in range(len(PIXELS))]
     ours = [found.robust("fgsm", epsilon) for epsilon in PIXELS]
@@ -49,38 +49,38 @@ def compare_fgsm(specimen: Specimen, count: int) -> None:
     assert sum(int((own != other).sum()) for own, other in zip(ours, kept)) <= max(1, count // 200)
 
 
-def compare_pgd(specimen: Specimen, count: int) -> None:
+def compare_pgd(model: Model, count: int) -> None:
     images, labels = pictures(count)
-    theirs = peer_foolbox.standing(specimen, images, labels, peer_foolbox.pgd(images, steps=20, seed=SEED), PIXELS)
-    found = sweep(specimen, images, labels, attacks=["pgd"], epsilons=PIXELS, steps=20, seed=SEED)
+    theirs = peer_foolbox.standing(model, images, labels, peer_foolbox.pgd(images, steps=20, seed=SEED), PIXELS)
+    found = sweep(model, images, labels, attacks=["pgd"], epsilons=PIXELS, steps=20, seed=SEED)
     no_weaker([found.robust("pgd", epsilon) for epsilon in PIXELS], theirs)
 
 
-def compare_carlini_wagner(specimen: Specimen, count: int, *, searches: int, steps: int) -> None:
+def compare_carlini_wagner(model: Model, count: int, *, searches: int, steps: int) -> None:
     images, labels = pictures(count)
     attack = peer_foolbox.carlini_wagner(searches=searches, steps=steps)
-    theirs = peer_foolbox.standing(specimen, images, labels, attack, LENGTHS)
-    clean = look(specimen, images, labels)
+    theirs = peer_foolbox.standing(model, images, labels, attack, LENGTHS)
+    clean = look(model, images, labels)
     plan = Plan((1.0,), torch.ones(count, dtype=torch.int64), batch_size=count)
     machine = carlini_wagner(steps=steps, searches=searches)
-    distance = Engine(specimen, clean, machine, plan, lambda *_: None).run().distance
+    distance = Engine(model, clean, machine, plan, lambda *_: None).run().distance
     no_weaker([clean.correct & (distance > length) for length in LENGTHS], theirs)
 
 
-def test_fgsm(specimen):
-    compare_fgsm(specimen, 20)
+def test_fgsm(model):
+    compare_fgsm(model, 20)
 
 
-def test_pgd(specimen):
-    compare_pgd(specimen, 4)
+def test_pgd(model):
+    compare_pgd(model, 4)
 
 
-def test_carlini_wagner(specimen):
-    compare_carlini_wagner(specimen, 4, searches=5, steps=12)
+def test_carlini_wagner(model):
+    compare_carlini_wagner(model, 4, searches=5, steps=12)
 
 
 @pytest.mark.slow
-def test_on_two_hundred_images(specimen):
-    compare_fgsm(specimen, 200)
-    compare_pgd(specimen, 200)
-    compare_carlini_wagner(specimen, 200, searches=9, steps=100)
+def test_on_two_hundred_images(model):
+    compare_fgsm(model, 200)
+    compare_pgd(model, 200)
+    compare_carlini_wagner(model, 200, searches=9, steps=100)

@@ -9,21 +9,21 @@ import torch
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
-from tests.lens.tiny import TIMM, images, timm_specimen
+from tests.lens.tiny import TIMM, images, timm_model
 from vitlens.lens.observe import capture
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 OWN_PATH = ("vit", "vit-mean", "deit-distilled", "deit3", "beit", "eva02", "dinov2-registers", "dinov3", "siglip")
 
 
-def unfused_attention(specimen: Specimen, batch: Tensor, *, layer_by_layer: bool = True) -> dict[str, Tensor]:
+def unfused_attention(model: Model, batch: Tensor, *, layer_by_layer: bool = True) -> dict[str, Tensor]:
     """timm's weights by module, through its own fused_attn=False: the input of attn_drop, before dropout.
 
     layer_by_layer: each module is given what it has in the fused model, so that float noise does not add up over the
     layers; else the whole model runs unfused.
     """
-    twin: nn.Module = copy.deepcopy(specimen.model)
-    model = copy.deepcopy(specimen.model) if layer_by_layer else twin
+    twin: nn.Module = copy.deepcopy(model.module)
+    module = copy.deepcopy(model.module) if layer_by_layer else twin
     found: dict[str, Tensor] = {}
     for name, module in twin.named_modules():
         if hasattr(module, "fused_attn"):
@@ -32,11 +32,11 @@ def unfused_attention(specimen: Specimen, batch: Tensor, *, layer_by_layer: bool
             owner = name.rpartition(".")[0]
             module.register_forward_pre_hook(keeping(found, owner))
             if layer_by_layer:
-                model.get_submodule(owner).register_forward_pre_hook(
+                module.get_submodule(owner).register_forward_pre_hook(
                     beside(twin.get_submodule(owner)), with_kwargs=True
                 )
     with torch.no_grad():
-        model(specimen.prepare(batch))
+        module(model.prepare(batch))
     return found
 
 
@@ -54,14 +54,14 @@ def keeping(found: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[T
     return keep
 
 
-def compare(specimen: Specimen, batch: Tensor, *, layer_by_layer: bool = True) -> float:
+def compare(model: Model, batch: Tensor, *, layer_by_layer: bool = True) -> float:
     """The largest difference over all layers that timm shows; every layer of ours must be among them."""
-    captured, expected = capture(specimen, batch), unfused_attention(specimen, batch, layer_by_layer=layer_by_layer)
+    captured, expected = capture(model, batch), unfused_attention(model, batch, layer_by_layer=layer_by_layer)
     largest = 0.0
     for site, weights in zip(captured.sites, captured.layers):
         if site.module == "attn_pool":  # it has no attn_drop to look at; by hand below
             continue
-        own, module = expected.pop(site.module), specimen.model.get_submodule(site.module)
+        own, module = expected.pop(site.module), model.module.get_submodule(site.module)
         if hasattr(module, "proj_w"):  # talking heads: timm mixes the weights over heads before attn_drop
             weights = module.proj_w(weights.movedim(1, -1)).movedim(-1, 1)
         assert own.shape == weights.shape
@@ -72,30 +72,30 @@ def compare(specimen: Specimen, batch: Tensor, *, layer_by_layer: bool = True) -
 
 @pytest.mark.parametrize("family", [*OWN_PATH, "cait", "swin", "swinv2"])
 def test_tiny_models(family):
-    assert compare(timm_specimen(TIMM[family]), images()) < 1e-5
+    assert compare(timm_model(TIMM[family]), images()) < 1e-5
 
 
 @pytest.mark.parametrize("family", ["vit", "deit-distilled", "dinov2-registers", "cait", "swin"])
 def test_the_whole_model_in_double_precision(family):
     """Without float noise nothing is left of the difference, from the first layer to the last."""
-    specimen = timm_specimen(TIMM[family]).double()
-    assert compare(specimen, images().double(), layer_by_layer=False) < 1e-12
+    model = timm_model(TIMM[family]).double()
+    assert compare(model, images().double(), layer_by_layer=False) < 1e-12
 
 
 def test_the_oracle_can_tell():
     """Another image's attention is further away than the tolerance: the comparison is not empty."""
-    specimen = timm_specimen(TIMM["vit"])
-    ours = capture(specimen, images()).layers[1]
-    theirs = unfused_attention(specimen, images(seed=1))["blocks.1.attn"]
+    model = timm_model(TIMM["vit"])
+    ours = capture(model, images()).layers[1]
+    theirs = unfused_attention(model, images(seed=1))["blocks.1.attn"]
     assert (ours - theirs).abs().max() > 1e-4
 
 
 def test_siglips_pooling_by_hand():
-    specimen = timm_specimen(TIMM["siglip"])
-    pool = specimen.model.attn_pool
+    model = timm_model(TIMM["siglip"])
+    pool = model.module.attn_pool
     tokens: list[Tensor] = []
     pool.register_forward_pre_hook(lambda _module, inputs: tokens.append(inputs[0]))
-    weights = capture(specimen, images()).layers[-1]
+    weights = capture(model, images()).layers[-1]
     heads, width = pool.num_heads, pool.head_dim
     query = pool.q(pool.latent)[0].view(heads, width)
     key = pool.kv(tokens[-1])[..., : heads * width].view(2, -1, heads, width)
@@ -105,13 +105,13 @@ def test_siglips_pooling_by_hand():
 
 def test_rotary_positions_are_already_in_what_the_lens_sees():
     """DINOv3 by hand: queries and keys of the patches turned by timm's own rotary embedding, the prefix left alone."""
-    specimen = timm_specimen(TIMM["dinov3"])
-    model, block = specimen.model, specimen.model.blocks[0]
+    model = timm_model(TIMM["dinov3"])
+    module, block = model.module, model.module.blocks[0]
     entered: list[Tensor] = []
     block.attn.register_forward_pre_hook(lambda _module, inputs: entered.append(inputs[0]))
-    weights = capture(specimen, images()).layers[0]
-    attention, prefix = block.attn, len(specimen.layout.prefix)
-    rope = model.rope.get_embed(shape=list(specimen.layout.grid))
+    weights = capture(model, images()).layers[0]
+    attention, prefix = block.attn, len(model.layout.prefix)
+    rope = module.rope.get_embed(shape=list(model.layout.grid))
     qkv = attention.qkv(entered[-1]).view(2, -1, 3, attention.num_heads, 16).permute(2, 0, 3, 1, 4)
 
     def turned(x: Tensor) -> Tensor:
@@ -127,6 +127,6 @@ def test_rotary_positions_are_already_in_what_the_lens_sees():
 def test_whole_models(name):
     from vitlens.models import zoo
 
-    specimen = zoo.load(f"timm:{name}", random_weights=True)
-    assert compare(specimen, images(specimen.input_size, batch=1)) < 1e-5
+    model = zoo.load(f"timm:{name}", random_weights=True)
+    assert compare(model, images(model.input_size, batch=1)) < 1e-5
     assert timm.is_model(name)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vitlens.analysis.rollout import discard_lowest, rollout_matrix, rollout_row
+from vitlens.analysis.attention.rollout import discard_lowest, rollout_matrix, rollout_row
 
 
 def vit_explain(attentions: list[Tensor]) -> Tensor:

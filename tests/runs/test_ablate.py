@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from tests.together import together
-from vitlens.analysis import together as analysis
-from vitlens.analysis.ablate import measure_effects, units_of
-from vitlens.analysis.importance import summarise
+from vitlens.analysis.ablation import joint as analysis
+from vitlens.analysis.ablation.ablate import measure_effects, units_of
+from vitlens.analysis.ablation.importance import summarise
 from vitlens.cli.main import run as main
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
@@ -35,10 +35,10 @@ def run(model: Path | str, out: Path | None, choices: AblateChoices = PLAIN, **c
 
 def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
     results = run(tiny_vit, tmp_path / "out", replace(PLAIN, replace=("zero",)))
-    split, specimen = digits("test").limit(12), load(str(tiny_vit))
+    split, model = digits("test").limit(12), load(str(tiny_vit))
     (batch,) = split.batches(12)
-    units = units_of(specimen)
-    effects = measure_effects(specimen, batch.images, batch.labels, units, replace="zero")
+    units = units_of(model)
+    effects = measure_effects(model, batch.images, batch.labels, units, replace="zero")
     importance = summarise(effects, groups=split.groups)
     for index, unit in enumerate(units):
         metric = results["metrics"][f"importance/delta_loss/{unit.name.removeprefix('head/')}"]
@@ -87,7 +87,7 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, monkeyp
 def test_resume_refuses_another_model_other_data_and_other_commands(tiny_vit, tmp_path):
     run(tiny_vit, tmp_path / "out")
     other = load(str(tiny_vit))
-    other.model.head.bias.data.add_(1)
+    other.module.head.bias.data.add_(1)
     save(other, tmp_path / "other" / "model.safetensors")
     for changes, said in (
         ({"model": tmp_path / "other"}, "its model"),
@@ -163,9 +163,9 @@ def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
 
 
 def test_images_that_are_all_wrong_are_said(tmp_path):
-    specimen = load("vit-digits")
-    specimen.model.head.weight.data.neg_()
-    save(specimen, tmp_path / "wrong" / "model.safetensors")
+    model = load("vit-digits")
+    model.module.head.weight.data.neg_()
+    save(model, tmp_path / "wrong" / "model.safetensors")
     run(tmp_path / "wrong", tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text()
     assert "Note:" in text

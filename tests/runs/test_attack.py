@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.together import together
-from vitlens.analysis.robust_curve import Outcome
+from vitlens.analysis.robustness.curve import Outcome
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_run
 from vitlens.models.zoo import load, save
@@ -244,11 +244,11 @@ def test_corruptions_and_classes_of_labelled_images(tmp_path):
 
 
 def test_a_model_that_is_wrong_everywhere_is_said(tmp_path, tiny_vit):
-    specimen = load(str(tiny_vit))
+    model = load(str(tiny_vit))
     with torch.no_grad():
-        specimen.model.head.weight.zero_()
-        specimen.model.head.bias.copy_(torch.arange(10) == 9)
-    save(specimen, tmp_path / "nine" / "model.safetensors")
+        model.module.head.weight.zero_()
+        model.module.head.bias.copy_(torch.arange(10) == 9)
+    save(model, tmp_path / "nine" / "model.safetensors")
     images, labels = np.zeros((30, 32, 32, 3), np.uint8), np.zeros(30, np.int64)  # a fifth is the test part
     np.savez(tmp_path / "zeros.npz", images=images, labels=labels)
     written = attack(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitlens.analysis.attention import attention_maps
-from vitlens.analysis.views import key_maps, query_maps
+from vitlens.analysis.attention.views import key_maps, query_maps
+from vitlens.analysis.attention.weights import attention_maps
 from vitlens.cli.main import run as main
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.zoo import load, save
@@ -33,9 +33,9 @@ def test_the_maps_are_the_cls_rows(tiny_vit, pictures, tmp_path):
     kept = np.load(tmp_path / "out" / "arrays" / "attention.npz")
     import vitlens
 
-    specimen = load(str(tiny_vit))
+    model = load(str(tiny_vit))
     images = torch.from_numpy(kept["images"]).float() / 255
-    for layer, weights in enumerate(vitlens.attention(specimen, images)):
+    for layer, weights in enumerate(vitlens.attention(model, images)):
         assert torch.from_numpy(kept[f"layer{layer}"]).flatten(2).allclose(weights[:, :, 0, 1:], atol=1e-6)
 
 
@@ -101,10 +101,10 @@ def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
     out = tmp_path / "out"
     results = run(tiny_vit, out, images=[str(pictures)], query=(1, 2), key=(0, 3), head=(1, 0))
     assert figures(out) == OVERVIEW | {"query", "query_head", "key", "key_head"}
-    specimen = load(str(tiny_vit))
+    model = load(str(tiny_vit))
     images = torch.from_numpy(np.load(out / "arrays" / "attention.npz")["images"]).float() / 255
-    views = query_maps(specimen, images, query=(1, 2))
-    for name, found in (("query", views), ("key", key_maps(specimen, images, key=(0, 3)))):
+    views = query_maps(model, images, query=(1, 2))
+    for name, found in (("query", views), ("key", key_maps(model, images, key=(0, 3)))):
         kept = np.load(out / "arrays" / f"{name}.npz")
         for layer, view in enumerate(found):
             np.testing.assert_allclose(kept[f"mean{layer}"], view.maps.mean(1), atol=1e-7)
@@ -231,11 +231,11 @@ def test_a_head_of_a_patch_in_a_run_that_kept_its_weights_is_drawn_both_ways(kep
 
 def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
     """Of a model whose positions were made so that near ones are alike, and of one that learned no order."""
-    specimen = load(str(tiny_vit))
+    model = load(str(tiny_vit))
     rows, columns = (part.flatten().float() for part in torch.meshgrid(*[torch.arange(4)] * 2, indexing="ij"))
     apart = (rows[:, None] - rows[None]) ** 2 + (columns[:, None] - columns[None]) ** 2
-    specimen.model.pos_embed.data[0, 1:] = torch.linalg.cholesky(torch.exp(-apart / 8) + 1e-4 * torch.eye(16))
-    save(specimen, tmp_path / "ordered.safetensors")
+    model.module.pos_embed.data[0, 1:] = torch.linalg.cholesky(torch.exp(-apart / 8) + 1e-4 * torch.eye(16))
+    save(model, tmp_path / "ordered.safetensors")
     similarity = torch.exp(-apart / 8) / (1 + 1e-4) + torch.eye(16) * 1e-4 / (1 + 1e-4)
     above = torch.ones(16, 16).triu(1) > 0
     expected = torch.corrcoef(torch.stack((similarity[above], apart[above].sqrt())))[0, 1].item()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlens.analysis.disturb import DISTURBANCES
+from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.data.shapes import CLASSES
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.files import read_run
@@ -152,7 +152,7 @@ def test_maps_that_say_nothing_are_counted_and_two_of_one_family_are_said(tmp_pa
     """A model without any weight in its head: no gradient, no relevance."""
     dead = load(str(tiny_vit))
     with torch.no_grad():
-        dead.model.head.weight.zero_()
+        dead.module.head.weight.zero_()
     save(dead, tmp_path / "dead" / "model.safetensors")
     path = run(tmp_path / "run", [str(tmp_path / "dead"), str(tiny_vit)], limit=8, harder=False, panels=3)
     text = path.read_text()

@@ -103,7 +103,7 @@ def test_a_model_whose_logits_overflow_fails_and_says_so(models: dict[str, str],
     broken = untrained("resnet20", classes=DIGITS)
     state = {
         name: torch.full_like(value, 3e38) if "fc" in name else value
-        for name, value in broken.model.state_dict().items()
+        for name, value in broken.module.state_dict().items()
     }
     save(broken, tmp_path / "broken.safetensors", state=state)
     with pytest.raises(NonFiniteError, match=r"broken on .* of digits"):
@@ -116,7 +116,7 @@ def test_weights_that_are_nan_are_refused_before_anything_is_written(tmp_path: P
     broken = untrained("resnet20", classes=DIGITS)
     state = {
         name: torch.full_like(value, torch.nan) if "fc" in name else value
-        for name, value in broken.model.state_dict().items()
+        for name, value in broken.module.state_dict().items()
     }
     save(broken, tmp_path / "broken.safetensors", state=state)
     with pytest.raises(ModelError, match="expected finite weights"):

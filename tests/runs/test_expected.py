@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitlens
-from vitlens.analysis.ablate import measure_effects, units_of
-from vitlens.analysis.common_corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.ablation.ablate import measure_effects, units_of
+from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.attribution.registry import METHODS
 from vitlens.cli.main import run
 from vitlens.data.digits import digits
@@ -53,10 +53,10 @@ def test_smaller_images_are_proposed_where_they_are_large_and_made_of_patches(si
 )
 def test_few_images_are_timed_and_of_a_slow_model_one(tiny_vit, readings, forward, backward):
     clock = iter(readings)
-    specimen, split = vitlens.load(str(tiny_vit)), digits("test").limit(4)
-    found = pace_of(specimen, split, backward=True, options=RunOptions(device="cpu"), clock=lambda: next(clock))
+    model, split = vitlens.load(str(tiny_vit)), digits("test").limit(4)
+    found = pace_of(model, split, backward=True, options=RunOptions(device="cpu"), clock=lambda: next(clock))
     assert (found.forward, found.backward) == pytest.approx((forward, backward))
-    assert not any(parameter.grad is not None for parameter in specimen.parameters())
+    assert not any(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_every_method_has_a_cost():
@@ -69,10 +69,10 @@ def test_every_method_has_a_cost():
 
 def test_removals_cost_about_what_they_are_measured_to(tiny_vit):
     """The plan's count against the measured one, which it may not be far above or below."""
-    specimen, units = vitlens.load(str(tiny_vit)), units_of(vitlens.load(str(tiny_vit)))
+    model, units = vitlens.load(str(tiny_vit)), units_of(vitlens.load(str(tiny_vit)))
     (batch,) = digits("test").limit(6).batches(6)
     assert batch.labels is not None
-    measured = measure_effects(specimen, batch.images, batch.labels, units).forward_equivalents
+    measured = measure_effects(model, batch.images, batch.labels, units).forward_equivalents
     (part,) = ablate_parts(units, 6, AblateChoices(curves=False, pairs=0, patch=False))
     assert part.forwards / 6 == pytest.approx(measured, rel=0.5)
 
@@ -110,7 +110,7 @@ def test_it_is_said_on_stderr_before_anything_is_written(tiny_vit, tmp_path, cap
 
 
 def test_the_probe_leaves_the_random_state_as_it_was(tiny_vit):
-    specimen, split = vitlens.load(str(tiny_vit)), digits("test").limit(4)
+    model, split = vitlens.load(str(tiny_vit)), digits("test").limit(4)
     before = torch.random.get_rng_state()
-    pace_of(specimen, split, backward=True, options=RunOptions(device="cpu"))
+    pace_of(model, split, backward=True, options=RunOptions(device="cpu"))
     assert torch.equal(before, torch.random.get_rng_state())

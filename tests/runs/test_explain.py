@@ -30,15 +30,15 @@ def run(models: list[Path | str], out: Path, **changes: object) -> dict:
 def test_maps_are_the_functions(tiny_vit, tmp_path):
     methods = ("relevance", "gradcam", "smoothgrad", "integrated-gradients")
     results = run([tiny_vit], tmp_path / "out", data="digits", method=methods, target="true", options={"seed": 4})
-    specimen, split = load(str(tiny_vit)), digits("test", seed=4).limit(5, seed=4)
+    model, split = load(str(tiny_vit)), digits("test", seed=4).limit(5, seed=4)
     (batch,) = split.batches(5)
-    kept = np.load(tmp_path / "out" / "arrays" / f"explain-{specimen.alias}.npz")
+    kept = np.load(tmp_path / "out" / "arrays" / f"explain-{model.alias}.npz")
     for name in methods:
-        expected = attribute(specimen, batch.images, targets=batch.labels, method=name, seed=4)
+        expected = attribute(model, batch.images, targets=batch.labels, method=name, seed=4)
         found = torch.from_numpy(kept[f"maps/{name}"])
         torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
     gradients = torch.from_numpy(kept["maps/integrated-gradients"])
-    error = completeness_error(specimen, batch.images, batch.labels, gradients).abs().mean().item()
+    error = completeness_error(model, batch.images, batch.labels, gradients).abs().mean().item()
     assert results["metrics"]["completeness/integrated-gradients"]["value"] == pytest.approx(error, rel=1e-2, abs=1e-5)
     assert results["metrics"]["completeness/integrated-gradients"]["n"] == 5
     assert [row["target"] for row in results["tables"]["images"]] == [str(int(label)) for label in batch.labels]
@@ -68,9 +68,9 @@ def test_the_usual_methods_and_all_of_them(tiny_vit, tiny_cnn):
 
 
 def test_maps_that_say_nothing_are_flagged_and_not_drawn(tmp_path):
-    specimen = load("vit-digits")
-    specimen.model.head.weight.data.zero_()  # no pixel changes a logit
-    save(specimen, tmp_path / "blind" / "model.safetensors")
+    model = load("vit-digits")
+    model.module.head.weight.data.zero_()  # no pixel changes a logit
+    save(model, tmp_path / "blind" / "model.safetensors")
     results = run([tmp_path / "blind"], tmp_path / "out", data="digits", method=("relevance", "saliency"))
     assert [row["constant"] for row in results["tables"]["methods"]] == [5, 5]
     assert not list((tmp_path / "out").glob("figures/*"))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitlens.analysis.league import BASELINES, Settings, league
-from vitlens.analysis.overlap import roc_auc
+from vitlens.analysis.faithfulness.league import BASELINES, Settings, league
+from vitlens.analysis.faithfulness.overlap import roc_auc
 from vitlens.attribution.registry import explain
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError, UnsupportedError
@@ -27,16 +27,16 @@ METHODS = ("relevance", "attention")
 SETTINGS = Settings(steps=4)
 
 
-def run(out: Path, *models: str | Path, images: int = 6, methods: tuple[str, ...] = METHODS) -> dict:
-    specimens = [load(str(model)) for model in models]
+def run(out: Path, *modules: str | Path, images: int = 6, methods: tuple[str, ...] = METHODS) -> dict:
+    models = [load(str(module)) for module in modules]
     split = digits("test").limit(images)
-    config = described(OPTIONS, specimens=specimens, split=split)
+    config = described(OPTIONS, models=models, split=split)
     with RunFolder.create("explain", out=out, config=config) as folder:
         tables: dict[str, list] = {}
-        for specimen in specimens:
-            alias = specimen.alias if len(specimens) > 1 else None
+        for model in models:
+            alias = model.alias if len(models) > 1 else None
             found = keep_league(
-                folder, specimen, split, split.labels, methods=methods, alias=alias, settings=SETTINGS, options=OPTIONS
+                folder, model, split, split.labels, methods=methods, alias=alias, settings=SETTINGS, options=OPTIONS
             )
             for name, rows in found.items():
                 tables[name] = tables.get(name, []) + rows
@@ -59,15 +59,15 @@ def results(out: Path) -> dict:
 
 
 def test_numbers_are_the_functions_own(results, tiny_vit):
-    specimen, split = load(str(tiny_vit)), digits("test").limit(6)
+    model, split = load(str(tiny_vit)), digits("test").limit(6)
     (batch,) = split.batches(6)
-    maps = explain(specimen, batch.images, targets=batch.labels, method="relevance")
+    maps = explain(model, batch.images, targets=batch.labels, method="relevance")
     auc = results["metrics"]["localisation/roc_auc/relevance"]
     assert auc["value"] == pytest.approx(roc_auc(maps, split.masks).mean().item(), abs=1e-6)
     assert auc["n"] == 6
     assert auc["low"] <= auc["value"] <= auc["high"]
     functions = {"relevance": lambda s, i, t: explain(s, i, targets=t, method="relevance")}
-    (mark, *_) = league(specimen, batch.images, batch.labels, functions, masks=split.masks, settings=SETTINGS)
+    (mark, *_) = league(model, batch.images, batch.labels, functions, masks=split.masks, settings=SETTINGS)
     for name, value in (("gap", mark.fidelity.gaps), ("deletion", mark.fidelity.deletion.areas)):
         found = results["metrics"][f"faithfulness/{name}/relevance"]
         assert found["value"] == pytest.approx(value.mean().item(), abs=1e-6)
@@ -114,14 +114,14 @@ def test_two_models_stand_beside_each_other(tiny_vit, tiny_cnn, tmp_path):
 
 
 def test_maps_that_are_broken_are_flagged(tiny_vit):
-    specimen, split = load(str(tiny_vit)), digits("test").limit(4)
+    model, split = load(str(tiny_vit)), digits("test").limit(4)
     (batch,) = split.batches(4)
     functions = {
         "broken": lambda _s, i, _t: i[:, 0] / 0 * torch.tensor([1.0, 1, 1, 0])[:, None, None],
         "even": lambda _s, i, _t: torch.ones(len(i), 8, 8),
     }
     settings = Settings(steps=2, road=False, counterfactuals=False)
-    marks = league(specimen, batch.images, batch.labels, functions, masks=split.masks, settings=settings)
+    marks = league(model, batch.images, batch.labels, functions, masks=split.masks, settings=settings)
     assert marks[0].faults.words.startswith("4 of 4 not finite")
     assert marks[0].randomisation is None
     assert marks[1].faults.words == "4 of 4 constant"
@@ -131,15 +131,15 @@ def test_maps_that_are_broken_are_flagged(tiny_vit):
 
 
 def test_images_without_masks_have_no_localisation(tiny_vit):
-    specimen, split = load(str(tiny_vit)), digits("test").limit(3)
+    model, split = load(str(tiny_vit)), digits("test").limit(3)
     (batch,) = split.batches(3)
     functions = {"noise": lambda _s, i, _t: i[:, 0]}
     settings = Settings(steps=2, road=False, counterfactuals=False)
-    marks = league(specimen, batch.images, batch.labels, functions, settings=settings)
+    marks = league(model, batch.images, batch.labels, functions, settings=settings)
     assert marks[0].scores == {}
     masks = split.masks.clone()
     masks[0] = False
-    marks = league(specimen, batch.images, batch.labels, functions, masks=masks, settings=settings)
+    marks = league(model, batch.images, batch.labels, functions, masks=masks, settings=settings)
     assert len(marks[0].scores["roc_auc"]) == 2
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlens.analysis.attention import attention_maps
-from vitlens.analysis.features import features as read
-from vitlens.analysis.similarity import similarity
-from vitlens.analysis.votes import knn
+from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.features.features import features as read
+from vitlens.analysis.features.knn import knn
+from vitlens.analysis.features.similarity import similarity
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models.zoo import load
@@ -49,9 +49,9 @@ def pair(tiny_vit, tiny_cnn, pictures, tmp_path_factory) -> tuple[dict, Path]:
 
 def test_numbers_are_those_of_the_functions(pair, tiny_vit):
     results, out = pair
-    specimen = load(str(tiny_vit))
+    model = load(str(tiny_vit))
     (queries, labels, groups), (bank, bank_labels, _) = pixels("test", 24), pixels("train", 40)
-    test, train = read(specimen, queries), read(specimen, bank)
+    test, train = read(model, queries), read(model, bank)
     rows = [row for row in results["tables"]["depth"] if row["model"] == "a"]
     for layer in (0, 1):
         for weighting in ("dino", "majority"):
@@ -150,11 +150,11 @@ def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
 
 
 def test_heads_are_those_of_the_cls_token_even_where_the_classifier_reads_the_mean(tiny_vit):
-    specimen, (images, _, _) = load(str(tiny_vit)), pixels("test", 2)
-    expected = attention_maps(specimen, images)[-1]
+    model, (images, _, _) = load(str(tiny_vit)), pixels("test", 2)
+    expected = attention_maps(model, images)[-1]
     assert expected.reading == "the CLS token"
-    specimen.anatomy = replace(specimen.anatomy, readout="mean")
-    maps, reading, layer = _last_heads(specimen, images)
+    model.anatomy = replace(model.anatomy, readout="mean")
+    maps, reading, layer = _last_heads(model, images)
     assert (reading, layer) == ("the CLS token", 1)
     torch.testing.assert_close(maps, expected.maps)
 
@@ -230,7 +230,7 @@ def test_prompts_need_a_text_tower(tiny_vit, tmp_path):
 def test_a_language_image_model_by_names_alone(tmp_path):
     pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
     from tests.models.tiny_clip import registered
-    from vitlens.analysis.zero_shot import zero_shot
+    from vitlens.analysis.features.zero_shot import zero_shot
 
     registered()
     choices = replace(FAST, templates=("a photo of the digit {}.", "{}"), prompts=("a five", "grass"))

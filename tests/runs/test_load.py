@@ -34,6 +34,6 @@ def test_as_many_as_there_are_is_one_scene_each():
 
 
 def test_only_who_asks_gets_more(tiny_vit):
-    specimen, options = load(str(tiny_vit)), RunOptions(device="cpu", quiet=True, limit=460)
-    assert len(load_split(specimen, options=options)) == 450
-    assert len(load_split(specimen, options=options, repeat=True)) == 460
+    model, options = load(str(tiny_vit)), RunOptions(device="cpu", quiet=True, limit=460)
+    assert len(load_split(model, options=options)) == 450
+    assert len(load_split(model, options=options, repeat=True)) == 460

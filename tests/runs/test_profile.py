@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.lens.tiny import FAMILIES
-from vitlens.analysis import latency
-from vitlens.analysis.flops import vit_flops
-from vitlens.analysis.parts import PRODUCTS, parameters_by_part
+from vitlens.analysis.cost import latency
+from vitlens.analysis.cost.flops import vit_flops
+from vitlens.analysis.cost.parts import PRODUCTS, parameters_by_part
 from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import load

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from vitlens.analysis.localisation import mask_areas, pointing_hits
-from vitlens.analysis.methods import Way, trace
-from vitlens.analysis.rollout import rollout as rollout_maps
+from vitlens.analysis.attention.methods import Way, trace
+from vitlens.analysis.attention.rollout import rollout as rollout_maps
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.cli.main import run as main
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
@@ -31,8 +31,8 @@ def run(model: Path | str, out: Path, **changes: object) -> dict:
 def test_metrics_are_the_pointing_game_on_the_masks(tiny_vit, tmp_path):
     results = run(tiny_vit, tmp_path / "out", data="digits", fusion=("max",))
     split = digits("test").limit(12)
-    specimen = load(str(tiny_vit))
-    maps = torch.cat([rollout_maps(specimen, batch.images, fusion="max") for batch in split.batches(7)])
+    model = load(str(tiny_vit))
+    maps = torch.cat([rollout_maps(model, batch.images, fusion="max") for batch in split.batches(7)])
     hits = pointing_hits(maps, split.masks)
     metric = results["metrics"]["localisation/pointing/rollout-max"]
     assert metric["value"] == pytest.approx(hits.float().mean().item())
@@ -63,9 +63,9 @@ def test_an_unreadable_image_is_counted_and_named(tiny_vit, pictures, tmp_path):
 def test_every_method_is_the_function_of_its_name(tiny_vit, tmp_path):
     methods = ("rollout", "relevance", "gradient-rollout", "attention", "flow")
     results = run(tiny_vit, tmp_path / "out", data="digits", fusion=("min",), method=methods, target="true")
-    split, specimen = digits("test").limit(12), load(str(tiny_vit))
+    split, model = digits("test").limit(12), load(str(tiny_vit))
     ways = [Way(name, "min" if name == "rollout" else "mean") for name in methods]
-    found = [trace(specimen, batch.images, ways, targets=batch.labels) for batch in split.batches(12)]
+    found = [trace(model, batch.images, ways, targets=batch.labels) for batch in split.batches(12)]
     kept = np.load(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
     for index, maps in enumerate(found[0].maps):
         torch.testing.assert_close(torch.from_numpy(kept[:, index]), maps.float(), atol=1e-6, rtol=1e-4)
@@ -82,9 +82,9 @@ def test_a_named_class_is_asked_of_every_image(tiny_vit, pictures, tmp_path, tar
 
 
 def test_maps_that_are_zero_everywhere_are_said(tmp_path):
-    specimen = load("vit-digits")
-    specimen.model.head.weight.data.zero_()  # no weight of attention changes a logit
-    save(specimen, tmp_path / "blind" / "model.safetensors")
+    model = load("vit-digits")
+    model.module.head.weight.data.zero_()  # no weight of attention changes a logit
+    save(model, tmp_path / "blind" / "model.safetensors")
     results = run(tmp_path / "blind", tmp_path / "out", data="digits", method=("rollout", "relevance"))
     empty = {row["method"]: row["empty_maps"] for row in results["tables"]["methods"]}
     assert (empty["rollout-mean"], empty["relevance"]) == (0, 12)

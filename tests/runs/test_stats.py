@@ -13,9 +13,9 @@ import torch
 from scipy import stats as scipy_stats
 
 from tests.waiting import HANGS
-from vitlens.analysis.measure import measure
-from vitlens.analysis.specialisation import LABELS, specialise
-from vitlens.analysis.stats import statistics
+from vitlens.analysis.heads.measure import measure
+from vitlens.analysis.heads.specialisation import LABELS, specialise
+from vitlens.analysis.heads.statistics import statistics
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.models.zoo import load, save, untrained
@@ -89,11 +89,11 @@ def test_a_model_beside_itself_does_not_differ(tiny_vit, tmp_path):
 
 def changed(tiny_vit: Path, file: Path, *, parameter: str) -> Path:
     """The model with one of its parameters moved."""
-    specimen = load(str(tiny_vit))
-    specimen.model.get_parameter(parameter).data += torch.randn(
-        specimen.model.get_parameter(parameter).shape, generator=torch.Generator().manual_seed(0)
+    model = load(str(tiny_vit))
+    model.module.get_parameter(parameter).data += torch.randn(
+        model.module.get_parameter(parameter).shape, generator=torch.Generator().manual_seed(0)
     )
-    save(specimen, file)
+    save(model, file)
     return file
 
 
@@ -102,8 +102,8 @@ def test_a_frozen_backbone_is_identical_whatever_its_head_and_its_file(tiny_vit,
     results = run([f"before={tiny_vit}", f"after={other}"], tmp_path / "out")
     [row] = results["tables"]["backbones"]
     assert (row["comparable"], row["identical"]) == (True, True)
-    specimen = load(str(tiny_vit))
-    assert row["parameters"] == specimen.parameter_count() - sum(p.numel() for p in specimen.model.head.parameters())
+    model = load(str(tiny_vit))
+    assert row["parameters"] == model.parameter_count() - sum(p.numel() for p in model.module.head.parameters())
     assert results["metrics"]["heads_changed/before/after"]["value"] == 0
     assert "identical by construction" in (tmp_path / "out" / "report.md").read_text()
     drawn = {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")}
@@ -160,7 +160,7 @@ def test_one_image_has_no_interval(tiny_vit, pictures, tmp_path):
 
 def test_refusals_write_nothing(tiny_vit, tiny_cnn, tmp_path):
     broken = load(str(tiny_vit))
-    broken.model.blocks[1].attn.qkv.weight.data[0] = 3e38
+    broken.module.blocks[1].attn.qkv.weight.data[0] = 3e38
     save(broken, tmp_path / "broken" / "model.safetensors")
     for error, models, said in (
         (UnsupportedError, [str(tiny_cnn)], "softmax attention"),

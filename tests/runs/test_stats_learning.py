@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tests.together import together
-from vitlens.analysis.attention import position_similarity
-from vitlens.analysis.stats import statistics
+from vitlens.analysis.attention.weights import position_similarity
+from vitlens.analysis.heads.statistics import statistics
 from vitlens.data.digits import CLASSES, digits
 from vitlens.errors import InputError
 from vitlens.files import write_text
@@ -105,8 +105,8 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
 
 
 def test_similarity_by_offset_is_the_mean_over_pairs():
-    specimen = taught(3, patch_size=(8, 16))  # a grid of 4 x 2
-    similarity, found = position_similarity(specimen), similarity_by_offset(specimen)
+    model = taught(3, patch_size=(8, 16))  # a grid of 4 x 2
+    similarity, found = position_similarity(model), similarity_by_offset(model)
     assert found.shape == (7, 3)
     for down in range(-3, 4):
         for across in range(-1, 2):

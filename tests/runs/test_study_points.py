@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vitlens
-from vitlens.analysis.flops import vit_flops
+from vitlens.analysis.cost.flops import vit_flops
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_arrays, read_run
@@ -90,8 +90,8 @@ def test_every_point_is_built_and_does_a_step(key, tmp_path):
     telling = training_progress("one step", quiet=True)
     trial = run_trial(ground, point, tmp_path, seed=0, resume=False, telling=telling)
     assert (trial.steps, trial.train_images, len(trial.correct)) == (1, 10, 10)
-    before = dict(ground.specimen(point, seed=0).model.named_parameters())
-    after = dict(vitlens.load(str(tmp_path)).model.named_parameters())
+    before = dict(ground.module(point, seed=0).model.named_parameters())
+    after = dict(vitlens.load(str(tmp_path)).module.named_parameters())
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert trial.parameters == sum(value.numel() for value in before.values())
@@ -120,9 +120,9 @@ def test_the_folder_of_a_study_is_whole(done):
 
 
 def test_a_trial_is_a_model_with_the_accuracy_that_is_told(done):
-    specimen = vitlens.load(str(done / "points" / "mean" / "seed-1"))
+    model = vitlens.load(str(done / "points" / "mean" / "seed-1"))
     split = digits("test").limit(20)
-    right = specimen(split.source.read(torch.arange(20)).float() / 255).argmax(1) == split.labels
+    right = model(split.source.read(torch.arange(20)).float() / 255).argmax(1) == split.labels
     assert read_arrays(done / "arrays" / "correct.npz")["mean"][1].tolist() == right.tolist()
     left = {path.name for path in (done / "points" / "mean" / "seed-1").iterdir()}
     assert left == {"metrics.jsonl", "model.safetensors", "result.npz"}  # no checkpoint, no second copy of the weights

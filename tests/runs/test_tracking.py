@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.training.test_loop import TEST, same, state, trained
-from tests.training.tiny import tiny_recipe, tiny_specimen
-from vitlens.analysis.stats import statistics
+from tests.training.tiny import tiny_model, tiny_recipe
+from vitlens.analysis.heads.statistics import statistics
 from vitlens.cli.main import run
 from vitlens.errors import InputError
 from vitlens.lens.observe import capture
@@ -46,7 +46,7 @@ def events(folder: Path) -> Any:
 
 @needs_tensorboard
 def test_tensorboard_is_told_what_metrics_say(tmp_path, heard):
-    specimen, result = trained(tmp_path, watchers=[watcher(tmp_path, heard)])
+    model, result = trained(tmp_path, watchers=[watcher(tmp_path, heard)])
     found = events(tmp_path)
     told = {name: [(event.step, event.value) for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
     for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "gradient_norm"):
@@ -56,7 +56,7 @@ def test_tensorboard_is_told_what_metrics_say(tmp_path, heard):
     for name in ("loss", "learning_rate", "gradient_norm", "images_per_second"):
         assert [step for step, _ in told[f"train/{name}"]] == [10]
     images = next(TEST.batches(len(TEST))).images
-    table = statistics(specimen.eval(), images)
+    table = statistics(model.eval(), images)
     for rows, values in (("patches", table.normalised_entropy), ("cls", table.cls_normalised_entropy)):
         for layer in range(2):
             step, value = told[f"attention_entropy/{rows}/layer_{layer:02}"][-1]
@@ -78,9 +78,9 @@ def test_tracking_changes_no_bit(tmp_path, heard):
 
 
 def test_entropy_is_that_of_the_weights_over_ln_of_the_keys():
-    specimen, images = tiny_specimen().eval(), next(TEST.batches(4)).images
-    found = dict(entropies(statistics(specimen, images)))
-    for layer, weights in enumerate(capture(specimen, images).layers):
+    model, images = tiny_model().eval(), next(TEST.batches(4)).images
+    found = dict(entropies(statistics(model, images)))
+    for layer, weights in enumerate(capture(model, images).layers):
         nats = -(weights * weights.log()).sum(-1) / math.log(weights.shape[-1])
         assert found[f"attention_entropy/cls/layer_{layer:02}"] == pytest.approx(nats[:, :, 0].mean().item(), rel=1e-5)
         expected = nats[:, :, 1:].mean().item()
@@ -89,7 +89,7 @@ def test_entropy_is_that_of_the_weights_over_ln_of_the_keys():
 
 
 def test_an_overlay_is_a_picture():
-    picture = overlay(tiny_specimen().eval(), next(TEST.batches(3)).images, title="after epoch 1")
+    picture = overlay(tiny_model().eval(), next(TEST.batches(3)).images, title="after epoch 1")
     assert picture.dtype == np.uint8
     assert picture.shape[2] == 3
     assert picture.std() > 10
@@ -150,7 +150,7 @@ def test_a_look_that_fails_does_no_harm(backends, tmp_path, heard, monkeypatch):
 
 
 def test_a_cnn_is_tracked_without_attention(backends, tmp_path, heard):
-    cnn = zoo.untrained("resnet20", classes=tiny_specimen().classes, image_size=(8, 12))
+    cnn = zoo.untrained("resnet20", classes=tiny_model().classes, image_size=(8, 12))
     trained(tmp_path, cnn, recipe=tiny_recipe(epochs=1), watchers=[watcher(tmp_path, heard)])
     assert heard == []
     assert [name for name, _ in backends["tensorboard"].told] == ["start", "store_init_configuration", "log", "finish"]

@@ -60,12 +60,12 @@ def test_the_folder_is_whole(trained):
 def test_the_folder_is_a_model_with_the_accuracy_that_it_says(trained):
     from vitlens.data.catalogue import load_data
 
-    specimen = vitlens.load(str(trained))
+    model = vitlens.load(str(trained))
     split = load_data("digits", part="test").limit(40)
     images = split.source.read(torch.arange(len(split))).float() / 255
-    correct = (specimen(images).argmax(1) == split.labels).float().mean().item()
+    correct = (model(images).argmax(1) == split.labels).float().mean().item()
     assert results(trained)["metrics"]["accuracy"]["value"] == pytest.approx(correct)
-    assert specimen.parameter_count() < 10_000
+    assert model.parameter_count() < 10_000
 
 
 def test_the_report_is_written_again_from_the_folder_alone(trained):

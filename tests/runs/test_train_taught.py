@@ -36,8 +36,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> Path:
 
 
 def test_the_student_has_a_token_of_its_own(run):
-    specimen = vitlens.load(str(run))
-    assert specimen.layout.prefix == ("cls", "distillation")
+    model = vitlens.load(str(run))
+    assert model.layout.prefix == ("cls", "distillation")
     found = results(run)
     assert found["status"] == "done"
     rows = {row["role"]: row for row in found["tables"]["beside"]}
@@ -97,10 +97,10 @@ def test_a_stopped_run_goes_on_with_its_teacher(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="with its teaching"):
         train(None, resume=whole, teaching=Teaching("cnn-digits"), options=OPTIONS)
     # another teacher in its place is not gone on with
-    specimen = load("cnn-digits")
+    model = load("cnn-digits")
     with torch.no_grad():
-        specimen.model.get_parameter("fc.bias").add_(1.0)
-    save(specimen, teacher / "model.safetensors")
+        model.module.get_parameter("fc.bias").add_(1.0)
+    save(model, teacher / "model.safetensors")
     with pytest.raises(InputError, match=r"with its distillation\.teacher\.sha256"):
         train(None, resume=tmp_path / "cut", options=RunOptions(device="cpu", quiet=True))
 

@@ -35,7 +35,7 @@ def tuned(learned: Path, out: Path, tuning: Tuning = Tuning(), **settings: objec
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(vitlens.load(str(folder)).model.state_dict())
+    return dict(vitlens.load(str(folder)).module.state_dict())
 
 
 def changed(before: Path, after: Path) -> set[str]:
@@ -78,15 +78,15 @@ def test_everything_with_rates_by_depth(learned, tmp_path):
 
 def test_positions_for_another_size(learned, tmp_path):
     out = tuned(learned, tmp_path / "out", image_size=(48, 48), recipe={"epochs": 1})
-    specimen = vitlens.load(str(out))
-    assert specimen.input_size == (48, 48)
-    assert specimen.model.get_parameter("pos_embed").shape == (1, 1 + 36, 16)
+    model = vitlens.load(str(out))
+    assert model.input_size == (48, 48)
+    assert model.module.get_parameter("pos_embed").shape == (1, 1 + 36, 16)
     assert "resized the position embeddings from 32x32 to 48x48 px" in (out / "report.md").read_text()
 
 
 def test_weights_from_a_file(tmp_path):
     shape = {"dim": 128, "depth": 4, "heads": 4}
-    torch.save(untrained("vit-mini", classes=("x", "y"), overrides=shape).model.state_dict(), tmp_path / "w.pth")
+    torch.save(untrained("vit-mini", classes=("x", "y"), overrides=shape).module.state_dict(), tmp_path / "w.pth")
     options = replace(OPTIONS, out=tmp_path / "out", limit=20)
     train("vit-mini", data="digits", tuning=Tuning(str(tmp_path / "w.pth"), freeze=True), options=options)
     assert "(weights: w.pth)" in (tmp_path / "out" / "report.md").read_text()

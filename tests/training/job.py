@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests.training.tiny import tiny_recipe, tiny_specimen, tiny_split
+from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
 from vitlens.training import account, checkpoint, loop
 from vitlens.training.metrics import Progress
 from vitlens.training.recipe import Recipe
@@ -38,7 +38,7 @@ def main() -> None:
     # what is drawn per process would differ between one and two of them; an epoch of one step tells each step's loss
     rates = {"drop_path": 0.0, "dropout": 0.0} if options.steady else {}
     loop.fit(
-        tiny_specimen(**rates),
+        tiny_model(**rates),
         tiny_split("train", 8 if options.steady else 40),
         tiny_split("test", 12),
         recipe=steady_recipe(options.batch, options.accumulate) if options.steady else tiny_recipe(),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.tiny import tiny_specimen
+from tests.training.tiny import tiny_model
 from vitlens.errors import InputError, StorageError
 from vitlens.training import checkpoint as module
 from vitlens.training.average import Average
@@ -22,16 +22,16 @@ from vitlens.training.optimiser import Optimiser
 
 
 def trained(seed: int, steps: int) -> tuple[torch.nn.Module, Optimiser, Average]:
-    specimen = tiny_specimen(seed=seed)
-    specimen.train().requires_grad_(True)
-    optimiser = Optimiser(specimen.model, weight_decay=0.1, betas=(0.9, 0.99))
+    model = tiny_model(seed=seed)
+    model.train().requires_grad_(True)
+    optimiser = Optimiser(model.module, weight_decay=0.1, betas=(0.9, 0.99))
     optimiser.set_rate(0.01)
-    average = Average(specimen.model, decay=0.9)
+    average = Average(model.module, decay=0.9)
     for _ in range(steps):
-        specimen(torch.rand(4, 3, 8, 12)).square().sum().backward()
+        model(torch.rand(4, 3, 8, 12)).square().sum().backward()
         optimiser.step()
-        average.update(specimen.model)
-    return specimen.model, optimiser, average
+        average.update(model.module)
+    return model.module, optimiser, average
 
 
 @pytest.mark.parametrize("steps", [0, 3])

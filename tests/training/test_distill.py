@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.tiny import CLASSES, tiny_specimen
+from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.models.zoo import untrained
 from vitlens.names import DISTILL_KINDS
 from vitlens.training.distill import (
@@ -28,7 +28,7 @@ STUDENT, TEACHER = (4 * torch.randn(7, 5, generator=GENERATOR) for _ in range(2)
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0, 1])
 
 
-def with_token(*, seed: int = 0) -> Specimen:
+def with_token(*, seed: int = 0) -> Model:
     shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [4, 4], "distillation": True}
     return untrained("vit-mini", classes=CLASSES, image_size=(8, 12), seed=seed, overrides=shape)
 
@@ -99,27 +99,27 @@ def test_refuses_what_cannot_be_run(fields: dict, error: type[Exception], match:
 
 
 def test_the_token_learns_from_the_teacher_and_cls_from_the_labels() -> None:
-    specimen = with_token().train().requires_grad_(True)
+    model = with_token().train().requires_grad_(True)
     images, teacher = torch.rand(7, 3, 8, 12, generator=GENERATOR), torch.randn(7, 3, generator=GENERATOR)
     for weight, reached, untouched in ((1.0, "head_dist", "head"), (1e-30, "head", "head_dist")):
-        specimen.zero_grad()
+        model.zero_grad()
         objective = Distilled(lambda _: teacher, Distillation("hard", weight), identity={})
-        answers = objective.asked(specimen)(images)
+        answers = objective.asked(model)(images)
         objective.loss(answers, LABELS % 3, images, smoothing=0.0).backward()
-        assert specimen.model.get_submodule(reached).weight.grad.abs().max() > 1e-4
-        assert specimen.model.get_submodule(untouched).weight.grad.abs().max() < 1e-20
+        assert model.module.get_submodule(reached).weight.grad.abs().max() > 1e-4
+        assert model.module.get_submodule(untouched).weight.grad.abs().max() < 1e-20
 
 
 @pytest.mark.parametrize("token", [True, False])
 def test_the_loss_of_a_batch_is_that_of_the_formulas(token: bool) -> None:
-    specimen = with_token()
+    model = with_token()
     images, teacher = torch.rand(7, 3, 8, 12, generator=GENERATOR), torch.randn(7, 3, generator=GENERATOR)
     objective = Distilled(lambda _: teacher, Distillation("soft", 0.3, 2.0, token), identity={"a": 1})
-    answers = objective.asked(specimen)(images)
+    answers = objective.asked(model)(images)
     if token:
-        for_labels, for_teacher = specimen.model.forward_heads(specimen.prepare(images))
+        for_labels, for_teacher = model.module.forward_heads(model.prepare(images))
     else:
-        for_labels = for_teacher = specimen(images)
+        for_labels = for_teacher = model(images)
     shares = torch.softmax(torch.randn(7, 3, generator=GENERATOR), 1)  # of Mixup
     found = objective.loss(answers, shares, images, smoothing=0.1)
     target = 0.9 * shares.double().numpy() + 0.1 / 3
@@ -127,26 +127,26 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(token: bool) -> None:
     wanted, said = probabilities(teacher, 2.0), probabilities(for_teacher.detach(), 2.0)
     taught = 4 * (wanted * np.log(wanted / said)).sum(1)
     assert found.item() == pytest.approx((0.7 * labelled + 0.3 * taught).sum(), rel=1e-5)
-    assert torch.allclose(objective.logits(answers), specimen(images), atol=1e-6)
+    assert torch.allclose(objective.logits(answers), model(images), atol=1e-6)
     assert objective.identity() == {"distillation": {"a": 1}}
 
 
 def test_timms_distilled_models_have_the_token_too() -> None:
     from vitlens.models.zoo import load
 
-    specimen = load("timm:deit_tiny_distilled_patch16_224", random_weights=True, image_size=(32, 32))
+    model = load("timm:deit_tiny_distilled_patch16_224", random_weights=True, image_size=(32, 32))
     images = torch.rand(2, 3, 32, 32, generator=GENERATOR)
     with torch.no_grad():
-        one, other = Student(specimen, token=True)(images)
-        assert torch.allclose((one + other) / 2, specimen(images), atol=1e-5)
+        one, other = Student(model, token=True)(images)
+        assert torch.allclose((one + other) / 2, model(images), atol=1e-5)
     assert not torch.allclose(one, other)
 
 
 def test_a_model_without_the_token_says_so() -> None:
     assert has_distillation_token(with_token())
-    assert not has_distillation_token(tiny_specimen())
+    assert not has_distillation_token(tiny_model())
     with pytest.raises(UnsupportedError, match="found vit-mini without; add --no-distill-token"):
-        Student(tiny_specimen(), token=True)
+        Student(tiny_model(), token=True)
 
 
 def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
@@ -163,11 +163,11 @@ def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
 
     drawn = digits("train").limit(40)
     split = replace(drawn, source=InMemory(drawn.source.read(torch.arange(40))), masks=None)
-    specimen = load("cnn-digits")
+    model = load("cnn-digits")
     with torch.no_grad():
         for name in ("fc.weight", "fc.bias"):
-            specimen.model.get_parameter(name).copy_(specimen.model.get_parameter(name).roll(1, 0))
-    teacher = Teacher(specimen, classes=DIGITS)
+            model.module.get_parameter(name).copy_(model.module.get_parameter(name).roll(1, 0))
+    teacher = Teacher(model, classes=DIGITS)
     images = next(split.batches(40)).images
     said, labels = teacher(images).argmax(1), split.labels
     assert labels is not None

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.lens.tiny import specimen_of
-from tests.training.tiny import CLASSES, tiny_specimen
+from tests.lens.tiny import model_of
+from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import UnsupportedError
+from vitlens.models.model import Model
 from vitlens.models.new_head import classifiers
-from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import load, untrained
 from vitlens.processes import Processes
 from vitlens.training.frozen import (
@@ -24,7 +24,7 @@ from vitlens.training.frozen import (
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 MADE = {
-    "ours": tiny_specimen,
+    "ours": tiny_model,
     "ours, distilled": lambda: untrained(
         "vit-mini", classes=CLASSES, overrides={"dim": 8, "depth": 1, "heads": 2, "distillation": True}
     ),
@@ -40,23 +40,23 @@ MADE = {
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_head_on_features_gives_the_models_logits(name: str) -> None:
-    specimen = MADE[name]().eval()
-    images = torch.rand(3, 3, *specimen.input_size)
-    features = read_features(specimen, images)
-    head = HeadOnly(specimen)
-    assert features.shape[:2] == (3, len(classifiers(specimen.model)))
+    model = MADE[name]().eval()
+    images = torch.rand(3, 3, *model.input_size)
+    features = read_features(model, images)
+    head = HeadOnly(model)
+    assert features.shape[:2] == (3, len(classifiers(model.module)))
     with torch.no_grad():
-        assert torch.allclose(head(features), specimen(images), atol=1e-5)
-    assert {id(part) for part in head.parameters()} <= {id(part) for part in specimen.parameters()}
+        assert torch.allclose(head(features), model(images), atol=1e-5)
+    assert {id(part) for part in head.parameters()} <= {id(part) for part in model.parameters()}
 
 
 def test_reading_leaves_nothing_behind() -> None:
-    specimen = tiny_specimen().train().requires_grad_(True)
-    first, second = (read_features(specimen, torch.ones(2, 3, 8, 12)) for _ in range(2))
-    assert torch.equal(first, second)  # no dropout, although the specimen is in training mode
+    model = tiny_model().train().requires_grad_(True)
+    first, second = (read_features(model, torch.ones(2, 3, 8, 12)) for _ in range(2))
+    assert torch.equal(first, second)  # no dropout, although the model is in training mode
     assert not first.requires_grad
-    assert all(module.training for module in specimen.modules())
-    assert not any(module._forward_pre_hooks for module in specimen.modules())
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 class Twice(nn.Module):
@@ -73,30 +73,30 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize(("patches", "match"), [(True, r"one vector an image, found \(2, 16, 4\)"), (False, "differ")])
 def test_a_head_that_is_not_the_last_step_is_refused(patches: bool, match: str) -> None:
-    specimen = specimen_of(Twice(patches=patches))
+    model = model_of(Twice(patches=patches))
     with pytest.raises(UnsupportedError, match=f"{match}.*--train-last 1 in place of --freeze-backbone"):
-        read_features(specimen, torch.rand(2, 3, 32, 32))
-    assert not any(module._forward_pre_hooks for module in specimen.modules())
+        read_features(model, torch.rand(2, 3, 32, 32))
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def made(specimen: Specimen, images: Tensor, processes: Processes = ALONE) -> Tensor:
+def made(model: Model, images: Tensor, processes: Processes = ALONE) -> Tensor:
     def shown(view: int, batches):
         for indices in batches:
             yield images[indices] / (1 + view)
 
-    return cached_features(specimen, len(images), shown, processes, views=2, batch_size=4)
+    return cached_features(model, len(images), shown, processes, views=2, batch_size=4)
 
 
 def test_every_image_in_every_view_in_order() -> None:
-    specimen, images = tiny_specimen(), torch.rand(7, 3, 8, 12)
-    features = made(specimen, images)
+    model, images = tiny_model(), torch.rand(7, 3, 8, 12)
+    features = made(model, images)
     assert features.shape == (2, 7, 1, 16)
     for view in range(2):
-        assert torch.allclose(features[view], read_features(specimen, images / (1 + view)), atol=1e-6)
+        assert torch.allclose(features[view], read_features(model, images / (1 + view)), atol=1e-6)
 
 
 def test_features_are_kept_with_what_they_are_of(tmp_path: Path) -> None:
-    features = made(tiny_specimen(), torch.rand(5, 3, 8, 12))
+    features = made(tiny_model(), torch.rand(5, 3, 8, 12))
     about = {"part": "train", "recipe": {"epochs": 3}}
     assert recall_features(tmp_path, "train", about) is None
     keep_features(tmp_path, "train", features, about)

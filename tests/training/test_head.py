@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.tiny import CLASSES, tiny_recipe, tiny_specimen, tiny_split
+from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.errors import DataError, InputError
 from vitlens.models import zoo
+from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
-from vitlens.models.specimen import Specimen
 from vitlens.training import account, head, head_loop
 from vitlens.training.account import BEST_FILE
 from vitlens.training.head import fit_head, require_cacheable
@@ -28,7 +28,7 @@ class InterruptedTrainingError(Exception):
     """Stands for a Ctrl-C, or for anything else."""
 
 
-def start(*, seed: int = 0) -> Specimen:
+def start(*, seed: int = 0) -> Model:
     """A model of other classes with dropout in its blocks, given a head for these."""
     return for_classes(
         zoo.untrained("vit-mini", classes=("1", "2"), image_size=(8, 12), seed=seed, overrides=SHAPE), CLASSES
@@ -38,15 +38,15 @@ def start(*, seed: int = 0) -> Specimen:
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "drop_path": 0.2, "dropout": 0.1, "patch_size": [4, 4]}
 
 
-def trained(folder: Path, specimen: Specimen | None = None, **changes: Any) -> tuple[Specimen, TrainingResult]:
-    specimen = specimen or start()
+def trained(folder: Path, model: Model | None = None, **changes: Any) -> tuple[Model, TrainingResult]:
+    model = model or start()
     settings: dict[str, Any] = {"train": TRAIN, "test": TEST, "recipe": tiny_recipe(**PLAIN), "directory": folder}
     settings["precision"] = "fp32"
-    return specimen, fit_head(specimen, **{**settings, **changes})
+    return model, fit_head(model, **{**settings, **changes})
 
 
-def state(specimen: Specimen) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in specimen.model.state_dict().items()}
+def state(model: Model) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.module.state_dict().items()}
 
 
 @pytest.mark.parametrize("average", [0.0, 0.9])
@@ -77,20 +77,20 @@ def test_it_starts_from_no_opinion(tmp_path: Path) -> None:
 
 
 def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
-    specimen, result = trained(tmp_path)
+    model, result = trained(tmp_path)
     for file, accuracy in ((result.weights, result.accuracy), (result.best_weights, result.best_accuracy)):
         with torch.inference_mode():
             logits = zoo.load(str(file))(next(TEST.batches(12)).images)
         assert (logits.argmax(1) == TEST.labels).float().mean().item() == pytest.approx(accuracy)
     found = load_file(result.weights)
-    assert all(torch.equal(found[name], value) for name, value in state(specimen).items())
+    assert all(torch.equal(found[name], value) for name, value in state(model).items())
     assert read_metrics(tmp_path) == result.history
     assert {path.name for path in tmp_path.iterdir()} == {BEST_FILE, zoo.WEIGHTS_FILE, "metrics.jsonl", "checkpoint"}
     assert "features computed once (images as they are" in result.notes[-1]
     # the checkpoint holds the head alone
     assert all(value.numel() <= 3 * 16 for value in load_file(tmp_path / "checkpoint" / "state.safetensors").values())
-    assert not any(module.training for module in specimen.modules())
-    assert not any(parameter.requires_grad for parameter in specimen.parameters())
+    assert not any(module.training for module in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_stopped_run_goes_on_without_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +167,9 @@ def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_cnn_and_its_batch_statistics(tmp_path: Path) -> None:
-    specimen = for_classes(zoo.untrained("resnet20", classes=("1", "2"), image_size=(8, 12)), CLASSES)
-    before = state(specimen)
-    trained(tmp_path, specimen)
-    changed = {name for name, value in state(specimen).items() if not torch.equal(value, before[name])}
+    model = for_classes(zoo.untrained("resnet20", classes=("1", "2"), image_size=(8, 12)), CLASSES)
+    before = state(model)
+    trained(tmp_path, model)
+    changed = {name for name, value in state(model).items() if not torch.equal(value, before[name])}
     assert changed == {"fc.weight", "fc.bias"}
-    assert tiny_specimen().classes == CLASSES
+    assert tiny_model().classes == CLASSES

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.training.test_loop import InterruptedTrainingError, interrupting, state, trained
-from tests.training.tiny import tiny_recipe, tiny_specimen
+from tests.training.tiny import tiny_model, tiny_recipe
 from vitlens.errors import InputError
 from vitlens.models import zoo
 from vitlens.training import account
@@ -33,23 +33,23 @@ def test_every_so_many_epochs_and_before_the_first(tmp_path: Path, every: int | 
 
 def test_they_are_the_weights_that_the_run_would_have_ended_with(tmp_path: Path) -> None:
     """Epoch 0 the initial ones; the last those of model.safetensors, averaged as they are, in half precision."""
-    initial = state(tiny_specimen())
-    specimen, _ = trained(tmp_path, keep_every=1)
-    for epoch, expected in ((0, initial), (3, state(specimen))):
+    initial = state(tiny_model())
+    model, _ = trained(tmp_path, keep_every=1)
+    for epoch, expected in ((0, initial), (3, state(model))):
         found = load_file(tmp_path / FOLDER / f"epoch-{epoch:04}.safetensors")
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], value.half()) for name, value in expected.items())
     second = load_file(tmp_path / FOLDER / "epoch-0002.safetensors")
-    assert not torch.equal(second["head.weight"], state(specimen)["head.weight"].half())
+    assert not torch.equal(second["head.weight"], state(model)["head.weight"].half())
 
 
 def test_a_kept_file_is_a_model(tmp_path: Path) -> None:
-    specimen, _ = trained(tmp_path, keep_every=3)
+    model, _ = trained(tmp_path, keep_every=3)
     loaded = zoo.load(str(read_kept(tmp_path)[-1].file))
     images = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(loaded(images), specimen.eval()(images), atol=5e-3, rtol=0)
-    assert loaded.classes == specimen.classes
+        torch.testing.assert_close(loaded(images), model.eval()(images), atol=5e-3, rtol=0)
+    assert loaded.classes == model.classes
 
 
 def test_keeping_changes_nothing_else(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_resumed_run_has_each_once(tmp_path: Path, at: int) -> None:
     before = {path.name: path.read_bytes() for path in (tmp_path / "cut" / FOLDER).iterdir()}
     assert "epoch-0000.safetensors" in before
     (tmp_path / "cut" / FOLDER / ".epoch-0001-abc.safetensors").write_bytes(b"half-written")
-    trained(tmp_path / "cut", tiny_specimen(seed=7), resume=True, keep_every=1)
+    trained(tmp_path / "cut", tiny_model(seed=7), resume=True, keep_every=1)
     after, whole = ({p.name: p.read_bytes() for p in (tmp_path / name / FOLDER).iterdir()} for name in ("cut", "whole"))
     assert after == whole
     assert before.items() <= after.items()
@@ -93,8 +93,8 @@ def test_the_last_ones_are_the_model_in_full_precision(tmp_path: Path) -> None:
 
 
 def test_other_files_are_let_be(tmp_path: Path) -> None:
-    keep_weights(tmp_path, tiny_specimen(), epochs=12345)
-    keep_weights(tmp_path, tiny_specimen(), epochs=4)
+    keep_weights(tmp_path, tiny_model(), epochs=12345)
+    keep_weights(tmp_path, tiny_model(), epochs=4)
     (tmp_path / FOLDER / "mine.safetensors").write_bytes(b"mine")
     assert epochs(tmp_path) == [4, 12345]
     forget_after(tmp_path, 4)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.tiny import CLASSES, tiny_recipe, tiny_specimen, tiny_split
+from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.training import account
 from vitlens.training import checkpoint as checkpoint_module
 from vitlens.training.account import BEST_FILE
@@ -32,10 +32,10 @@ def told_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "PROGRESS_INTERVAL", 0.0)
 
 
-def trained(folder: Path, specimen: Specimen | None = None, **changes: Any) -> tuple[Specimen, TrainingResult]:
-    specimen = specimen or tiny_specimen()
+def trained(folder: Path, model: Model | None = None, **changes: Any) -> tuple[Model, TrainingResult]:
+    model = model or tiny_model()
     settings: dict[str, Any] = {"recipe": tiny_recipe(), "directory": folder, "train": TRAIN, "test": TEST, **changes}
-    return specimen, fit(specimen, **settings)
+    return model, fit(model, **settings)
 
 
 def interrupting(at: int) -> Any:
@@ -46,8 +46,8 @@ def interrupting(at: int) -> Any:
     return stop
 
 
-def state(specimen: Specimen) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in specimen.model.state_dict().items()}
+def state(model: Model) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.module.state_dict().items()}
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -61,8 +61,8 @@ def timeless(folder: Path) -> list[Any]:
 def test_one_batch_is_learned_by_heart(tmp_path: Path) -> None:
     few = tiny_split("train", 8)
     recipe = tiny_recipe(epochs=60, learning_rate=1e-2, average=0.0, crop_padding=0, flip=False, evaluate_every=100)
-    specimen = tiny_specimen(drop_path=0.0, dropout=0.0)
-    _, result = trained(tmp_path, specimen, train=few, test=replace(few, part="test"), recipe=recipe)
+    model = tiny_model(drop_path=0.0, dropout=0.0)
+    _, result = trained(tmp_path, model, train=few, test=replace(few, part="test"), recipe=recipe)
     assert result.accuracy == 1.0
     assert result.history[-1].train_loss < 0.6 * result.history[0].train_loss
 
@@ -75,8 +75,8 @@ def test_same_seed_same_weights_and_another_seed_others(tmp_path: Path) -> None:
 
 
 def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
-    specimen, result = trained(tmp_path)
-    assert same(load_file(result.weights), state(specimen))
+    model, result = trained(tmp_path)
+    assert same(load_file(result.weights), state(model))
     for file, accuracy in ((result.weights, result.accuracy), (result.best_weights, result.best_accuracy)):
         with torch.inference_mode():
             logits = zoo.load(str(file))(next(TEST.batches(12)).images)
@@ -91,15 +91,15 @@ def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
 
 
 def test_nothing_stays_behind(tmp_path: Path) -> None:
-    specimen = tiny_specimen().eval().requires_grad_(False)
+    model = tiny_model().eval().requires_grad_(False)
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    trained(tmp_path, specimen)
+    trained(tmp_path, model)
     assert torch.equal(torch.rand(3), expected)  # the caller's random numbers go on as if nothing had happened
-    assert not any(module.training for module in specimen.modules())
-    assert not any(parameter.requires_grad for parameter in specimen.parameters())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in specimen.modules())
+    assert not any(module.training for module in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize(("at", "every"), [(2, None), (5, None), (7, None), (2, 3), (9, 3), (STEPS, 3)])
@@ -107,7 +107,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, at: int, every: i
     whole, _ = trained(tmp_path / "whole")
     with pytest.raises(InterruptedTrainingError):
         trained(tmp_path / "cut", on_progress=interrupting(at), checkpoint_every=every)
-    resumed, result = trained(tmp_path / "cut", tiny_specimen(seed=7), resume=True, checkpoint_every=every)
+    resumed, result = trained(tmp_path / "cut", tiny_model(seed=7), resume=True, checkpoint_every=every)
     assert same(state(resumed), state(whole))
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
     for name in (BEST_FILE, zoo.WEIGHTS_FILE):
@@ -116,10 +116,10 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, at: int, every: i
 
 
 def test_a_finished_run_resumes_to_its_result(tmp_path: Path) -> None:
-    specimen, result = trained(tmp_path)
-    again, repeated = trained(tmp_path, tiny_specimen(seed=7), resume=True)
+    model, result = trained(tmp_path)
+    again, repeated = trained(tmp_path, tiny_model(seed=7), resume=True)
     assert repeated == result
-    assert same(state(again), state(specimen))
+    assert same(state(again), state(model))
 
 
 def test_resuming_where_nothing_was_begins(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_resuming_where_nothing_was_begins(tmp_path: Path) -> None:
         ({"recipe": tiny_recipe(epochs=1, learning_rate=1.0)}, r"recipe\.learning_rate = 0.003, found 1.0"),
         ({"seed": 3}, "seed = 0, found 3"),
         ({"train": tiny_split("train", 39)}, r"data\.train = 40, found 39"),
-        ({"specimen": zoo.untrained("vit-mini", classes=CLASSES, image_size=(8, 12))}, r"architecture\.overrides"),
+        ({"model": zoo.untrained("vit-mini", classes=CLASSES, image_size=(8, 12))}, r"architecture\.overrides"),
     ],
 )
 def test_refuses_to_resume_something_else(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
@@ -144,7 +144,7 @@ def test_refuses_to_resume_something_else(tmp_path: Path, changes: dict[str, Any
 
 
 def test_a_loss_that_explodes_keeps_the_last_good_weights(tmp_path: Path) -> None:
-    specimen = tiny_specimen()
+    model = tiny_model()
     broken = interrupting(12)
 
     def poison(progress: Progress) -> None:
@@ -152,12 +152,12 @@ def test_a_loss_that_explodes_keeps_the_last_good_weights(tmp_path: Path) -> Non
             broken(progress)
         except InterruptedTrainingError:
             with torch.no_grad():
-                specimen.model.get_parameter("head.weight").fill_(float("nan"))
+                model.module.get_parameter("head.weight").fill_(float("nan"))
 
     with pytest.raises(
         NonFiniteError, match=r"found loss nan.* in epoch 3, step 13; .* the last good weights; try --lear"
     ):
-        trained(tmp_path, specimen, on_progress=poison)
+        trained(tmp_path, model, on_progress=poison)
     assert len(read_metrics(tmp_path)) == 2
     for file in (zoo.WEIGHTS_FILE, BEST_FILE, "checkpoint/state.safetensors"):
         assert all(value.isfinite().all() for value in load_file(tmp_path / file).values())
@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path: Path, monkeypa
     monkeypatch.setattr(checkpoint_module, "save_file", filling)
     with pytest.raises(StorageError, match="found it full"):
         trained(tmp_path / "full")
-    resumed, _ = trained(tmp_path / "full", tiny_specimen(seed=7), resume=True)
+    resumed, _ = trained(tmp_path / "full", tiny_model(seed=7), resume=True)
     assert same(state(resumed), state(whole))
 
 
@@ -225,11 +225,11 @@ def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
 
 
 def test_a_cnn_trains_by_the_same_loop(tmp_path: Path) -> None:
-    specimen = zoo.untrained("resnet20", classes=CLASSES, image_size=(8, 12))
-    before = state(specimen)
-    _, result = trained(tmp_path, specimen, recipe=tiny_recipe(epochs=1))
-    assert not same(before, state(specimen))
-    assert state(specimen)["bn1.num_batches_tracked"] == 5
+    model = zoo.untrained("resnet20", classes=CLASSES, image_size=(8, 12))
+    before = state(model)
+    _, result = trained(tmp_path, model, recipe=tiny_recipe(epochs=1))
+    assert not same(before, state(model))
+    assert state(model)["bn1.num_batches_tracked"] == 5
     assert 0 <= result.accuracy <= 1
 
 
@@ -249,10 +249,10 @@ def test_refuses_data_that_does_not_fit(tmp_path: Path, train: Split, error: typ
 
 
 def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
-    specimen = zoo.untrained("vit-mini", classes=("a",), image_size=(8, 12))
+    model = zoo.untrained("vit-mini", classes=("a",), image_size=(8, 12))
     one = [replace(split, classes=("a",), labels=torch.zeros(len(split), dtype=torch.long)) for split in (TRAIN, TEST)]
     with pytest.raises(DataError, match="at least 2 classes"):
-        trained(tmp_path, specimen, train=one[0], test=one[1])
+        trained(tmp_path, model, train=one[0], test=one[1])
 
 
 def test_metrics_are_json_lines(tmp_path: Path) -> None:

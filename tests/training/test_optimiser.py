@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.tiny import CLASSES, tiny_specimen
+from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError
 from vitlens.models.zoo import untrained
 from vitlens.names import OPTIMISERS
@@ -14,7 +14,7 @@ from vitlens.training.optimiser import Optimiser, decay_groups, rate_shares
 @pytest.mark.parametrize("preset", ["vit-mini", "resnet20"])
 def test_matrices_decay_and_nothing_else(preset: str) -> None:
     overrides = {"registers": 2, "distillation": True} if preset == "vit-mini" else {}
-    model = untrained(preset, classes=CLASSES, overrides=overrides).model.requires_grad_(True)
+    model = untrained(preset, classes=CLASSES, overrides=overrides).module.requires_grad_(True)
     decayed, undecayed = decay_groups(model)
     parameters = dict(model.named_parameters())
     assert sorted(decayed + undecayed) == sorted(parameters)
@@ -27,7 +27,7 @@ def test_matrices_decay_and_nothing_else(preset: str) -> None:
 
 @pytest.mark.parametrize("kind", OPTIMISERS)
 def test_without_gradients_only_the_decayed_shrink(kind: str) -> None:
-    model = tiny_specimen().model.requires_grad_(True)
+    model = tiny_model().module.requires_grad_(True)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     optimiser = Optimiser(model, kind=kind, weight_decay=0.5, betas=(0.9, 0.999), blocks=("blocks.0", "blocks.1"))
     optimiser.set_rate(0.1)
@@ -69,7 +69,7 @@ def test_adamw_is_torchs() -> None:
 
 
 def test_muon_turns_the_blocks_matrices_and_adamw_the_rest() -> None:
-    model = tiny_specimen().model.requires_grad_(True)
+    model = tiny_model().module.requires_grad_(True)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     optimiser = Optimiser(model, kind="muon", weight_decay=0.0, betas=(0.9, 0.999), blocks=("blocks.0", "blocks.1"))
     generator = torch.Generator().manual_seed(0)
@@ -89,7 +89,7 @@ def test_muon_turns_the_blocks_matrices_and_adamw_the_rest() -> None:
 
 
 def test_rates_fall_by_layers_from_the_head_down() -> None:
-    model = tiny_specimen().model
+    model = tiny_model().module
     shares = rate_shares(model, ("blocks.0", "blocks.1"), decay=0.5)
     expected = {"cls_token": 1 / 8, "pos_embed": 1 / 8, "patch_embed.proj.weight": 1 / 8, "blocks.0.norm1.bias": 1 / 4}
     expected |= {"blocks.1.mlp.fc2.weight": 1 / 2, "norm.weight": 1.0, "head.bias": 1.0}
@@ -98,7 +98,7 @@ def test_rates_fall_by_layers_from_the_head_down() -> None:
 
 
 def test_shares_reach_the_steps() -> None:
-    model = tiny_specimen().model.requires_grad_(True)
+    model = tiny_model().module.requires_grad_(True)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     blocks = ("blocks.0", "blocks.1")
     optimiser = Optimiser(model, weight_decay=0.0, betas=(0.9, 0.999), layer_decay=0.5, blocks=blocks)
@@ -113,7 +113,7 @@ def test_shares_reach_the_steps() -> None:
 
 @pytest.mark.parametrize("kind", OPTIMISERS)
 def test_one_that_took_up_anothers_state_goes_on_as_it_would(kind: str) -> None:
-    models = [tiny_specimen().model.requires_grad_(True) for _ in range(2)]
+    models = [tiny_model().module.requires_grad_(True) for _ in range(2)]
     make = partial(Optimiser, kind=kind, weight_decay=0.1, betas=(0.9, 0.99), blocks=("blocks.0", "blocks.1"))
     first, second = make(models[0]), make(models[1])
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.tiny import tiny_recipe, tiny_specimen, tiny_split
+from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
 from tests.waiting import HANGS
 from vitlens.errors import InputError
 from vitlens.models.zoo import WEIGHTS_FILE
@@ -41,10 +41,10 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        fit(tiny_specimen(), train, test, recipe=tiny_recipe(), directory=tmp_path / "whole")
+        fit(tiny_model(), train, test, recipe=tiny_recipe(), directory=tmp_path / "whole")
         assert run(*JOB, tmp_path / "killed", *kill) == -signal.SIGKILL
         assert not list((tmp_path / "killed").glob("results.json"))
-        fit(tiny_specimen(seed=7), train, test, recipe=tiny_recipe(), directory=tmp_path / "killed", resume=True)
+        fit(tiny_model(seed=7), train, test, recipe=tiny_recipe(), directory=tmp_path / "killed", resume=True)
     finally:
         torch.set_num_threads(threads)
     assert same(tmp_path / "killed", tmp_path / "whole")
@@ -73,17 +73,17 @@ def test_two_processes_lose_what_one_does(batch: str, accumulate: str, tmp_path:
 def test_accumulated_gradients_train_as_the_whole_batch_does(parts: int, tmp_path: Path) -> None:
     found = []
     for accumulate in (1, parts):
-        specimen = tiny_specimen(drop_path=0.0, dropout=0.0)
+        model = tiny_model(drop_path=0.0, dropout=0.0)
         recipe = tiny_recipe(batch_size=7, accumulate=accumulate)
         fit(
-            specimen,
+            model,
             tiny_split("train", 40),
             tiny_split("test", 12),
             recipe=recipe,
             directory=tmp_path / str(accumulate),
             precision="fp32",
         )
-        found.append((read_metrics(tmp_path / str(accumulate)), specimen.model.state_dict()))
+        found.append((read_metrics(tmp_path / str(accumulate)), model.module.state_dict()))
     (whole, weights), (cut, others) = found
     for one, other in zip(whole, cut, strict=True):
         assert other.train_loss == pytest.approx(one.train_loss, rel=1e-5)
@@ -96,7 +96,7 @@ def test_a_batch_has_an_image_for_each_process(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(loop, "accelerated", lambda device: (None, Processes(0, 3, device)))
     with pytest.raises(InputError, match="--batch-size of at least 3, an image a process, found 2"):
         fit(
-            tiny_specimen(),
+            tiny_model(),
             tiny_split("train", 8),
             tiny_split("test", 4),
             recipe=tiny_recipe(batch_size=2),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.test_loop import Drawn
-from tests.training.tiny import CLASSES, tiny_recipe, tiny_specimen, tiny_split
+from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.data.split import InMemory
 from vitlens.training import remembered
 from vitlens.training.recipe import Recipe
@@ -29,7 +29,7 @@ class Counting(Teacher):
 
 
 def taught(*, mirrored: bool) -> tuple[Counting, Remembered]:
-    teacher = Counting(tiny_specimen(), classes=CLASSES)
+    teacher = Counting(tiny_model(), classes=CLASSES)
     memory = Remembered(teacher)
     memory.look(SPLIT, mirrored=mirrored, device=CPU)
     return teacher, memory
@@ -40,7 +40,7 @@ def test_known_images_are_answered_from_memory() -> None:
     assert teacher.seen == 60
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     for images in (IMAGES[order], IMAGES[order].flip(-1)):
-        assert torch.allclose(memory(images), Teacher(tiny_specimen(), classes=CLASSES)(images), atol=1e-6)
+        assert torch.allclose(memory(images), Teacher(tiny_model(), classes=CLASSES)(images), atol=1e-6)
     assert teacher.seen == 60
     assert memory.asked == 0
 
@@ -49,7 +49,7 @@ def test_a_changed_pixel_makes_a_new_image() -> None:
     teacher, memory = taught(mirrored=False)
     images = IMAGES[:4].clone()
     images[2, 1, 3, 4] += 1e-7
-    expected = Teacher(tiny_specimen(), classes=CLASSES)(images)
+    expected = Teacher(tiny_model(), classes=CLASSES)(images)
     assert torch.allclose(memory(images), expected, atol=1e-6)
     assert (teacher.seen, memory.asked) == (31, 1)
     assert torch.allclose(memory(IMAGES.flip(-1)), teacher(IMAGES.flip(-1)), atol=1e-6)
@@ -62,7 +62,7 @@ def test_all_images_are_told_apart() -> None:
 
 
 def test_before_it_has_looked_it_asks() -> None:
-    teacher = Teacher(tiny_specimen(), classes=CLASSES)
+    teacher = Teacher(tiny_model(), classes=CLASSES)
     assert torch.equal(Remembered(teacher)(IMAGES), teacher(IMAGES))
 
 

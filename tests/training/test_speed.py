@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tests.training.tiny import tiny_specimen
+from tests.training.tiny import tiny_model
 from vitlens.errors import UnknownNameError
 from vitlens.training import speed
 from vitlens.training.speed import attending, choose, recomputing
@@ -38,11 +38,11 @@ def test_unknown_words_are_refused(words: dict[str, str]) -> None:
 
 
 def test_recomputed_blocks_give_the_same_gradients_from_fewer_saved_tensors() -> None:
-    specimen = tiny_specimen(drop_path=0.3, dropout=0.2).train().requires_grad_(True)
+    model = tiny_model(drop_path=0.3, dropout=0.2).train().requires_grad_(True)
     images = torch.rand(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
 
     def gradients() -> tuple[list[torch.Tensor], int]:
-        specimen.zero_grad()
+        model.zero_grad()
         saved: list[int] = []
         torch.manual_seed(5)
 
@@ -51,35 +51,35 @@ def test_recomputed_blocks_give_the_same_gradients_from_fewer_saved_tensors() ->
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            loss = specimen(images).square().sum()
+            loss = model(images).square().sum()
         loss.backward()
-        return [parameter.grad.clone() for parameter in specimen.parameters() if parameter.grad is not None], sum(saved)
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None], sum(saved)
 
     plain, kept = gradients()
-    with recomputing(specimen):
+    with recomputing(model):
         again, fewer = gradients()
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(plain, again, strict=True))
     assert fewer < kept / 2
 
 
 def test_blocks_come_back_as_they_were_also_after_an_exception() -> None:
-    specimen = tiny_specimen()
-    with recomputing(specimen):
-        assert all("forward" in block.__dict__ for block in specimen.model.blocks)
-    with pytest.raises(RuntimeError), recomputing(specimen):
+    model = tiny_model()
+    with recomputing(model):
+        assert all("forward" in block.__dict__ for block in model.module.blocks)
+    with pytest.raises(RuntimeError), recomputing(model):
         raise RuntimeError
-    assert not any("forward" in block.__dict__ for block in specimen.model.blocks)
+    assert not any("forward" in block.__dict__ for block in model.module.blocks)
 
 
 def test_few_tokens_are_attended_by_matrix_products_while_training_on_a_cpu() -> None:
-    specimen = tiny_specimen().eval()
+    model = tiny_model().eval()
     images = torch.rand(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
-    expected = specimen(images)
-    with attending(specimen, CPU):
-        assert [block.attn.fused for block in specimen.model.blocks] == [False, False]
-        assert torch.allclose(specimen(images), expected, atol=1e-6)
-    with pytest.raises(RuntimeError), attending(specimen, CPU):
+    expected = model(images)
+    with attending(model, CPU):
+        assert [block.attn.fused for block in model.module.blocks] == [False, False]
+        assert torch.allclose(model(images), expected, atol=1e-6)
+    with pytest.raises(RuntimeError), attending(model, CPU):
         raise RuntimeError
-    assert [block.attn.fused for block in specimen.model.blocks] == [True, True]
-    with attending(specimen, torch.device("cuda")):
-        assert all(block.attn.fused for block in specimen.model.blocks)
+    assert [block.attn.fused for block in model.module.blocks] == [True, True]
+    with attending(model, torch.device("cuda")):
+        assert all(block.attn.fused for block in model.module.blocks)

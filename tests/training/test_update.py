@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from tests.training.tiny import tiny_recipe, tiny_specimen, tiny_split
+from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
 from vitlens.errors import NonFiniteError
 from vitlens.training.feed import share
 from vitlens.training.task import Task
@@ -17,10 +17,10 @@ SPLIT = tiny_split("train", 7)
 
 
 def task(**changes: object) -> Task:
-    specimen = tiny_specimen(drop_path=0.0, dropout=0.0)
-    specimen.train().requires_grad_(True)
+    model = tiny_model(drop_path=0.0, dropout=0.0)
+    model.train().requires_grad_(True)
     recipe = tiny_recipe(batch_size=7, **changes)
-    return Task(specimen, SPLIT, SPLIT, recipe, Path("run"), 0, torch.device("cpu"), "fp32", None)
+    return Task(model, SPLIT, SPLIT, recipe, Path("run"), 0, torch.device("cpu"), "fp32", None)
 
 
 class OneOfSeveral(Accelerator):
@@ -29,8 +29,8 @@ class OneOfSeveral(Accelerator):
     num_processes = 1
     process_index = 0
 
-    def __init__(self, specimen: torch.nn.Module) -> None:
-        self.specimen = specimen
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
         self.gradients: dict[str, torch.Tensor] = {}
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -38,14 +38,14 @@ class OneOfSeveral(Accelerator):
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
-        named = self.specimen.named_parameters()
+        named = self.model.named_parameters()
         self.gradients = {name: value.grad.clone() for name, value in named if value.grad is not None}
 
 
 def learned(processes: int, process: int, **changes: object) -> tuple[dict[str, torch.Tensor], float, float]:
     """One process's gradients, loss and right ones."""
     one = task(**changes)
-    accelerator = OneOfSeveral(one.specimen)
+    accelerator = OneOfSeveral(one.model)
     updates = Updates(one, accelerator)
     accelerator.num_processes, accelerator.process_index = processes, process
     mine = share(torch.arange(7), process, processes)
@@ -80,13 +80,13 @@ def test_gradients_of_parts_add_up_to_the_whole_batch(parts: int) -> None:
 
 def test_a_number_that_is_not_finite_is_refused_before_the_weights_change() -> None:
     one = task()
-    updates = Updates(one, OneOfSeveral(one.specimen))
-    before = {name: value.clone() for name, value in one.specimen.model.state_dict().items()}
+    updates = Updates(one, OneOfSeveral(one.model))
+    before = {name: value.clone() for name, value in one.model.module.state_dict().items()}
     images = SPLIT.source.read(torch.arange(7)).float()
     with pytest.raises(NonFiniteError, match="epoch 1, step 1; run keeps the last good weights"):
         updates.apply(images * float("nan"), one.labels(torch.arange(7)), whole=7)
-    assert all(torch.equal(value, before[name]) for name, value in one.specimen.model.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in one.model.module.state_dict().items())
     with torch.no_grad():
-        one.specimen.model.get_parameter("head.bias").fill_(float("inf"))
+        one.model.module.get_parameter("head.bias").fill_(float("inf"))
     with pytest.raises(NonFiniteError, match=r"NaN or infinity in model/head\.bias"):
         updates.require_finite()

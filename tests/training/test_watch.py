@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.training.test_loop import STEPS, TEST, InterruptedTrainingError, interrupting, same, state, timeless, trained
-from tests.training.tiny import tiny_recipe, tiny_specimen
-from vitlens.analysis.rollout import rollout
-from vitlens.analysis.stats import statistics
+from tests.training.tiny import tiny_model, tiny_recipe
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.heads.statistics import statistics
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.training.metrics import EpochMetrics, read_metrics
 from vitlens.training.watch import StepFacts, Watcher, watched
 
@@ -30,13 +30,13 @@ class Notes:
         torch.rand(3)
         self.steps.append(facts)
 
-    def on_epoch(self, metrics: EpochMetrics, specimen: Specimen) -> None:
+    def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
         images = next(TEST.batches(4)).images
-        statistics(specimen, images)
-        rollout(specimen, images)
+        statistics(model, images)
+        rollout(model, images)
         torch.rand(7)
         self.epochs.append(metrics)
-        self.weights.append(state(specimen))
+        self.weights.append(state(model))
 
     def close(self) -> None:
         self.closed += 1
@@ -80,7 +80,7 @@ def test_a_resumed_run_tells_what_is_left(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(InterruptedTrainingError):
         trained(tmp_path, on_progress=interrupting(7), watchers=[first])
     assert first.closed == 1
-    trained(tmp_path, tiny_specimen(seed=7), resume=True, watchers=[second])
+    trained(tmp_path, tiny_model(seed=7), resume=True, watchers=[second])
     assert [facts.step for facts in second.steps] == list(range(6, STEPS + 1))
     assert [metrics.epoch for metrics in second.epochs] == [1, 2]
 

@@ -3,7 +3,7 @@
 import torch
 
 from vitlens.data.split import InMemory, Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.models.zoo import untrained
 from vitlens.names import Part
 from vitlens.training.recipe import Recipe
@@ -11,7 +11,7 @@ from vitlens.training.recipe import Recipe
 CLASSES = ("a", "b", "c")
 
 
-def tiny_specimen(*, seed: int = 0, drop_path: float = 0.2, dropout: float = 0.1) -> Specimen:
+def tiny_model(*, seed: int = 0, drop_path: float = 0.2, dropout: float = 0.1) -> Model:
     overrides = {"dim": 16, "depth": 2, "heads": 2, "drop_path": drop_path, "dropout": dropout, "patch_size": [4, 4]}
     return untrained("vit-mini", classes=CLASSES, image_size=(8, 12), seed=seed, overrides=overrides)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.attacks.checks import require_counts, require_epsilons, require_maps, require_targets
 from vitlens.attacks.clean import Clean, look
 from vitlens.attacks.jobs import Machine
@@ -15,7 +15,7 @@ from vitlens.attacks.registry import ATTACKS, Attack, Setting, machine_of, membe
 from vitlens.attacks.result import AttackResult
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.models.support import NEEDS, require
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images
@@ -27,7 +27,7 @@ _USUAL = {"linf": 8 / 255, "l2": 0.5}
 
 @takes_images
 def attack(
-    specimen: Specimen,
+    model: Model,
     images: Images,
     labels: Tensor | str | None = None,
     *,
@@ -43,7 +43,7 @@ def attack(
     aligned: bool = True,
     maps: Tensor | None = None,
 ) -> AttackResult:
-    """Images changed so that the specimen no longer gets them right.
+    """Images changed so that the model no longer gets them right.
 
     images: (batch, 3, height, width) in [0, 1]; labels: class indices, or "predicted" to attack what the model says;
     method: a name of ATTACKS; epsilon: in pixel units (None: 8/255 for L∞, 0.5 for L2, none for an attack that looks
@@ -61,9 +61,9 @@ def attack(
     """
     require_counts(steps=steps, restarts=restarts, batch_size=batch_size)
     members = members_of(method)
-    require(specimen, *NEEDS["attack"])
-    clean = look(specimen, images, labels, batch_size=batch_size)
-    setting = setting_of(specimen, clean, side=side, aligned=aligned, maps=maps)
+    require(model, *NEEDS["attack"])
+    clean = look(model, images, labels, batch_size=batch_size)
+    setting = setting_of(model, clean, side=side, aligned=aligned, maps=maps)
     machines = [built(member, setting, steps) for member in members]
     limit, level = _level(members[0], setting, epsilon)
     aimed = None if targets is None else require_targets(targets, clean, setting.classes)
@@ -72,9 +72,9 @@ def attack(
     count = len(clean.labels)
     plan = Plan(
         (level,), torch.full((count,), int(level > 0)), restarts, aimed, seed,
-        batch_size or fitting_batch(specimen), precision, keep=count,
+        batch_size or fitting_batch(model), precision, keep=count,
     )  # fmt: skip
-    found = worst_case(specimen, clean, machines, plan)
+    found = worst_case(model, clean, machines, plan)
     success = (found.level >= 0) & (found.distance <= limit)
     adversarial = clean.images.clone()
     for row in success.nonzero()[:, 0].tolist():
@@ -87,20 +87,20 @@ def attack(
         success if aimed is not None else torch.zeros_like(success),
         found.forwards,
         found.backwards,
-        clean.notes(specimen.alias),
+        clean.notes(model.alias),
     )
 
 
-def setting_of(specimen: Specimen, clean: Clean, *, side: int | None, aligned: bool, maps: Tensor | None) -> Setting:
+def setting_of(model: Model, clean: Clean, *, side: int | None, aligned: bool, maps: Tensor | None) -> Setting:
     """What machines are made for: this model, images of this size."""
     size = int(clean.images.shape[2]), int(clean.images.shape[3])
-    layout = specimen.anatomy.layout
+    layout = model.anatomy.layout
     token = None
     if layout is not None:
         scaled = [round(patch * own / whole) for patch, own, whole in zip(layout.patch_size, size, layout.image_size)]
         token = max(1, scaled[0]), max(1, scaled[1])
     checked = require_maps(maps, len(clean.labels))
-    return Setting(1, len(specimen.classes), size, token, side, aligned, checked)
+    return Setting(1, len(model.classes), size, token, side, aligned, checked)
 
 
 def built(member: Attack, setting: Setting, steps: int | None) -> Machine:
@@ -115,10 +115,10 @@ def levels_of(norm: NormName, setting: Setting, epsilons: tuple[float, ...]) -> 
     return (side_of(setting) ** 2 / (setting.size[0] * setting.size[1]),)
 
 
-def fitting_batch(specimen: Specimen) -> int:
+def fitting_batch(model: Model) -> int:
     """Images at a time that fit with their gradients; on a CPU, where more are no faster, few: resumed sooner."""
-    most = _MOST_ON_CPU if specimen.device.type == "cpu" else fitting_batch_size(specimen)
-    return max(1, min(most, fitting_batch_size(specimen) // BACKWARD))
+    most = _MOST_ON_CPU if model.device.type == "cpu" else fitting_batch_size(model)
+    return max(1, min(most, fitting_batch_size(model) // BACKWARD))
 
 
 def _level(member: Attack, setting: Setting, epsilon: float | None) -> tuple[float, float]:

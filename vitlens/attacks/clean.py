@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.attacks.reading import attacked
 from vitlens.errors import InputError, NonFiniteError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 
 RIVALS = 9  # classes that targeted attacks aim at and DeepFool looks at, as published
@@ -39,7 +39,7 @@ class Clean:
 
 
 def look(
-    specimen: Specimen,
+    model: Model,
     images: Images,
     labels: Tensor | str | None,
     *,
@@ -51,18 +51,18 @@ def look(
     labels: class indices, or "predicted". Raises InputError for what cannot be attacked, NonFiniteError naming model
     and image.
     """
-    specimen.require_classifier()
+    model.require_classifier()
     images = images.detach()
     numbers = torch.arange(len(images)) if indices is None else torch.tensor(indices, dtype=torch.int64)
     if len(numbers) != len(images):
         raise InputError(f"expected one index an image ({len(images)}), found {len(numbers)}")
-    with attacked(specimen), torch.no_grad():
-        parts = images.split(batch_size or fitting_batch_size(specimen))
-        logits = torch.cat([specimen(part.to(specimen.device)).cpu() for part in parts])
+    with attacked(model), torch.no_grad():
+        parts = images.split(batch_size or fitting_batch_size(model))
+        logits = torch.cat([model(part.to(model.device)).cpu() for part in parts])
     broken = (~logits.isfinite()).any(1).nonzero().flatten()
     if len(broken):
         raise NonFiniteError(
-            f"expected finite logits, found NaN or infinity from {specimen.alias} on image {int(numbers[broken[0]])}"
+            f"expected finite logits, found NaN or infinity from {model.alias} on image {int(numbers[broken[0]])}"
         )
     classes = logits.shape[1]
     if classes < 2:

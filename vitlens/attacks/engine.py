@@ -20,7 +20,7 @@ from vitlens.attacks.plan import Outcome, Plan
 from vitlens.attacks.reading import Reader, attacked
 from vitlens.data.draws import keys
 from vitlens.errors import NonFiniteError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 Told = Callable[[int, int], object]  # row of an image that is done, and the level at which it broke (-1: it stands)
 
@@ -28,9 +28,9 @@ Told = Callable[[int, int], object]  # row of an image that is done, and the lev
 class Engine:
     """Runs one machine over the images, batch by batch."""
 
-    def __init__(self, specimen: Specimen, clean: Clean, machine: Machine, plan: Plan, told: Told) -> None:
-        self.specimen, self.clean, self.machine, self.plan, self.told = specimen, clean, machine, plan, told
-        self.reader = Reader(specimen, machine, plan.precision, aimed=plan.targets is not None)
+    def __init__(self, model: Model, clean: Clean, machine: Machine, plan: Plan, told: Told) -> None:
+        self.model, self.clean, self.machine, self.plan, self.told = model, clean, machine, plan, told
+        self.reader = Reader(model, machine, plan.precision, aimed=plan.targets is not None)
         count = len(clean.labels)
         self.aims = 1 if plan.targets is not None else max(1, min(machine.aims, clean.rivals.shape[1]))
         self.tries = self.aims * (plan.restarts if machine.random else 1)  # at each epsilon
@@ -49,7 +49,7 @@ class Engine:
 
     def run(self) -> Outcome:
         """Every image to its end. Raises NonFiniteError naming model and image."""
-        with attacked(self.specimen), torch.no_grad():
+        with attacked(self.model), torch.no_grad():
             self.rows = list(islice(self.waiting, self.plan.batch_size))
             self.stages = [self._first(row) for row in self.rows]
             self.reads = torch.zeros(len(self.rows), dtype=torch.int64)
@@ -103,7 +103,7 @@ class Engine:
             if not good.all():
                 row = self.rows[int((~good).nonzero()[0])]
                 raise NonFiniteError(
-                    f"expected finite {what}, found NaN or infinity from {self.specimen.alias} on image "
+                    f"expected finite {what}, found NaN or infinity from {self.model.alias} on image "
                     f"{int(self.clean.indices[row])} under attack; try --precision fp32, or square, which needs no "
                     "gradients"
                 )
@@ -183,7 +183,7 @@ class Engine:
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
         """New jobs: the images, and what decides about them."""
-        plan, clean, device = self.plan, self.clean, self.specimen.device
+        plan, clean, device = self.plan, self.clean, self.model.device
         row, stage = torch.tensor(rows, dtype=torch.int64), torch.tensor(stages, dtype=torch.int64)
         ranks, restarts = stage % self.tries % self.aims, stage % self.tries // self.aims
         rivals = clean.rivals[row]

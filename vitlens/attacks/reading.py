@@ -17,7 +17,7 @@ from vitlens.attacks.quick import quick_convolutions, quick_gradients
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.onednn import quick_linear
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
 
 _COARSE = 2.0**-6  # of the largest logit: what bf16 may be wrong by
@@ -27,30 +27,30 @@ _WORTH = 4  # jobs that need no gradient are run apart where they are at least t
 
 
 @contextmanager
-def attacked(specimen: Specimen) -> Iterator[None]:
-    """The specimen in evaluation mode with frozen parameters, so that a pass keeps nothing for their gradients.
+def attacked(model: Model) -> Iterator[None]:
+    """The model in evaluation mode with frozen parameters, so that a pass keeps nothing for their gradients.
 
     Modes and flags come back on exit.
     """
-    flags = {name: parameter.requires_grad for name, parameter in specimen.named_parameters()}
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     try:
-        with evaluating(specimen), quick_convolutions(specimen):
-            specimen.requires_grad_(False)
+        with evaluating(model), quick_convolutions(model):
+            model.requires_grad_(False)
             yield
     finally:
-        for name, parameter in specimen.named_parameters():
+        for name, parameter in model.named_parameters():
             parameter.requires_grad_(flags[name])
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Looks at the specimen for one machine.
+    """Looks at the model for one machine.
 
     precision: of the passes with gradients; aimed: whether an image is done when it got its target (else when it is
     wrong).
     """
 
-    specimen: Specimen
+    model: Model
     machine: Machine
     precision: str = "fp32"
     aimed: bool = False
@@ -85,7 +85,7 @@ class Reader:
     def exact(self, points: Images) -> Logits:
         """Logits in fp32, without a graph."""
         with torch.no_grad(), quick_linear(points.device):
-            logits: Tensor = self.specimen(_in_eights(points))
+            logits: Tensor = self.model(_in_eights(points))
         return logits[: len(points)]
 
     def _plain(self, points: Images, jobs: Jobs) -> Seen:
@@ -100,10 +100,10 @@ class Reader:
         with torch.enable_grad(), autocast(points.device, self.precision), quick_gradients(points.device):
             coarse = torch.is_autocast_enabled(points.device.type)
             leaf = points.detach().requires_grad_()
-            given = self.specimen(_in_eights(leaf))[: len(leaf)]
+            given = self.model(_in_eights(leaf))[: len(leaf)]
         if not given.requires_grad:
             raise UnsupportedError(
-                f"expected a gradient from {self.specimen.alias} with respect to the pixels, found none; "
+                f"expected a gradient from {self.model.alias} with respect to the pixels, found none; "
                 "try an attack that needs scores alone (square, noise)"
             )
         with torch.enable_grad():

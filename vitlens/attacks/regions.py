@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.spectrum import divided
+from vitlens.analysis.failures.spectrum import divided
 from vitlens.attacks.jobs import Jobs, State
 from vitlens.attacks.norms import LINF, PATCH, Change, Norm, PerImage, per_pixel
 from vitlens.data.draws import uniform

@@ -9,11 +9,11 @@ from vitlens.attacks.clean import Clean
 from vitlens.attacks.engine import Engine
 from vitlens.attacks.jobs import Machine
 from vitlens.attacks.plan import Outcome, Plan
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
 def worst_case(
-    specimen: Specimen,
+    model: Model,
     clean: Clean,
     machines: Sequence[Machine],
     plan: Plan,
@@ -35,7 +35,7 @@ def worst_case(
                 advance(1)
 
         limits = plan.limits if outcome is None else _standing(outcome, plan)
-        found = Engine(specimen, clean, machine, replace(plan, limits=limits), told).run()
+        found = Engine(model, clean, machine, replace(plan, limits=limits), told).run()
         outcome = found if outcome is None else _worse(outcome, found, plan.keep)
     assert outcome is not None
     return outcome

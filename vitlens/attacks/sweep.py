@@ -19,7 +19,7 @@ from vitlens.attacks.plan import Outcome, Plan
 from vitlens.attacks.registry import ATTACKS, Attack, Setting, members_of
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images
 
@@ -59,7 +59,7 @@ class Sweep:
 
 @takes_images
 def sweep(
-    specimen: Specimen,
+    model: Model,
     images: Images,
     labels: Tensor | str | None,
     *,
@@ -94,20 +94,20 @@ def sweep(
         require_counts(steps=count, restarts=restarts, keep=keep, batch_size=batch_size)
     asked = _require_attacks(attacks)
     axes = {"linf": require_epsilons(epsilons, "linf"), "l2": require_epsilons(epsilons_l2, "l2"), "patch": ()}
-    clean = look(specimen, images, labels, indices=indices, batch_size=batch_size)
-    setting = setting_of(specimen, clean, side=side, aligned=aligned, maps=maps)
+    clean = look(model, images, labels, indices=indices, batch_size=batch_size)
+    setting = setting_of(model, clean, side=side, aligned=aligned, maps=maps)
     base = Plan(
         (), torch.zeros(len(clean.labels), dtype=torch.int64), restarts, None, seed,
-        batch_size or fitting_batch(specimen), precision, keep, downwards,
+        batch_size or fitting_batch(model), precision, keep, downwards,
     )  # fmt: skip
     found: dict[str, tuple[Outcome, float]] = {}
     own = {attack.name: levels_of(attack.norm, setting, axes[attack.norm]) for attack in asked}
     for attack in asked:
         count = chosen.get(attack.name) if isinstance(steps, Mapping) else steps
         start = time.perf_counter()
-        outcome = _run(specimen, clean, attack, own[attack.name], setting, base, count, on_progress)
+        outcome = _run(model, clean, attack, own[attack.name], setting, base, count, on_progress)
         found[attack.name] = outcome, time.perf_counter() - start
-    return _gathered(specimen, clean, asked, own, found)
+    return _gathered(model, clean, asked, own, found)
 
 
 def _require_attacks(names: Sequence[str]) -> tuple[Attack, ...]:
@@ -120,7 +120,7 @@ def _require_attacks(names: Sequence[str]) -> tuple[Attack, ...]:
 
 
 def _run(
-    specimen: Specimen,
+    model: Model,
     clean: Clean,
     attack: Attack,
     epsilons: tuple[float, ...],
@@ -133,11 +133,11 @@ def _run(
     levels = tuple(epsilon for epsilon in epsilons if epsilon > 0) if attack.kind == "budget" else (1.0,)
     machines = [built(member, setting, steps) for member in members_of(attack.name)]
     limits = torch.full_like(base.limits, len(levels))
-    return worst_case(specimen, clean, machines, replace(base, levels=levels, limits=limits), advance=advance)
+    return worst_case(model, clean, machines, replace(base, levels=levels, limits=limits), advance=advance)
 
 
 def _gathered(
-    specimen: Specimen,
+    model: Model,
     clean: Clean,
     asked: Sequence[Attack],
     epsilons: Mapping[str, tuple[float, ...]],
@@ -160,7 +160,7 @@ def _gathered(
         {name: int(outcome.backwards.sum()) for name, outcome in outcomes.items()},
         {name: seconds for name, (_, seconds) in found.items()},
         {name: outcome.silent for name, outcome in outcomes.items()},
-        clean.notes(specimen.alias),
+        clean.notes(model.alias),
     )
 
 

@@ -15,73 +15,73 @@ from torch import Tensor, nn
 
 from vitlens.attribution.place import cam_place, read, read_activations
 from vitlens.devices import evaluating
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 _FORWARDS = 32  # images at a time in ScoreCAM and AblationCAM, which run one for each channel
 
 
-def gradcam(specimen: Specimen, images: Images, targets: Labels) -> Maps:
+def gradcam(model: Model, images: Images, targets: Labels) -> Maps:
     """GradCAM (Selvaraju 2017): channels weighted by their mean gradient; (batch, rows, columns), before the ReLU."""
-    found = read(specimen, images, targets)
+    found = read(model, images, targets)
     weights = found.gradients.mean((2, 3), keepdim=True)
     return (weights * found.activations).sum(1)
 
 
-def from_gradients(name: str) -> Callable[[Specimen, Images, Labels], Maps]:
+def from_gradients(name: str) -> Callable[[Model, Images, Labels], Maps]:
     """A class of the grad-cam package that needs activations and gradients: GradCAMPlusPlus, LayerCAM, HiResCAM ..."""
 
-    def maps(specimen: Specimen, images: Images, targets: Labels) -> Maps:
-        found = read(specimen, images, targets)
-        with _package(specimen, name) as cam:
+    def maps(model: Model, images: Images, targets: Labels) -> Maps:
+        found = read(model, images, targets)
+        with _package(model, name) as cam:
             arrays = _numbers(found.activations), _numbers(found.gradients)
             raw = cam.get_cam_image(None, None, None, *arrays, False)
-        return _on(specimen, raw)
+        return _on(model, raw)
 
     return maps
 
 
-def eigencam(specimen: Specimen, images: Images, _targets: Labels) -> Maps:
+def eigencam(model: Model, images: Images, _targets: Labels) -> Maps:
     """EigenCAM (Muhammad 2020): the activations' first principal component; it knows no class.
 
     The sign of a component means nothing: each map is turned so that its largest value is positive.
     """
-    _, activations = read_activations(specimen, images)
-    with _package(specimen, "EigenCAM") as cam:
-        maps = _on(specimen, cam.get_cam_image(None, None, None, _numbers(activations), None, False))
+    _, activations = read_activations(model, images)
+    with _package(model, "EigenCAM") as cam:
+        maps = _on(model, cam.get_cam_image(None, None, None, _numbers(activations), None, False))
     flat = maps.flatten(1)
     largest = flat.gather(1, flat.abs().argmax(1, keepdim=True))
     return maps * torch.where(largest < 0, -1.0, 1.0)[:, :, None]
 
 
-def scorecam(specimen: Specimen, images: Images, targets: Labels) -> Maps:
+def scorecam(model: Model, images: Images, targets: Labels) -> Maps:
     """ScoreCAM (Wang 2020): channels weighted by the softmax, over channels, of the target's logit where the image is
     seen through them alone. One forward a channel and image; an image's masked copies are all held at once."""
-    _, activations = read_activations(specimen, images)
-    with _package(specimen, "ScoreCAM") as cam, torch.no_grad():
+    _, activations = read_activations(model, images)
+    with _package(model, "ScoreCAM") as cam, torch.no_grad():
         cam.batch_size = _FORWARDS
-        return _on(specimen, _one_by_one(cam, specimen, images, targets, activations))
+        return _on(model, _one_by_one(cam, model, images, targets, activations))
 
 
-def ablationcam(specimen: Specimen, images: Images, targets: Labels) -> Maps:
+def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
     """AblationCAM (Desai 2020): channels weighted by the fall of the target's logit without them, as a share of it.
 
     A channel is taken away by setting it to 0, as in the paper (the package puts -1e7 where a channel can be negative,
     which in a ViT leaves nothing of the attention). One forward a channel and image. Where the logit is negative the
     share would turn the map's sign: it is a share of the logit's size.
     """
-    logits, activations = read_activations(specimen, images)
-    layer = _WithoutChannel(cam_place(specimen).channel_axis)
-    with _package(specimen, "AblationCAM", ablation_layer=layer, batch_size=_FORWARDS) as cam:
-        maps = _on(specimen, _one_by_one(cam, specimen, images, targets, activations))
+    logits, activations = read_activations(model, images)
+    layer = _WithoutChannel(cam_place(model).channel_axis)
+    with _package(model, "AblationCAM", ablation_layer=layer, batch_size=_FORWARDS) as cam:
+        maps = _on(model, _one_by_one(cam, model, images, targets, activations))
     return maps * logits.gather(1, targets[:, None]).float().sign()[:, :, None]
 
 
-def _one_by_one(cam: Any, specimen: Specimen, images: Images, targets: Labels, activations: Tensor) -> Any:
+def _one_by_one(cam: Any, model: Model, images: Images, targets: Labels, activations: Tensor) -> Any:
     """The package's maps of each image by itself: it would hold all masked copies of a batch at once."""
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
-    prepared, numbers = specimen.prepare(images), _numbers(activations)
+    prepared, numbers = model.prepare(images), _numbers(activations)
     return np.concatenate(
         [
             cam.get_cam_image(
@@ -97,19 +97,19 @@ def _one_by_one(cam: Any, specimen: Specimen, images: Images, targets: Labels, a
 
 
 @contextmanager
-def _package(specimen: Specimen, name: str, **options: object) -> Iterator[Any]:
-    """One of the grad-cam package's methods on the specimen's model, which is as it was on exit.
+def _package(model: Model, name: str, **options: object) -> Iterator[Any]:
+    """One of the grad-cam package's methods on the model's model, which is as it was on exit.
 
     The package hooks the layer, sets modes and swaps the layer, and after an exception leaves it swapped.
     """
     import pytorch_grad_cam  # brings OpenCV and pyplot with it, which other methods do without
     from pytorch_grad_cam.utils.find_layers import replace_layer_recursive
 
-    place = cam_place(specimen)
-    layer = specimen.model.get_submodule(place.module)
+    place = cam_place(model)
+    layer = model.module.get_submodule(place.module)
     hooks = set(layer._forward_hooks)
-    with evaluating(specimen), redirect_stderr(io.StringIO()):  # a bar a image
-        cam = getattr(pytorch_grad_cam, name)(specimen.model, [layer], place.as_maps, **options)
+    with evaluating(model), redirect_stderr(io.StringIO()):  # a bar a image
+        cam = getattr(pytorch_grad_cam, name)(model.module, [layer], place.as_maps, **options)
         cam.activations_and_grads.release()  # activations and gradients are handed in
         try:
             yield cam
@@ -117,7 +117,7 @@ def _package(specimen: Specimen, name: str, **options: object) -> Iterator[Any]:
             for key in layer._forward_hooks.keys() - hooks:
                 del layer._forward_hooks[key]
             if "ablation_layer" in options:
-                replace_layer_recursive(specimen.model, options["ablation_layer"], layer)
+                replace_layer_recursive(model.module, options["ablation_layer"], layer)
 
 
 class _WithoutChannel(nn.Module):
@@ -153,5 +153,5 @@ def _numbers(maps: Tensor) -> Any:
     return maps.float().cpu().numpy()
 
 
-def _on(specimen: Specimen, maps: Any) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(maps, dtype=np.float32)).to(specimen.device)
+def _on(model: Model, maps: Any) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(maps, dtype=np.float32)).to(model.device)

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.attribution.stem import leaf_of, stem_of
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 SAMPLES = 25  # of SmoothGrad's noise
@@ -23,27 +23,27 @@ STEPS = 50  # of integrated gradients
 BACKWARD = 3  # a backward pass holds about this many times what a forward pass does
 
 
-def pixel_gradients(specimen: Specimen, images: Images, targets: Labels) -> Images:
+def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
     """How each image's target logit changes with its pixels. Nothing keeps a gradient, the images least of all."""
-    with evaluating(specimen), torch.enable_grad():
-        leaf = leaf_of(specimen, images)
-        logits = specimen(leaf)
+    with evaluating(model), torch.enable_grad():
+        leaf = leaf_of(model, images)
+        logits = model(leaf)
         (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), leaf)
     return gradient
 
 
-def saliency(specimen: Specimen, images: Images, targets: Labels) -> Maps:
+def saliency(model: Model, images: Images, targets: Labels) -> Maps:
     """The largest absolute gradient over the three channels (Simonyan 2014, section 3.1); not signed."""
-    return pixel_gradients(specimen, images, targets).abs().amax(1)
+    return pixel_gradients(model, images, targets).abs().amax(1)
 
 
-def input_x_gradient(specimen: Specimen, images: Images, targets: Labels) -> Maps:
+def input_x_gradient(model: Model, images: Images, targets: Labels) -> Maps:
     """Pixel times gradient, summed over the channels: the first-order fall of the logit where a pixel turns black."""
-    return (images * pixel_gradients(specimen, images, targets)).sum(1)
+    return (images * pixel_gradients(model, images, targets)).sum(1)
 
 
 def smoothgrad(
-    specimen: Specimen,
+    model: Model,
     images: Images,
     targets: Labels,
     *,
@@ -60,15 +60,15 @@ def smoothgrad(
         raise InputError(f"expected samples of at least 1, found {samples}")
     spread = noise * (images.amax((1, 2, 3)) - images.amin((1, 2, 3)))
     generator, total = torch.Generator().manual_seed(seed), torch.zeros_like(images)
-    for count in _in_chunks(samples, specimen, images):
+    for count in _in_chunks(samples, model, images):
         draws = torch.stack([torch.randn(images.shape[1:], generator=generator) for _ in range(count)])
         copies = images + spread.view(1, -1, 1, 1, 1) * draws.to(images).unsqueeze(1)  # (count, batch, 3, ...)
-        total += _over_copies(specimen, copies, targets).sum(0)
+        total += _over_copies(model, copies, targets).sum(0)
     return (total / samples).abs().amax(1)
 
 
 def integrated_gradients(
-    specimen: Specimen, images: Images, targets: Labels, *, steps: int = STEPS, baseline: float = 0.0
+    model: Model, images: Images, targets: Labels, *, steps: int = STEPS, baseline: float = 0.0
 ) -> Maps:
     """Integrated gradients (Sundararajan 2017) from an image of one value to the image, summed over the channels.
 
@@ -78,11 +78,11 @@ def integrated_gradients(
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
     places, weights = (torch.from_numpy(part).float().to(images) / 2 for part in np.polynomial.legendre.leggauss(steps))
-    stem, done = stem_of(specimen), 0
+    stem, done = stem_of(model), 0
     with torch.no_grad():
         nothing, whole = stem.values(torch.full_like(images, baseline)), stem.values(images)
     total = torch.zeros_like(whole)
-    for count in _in_chunks(steps, specimen, images):
+    for count in _in_chunks(steps, model, images):
         part = slice(done, done + count)
         shares = (places[part] + 0.5).view(-1, *[1] * whole.dim())
         copies = nothing + shares * (whole - nothing)  # (count, batch, ...)
@@ -93,35 +93,33 @@ def integrated_gradients(
 
 
 def completeness_error(
-    specimen: Specimen, images: Images, targets: Labels, maps: Maps, *, baseline: float = 0.0
+    model: Model, images: Images, targets: Labels, maps: Maps, *, baseline: float = 0.0
 ) -> Float[Tensor, " batch"]:
     """What each map of integrated gradients has beyond F(image) - F(baseline), or lacks of it, in logits, signed."""
-    error: Tensor = maps.sum((1, 2)) - logit_gain(specimen, images, targets, baseline=baseline)
+    error: Tensor = maps.sum((1, 2)) - logit_gain(model, images, targets, baseline=baseline)
     return error
 
 
-def logit_gain(
-    specimen: Specimen, images: Images, targets: Labels, *, baseline: float = 0.0
-) -> Float[Tensor, " batch"]:
+def logit_gain(model: Model, images: Images, targets: Labels, *, baseline: float = 0.0) -> Float[Tensor, " batch"]:
     """F(image) - F(baseline): what the target's logit gains over an image of one value."""
     nothing = torch.full_like(images, baseline)
-    with evaluating(specimen), torch.no_grad():
-        here, there = (specimen(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, nothing))
+    with evaluating(model), torch.no_grad():
+        here, there = (model(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, nothing))
     gain: Tensor = here - there
     return gain
 
 
 def _over_copies(
-    specimen: Specimen, copies: Float[Tensor, "copies batch 3 height width"], targets: Labels
+    model: Model, copies: Float[Tensor, "copies batch 3 height width"], targets: Labels
 ) -> Float[Tensor, "copies batch 3 height width"]:
     """The gradients of several copies of a batch in one pass."""
-    flat = pixel_gradients(specimen, copies.flatten(0, 1), targets.repeat(len(copies)))
+    flat = pixel_gradients(model, copies.flatten(0, 1), targets.repeat(len(copies)))
     gradients: Tensor = flat.unflatten(0, copies.shape[:2])
     return gradients
 
 
-def _in_chunks(total: int, specimen: Specimen, images: Images) -> Iterator[int]:
+def _in_chunks(total: int, model: Model, images: Images) -> Iterator[int]:
     """How many copies of the batch fit into one pass with its gradients, until there have been so many."""
-    count = max(1, fitting_batch_size(specimen) // BACKWARD // len(images))
+    count = max(1, fitting_batch_size(model) // BACKWARD // len(images))
     for start in range(0, total, count):
         yield min(count, total - start)

@@ -19,17 +19,17 @@ from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.models.anatomy import attention_modules
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
 
 ChannelMaps = Float[Tensor, "batch channels rows columns"]
 
-_places: "WeakKeyDictionary[Specimen, Place]" = WeakKeyDictionary()
+_places: "WeakKeyDictionary[Model, Place]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Place:
-    """module: name, within the specimen's model, of the module whose output is read; layout: of its tokens, None where
+    """module: name, within the model's model, of the module whose output is read; layout: of its tokens, None where
     it puts out a map; channel_axis: the axis of the output that holds the channels."""
 
     module: str
@@ -52,52 +52,52 @@ class Reading:
     gradients: ChannelMaps
 
 
-def cam_place(specimen: Specimen) -> Place:
-    """Where the maps of this specimen are read; looked for once and remembered.
+def cam_place(model: Model) -> Place:
+    """Where the maps of this model are read; looked for once and remembered.
 
     Raises UnsupportedError for a model that has neither one sequence of tokens nor a map before its pooling.
     """
-    if specimen not in _places:
-        layout = specimen.anatomy.layout
-        found = _map_place(specimen) if layout is None else _token_place(specimen, layout)
+    if model not in _places:
+        layout = model.anatomy.layout
+        found = _map_place(model) if layout is None else _token_place(model, layout)
         if found is None:
             raise UnsupportedError(
-                f"expected tokens of patches, or a map before the pooling, found neither in {specimen.alias} "
-                f"({specimen.anatomy.family}); try --method saliency or occlusion"
+                f"expected tokens of patches, or a map before the pooling, found neither in {model.alias} "
+                f"({model.anatomy.family}); try --method saliency or occlusion"
             )
-        _places[specimen] = found
-    return _places[specimen]
+        _places[model] = found
+    return _places[model]
 
 
-def read(specimen: Specimen, images: Images, targets: Labels) -> Reading:
-    """Activations and gradients at the specimen's place, from one forward pass whose upper part is differentiated.
+def read(model: Model, images: Images, targets: Labels) -> Reading:
+    """Activations and gradients at the model's place, from one forward pass whose upper part is differentiated.
 
     Below the place nothing is kept and nothing runs backward; no parameter gets a gradient.
     """
-    place, leaves = cam_place(specimen), []
+    place, leaves = cam_place(model), []
 
     def begin(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
         torch.set_grad_enabled(True)  # from here on; the no_grad around the pass puts it back
         leaves.append(output.detach().clone().requires_grad_())
         return leaves[-1].clone()  # an in-place ReLU that follows must not reach the leaf
 
-    with evaluating(specimen), torch.no_grad():
-        with _hooked(specimen.model.get_submodule(place.module), begin):
-            logits = specimen(images)
+    with evaluating(model), torch.no_grad():
+        with _hooked(model.module.get_submodule(place.module), begin):
+            logits = model(images)
         total = logits.gather(1, targets[:, None]).sum()
         (gradient,) = torch.autograd.grad(total, leaves[-1])
     return Reading(logits.detach(), place.as_maps(leaves[-1].detach()), place.as_maps(gradient))
 
 
-def read_activations(specimen: Specimen, images: Images) -> tuple[Logits, ChannelMaps]:
-    """Logits and activations at the specimen's place, without gradients."""
-    place, outputs = cam_place(specimen), []
+def read_activations(model: Model, images: Images) -> tuple[Logits, ChannelMaps]:
+    """Logits and activations at the model's place, without gradients."""
+    place, outputs = cam_place(model), []
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         outputs.append(output.clone())
 
-    with evaluating(specimen), torch.no_grad(), _hooked(specimen.model.get_submodule(place.module), keep):
-        logits = specimen(images)
+    with evaluating(model), torch.no_grad(), _hooked(model.module.get_submodule(place.module), keep):
+        logits = model(images)
     return logits, place.as_maps(outputs[-1])
 
 
@@ -119,7 +119,7 @@ class _Seen:
     sources: dict[str, tuple[str, Tensor]]
 
 
-def _watch(specimen: Specimen) -> _Seen:
+def _watch(model: Model) -> _Seen:
     """One pass of a blank image."""
     seen = _Seen([], {})
 
@@ -139,41 +139,41 @@ def _watch(specimen: Specimen) -> _Seen:
 
         return hook
 
-    blank = torch.zeros(1, 3, *specimen.input_size, device=specimen.device)
+    blank = torch.zeros(1, 3, *model.input_size, device=model.device)
     with ExitStack() as stack:
-        for name, module in specimen.model.named_modules():
+        for name, module in model.module.named_modules():
             if name:
                 stack.callback(module.register_forward_hook(keep(name)).remove)
-        for name in attention_modules(specimen.model):
-            module = specimen.model.get_submodule(name)
+        for name in attention_modules(model.module):
+            module = model.module.get_submodule(name)
             stack.callback(module.register_forward_pre_hook(find_source(name), with_kwargs=True).remove)
-        stack.enter_context(evaluating(specimen))
+        stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
-        specimen(blank)
+        model(blank)
     return seen
 
 
-def _token_place(specimen: Specimen, layout: TokenLayout) -> Place | None:
+def _token_place(model: Model, layout: TokenLayout) -> Place | None:
     """What the last block's attention reads; where no block has attention, what the last block puts out."""
-    seen, blocks = _watch(specimen), specimen.anatomy.blocks
+    seen, blocks = _watch(model), model.anatomy.blocks
     for name, (source, tokens) in reversed(seen.sources.items()):
         # a pooling query (SigLIP) or a late CLS (CaiT) comes after the last block over these tokens
         if name.rpartition(".")[0] in blocks and tokens.dim() == 3 and tokens.shape[1] == layout.tokens:
             return Place(source, layout, channel_axis=2)
-    if not blocks or next(attention_modules(specimen.model), None) is not None:
+    if not blocks or next(attention_modules(model.module), None) is not None:
         return None
     return Place(blocks[-1], layout, channel_axis=2)
 
 
-def _map_place(specimen: Specimen) -> Place | None:
+def _map_place(model: Model) -> Place | None:
     """The last map of more than one cell; of windows, the last that a LayerNorm made (Swin's channels stand last)."""
-    for name, output in reversed(_watch(specimen).made):
+    for name, output in reversed(_watch(model).made):
         if output.dim() != 4:
             continue
-        if specimen.anatomy.family == "windowed":
-            module = specimen.model.get_submodule(name)
+        if model.anatomy.family == "windowed":
+            module = model.module.get_submodule(name)
             if isinstance(module, nn.LayerNorm):
                 return Place(name, None, channel_axis=3 if output.shape[3] == module.normalized_shape[0] else 1)
-        elif specimen.anatomy.family == "cnn" and output.shape[2] * output.shape[3] > 1:
+        elif model.anatomy.family == "cnn" and output.shape[2] * output.shape[3] > 1:
             return Place(name, None, channel_axis=1)
     return None

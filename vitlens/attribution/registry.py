@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol, runtime_checkable
 
 import torch
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.attribution.attention import followed
 from vitlens.attribution.cam import ablationcam, eigencam, from_gradients, gradcam, scorecam
 from vitlens.attribution.gradients import BACKWARD, input_x_gradient, integrated_gradients, saliency, smoothgrad
@@ -21,7 +21,7 @@ from vitlens.attribution.rise import rise
 from vitlens.attribution.shap import kernel_shap
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.specimen import Family, Specimen
+from vitlens.models.model import Family, Model
 from vitlens.models.support import NEEDS, meets, require
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Labels, Maps
@@ -31,7 +31,7 @@ from vitlens.shapes import Images, Labels, Maps
 class Attribution(Protocol):
     """Maps (batch, rows, columns) of images for target classes (batch,); seed: of what is random."""
 
-    def __call__(self, specimen: Specimen, images: Images, targets: Labels, *, seed: int = 0) -> Maps:
+    def __call__(self, model: Model, images: Images, targets: Labels, *, seed: int = 0) -> Maps:
         """Raw maps in float32, one an image, whatever the others in the batch."""
         ...
 
@@ -40,7 +40,7 @@ class Attribution(Protocol):
 class Method:
     """One attribution.
 
-    families: of the specimens that can have it; resolution: "patch" (a ViT's patches, a CNN's last map or as many cells
+    families: of the models that can have it; resolution: "patch" (a ViT's patches, a CNN's last map or as many cells
     as a ViT would have) or "pixel" (of the images handed in); signed: whether negative values mean something, against
     the target; source: where it is defined; function: the maps; needs_class: whether it explains a class, which a model
     without a classifier does not have.
@@ -56,11 +56,11 @@ class Method:
     needs_class: bool = True
 
 
-def _unseeded(function: Callable[[Specimen, Images, Labels], Maps]) -> Attribution:
+def _unseeded(function: Callable[[Model, Images, Labels], Maps]) -> Attribution:
     """A method without anything random, called like those that have it."""
 
-    def maps(specimen: Specimen, images: Images, targets: Labels, *, seed: int = 0) -> Maps:  # noqa: ARG001
-        return function(specimen, images, targets)
+    def maps(model: Model, images: Images, targets: Labels, *, seed: int = 0) -> Maps:  # noqa: ARG001
+        return function(model, images, targets)
 
     return maps
 
@@ -116,19 +116,19 @@ _LIST: Final = (
 METHODS: Final[Mapping[str, Method]] = MappingProxyType({method.name: method for method in _LIST})
 
 
-def methods_for(specimen: Specimen) -> tuple[str, ...]:
-    """Names of the methods that this specimen has, in the registry's order."""
-    able = [name for name, method in METHODS.items() if specimen.anatomy.family in method.families]
-    if "rollout" in able and not meets(specimen, "chain"):
+def methods_for(model: Model) -> tuple[str, ...]:
+    """Names of the methods that this model has, in the registry's order."""
+    able = [name for name, method in METHODS.items() if model.anatomy.family in method.families]
+    if "rollout" in able and not meets(model, "chain"):
         able = [name for name in able if name not in _CHAINED]
-    if "gradcam" in able and not meets(specimen, "cam"):
+    if "gradcam" in able and not meets(model, "cam"):
         able = [name for name in able if not name.endswith(("cam", "cam++"))]
-    return tuple(name for name in able if specimen.has_classifier or not METHODS[name].needs_class)
+    return tuple(name for name in able if model.has_classifier or not METHODS[name].needs_class)
 
 
 @takes_images
 def explain(
-    specimen: Specimen,
+    model: Model,
     images: Images,
     *,
     targets: Labels | None = None,
@@ -140,8 +140,8 @@ def explain(
     method is.
 
     images: pixels in [0, 1]; targets: class indices (batch,), None: the predicted classes; method: a name of
-    `methods_for(specimen)`; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
-    KernelSHAP. Raises UnknownNameError for no such method, UnsupportedError for one that this specimen has not (without
+    `methods_for(model)`; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
+    KernelSHAP. Raises UnknownNameError for no such method, UnsupportedError for one that this model has not (without
     a classifier none that explains a class), and InputError for a class that is not there.
 
     >>> import torch, vitlens
@@ -149,43 +149,43 @@ def explain(
     >>> vitlens.explain(cnn, torch.rand(2, 3, 32, 32), method="gradcam").shape
     torch.Size([2, 8, 8])
     """
-    require(specimen, *NEEDS["explain"])
-    require_method(specimen, method)
-    size = batch_size or max(1, fitting_batch_size(specimen) // BACKWARD)
-    asked = _checked(specimen, images, targets) if targets is not None else _predicted(specimen, images, size)
+    require(model, *NEEDS["explain"])
+    require_method(model, method)
+    size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
+    asked = _checked(model, images, targets) if targets is not None else _predicted(model, images, size)
     maps = []
     for start in range(0, len(images), size):
-        batch, own = images[start : start + size].to(specimen.device), asked[start : start + size]
-        maps.append(METHODS[method].function(specimen, batch, own.to(specimen.device), seed=seed).float())
+        batch, own = images[start : start + size].to(model.device), asked[start : start + size]
+        maps.append(METHODS[method].function(model, batch, own.to(model.device), seed=seed).float())
     return torch.cat(maps)
 
 
-def require_method(specimen: Specimen, method: str) -> None:
-    """Raise UnknownNameError unless there is such a method, UnsupportedError unless this specimen has it."""
+def require_method(model: Model, method: str) -> None:
+    """Raise UnknownNameError unless there is such a method, UnsupportedError unless this model has it."""
     if method not in METHODS:
         raise UnknownNameError("method", method, METHODS)
     if METHODS[method].needs_class:
-        specimen.require_classifier()
-    able = methods_for(specimen)
+        model.require_classifier()
+    able = methods_for(model)
     if method not in able:
         raise UnsupportedError(
-            f"expected a method that {specimen.alias} ({specimen.anatomy.family}) has, found {method!r}; "
+            f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}; "
             f"it has {', '.join(able)}"
         )
 
 
-def _predicted(specimen: Specimen, images: Images, size: int) -> Labels:
-    if not specimen.has_classifier:  # the methods that it has leave the targets aside
+def _predicted(model: Model, images: Images, size: int) -> Labels:
+    if not model.has_classifier:  # the methods that it has leave the targets aside
         return torch.zeros(len(images), dtype=torch.int64)
-    with evaluating(specimen), torch.no_grad():
-        return torch.cat([specimen(part.to(specimen.device)).argmax(-1) for part in images.split(size)])
+    with evaluating(model), torch.no_grad():
+        return torch.cat([model(part.to(model.device)).argmax(-1) for part in images.split(size)])
 
 
-def _checked(specimen: Specimen, images: Images, targets: Labels) -> Labels:
-    specimen.require_classifier()
+def _checked(model: Model, images: Images, targets: Labels) -> Labels:
+    model.require_classifier()
     if len(targets) != len(images):
         raise InputError(f"expected one target an image ({len(images)}), found {len(targets)}")
-    wrong = [int(target) for target in targets if not 0 <= target < len(specimen.classes)]
+    wrong = [int(target) for target in targets if not 0 <= target < len(model.classes)]
     if wrong:
-        raise InputError(f"expected target classes from 0 to {len(specimen.classes) - 1}, found {wrong[0]}")
+        raise InputError(f"expected target classes from 0 to {len(model.classes) - 1}, found {wrong[0]}")
     return targets

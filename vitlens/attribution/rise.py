@@ -5,10 +5,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 MASKS = 512
@@ -16,25 +16,25 @@ _CELLS = 7  # along each side of a mask before it is enlarged, as in the paper
 _KEPT = 0.5  # share of cells that stay
 
 
-def rise(specimen: Specimen, images: Images, targets: Labels, *, masks: int = MASKS, seed: int = 0) -> Maps:
+def rise(model: Model, images: Images, targets: Labels, *, masks: int = MASKS, seed: int = 0) -> Maps:
     """The target's mean probability where a pixel is seen, (batch, height, width), a fraction.
 
     Every image gets the same masks: 7 x 7 cells, each seen with a chance of one half, enlarged bilinearly and shifted
-    at random; what is not seen is the specimen's mean colour, which its normalisation turns into 0. One forward a mask
+    at random; what is not seen is the model's mean colour, which its normalisation turns into 0. One forward a mask
     and image. Raises InputError for less than one mask.
     """
     if masks < 1:
         raise InputError(f"expected masks of at least 1, found {masks}")
     size = (int(images.shape[2]), int(images.shape[3]))
-    together = max(1, fitting_batch_size(specimen) // len(images))
+    together = max(1, fitting_batch_size(model) // len(images))
     generator, covered = torch.Generator().manual_seed(seed), images.new_zeros(size)
     total = images.new_zeros(len(images), *size)
-    with evaluating(specimen), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for start in range(0, masks, together):
             count = min(together, masks - start)
             kept = torch.stack([_mask(size, generator) for _ in range(count)]).to(images)
-            seen = specimen.mean + kept[:, None, None] * (images - specimen.mean)  # masks, batch, 3, height, width
-            probabilities = specimen(seen.flatten(0, 1)).float().softmax(-1)
+            seen = model.mean + kept[:, None, None] * (images - model.mean)  # masks, batch, 3, height, width
+            probabilities = model(seen.flatten(0, 1)).float().softmax(-1)
             scores = probabilities.gather(1, targets.repeat(count)[:, None]).view(count, -1)
             total += torch.einsum("mb,mhw->bhw", scores.to(kept), kept)
             covered += kept.sum(0)

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.resampled import removal_grid
+from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution.occlusion import scores_without
 from vitlens.errors import InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 COALITIONS = 512  # at least; four a patch where there are many patches
@@ -20,15 +20,13 @@ COALITIONS = 512  # at least; four a patch where there are many patches
 Coalitions = Bool[Tensor, "coalitions players"]
 
 
-def kernel_shap(
-    specimen: Specimen, images: Images, targets: Labels, *, coalitions: int | None = None, seed: int = 0
-) -> Maps:
+def kernel_shap(model: Model, images: Images, targets: Labels, *, coalitions: int | None = None, seed: int = 0) -> Maps:
     """Shapley values of the patches for the target's logit, estimated: (batch, rows, columns), signed.
 
     coalitions: forwards per image (None: 512, or four a patch where those are more). Where all coalitions are no more
     than that, all are taken and the values are exact. Raises InputError for fewer than three a patch.
     """
-    rows, columns = removal_grid(specimen)
+    rows, columns = removal_grid(model)
     players = rows * columns
     count = coalitions or max(COALITIONS, 4 * players)
     if players < 2:
@@ -38,7 +36,7 @@ def kernel_shap(
         raise InputError(f"expected at least {3 * players} coalitions of {players} patches, found {count}")
     chosen, weights = _every(players) if exact else _drawn(players, count, seed)
     ends = torch.tensor([[False], [True]]).expand(2, players)
-    scores = scores_without(specimen, images, targets, ~torch.cat((ends, chosen))).double().cpu()
+    scores = scores_without(model, images, targets, ~torch.cat((ends, chosen))).double().cpu()
     nothing, everything, said = scores[:, 0], scores[:, 1], scores[:, 2:]
     shares = shapley_values(chosen, weights, said - nothing[:, None], everything - nothing)
     return shares.float().view(-1, rows, columns).to(images.device)

@@ -15,40 +15,40 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images
 
 _TOLERANCE = 1e-5  # of the largest logit
 
-_names: WeakKeyDictionary[Specimen, str | None] = WeakKeyDictionary()
+_names: WeakKeyDictionary[Model, str | None] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Stem:
-    """The way into a specimen behind its first convolution; or, where name is None, at the pixels themselves."""
+    """The way into a model behind its first convolution; or, where name is None, at the pixels themselves."""
 
-    specimen: Specimen
+    model: Model
     name: str | None
 
     def values(self, images: Images) -> Tensor:
         """What comes in behind the stem, (batch, ...): affine in the images."""
         if self.name is None:
             return images
-        found: Tensor = self._module()(self.specimen.prepare(images))
+        found: Tensor = self._module()(self.model.prepare(images))
         return found
 
     def gradients(
         self, values: Float[Tensor, "copies *inner"], targets: Int[Tensor, " copies"], *, like: Images
     ) -> Float[Tensor, "copies *inner"]:
         """How each copy's target logit changes with what comes in; like: images of the size that they stand for."""
-        with evaluating(self.specimen), torch.enable_grad():
-            leaf = leaf_of(self.specimen, values)
+        with evaluating(self.model), torch.enable_grad():
+            leaf = leaf_of(self.model, values)
             if self.name is None:
-                logits = self.specimen(leaf)
+                logits = self.model(leaf)
             else:
                 shown = like[:1].expand(len(leaf), -1, -1, -1)  # looked at for its size alone
                 with _given(self._module(), leaf):
-                    logits = self.specimen(shown)
+                    logits = self.model(shown)
             (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), leaf)
         return gradient
 
@@ -62,23 +62,23 @@ class Stem:
         return found
 
     def _module(self) -> nn.Module:
-        return self.specimen.model.get_submodule(self.name or "")
+        return self.model.module.get_submodule(self.name or "")
 
 
-def leaf_of(specimen: Specimen, values: Tensor) -> Tensor:
-    """A copy that gradients are taken with respect to, in the layout in which the specimen's convolutions are fast."""
-    layout = torch.channels_last if specimen.anatomy.family == "cnn" and values.dim() == 4 else torch.preserve_format
+def leaf_of(model: Model, values: Tensor) -> Tensor:
+    """A copy that gradients are taken with respect to, in the layout in which the model's convolutions are fast."""
+    layout = torch.channels_last if model.anatomy.family == "cnn" and values.dim() == 4 else torch.preserve_format
     return values.detach().clone(memory_format=layout).requires_grad_()
 
 
-def stem_of(specimen: Specimen) -> Stem:
-    """The specimen's stem: its first convolution where the pixels come in through nothing else, as a trial shows."""
-    if specimen not in _names:
-        _names[specimen] = _first_convolution(specimen)
-    return Stem(specimen, _names[specimen])
+def stem_of(model: Model) -> Stem:
+    """The model's stem: its first convolution where the pixels come in through nothing else, as a trial shows."""
+    if model not in _names:
+        _names[model] = _first_convolution(model)
+    return Stem(model, _names[model])
 
 
-def _first_convolution(specimen: Specimen) -> str | None:
+def _first_convolution(model: Model) -> str | None:
     prepared: list[Tensor] = []
     readers: list[str] = []
 
@@ -93,19 +93,19 @@ def _first_convolution(specimen: Specimen) -> str | None:
         return hook
 
     generator = torch.Generator().manual_seed(0)
-    one, other = torch.rand(2, 1, 3, *specimen.input_size, generator=generator).to(specimen.device)
-    exact = torch.autocast(specimen.device.type, enabled=False)
-    with ExitStack() as stack, torch.no_grad(), evaluating(specimen), exact:
-        stack.callback(specimen.model.register_forward_pre_hook(remember).remove)
-        for name, module in specimen.model.named_modules():
+    one, other = torch.rand(2, 1, 3, *model.input_size, generator=generator).to(model.device)
+    exact = torch.autocast(model.device.type, enabled=False)
+    with ExitStack() as stack, torch.no_grad(), evaluating(model), exact:
+        stack.callback(model.module.register_forward_pre_hook(remember).remove)
+        for name, module in model.module.named_modules():
             if isinstance(module, nn.Conv2d):
                 stack.callback(module.register_forward_pre_hook(compare(name)).remove)
-        logits = specimen(one)
+        logits = model(one)
     if len(readers) != 1:
         return None
-    stem = Stem(specimen, readers[0])
-    with torch.no_grad(), evaluating(specimen), exact, _given(stem._module(), stem.values(one)):
-        again = specimen(other)
+    stem = Stem(model, readers[0])
+    with torch.no_grad(), evaluating(model), exact, _given(stem._module(), stem.values(one)):
+        again = model(other)
     close = (again - logits).abs().max() <= _TOLERANCE * max(1.0, logits.abs().max().item())
     return readers[0] if close else None
 

@@ -52,7 +52,7 @@ def load_data(
 ) -> Split:
     """One part of the data that a name, a folder or an .npz file stands for.
 
-    preprocessing: how photographs are resized and cropped; sets of small images keep their size (the specimen resizes
+    preprocessing: how photographs are resized and cropped; sets of small images keep their size (the model resizes
     them). seed: of the scenes of digits, or of the division where no test part is given. canvas (px) and scenes (for
     each source digit) are for digits alone. whole: what has no parts of its own is not divided. progress: called
     with (files done, files in all). Raises UnknownNameError or DataError.

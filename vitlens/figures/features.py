@@ -19,7 +19,7 @@ _FAMILY: Final = {"vit": "ViT", "cnn": "CNN", "windowed": "windowed ViT"}
 
 @dataclass(frozen=True)
 class DepthCurve:
-    """One model in one panel: values, low, high are fractions (layers,), first layer first; family: as a specimen's."""
+    """One model in one panel: values, low, high are fractions (layers,), first layer first; family: as a model's."""
 
     name: str
     values: ArrayLike

@@ -19,7 +19,7 @@ from vitlens.lens.intervention import (
     needs_data,
 )
 from vitlens.lens.layers import Layer, layer_of
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
 @dataclass(frozen=True, eq=False)  # itself alone is equal to it: tensors do not compare to one truth
@@ -44,12 +44,12 @@ class Change:
 
 
 def resolve(
-    specimen: Specimen, interventions: Iterable[Intervention], replacements: Replacements, *, copy: int = 0
+    model: Model, interventions: Iterable[Intervention], replacements: Replacements, *, copy: int = 0
 ) -> tuple[Change, ...]:
     """Interventions checked against the model, each with its tensor. Raises as `intervened` does."""
     changes = []
     for what in interventions:
-        _check(specimen, layer_of(specimen, what.layer), what)
+        _check(model, layer_of(model, what.layer), what)
         data = replacements.get(what)
         if needs_data(what) and data is None:
             raise InputError(f"expected a tensor for {what}, found none; pass replacements={{intervention: tensor}}")
@@ -57,8 +57,8 @@ def resolve(
     return tuple(changes)
 
 
-def _check(specimen: Specimen, layer: Layer, what: Intervention) -> None:
-    where = f"layer {layer.index} of {specimen.alias} ({layer.unit})"
+def _check(model: Model, layer: Layer, what: Intervention) -> None:
+    where = f"layer {layer.index} of {model.alias} ({layer.unit})"
     heads = (what.head,) if isinstance(what, HeadReplaced) else getattr(what, "heads", None)
     for head in heads or ():
         if not 0 <= head < layer.heads:

@@ -12,7 +12,7 @@ from vitlens.lens.inside import overridden
 from vitlens.lens.layers import layers
 from vitlens.models.anatomy import heads_of
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.models.vit import TransformerBlock
 from vitlens.shapes import Tokens
 
@@ -21,15 +21,15 @@ _TIMM_BLOCK = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "dro
 _TIMM_ATTENTION = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
 
 
-def rows_read(specimen: Specimen) -> int | None:
+def rows_read(model: Model) -> int | None:
     """How many tokens, from the first, the classifier reads of the last block; None: all, or a block we do not know."""
-    layout, last = specimen.anatomy.layout, layers(specimen)[-1]
-    if layout is None or not _known(specimen.model.get_submodule(last.unit)):
+    layout, last = model.anatomy.layout, layers(model)[-1]
+    if layout is None or not _known(model.module.get_submodule(last.unit)):
         return None
-    if specimen.anatomy.readout == "cls" and layout.positions("cls") == (0,):
+    if model.anatomy.readout == "cls" and layout.positions("cls") == (0,):
         return 1
     both = layout.positions("cls") + layout.positions("distillation")
-    return 2 if specimen.anatomy.readout == "cls+distillation" and both == (0, 1) else None
+    return 2 if model.anatomy.readout == "cls+distillation" and both == (0, 1) else None
 
 
 def _known(block: nn.Module) -> bool:
@@ -46,10 +46,10 @@ def _known(block: nn.Module) -> bool:
 
 
 @contextmanager
-def first_rows(specimen: Specimen, rows: int) -> Iterator[None]:
+def first_rows(model: Model, rows: int) -> Iterator[None]:
     """The last block puts out its first tokens alone, (batch, rows, dim), while the context lasts."""
-    last = layers(specimen)[-1]
-    block, attention = (specimen.model.get_submodule(name) for name in (last.unit, last.attention))
+    last = layers(model)[-1]
+    block, attention = (model.module.get_submodule(name) for name in (last.unit, last.attention))
     with ExitStack() as stack:
         stack.enter_context(overridden(block, lambda _forward: _block(block, rows)))
         stack.enter_context(overridden(attention, lambda _forward: _attention(attention, rows)))

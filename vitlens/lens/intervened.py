@@ -1,4 +1,4 @@
-"""Run a specimen with interventions in force: heads, attention, MLPs, blocks and the residual stream."""
+"""Run a model with interventions in force: heads, attention, MLPs, blocks and the residual stream."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,53 +20,53 @@ from vitlens.lens.intervention import (
     as_set,
 )
 from vitlens.lens.layers import Layer, arguments, called, layers
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 Forward = Callable[..., Any]
 
 
 @contextmanager
 def intervened(
-    specimen: Specimen,
+    model: Model,
     interventions: Intervention | Iterable[Intervention],
     *,
     replacements: Replacements | None = None,
-) -> Iterator[Specimen]:
-    """The specimen with one or several interventions in force; it is as before on exit, whatever happens.
+) -> Iterator[Model]:
+    """The model with one or several interventions in force; it is as before on exit, whatever happens.
 
     replacements: the tensors that interventions by mean, resample, given and patch need. Contexts may be nested, and
     observed: what the lens sees is what the changed model does. A head's output is what the output projection reads of
     it, so setting it to zero equals cutting its columns there. Raises InputError for a layer, head or token that does
     not exist and for missing or misshapen tensors, UnsupportedError for what the model does not have.
     """
-    changes = resolve(specimen, as_set(interventions), replacements or {})
-    with in_force(specimen, changes):
-        yield specimen
+    changes = resolve(model, as_set(interventions), replacements or {})
+    with in_force(model, changes):
+        yield model
 
 
 @contextmanager
-def in_force(specimen: Specimen, changes: Sequence[Change], *, copies: int = 1) -> Iterator[None]:
+def in_force(model: Model, changes: Sequence[Change], *, copies: int = 1) -> Iterator[None]:
     """The changes at work inside the model, whose batch is `copies` copies of the images, one after another."""
     with ExitStack() as stack:
-        for layer in layers(specimen):
+        for layer in layers(model):
             own = [change for change in changes if change.what.layer == layer.index]
             inner = [change for change in own if isinstance(change.what, HeadReplaced | KnockedOut)]
             mlp = [change for change in own if isinstance(change.what, MLPReplaced)]
             outer = [change for change in own if isinstance(change.what, BlockRemoved | StreamPatched)]
             if inner:
-                stack.enter_context(_attention_changed(specimen, layer, inner, copies))
+                stack.enter_context(_attention_changed(model, layer, inner, copies))
             if mlp and layer.mlp is not None:
                 wrap = _mlp_changed(mlp, copies)
-                stack.enter_context(overridden(specimen.model.get_submodule(layer.mlp), wrap))
+                stack.enter_context(overridden(model.module.get_submodule(layer.mlp), wrap))
             if outer:
                 wrap = _block_changed(layer, outer, copies)
-                stack.enter_context(overridden(specimen.model.get_submodule(layer.unit), wrap))
+                stack.enter_context(overridden(model.module.get_submodule(layer.unit), wrap))
         yield
 
 
 @contextmanager
-def _attention_changed(specimen: Specimen, layer: Layer, changes: list[Change], copies: int) -> Iterator[None]:
-    module = specimen.model.get_submodule(layer.attention)
+def _attention_changed(model: Model, layer: Layer, changes: list[Change], copies: int) -> Iterator[None]:
+    module = model.module.get_submodule(layer.attention)
     heads = [change for change in changes if isinstance(change.what, HeadReplaced)]
     knocked = [change.what for change in changes if isinstance(change.what, KnockedOut)]
     which = [change.copy for change in changes if isinstance(change.what, KnockedOut)]

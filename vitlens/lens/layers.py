@@ -1,4 +1,4 @@
-"""The layers of a specimen as interventions address them: attention, heads, block and MLP, read from one pass."""
+"""The layers of a model as interventions address them: attention, heads, block and MLP, read from one pass."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.inside import Inside, overridden
 from vitlens.lens.observe import survey
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images
 
 Key = int | str  # where an argument stands in a call: its position or its name
@@ -43,49 +43,49 @@ class Layer:
     removable: bool
 
 
-_known: WeakKeyDictionary[Specimen, tuple[Layer, ...]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Model, tuple[Layer, ...]] = WeakKeyDictionary()
 
 
-def layers(specimen: Specimen) -> tuple[Layer, ...]:
+def layers(model: Model) -> tuple[Layer, ...]:
     """Every attention layer and what belongs to it; read once and remembered.
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
-    if specimen not in _known:
-        _known[specimen] = _read(specimen)
-    return _known[specimen]
+    if model not in _known:
+        _known[model] = _read(model)
+    return _known[model]
 
 
-def layer_of(specimen: Specimen, index: int) -> Layer:
+def layer_of(model: Model, index: int) -> Layer:
     """One layer. Raises InputError where there is none of that number."""
-    known = layers(specimen)
+    known = layers(model)
     if not 0 <= index < len(known):
-        raise InputError(f"expected a layer from 0 to {len(known) - 1} of {specimen.alias}, found {index}")
+        raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
     return known[index]
 
 
-def probe_images(specimen: Specimen, count: int) -> Images:
-    """Images of noise, to see what a specimen does with any."""
-    noise = torch.rand(count, 3, *specimen.input_size, generator=torch.Generator().manual_seed(0))
-    return noise.to(specimen.device)
+def probe_images(model: Model, count: int) -> Images:
+    """Images of noise, to see what a model does with any."""
+    noise = torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
+    return noise.to(model.device)
 
 
-def _read(specimen: Specimen) -> tuple[Layer, ...]:
-    image = probe_images(specimen, 1)
-    sites = {site.layer: site for site in reversed(survey(specimen, image))}  # a layer's first call
-    units = [_unit(specimen, sites[index].module) for index in range(len(sites))]
+def _read(model: Model) -> tuple[Layer, ...]:
+    image = probe_images(model, 1)
+    sites = {site.layer: site for site in reversed(survey(model, image))}  # a layer's first call
+    units = [_unit(model, sites[index].module) for index in range(len(sites))]
     joined: dict[str, tuple[int, ...]] = {}
     streams: dict[str, tuple[Key | None, int, bool]] = {}
     with ExitStack() as stack:
         for index, unit in enumerate(units):
-            attention = specimen.model.get_submodule(sites[index].module)
+            attention = model.module.get_submodule(sites[index].module)
             stack.enter_context(overridden(attention, _see_heads(attention, sites[index].module, joined)))
-            stack.enter_context(overridden(specimen.model.get_submodule(unit), _see_stream(unit, streams)))
-        with evaluating(specimen), torch.no_grad():
-            specimen(image)
+            stack.enter_context(overridden(model.module.get_submodule(unit), _see_stream(unit, streams)))
+        with evaluating(model), torch.no_grad():
+            model(image)
     found = []
     for index, unit in enumerate(units):
-        site, block = sites[index], specimen.model.get_submodule(unit)
+        site, block = sites[index], model.module.get_submodule(unit)
         calls, _, width = joined.get(site.module, (1, 0, 0))
         mlp = f"{unit}.mlp" if isinstance(getattr(block, "mlp", None), nn.Module) else None
         size = (site.heads, width // site.heads, calls, site.queries, site.keys)
@@ -93,8 +93,8 @@ def _read(specimen: Specimen) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def _unit(specimen: Specimen, attention: str) -> str:
-    blocks = [block for block in specimen.anatomy.blocks if attention.startswith(f"{block}.")]
+def _unit(model: Model, attention: str) -> str:
+    blocks = [block for block in model.anatomy.blocks if attention.startswith(f"{block}.")]
     return max(blocks, key=len) if blocks else attention
 
 

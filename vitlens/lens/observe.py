@@ -1,4 +1,4 @@
-"""Observe: run a specimen once and hand each layer's attention to a reducer, after a self-check on the first image."""
+"""Observe: run a model once and hand each layer's attention to a reducer, after a self-check on the first image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,69 +12,67 @@ from vitlens.errors import LensError, NonFiniteError
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.site import Site
 from vitlens.lens.tap import Reducer, tapped
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 
 TOLERANCE = 1e-4  # fp32: weights @ value against the output that the model's own kernel made
 
-_surveys: WeakKeyDictionary[Specimen, tuple[Site, ...]] = WeakKeyDictionary()
+_surveys: WeakKeyDictionary[Model, tuple[Site, ...]] = WeakKeyDictionary()
 
 
-def observe(
-    specimen: Specimen, images: Images, reducer: Reducer, *, explicit: bool = False, graph: bool = False
-) -> Logits:
+def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = False, graph: bool = False) -> Logits:
     """The logits of the images, each attention layer handed to the reducer as it happens and then forgotten.
 
     Memory does not grow with the layers; the logits are those of the unobserved model, bit by bit (to 1e-5 for
     nn.MultiheadAttention, which takes another kernel when unobserved). explicit: attention from its matrix products, so
     that autograd sees the weights; graph: autograd follows the pass from the images on, attention fused as it is, so
-    that what the reducer is given leads to the logits. The first time a specimen is observed, the lens checks itself on
+    that what the reducer is given leads to the logits. The first time a model is observed, the lens checks itself on
     one image (see `survey`).
     Raises UnsupportedError where there is no attention, LensError where the lens would show less than the model has.
     """
-    survey(specimen, images)
+    survey(model, images)
     with (
-        evaluating(specimen),
+        evaluating(model),
         torch.enable_grad() if explicit or graph else torch.no_grad(),
-        tapped(specimen.model, reducer, explicit=explicit, name=specimen.alias) as tap,
+        tapped(model.module, reducer, explicit=explicit, name=model.alias) as tap,
     ):
-        logits: Tensor = specimen(images.detach().requires_grad_() if graph else images)
+        logits: Tensor = model(images.detach().requires_grad_() if graph else images)
         tap.finish()
     return logits
 
 
-def survey(specimen: Specimen, images: Images) -> tuple[Site, ...]:
-    """Where a specimen computes attention, layer by layer, checked on the first of the images and remembered.
+def survey(model: Model, images: Images) -> tuple[Site, ...]:
+    """Where a model computes attention, layer by layer, checked on the first of the images and remembered.
 
     The check: weights @ value is the output of the model's own kernel (1e-4), rows sum to 1, every attention module
     shows its weights, and the logits are those of the unobserved model. On the meta device, which has no numbers, every
     module must show its weights, no more. Raises LensError where one of these fails.
     """
-    if specimen not in _surveys:
-        _surveys[specimen] = _seen(specimen, images[:1]) if images.is_meta else _check(specimen, images[:1])
-    return _surveys[specimen]
+    if model not in _surveys:
+        _surveys[model] = _seen(model, images[:1]) if images.is_meta else _check(model, images[:1])
+    return _surveys[model]
 
 
-def _seen(specimen: Specimen, image: Images) -> tuple[Site, ...]:
-    with evaluating(specimen), torch.no_grad(), tapped(specimen.model, lambda _: None, name=specimen.alias) as tap:
-        specimen(image)
+def _seen(model: Model, image: Images) -> tuple[Site, ...]:
+    with evaluating(model), torch.no_grad(), tapped(model.module, lambda _: None, name=model.alias) as tap:
+        model(image)
         tap.finish()
     return tuple(tap.sites)
 
 
-def _check(specimen: Specimen, image: Images) -> tuple[Site, ...]:
+def _check(model: Model, image: Images) -> tuple[Site, ...]:
     exact = torch.autocast(image.device.type, enabled=False)  # the tolerances are those of fp32
-    with evaluating(specimen), torch.no_grad(), exact:
-        plain = specimen(image)
-        with tapped(specimen.model, _check_call, name=specimen.alias) as tap:
-            observed = specimen(image)
+    with evaluating(model), torch.no_grad(), exact:
+        plain = model(image)
+        with tapped(model.module, _check_call, name=model.alias) as tap:
+            observed = model(image)
             tap.finish()
     if not torch.isfinite(plain).all():
-        raise NonFiniteError(f"expected finite logits of {specimen.alias}, found NaN or infinity; check its weights")
+        raise NonFiniteError(f"expected finite logits of {model.alias}, found NaN or infinity; check its weights")
     largest = (plain - observed).abs().max().item()
     if largest > TOLERANCE * max(1.0, plain.abs().max().item()):
         raise LensError(
-            f"expected the logits of {specimen.alias} unchanged under observation, found a difference of {largest:.1e}"
+            f"expected the logits of {model.alias} unchanged under observation, found a difference of {largest:.1e}"
         )
     return tuple(tap.sites)
 
@@ -104,9 +102,7 @@ class Captured:
     layers: tuple[Tensor, ...]
 
 
-def capture(
-    specimen: Specimen, images: Images, *, rows: Sequence[int] | None = None, explicit: bool = False
-) -> Captured:
+def capture(model: Model, images: Images, *, rows: Sequence[int] | None = None, explicit: bool = False) -> Captured:
     """Everything the reducer would forget: the weights of every layer, or of some query rows alone.
 
     rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A class-attention layer has
@@ -120,5 +116,5 @@ def capture(
         few = rows is not None and call.site.queries > max(rows)
         layers.append(call.rows(rows) if few and rows is not None else call.weights())
 
-    logits = observe(specimen, images, keep, explicit=explicit)
+    logits = observe(model, images, keep, explicit=explicit)
     return Captured(logits, tuple(sites), tuple(layers))

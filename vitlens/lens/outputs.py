@@ -7,20 +7,20 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 OutputReducer = Callable[[int, Float[Tensor, "batch numbers"]], None]
 
 
 @contextmanager
-def watching_outputs(specimen: Specimen, reducer: OutputReducer) -> Iterator[None]:
+def watching_outputs(model: Model, reducer: OutputReducer) -> Iterator[None]:
     """Hand each block's output, as (batch, numbers), to the reducer with the block's number; gone on exit.
 
     For tokens and for maps of a CNN alike. Blocks that put out something else than a tensor are passed over.
     """
     with ExitStack() as stack:
-        for number, name in enumerate(specimen.anatomy.blocks):
-            hook = specimen.model.get_submodule(name).register_forward_hook(_tell(reducer, number))
+        for number, name in enumerate(model.anatomy.blocks):
+            hook = model.module.get_submodule(name).register_forward_hook(_tell(reducer, number))
             stack.callback(hook.remove)
         yield
 

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.lens.inside import Inside, overridden
 from vitlens.lens.layers import Key, Layer, arguments, layers
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 Cache = Literal["everything", "inputs", "nothing"]
 
@@ -44,7 +44,7 @@ class Reached(Exception):  # noqa: N818  it is no error: the layer that was want
 
 @contextmanager
 def recording(
-    specimen: Specimen,
+    model: Model,
     records: dict[int, Record],
     *,
     which: Collection[int],
@@ -58,14 +58,14 @@ def recording(
     """
     means = Means()
     with ExitStack() as stack:
-        for layer in layers(specimen):
+        for layer in layers(model):
             if layer.index not in which:
                 continue
             record = records.setdefault(layer.index, Record())
-            attention, unit = (specimen.model.get_submodule(name) for name in (layer.attention, layer.unit))
+            attention, unit = (model.module.get_submodule(name) for name in (layer.attention, layer.unit))
             stack.enter_context(overridden(attention, _attention(layer, attention, record, means, keep)))
             if layer.mlp is not None:
-                mlp = specimen.model.get_submodule(layer.mlp)
+                mlp = model.module.get_submodule(layer.mlp)
                 stack.enter_context(overridden(mlp, _mlp(layer, means)))
             last = stop and layer.index == max(which)
             stack.enter_context(overridden(unit, _unit(record, keep, last)))

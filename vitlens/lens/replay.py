@@ -21,7 +21,7 @@ from vitlens.lens.layers import called, layer_of, layers
 from vitlens.lens.recording import Cache, LinearCount, Means, Reached, Record, recording
 from vitlens.lens.replay_check import method_of
 from vitlens.lens.replay_pass import Kind, Method, Pass, kind_of, replay_pass
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Heads, Images, Logits, Tokens
 
 DEFAULT_BUDGET = 2 << 30  # bytes: ViT-B/16 and 64 images need 1.4e9
@@ -38,8 +38,8 @@ class Replay:
     empty where nothing is to be said; forward_cost: multiply-adds of linear layers in one forward of these images.
     """
 
-    def __init__(self, specimen: Specimen, images: Images, method: Method, *, budget: int, chunk: int | None) -> None:
-        self.specimen = specimen
+    def __init__(self, model: Model, images: Images, method: Method, *, budget: int, chunk: int | None) -> None:
+        self.model = model
         self.images = images
         self._method = method
         inputs, outputs = (sum(start.bytes[part] for start in method.plan.starts) * len(images) for part in (0, 1))
@@ -55,13 +55,13 @@ class Replay:
         self.forward_cost = self._spent.total
 
     def _clean(self) -> tuple[Logits, Means]:
-        every = range(len(layers(self.specimen)))
+        every = range(len(layers(self.model)))
         with (
-            _quiet(self.specimen),
+            _quiet(self.model),
             self._spent,
-            recording(self.specimen, self._records, which=every, keep=self.cache) as means,
+            recording(self.model, self._records, which=every, keep=self.cache) as means,
         ):
-            logits: Tensor = self.specimen(self.images)
+            logits: Tensor = self.model(self.images)
         return logits, means
 
     @property
@@ -90,7 +90,7 @@ class Replay:
         replacements: the tensors they need, batch-shaped ones for all images of this replay. Raises as
         `intervened` does.
         """
-        sets = [resolve(self.specimen, as_set(each), replacements or {}) for each in interventions]
+        sets = [resolve(self.model, as_set(each), replacements or {}) for each in interventions]
         logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
         kinds = [kind_of(self._method, changes) if changes else None for changes in sets]
         for kind in sorted(set(filter(None, kinds))):
@@ -102,7 +102,7 @@ class Replay:
 
     def block_input(self, layer: int) -> Tokens:
         """The residual stream of the clean pass before a block, (batch, tokens, dim); a map row by row."""
-        place = layer_of(self.specimen, layer)
+        place = layer_of(self.model, layer)
         if place.stream is None:
             raise InputError(f"expected a block that takes tokens, found another at layer {layer} ({place.unit})")
         stream: Tensor = self._record(layer, outputs=False).arguments[place.stream]
@@ -110,7 +110,7 @@ class Replay:
 
     def head_output(self, layer: int) -> Heads:
         """What the output projection read of each head, (batch, heads, tokens, head_dim)."""
-        place, found = layer_of(self.specimen, layer), self._record(layer).heads
+        place, found = layer_of(self.model, layer), self._record(layer).heads
         if found is None:
             raise InputError(f"expected an output projection that reads the heads at layer {layer}, found none")
         per_image = found.unflatten(0, (-1, place.windows)).flatten(1, 2)
@@ -119,7 +119,7 @@ class Replay:
 
     def head_mean(self, layer: int) -> Float[Tensor, "heads tokens head_dim"]:
         """The mean of each head's output over these images."""
-        place = layer_of(self.specimen, layer)
+        place = layer_of(self.model, layer)
         if layer not in self._means.heads:
             raise InputError(f"expected an output projection that reads the heads at layer {layer}, found none")
         mean: Tensor = self._means.heads[layer].unflatten(-1, (place.heads, place.head_dim)).transpose(0, 1)
@@ -127,7 +127,7 @@ class Replay:
 
     def mlp_mean(self, layer: int) -> Float[Tensor, "tokens dim"]:
         """The mean of a block's MLP output over these images."""
-        if layer_of(self.specimen, layer).mlp is None:
+        if layer_of(self.model, layer).mlp is None:
             raise InputError(f"expected an MLP at layer {layer}, found none")
         return self._means.mlp[layer]
 
@@ -153,13 +153,13 @@ class Replay:
         self, kind: Kind, sets: list[tuple[Change, ...]], part: slice, record: Record
     ) -> Float[Tensor, "interventions part classes"]:
         changes = [Change(each.what, each.data, copy) for copy, found in enumerate(sets) for each in found]
-        with _quiet(self.specimen), self._spent:
+        with _quiet(self.model), self._spent:
             if not self.exact:
-                with in_force(self.specimen, changes):
-                    full: Tensor = self.specimen(self.images)
+                with in_force(self.model, changes):
+                    full: Tensor = self.model(self.images)
                 return full.unsqueeze(0)
             what = Pass(kind, tuple(changes), len(sets), part, len(self.images))
-            return replay_pass(self.specimen, self._method, record, what)
+            return replay_pass(self.model, self._method, record, what)
 
     def _record(self, index: int, *, outputs: bool = True) -> Record:
         """A layer of the clean pass: as it was kept, or computed again."""
@@ -168,29 +168,29 @@ class Replay:
             return record
         again: dict[int, Record] = {}
         keep: Cache = "everything" if outputs else "inputs"
-        recorded = recording(self.specimen, again, which=(index,), keep=keep, stop=True)
-        with suppress(Reached), _quiet(self.specimen), self._spent, recorded:
+        recorded = recording(self.model, again, which=(index,), keep=keep, stop=True)
+        with suppress(Reached), _quiet(self.model), self._spent, recorded:
             if record.arguments:
                 args, kwargs = called(record.arguments)
-                self.specimen.model.get_submodule(layer_of(self.specimen, index).unit)(*args, **kwargs)
+                self.model.module.get_submodule(layer_of(self.model, index).unit)(*args, **kwargs)
             else:
-                self.specimen(self.images)
+                self.model(self.images)
         if again[index].arguments:
             return again[index]
         raise LensError(f"expected layer {index} to run again, found that it did not")
 
 
 @contextmanager
-def _quiet(specimen: Specimen) -> Iterator[None]:
+def _quiet(model: Model) -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(evaluating(specimen))
+        stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
         yield
 
 
 @contextmanager
 def replaying(
-    specimen: Specimen, images: Images, *, budget: int = DEFAULT_BUDGET, chunk: int | None = None
+    model: Model, images: Images, *, budget: int = DEFAULT_BUDGET, chunk: int | None = None
 ) -> Iterator[Replay]:
     """A clean pass of the images, kept while the block lasts, from which interventions are run.
 
@@ -199,10 +199,10 @@ def replaying(
     of it runs in that precision. Interventions that are in force already stay so (by image, they cannot: a replay cuts
     the batch as it likes). Raises UnsupportedError for a model without attention.
 
-    >>> with replaying(specimen, images) as replay:
+    >>> with replaying(model, images) as replay:
     ...     logits = replay.run([HeadReplaced(0, 1), (HeadReplaced(0, 1), BlockRemoved(2))])
     """
-    replay = Replay(specimen, images, method_of(specimen), budget=budget, chunk=chunk)
+    replay = Replay(model, images, method_of(model), budget=budget, chunk=chunk)
     try:
         yield replay
     finally:

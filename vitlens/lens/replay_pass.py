@@ -18,12 +18,12 @@ from vitlens.lens.intervention import HeadReplaced, KnockedOut, StreamPatched
 from vitlens.lens.layers import Layer, arguments, called, layers
 from vitlens.lens.recording import Record
 from vitlens.lens.replay_plan import Plan
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a specimen is replayed: its plan; rows: tokens computed in the last block (None: all); exact: whether it is
+    """How a model is replayed: its plan; rows: tokens computed in the last block (None: all); exact: whether it is
     replayed at all; note: why not, or why the last block is run whole where it looked as if it need not."""
 
     plan: Plan
@@ -64,9 +64,9 @@ def kind_of(method: Method, changes: Sequence[Change]) -> Kind:
     return Kind(start, attention, whole=any(layer > start or attention for layer in mixing))
 
 
-def replay_pass(specimen: Specimen, method: Method, record: Record, what: Pass) -> Float[Tensor, "copies part classes"]:
+def replay_pass(model: Model, method: Method, record: Record, what: Pass) -> Float[Tensor, "copies part classes"]:
     """The logits of each copy of the images under its changes."""
-    known = layers(specimen)
+    known = layers(model)
     layer, last = known[what.kind.start], known[-1]
     count = what.part.stop - what.part.start
     changes = [change.of_images(what.part) for change in what.changes]
@@ -76,18 +76,18 @@ def replay_pass(specimen: Specimen, method: Method, record: Record, what: Pass) 
     here = [each for each in changes if each.what.layer == layer.index and isinstance(each.what, HeadReplaced)]
     with ExitStack() as stack:
         if rows is not None:
-            stack.enter_context(first_rows(specimen, rows))
+            stack.enter_context(first_rows(model, rows))
         if not what.kind.attention:
             own_rows = rows if layer.index == last.index else None
-            output = _branch(specimen, layer, record, here, what, own_rows)
-            attention = specimen.model.get_submodule(layer.attention)
+            output = _branch(model, layer, record, here, what, own_rows)
+            attention = model.module.get_submodule(layer.attention)
             stack.enter_context(overridden(attention, _puts_out(output)))
             changes = [each for each in changes if each not in here]
-        stack.enter_context(in_force(specimen, changes, copies=what.copies))
-        stack.enter_context(_started(specimen, method.plan, layer, record, what))
-        height, width = specimen.input_size
-        nothing = specimen.mean.new_zeros(1, 3, 1, 1).expand(what.copies * count, 3, height, width)
-        logits: Tensor = specimen.model(nothing)
+        stack.enter_context(in_force(model, changes, copies=what.copies))
+        stack.enter_context(_started(model, method.plan, layer, record, what))
+        height, width = model.input_size
+        nothing = model.mean.new_zeros(1, 3, 1, 1).expand(what.copies * count, 3, height, width)
+        logits: Tensor = model.module(nothing)
     by_copy: Tensor = logits.unflatten(0, (what.copies, -1))
     return by_copy
 
@@ -96,11 +96,9 @@ def _puts_out(output: Any) -> Callable[..., Any]:
     return lambda _forward: lambda *_args, **_kwargs: output
 
 
-def _branch(
-    specimen: Specimen, layer: Layer, record: Record, changes: Sequence[Change], what: Pass, rows: int | None
-) -> Any:
+def _branch(model: Model, layer: Layer, record: Record, changes: Sequence[Change], what: Pass, rows: int | None) -> Any:
     """What attention of the first layer puts out: as it was, and what the replaced heads add to it."""
-    projection = projection_of(specimen.model.get_submodule(layer.attention))
+    projection = projection_of(model.module.get_submodule(layer.attention))
     assert record.branch is not None  # all three are there where the plan says that attention need not run
     assert record.heads is not None
     assert projection is not None
@@ -130,20 +128,20 @@ def _branch(
 
 
 @contextmanager
-def _started(specimen: Specimen, plan: Plan, layer: Layer, record: Record, what: Pass) -> Iterator[None]:
+def _started(model: Model, plan: Plan, layer: Layer, record: Record, what: Pass) -> Iterator[None]:
     start = plan.starts[layer.index]
     own = {key: _stacked(record.arguments[key], what) for key in start.batched}
     later: dict[str, dict[Any, Tensor]] = {layer.unit: own}
     for index, there, here in start.carried:
-        later.setdefault(layers(specimen)[index].unit, {})[there] = own[here]
+        later.setdefault(layers(model)[index].unit, {})[there] = own[here]
     count = what.copies * (what.part.stop - what.part.start)
     with ExitStack() as stack:
         for unit, values in later.items():
             fixed = record.arguments if unit == layer.unit else {}
-            stack.enter_context(overridden(specimen.model.get_submodule(unit), _given({**fixed, **values})))
+            stack.enter_context(overridden(model.module.get_submodule(unit), _given({**fixed, **values})))
         for name, shape in start.skipped:
-            nothing = specimen.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
-            stack.enter_context(overridden(specimen.model.get_submodule(name), _puts_out(nothing)))
+            nothing = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
+            stack.enter_context(overridden(model.module.get_submodule(name), _puts_out(nothing)))
         yield
 
 

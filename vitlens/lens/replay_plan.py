@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.lens.inside import Inside, overridden, projection_of
 from vitlens.lens.layers import Key, Layer, arguments, layers, probe_images
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 Shape = tuple[int, ...]
 
@@ -54,16 +54,16 @@ class _Calls:
         self._begun: list[int] = []
 
     @contextmanager
-    def watching(self, specimen: Specimen) -> Iterator[None]:
+    def watching(self, model: Model) -> Iterator[None]:
         """Hooks on all modules, overrides on units and attentions; gone on exit."""
-        units = {layer.unit for layer in layers(specimen)}
+        units = {layer.unit for layer in layers(model)}
         with ExitStack() as stack:
-            for name, module in specimen.model.named_modules():
+            for name, module in model.module.named_modules():
                 before = module.register_forward_pre_hook(self._enter(name, name in units), with_kwargs=True)
                 stack.callback(before.remove)
                 stack.callback(module.register_forward_hook(self._leave(name)).remove)
-            for layer in layers(specimen):
-                module = specimen.model.get_submodule(layer.attention)
+            for layer in layers(model):
+                module = model.module.get_submodule(layer.attention)
                 stack.enter_context(overridden(module, self._attention(layer, module)))
             yield
 
@@ -105,19 +105,19 @@ class _Calls:
         return wrap
 
 
-def make_plan(specimen: Specimen) -> Plan:
-    """The plan of a specimen, from one forward pass of one image and one of two (what doubles goes with the images)."""
+def make_plan(model: Model) -> Plan:
+    """The plan of a model, from one forward pass of one image and one of two (what doubles goes with the images)."""
     one, two = _Calls(), _Calls()
-    with evaluating(specimen), torch.no_grad(), torch.autocast(specimen.device.type, enabled=False):
+    with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         for count, calls in ((1, one), (2, two)):
-            with calls.watching(specimen):
-                specimen(probe_images(specimen, count))
-    starts = tuple(_start(specimen, layer, one, two) for layer in layers(specimen))
+            with calls.watching(model):
+                model(probe_images(model, count))
+    starts = tuple(_start(model, layer, one, two) for layer in layers(model))
     largest = max(4 * torch.Size(shape).numel() for name, shape in one.shapes.items() if _doubles(name, one, two))  # type: ignore[arg-type]
     return Plan(starts, largest)
 
 
-def _start(specimen: Specimen, layer: Layer, one: _Calls, two: _Calls) -> Start:
+def _start(model: Model, layer: Layer, one: _Calls, two: _Calls) -> Start:
     begin = two.spans[layer.unit][0][0]
     own, own_one = two.arguments[layer.unit], one.arguments[layer.unit]
     batched = frozenset(
@@ -127,12 +127,12 @@ def _start(specimen: Specimen, layer: Layer, one: _Calls, two: _Calls) -> Start:
     )
     carried = tuple(
         (later.index, there, here)
-        for later in layers(specimen)[layer.index + 1 :]
+        for later in layers(model)[layer.index + 1 :]
         for there, value in two.arguments[later.unit].items()
         for here in batched
         if value is own[here]
     )
-    skipped = tuple(_skippable(specimen.model, "", begin, one, two))
+    skipped = tuple(_skippable(model.module, "", begin, one, two))
     sizes = sum(_bytes(own_one[key]) for key in batched), one.sizes[layer.attention]
     return Start(skipped, batched, carried, two.branch[layer.attention] and one.branch[layer.attention], sizes)
 

@@ -7,22 +7,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Tokens
 
 StreamReducer = Callable[[int, Tokens], None]
 
 
 @contextmanager
-def watching_blocks(specimen: Specimen, reducer: StreamReducer) -> Iterator[None]:
+def watching_blocks(model: Model, reducer: StreamReducer) -> Iterator[None]:
     """Hand each block's output, as (batch, tokens, dim), to the reducer with the block's number; gone on exit.
 
     Maps are read row by row: (batch, rows, columns, dim), or (batch, dim, rows, columns), whichever axis is as wide as
     the block. Blocks that put out something else are passed over.
     """
     with ExitStack() as stack:
-        for number, name in enumerate(specimen.anatomy.blocks):
-            hook = specimen.model.get_submodule(name).register_forward_hook(_tell(reducer, number))
+        for number, name in enumerate(model.anatomy.blocks):
+            hook = model.module.get_submodule(name).register_forward_hook(_tell(reducer, number))
             stack.callback(hook.remove)
         yield
 

@@ -1,4 +1,4 @@
-"""Where a specimen's features are read: every block of a transformer, every stage of a CNN; and its final norm.
+"""Where a model's features are read: every block of a transformer, every stage of a CNN; and its final norm.
 
 All is found by watching one pass of two images, so that registers and grids of any shape come out right.
 """
@@ -17,7 +17,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.layout import PrefixKind
 from vitlens.lens.layers import probe_images
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.shapes import Tokens
 
 StageKind = Literal["block", "stage"]
@@ -71,30 +71,28 @@ class _Found:
     norm: FinalNorm | None
 
 
-_known: WeakKeyDictionary[Specimen, _Found] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Model, _Found] = WeakKeyDictionary()
 
 
-def stages(specimen: Specimen) -> tuple[Stage, ...]:
+def stages(model: Model) -> tuple[Stage, ...]:
     """Every layer at which features can be read, in forward order; looked for once and remembered.
 
     Blocks of other tokens (CaiT's late class attention) are passed over. Raises UnsupportedError where none is left.
     """
-    return _look(specimen).stages
+    return _look(model).stages
 
 
-def final_norm(specimen: Specimen) -> FinalNorm | None:
-    """The specimen's final norm; None where it has none (CNNs, post-norm transformers)."""
-    return _look(specimen).norm
+def final_norm(model: Model) -> FinalNorm | None:
+    """The model's final norm; None where it has none (CNNs, post-norm transformers)."""
+    return _look(model).norm
 
 
 @contextmanager
-def watching_stages(
-    specimen: Specimen, chosen: Sequence[Stage], reducer: Callable[[Stage, Tokens], None]
-) -> Iterator[None]:
+def watching_stages(model: Model, chosen: Sequence[Stage], reducer: Callable[[Stage, Tokens], None]) -> Iterator[None]:
     """Hand the chosen layers' tokens to the reducer as they are made; gone on exit."""
     with ExitStack() as stack:
         for stage in chosen:
-            hook = specimen.model.get_submodule(stage.module).register_forward_hook(_tell(stage, reducer))
+            hook = model.module.get_submodule(stage.module).register_forward_hook(_tell(stage, reducer))
             stack.callback(hook.remove)
         yield
 
@@ -106,20 +104,19 @@ def _tell(stage: Stage, reducer: Callable[[Stage, Tokens], None]) -> Callable[[n
     return tell
 
 
-def _look(specimen: Specimen) -> _Found:
-    if specimen not in _known:
-        seen = _shapes(specimen)
-        found = _stages(specimen, seen)
+def _look(model: Model) -> _Found:
+    if model not in _known:
+        seen = _shapes(model)
+        found = _stages(model, seen)
         if not found:
             raise UnsupportedError(
-                f"expected blocks or maps to read features from, found none in {specimen.alias} "
-                f"({specimen.anatomy.family})"
+                f"expected blocks or maps to read features from, found none in {model.alias} ({model.anatomy.family})"
             )
-        _known[specimen] = _Found(found, _norm(specimen, seen, found[-1]))
-    return _known[specimen]
+        _known[model] = _Found(found, _norm(model, seen, found[-1]))
+    return _known[model]
 
 
-def _shapes(specimen: Specimen) -> list[tuple[str, Shape]]:
+def _shapes(model: Model) -> list[tuple[str, Shape]]:
     """The shape of every module's output for two images, in the order in which they were made."""
     seen: list[tuple[str, Shape]] = []
 
@@ -131,36 +128,36 @@ def _shapes(specimen: Specimen) -> list[tuple[str, Shape]]:
 
         return hook
 
-    with ExitStack() as stack, evaluating(specimen), torch.no_grad():
-        for name, module in specimen.model.named_modules():
+    with ExitStack() as stack, evaluating(model), torch.no_grad():
+        for name, module in model.module.named_modules():
             if name:
                 stack.callback(module.register_forward_hook(keep(name)).remove)
-        specimen(probe_images(specimen, 2))
+        model(probe_images(model, 2))
     return seen
 
 
-def _stages(specimen: Specimen, seen: Sequence[tuple[str, Shape]]) -> tuple[Stage, ...]:
-    shapes, layout = dict(seen), specimen.anatomy.layout
+def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[Stage, ...]:
+    shapes, layout = dict(seen), model.anatomy.layout
     wanted = None if layout is None else layout.tokens
     order = {name: place for place, (name, _) in enumerate(seen)}
-    blocks = [name for name in specimen.anatomy.blocks if name in shapes and _is_stream(shapes[name], wanted)]
+    blocks = [name for name in model.anatomy.blocks if name in shapes and _is_stream(shapes[name], wanted)]
     names = sorted((name for name in blocks if not _holds_another(name, blocks)), key=order.__getitem__)
     kind: StageKind = "block"
-    if specimen.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
+    if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
         kind, groups = "stage", groupby(names, key=lambda name: name.rpartition(".")[0])
         names = [list(group)[-1] for _, group in groups]
     if not names:
         maps = {shape[2:]: name for name, shape in seen if len(shape) == 4 and shape[0] == 2 and max(shape[2:]) > 1}
         kind, names = "stage", list(maps.values())
-    return tuple(_stage(specimen, index, kind, name, shapes[name]) for index, name in enumerate(names))
+    return tuple(_stage(model, index, kind, name, shapes[name]) for index, name in enumerate(names))
 
 
-def _stage(specimen: Specimen, index: int, kind: StageKind, name: str, shape: Shape) -> Stage:
-    layout = specimen.anatomy.layout
+def _stage(model: Model, index: int, kind: StageKind, name: str, shape: Shape) -> Stage:
+    layout = model.anatomy.layout
     if len(shape) == 3:
         grid = None if layout is None else layout.grid
         return Stage(index, kind, name, shape[2], grid, () if layout is None else layout.prefix, 2)
-    last = kind == "block" and _reads(specimen.model.get_submodule(name), shape[3])
+    last = kind == "block" and _reads(model.module.get_submodule(name), shape[3])
     rows, columns, width = (shape[1], shape[2], shape[3]) if last else (shape[2], shape[3], shape[1])
     return Stage(index, kind, name, width, (rows, columns), (), 3 if last else 1)
 
@@ -182,14 +179,14 @@ def _reads(block: nn.Module, width: int) -> bool:
     return any(isinstance(module, nn.Linear) and module.in_features == width for module in block.modules())
 
 
-def _norm(specimen: Specimen, seen: Sequence[tuple[str, Shape]], last: Stage) -> FinalNorm | None:
+def _norm(model: Model, seen: Sequence[tuple[str, Shape]], last: Stage) -> FinalNorm | None:
     """The first norm of the stream's width that runs after the last block, outside of any."""
     if last.kind == "stage":
         return None
     behind = max(place for place, (name, _) in enumerate(seen) if name == last.module)
     for name, shape in seen[behind + 1 :]:
-        inside = any(name == block or name.startswith(f"{block}.") for block in specimen.anatomy.blocks)
-        if not inside and shape[-1] == last.width and _is_norm(specimen.model.get_submodule(name)):
+        inside = any(name == block or name.startswith(f"{block}.") for block in model.anatomy.blocks)
+        if not inside and shape[-1] == last.width and _is_norm(model.module.get_submodule(name)):
             return FinalNorm(name, last.width, on_tokens=len(shape) > 2)
     return None
 

@@ -1,4 +1,4 @@
-"""The specimens: a ViT and a ResNet of our own, and everybody else's behind one door."""
+"""The models: a ViT and a ResNet of our own, and everybody else's behind one door."""
 
 from vitlens.startup import import_without_compiler
 

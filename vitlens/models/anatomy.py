@@ -6,7 +6,7 @@ from typing import Any, cast
 from torch import nn
 
 from vitlens.layout import PrefixKind, TokenLayout
-from vitlens.models.specimen import Anatomy, Family
+from vitlens.models.model import Anatomy, Family
 from vitlens.names import Readout
 
 

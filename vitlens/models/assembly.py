@@ -1,4 +1,4 @@
-"""A specimen put together around a model, and what it records of its making."""
+"""A model put together around a model, and what it records of its making."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from vitlens.devices import evaluating
 from vitlens.labels import imagenet_classes
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.build import Architecture
-from vitlens.models.specimen import Provenance, Specimen
+from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 from vitlens.version import __version__
 
@@ -24,9 +24,9 @@ def assemble(
     classes: tuple[str, ...],
     alias: str,
     provenance: Provenance,
-) -> Specimen:
-    """A specimen around a model whose anatomy is read from its modules."""
-    return Specimen(
+) -> Model:
+    """A model around a model whose anatomy is read from its modules."""
+    return Model(
         model,
         alias=alias,
         anatomy=read_anatomy(model, image_size=preprocessing.size),

@@ -6,7 +6,7 @@ import json
 import torch
 from torch import nn
 
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -18,11 +18,11 @@ def fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def identity(specimen: Specimen) -> str:
-    """SHA-256 of everything that decides what a specimen computes: weights, architecture, modules, preprocessing.
+def identity(model: Model) -> str:
+    """SHA-256 of everything that decides what a model computes: weights, architecture, modules, preprocessing.
 
     Its alias, its file and its class names are left out: the same model under another name is the same.
     """
-    architecture = json.dumps(specimen.architecture, sort_keys=True, default=str)
-    parts = (fingerprint(specimen.model), architecture, repr(specimen.model), repr(specimen.preprocessing))
+    architecture = json.dumps(model.architecture, sort_keys=True, default=str)
+    parts = (fingerprint(model.module), architecture, repr(model.module), repr(model.preprocessing))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -12,7 +12,7 @@ from vitlens.files import sha256
 from vitlens.models.anatomy import is_headless
 from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
 from vitlens.models.build import Architecture, build_preset
-from vitlens.models.specimen import Provenance, Specimen
+from vitlens.models.model import Model, Provenance
 from vitlens.models.weights import Weights, load_strictly, read_weights
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.preprocessing import Preprocessing
@@ -29,7 +29,7 @@ def load_foreign(
     random: bool,
     image_size: tuple[int, int] | None,
     seed: int,
-) -> Specimen:
+) -> Model:
     """A preset, timm:NAME, torchvision:NAME, or a weights file with arch; file: its weights, random: none.
 
     Raises ModelError for weights that are not there or do not fit, UnknownNameError for no such architecture.

@@ -1,4 +1,4 @@
-"""A model that knows images and texts: its image tower as a specimen's model, its text tower beside it.
+"""A model that knows images and texts: its image tower as a model's model, its text tower beside it.
 
 Contrastive models (CLIP, Radford 2021; SigLIP, Zhai 2023) put images and texts into one space. With the embeddings of
 some prompts in place, the logits are how similar an image is to each: everything that works on a classifier works on
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.layout import TokenLayout
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 Embeddings = Float[Tensor, "texts dim"]
 Tokenizer = Callable[[list[str]], Tensor]
@@ -129,39 +129,39 @@ class LanguageImage(nn.Module):
         return logits + self.text.bias
 
 
-def text_tower(specimen: Specimen) -> TextTower:
-    """A specimen's text tower. Raises UnsupportedError for one without, naming models that have one."""
-    if not isinstance(specimen.model, LanguageImage):
+def text_tower(model: Model) -> TextTower:
+    """A model's text tower. Raises UnsupportedError for one without, naming models that have one."""
+    if not isinstance(model.module, LanguageImage):
         raise UnsupportedError(
-            f"expected a model with a text tower, found {specimen.alias!r}, which knows no texts; those of open_clip "
+            f"expected a model with a text tower, found {model.alias!r}, which knows no texts; those of open_clip "
             "have one: open-clip:ViT-B-32/openai, open-clip:ViT-B-16-SigLIP/webli; see vitlens models 'open-clip:*'"
         )
-    return specimen.model.text
+    return model.module.text
 
 
-def has_text_tower(specimen: Specimen) -> bool:
-    """Whether a specimen knows texts."""
-    return isinstance(specimen.model, LanguageImage)
+def has_text_tower(model: Model) -> bool:
+    """Whether a model knows texts."""
+    return isinstance(model.module, LanguageImage)
 
 
-def with_prompts(specimen: Specimen, names: Sequence[str], prompts: Embeddings | None) -> Specimen:
+def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None) -> Model:
     """The same image tower with other prompts, whose names become the classes; None: embeddings again.
 
     Raises UnsupportedError for a model without a text tower, InputError unless there is one name a prompt, each once.
     """
-    tower = text_tower(specimen)
-    old = specimen.model
+    tower = text_tower(model)
+    old = model.module
     assert isinstance(old, LanguageImage)  # text_tower has let nothing else through
     if len(set(names)) != len(names) or (prompts is not None and len(prompts) != len(names)):
         raise InputError(f"expected {0 if prompts is None else len(prompts)} names, each once, found {list(names)[:5]}")
-    model = LanguageImage(old.visual, tower, layout=old.layout, pooling=old.global_pool, prompts=prompts)
-    made = Specimen(
-        model,
-        alias=specimen.alias,
-        anatomy=replace(specimen.anatomy),
-        preprocessing=specimen.preprocessing,
+    module = LanguageImage(old.visual, tower, layout=old.layout, pooling=old.global_pool, prompts=prompts)
+    made = Model(
+        module,
+        alias=model.alias,
+        anatomy=replace(model.anatomy),
+        preprocessing=model.preprocessing,
         classes=tuple(names),
-        provenance=specimen.provenance,
-        architecture=specimen.architecture,
+        provenance=model.provenance,
+        architecture=model.architecture,
     )
-    return made.to(specimen.device).eval().requires_grad_(False)
+    return made.to(model.device).eval().requires_grad_(False)

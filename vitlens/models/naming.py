@@ -1,4 +1,4 @@
-"""How a specimen is named: `[alias=]NAME[@weights]`.
+"""How a model is named: `[alias=]NAME[@weights]`.
 
 An alias names a model in metrics, tables and files, so it follows a rule: letters, digits, ".", "_" and "-", of which a
 letter or digit comes first, at most ALIAS_LENGTH characters. One that is given is refused unless it does; one that is

@@ -11,43 +11,43 @@ from vitlens.errors import UnsupportedError
 from vitlens.models.assembly import assemble, count_classes
 from vitlens.models.build import Architecture
 from vitlens.models.language_image import LanguageImage
+from vitlens.models.model import Model
 from vitlens.models.positions import interpolate_positions
-from vitlens.models.specimen import Specimen
 from vitlens.models.vit import VisionTransformer
 
 
-def for_classes(specimen: Specimen, classes: tuple[str, ...]) -> Specimen:
-    """The specimen with a head for these classes, all zeros (Dosovitskiy 2021, section 3.2), unless it has them.
+def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
+    """The model with a head for these classes, all zeros (Dosovitskiy 2021, section 3.2), unless it has them.
 
     A ViT of ours gets position embeddings of the grid of its input size, to be trained like any others. What was
-    done stands in the provenance's notes. The given specimen is not changed. Raises UnsupportedError for a model
+    done stands in the provenance's notes. The given model is not changed. Raises UnsupportedError for a model
     whose classifier is not found.
     """
-    model, notes = deepcopy(specimen.model), list(_placed(specimen))
+    module, notes = deepcopy(model.module), list(_placed(model))
     if notes:
-        _place(model, specimen.input_size)
-    if specimen.classes != classes:
-        known = len(specimen.classes)
-        model = _with_zeroed_head(model, len(classes), name=specimen.alias)
-        found = count_classes(model, specimen.input_size)
+        _place(module, model.input_size)
+    if model.classes != classes:
+        known = len(model.classes)
+        module = _with_zeroed_head(module, len(classes), name=model.alias)
+        found = count_classes(module, model.input_size)
         if found != len(classes):
-            raise UnsupportedError(f"expected {len(classes)} logits of {specimen.alias} with a new head, found {found}")
+            raise UnsupportedError(f"expected {len(classes)} logits of {model.alias} with a new head, found {found}")
         done = f"replaced the head of {known} classes by one of" if known else "added a head for"
         notes.append(f"{done} the data's {len(classes)}{'' if known else ' classes'}, all zeros")
-    told = Architecture.from_json(specimen.architecture)
-    told = replace(told, classes=len(classes), image_size=specimen.input_size)
-    provenance = replace(specimen.provenance, notes=(*specimen.provenance.notes, *notes))
-    made = assemble(model, told, specimen.preprocessing, classes, specimen.alias, provenance)
-    return made.to(specimen.device).eval().requires_grad_(False)
+    told = Architecture.from_json(model.architecture)
+    told = replace(told, classes=len(classes), image_size=model.input_size)
+    provenance = replace(model.provenance, notes=(*model.provenance.notes, *notes))
+    made = assemble(module, told, model.preprocessing, classes, model.alias, provenance)
+    return made.to(model.device).eval().requires_grad_(False)
 
 
-def require_replaceable(specimen: Specimen) -> None:
+def require_replaceable(model: Model) -> None:
     """Raise UnsupportedError for a model that cannot be given a head for other classes."""
-    if isinstance(specimen.model, LanguageImage):
-        raise UnsupportedError(f"expected a model that ends in a classifier, found the image tower {specimen.alias!r}")
-    if not hasattr(specimen.model, "reset_classifier"):
-        for path in classifiers(specimen.model):
-            _require_linear(specimen.model, path, name=specimen.alias)
+    if isinstance(model.module, LanguageImage):
+        raise UnsupportedError(f"expected a model that ends in a classifier, found the image tower {model.alias!r}")
+    if not hasattr(model.module, "reset_classifier"):
+        for path in classifiers(model.module):
+            _require_linear(model.module, path, name=model.alias)
 
 
 def classifiers(model: nn.Module) -> tuple[str, ...]:
@@ -91,11 +91,11 @@ def _require_linear(model: nn.Module, path: str, *, name: str) -> nn.Linear:
     return found
 
 
-def _placed(specimen: Specimen) -> Iterator[str]:
+def _placed(model: Model) -> Iterator[str]:
     """What is to be said of position embeddings that another input size needs; nothing where they fit."""
-    model = specimen.model
-    if isinstance(model, VisionTransformer) and model.config.image_size != specimen.input_size:
-        (height, width), (new_height, new_width) = model.config.image_size, specimen.input_size
+    module = model.module
+    if isinstance(module, VisionTransformer) and module.config.image_size != model.input_size:
+        (height, width), (new_height, new_width) = module.config.image_size, model.input_size
         yield f"resized the position embeddings from {height}x{width} to {new_height}x{new_width} px"
 
 

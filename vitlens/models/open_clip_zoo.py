@@ -1,4 +1,4 @@
-"""open_clip's models (`open-clip:ARCH/TAG`): a name in, the image tower as a specimen out, its text tower beside it."""
+"""open_clip's models (`open-clip:ARCH/TAG`): a name in, the image tower as a model out, its text tower beside it."""
 
 import re
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from vitlens.models.anatomy import read_anatomy, read_layout
 from vitlens.models.assembly import count_classes, seeded, versions
 from vitlens.models.hub import pretrained_download
 from vitlens.models.language_image import LanguageImage, TextTower
+from vitlens.models.model import Anatomy, Model, Provenance
 from vitlens.models.open_clip_library import (
     ADDRESS,
     PREFIX,
@@ -26,7 +27,6 @@ from vitlens.models.open_clip_library import (
     quietly,
     tokenizer,
 )
-from vitlens.models.specimen import Anatomy, Provenance, Specimen
 from vitlens.models.weights import require_finite, require_unpacked
 from vitlens.preprocessing import Interpolation, Preprocessing
 
@@ -41,8 +41,8 @@ def load_open_clip(
     random: bool = False,
     image_size: tuple[int, int] | None = None,
     seed: int = 0,
-) -> Specimen:
-    """The image tower of `open-clip:ARCH[/TAG]` as a specimen that answers with embeddings.
+) -> Model:
+    """The image tower of `open-clip:ARCH[/TAG]` as a model that answers with embeddings.
 
     TAG: open_clip's name of the weights, downloaded unless a file or random weights are asked for; QuickGELU and the
     preprocessing are those of the tag, or without one those that all weights of the architecture share. image_size:
@@ -60,7 +60,7 @@ def load_open_clip(
     tower = TextTower(model, lambda: tokenizer(arch), context_length(arch), name)
     wrapped = _wrapped(model, tower, preprocessing.size)
     count_classes(wrapped, preprocessing.size)  # that it runs
-    return Specimen(
+    return Model(
         wrapped,
         alias=alias,
         anatomy=_anatomy(wrapped, preprocessing.size),

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vitlens.errors import InputError
 from vitlens.labels import imagenet_classes
 from vitlens.models.language_image import TextTower, text_tower, with_prompts
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 PHOTO: Final = ("a photo of a {}.",)
 PLACE: Final = "{}"  # of the class in a template
@@ -24,19 +24,19 @@ ByTemplate = Float[Tensor, "templates classes dim"]
 
 
 def classified(
-    specimen: Specimen,
+    model: Model,
     classes: Sequence[str],
     *,
     templates: Sequence[str] = PHOTO,
     names: Sequence[str] | None = None,
-) -> Specimen:
-    """The specimen as a classifier of these classes; names: what the prompts call them (default: see `spoken`).
+) -> Model:
+    """The model as a classifier of these classes; names: what the prompts call them (default: see `spoken`).
 
     Raises UnsupportedError for a model without a text tower, InputError for a template without {}.
     """
-    tower = text_tower(specimen)
-    each = by_template(tower, names or spoken(classes), templates, device=specimen.device)
-    return with_prompts(specimen, tuple(classes), joined(each))
+    tower = text_tower(model)
+    each = by_template(tower, names or spoken(classes), templates, device=model.device)
+    return with_prompts(model, tuple(classes), joined(each))
 
 
 def by_template(

@@ -1,4 +1,4 @@
-"""A specimen as one safetensors file that says by itself how to be read."""
+"""A model as one safetensors file that says by itself how to be read."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from vitlens.files import sha256, write_bytes
 from vitlens.models.assembly import assemble, seeded, versions
 from vitlens.models.build import Architecture, build_preset
 from vitlens.models.cutting import cut_heads, with_lost_heads
-from vitlens.models.specimen import Provenance, Specimen
+from vitlens.models.model import Model, Provenance
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.vit_config import CLASSES
 from vitlens.models.weights import Weights, load_strictly, read_weights, require_fitting
@@ -45,25 +45,25 @@ class About:
             raise InputError(f"expected {told} classes of the architecture, found the names of {len(self.classes)}")
 
 
-def save(specimen: Specimen, path: Path, *, half: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
-    """The specimen as one safetensors file that load reads by itself; written to a temporary name, then renamed.
+def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
+    """The model as one safetensors file that load reads by itself; written to a temporary name, then renamed.
 
     half: store 16-bit floats; state: other weights than its own (an average, the best so far).
     """
     about = {
-        "architecture": specimen.architecture,
-        "classes": list(specimen.classes),
-        "preprocessing": asdict(specimen.preprocessing),
+        "architecture": model.architecture,
+        "classes": list(model.classes),
+        "preprocessing": asdict(model.preprocessing),
         "vitlens": __version__,
     }
-    tensors = {key: value.detach().cpu().contiguous() for key, value in (state or specimen.model.state_dict()).items()}
+    tensors = {key: value.detach().cpu().contiguous() for key, value in (state or model.module.state_dict()).items()}
     if half:
         tensors = {key: value.half() if value.is_floating_point() else value for key, value in tensors.items()}
     write_bytes(path, as_bytes(tensors, metadata={"vitlens": json.dumps(about, sort_keys=True)}))
 
 
-def load_saved(file: Path, *, alias: str, name: str, image_size: tuple[int, int] | None) -> Specimen:
-    """The specimen in a file that `save` wrote; image_size: (height, width) other than that of its training.
+def load_saved(file: Path, *, alias: str, name: str, image_size: tuple[int, int] | None) -> Model:
+    """The model in a file that `save` wrote; image_size: (height, width) other than that of its training.
 
     Raises ModelError when the file is no such file, or its weights do not fit what it says of itself.
     """
@@ -80,7 +80,7 @@ def load_saved(file: Path, *, alias: str, name: str, image_size: tuple[int, int]
     return assemble(model, architecture, preprocessing, about.classes, alias, provenance)
 
 
-def load_untaught(file: Path, *, alias: str, name: str, seed: int) -> Specimen:
+def load_untaught(file: Path, *, alias: str, name: str, seed: int) -> Model:
     """The architecture in a file that `save` wrote, with seeded random weights in place of its own."""
     found = read_weights(file)
     about = _about(found, file)

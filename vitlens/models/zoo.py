@@ -1,4 +1,4 @@
-"""The door to every model: a name in, a Specimen out."""
+"""The door to every model: a name in, a Model out."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +9,9 @@ from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.models.assembly import assemble, count_classes, seeded, versions
 from vitlens.models.build import Architecture, Overrides, build_preset
 from vitlens.models.foreign import load_foreign
+from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
 from vitlens.models.saved import WEIGHTS_FILE, load_saved, load_untaught, save
-from vitlens.models.specimen import Provenance, Specimen
 from vitlens.models.weights import read_metadata
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.preprocessing import Preprocessing, require_side_lengths
@@ -34,8 +34,8 @@ def load(
     classes: tuple[str, ...] | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
-) -> Specimen:
-    """The specimen for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
+) -> Model:
+    """The model for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
 
     NAME: vit-digits, cnn-digits, a run folder, a weights file (with arch), timm:NAME, torchvision:NAME,
     open-clip:ARCH/TAG, or a preset with weights; "random" in place of the weights: the same architecture, untrained.
@@ -58,14 +58,14 @@ def load(
         )
     own = None if file else _own_weights(parsed.name)
     if parsed.name.startswith("open-clip:"):
-        specimen = _load_language(parsed, file, random_weights or untaught, image_size, classes, seed)
+        model = _load_language(parsed, file, random_weights or untaught, image_size, classes, seed)
         classes = None
     elif own is not None and untaught:
-        specimen = load_untaught(own, alias=parsed.alias, name=parsed.name, seed=seed)
+        model = load_untaught(own, alias=parsed.alias, name=parsed.name, seed=seed)
     elif own is not None:
-        specimen = load_saved(own, alias=parsed.alias, name=parsed.name, image_size=image_size)
+        model = load_saved(own, alias=parsed.alias, name=parsed.name, image_size=image_size)
     else:
-        specimen = load_foreign(
+        model = load_foreign(
             parsed.name,
             alias=parsed.alias,
             file=file,
@@ -77,10 +77,10 @@ def load(
     if (mean or std) and parsed.name.startswith("open-clip:"):
         raise InputError(f"expected no --mean and no --std for {parsed.name}, whose weights say theirs; leave them out")
     if mean or std or classes:
-        own_input = specimen.preprocessing
+        own_input = model.preprocessing
         told = replace(own_input, mean=mean or own_input.mean, std=std or own_input.std)
-        specimen = _with(specimen, told, classes or specimen.classes)
-    return specimen.to(device).eval().requires_grad_(False)
+        model = _with(model, told, classes or model.classes)
+    return model.to(device).eval().requires_grad_(False)
 
 
 def untrained(
@@ -91,7 +91,7 @@ def untrained(
     seed: int = 0,
     alias: str | None = None,
     overrides: Overrides | None = None,
-) -> Specimen:
+) -> Model:
     """A preset with seeded random weights, ready to train. Raises UnknownNameError for another name."""
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS, hint="vitlens models")
@@ -113,7 +113,7 @@ def _load_language(
     image_size: tuple[int, int] | None,
     classes: tuple[str, ...] | None,
     seed: int,
-) -> Specimen:
+) -> Model:
     """open_clip's image tower; with class names a zero-shot classifier of them."""
     from vitlens.models.open_clip_zoo import load_open_clip
     from vitlens.models.prompting import classified
@@ -139,19 +139,19 @@ def _own_weights(name: str) -> Path | None:
     return None
 
 
-def _with(specimen: Specimen, preprocessing: Preprocessing, classes: tuple[str, ...]) -> Specimen:
+def _with(model: Model, preprocessing: Preprocessing, classes: tuple[str, ...]) -> Model:
     if classes:
-        specimen.require_classifier()
-        count = count_classes(specimen.model, specimen.input_size)
+        model.require_classifier()
+        count = count_classes(model.module, model.input_size)
         if len(classes) != count:
             raise InputError(
-                f"expected {count} class names for {specimen.alias}, found {len(classes)}; check --classes FILE"
+                f"expected {count} class names for {model.alias}, found {len(classes)}; check --classes FILE"
             )
     return assemble(
-        specimen.model,
-        Architecture.from_json(specimen.architecture),
+        model.module,
+        Architecture.from_json(model.architecture),
         preprocessing,
         classes,
-        specimen.alias,
-        specimen.provenance,
+        model.alias,
+        model.provenance,
     )

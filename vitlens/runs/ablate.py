@@ -6,10 +6,10 @@ from dataclasses import asdict
 from dataclasses import replace as changed
 from pathlib import Path
 
-from vitlens.analysis.ablate import units_of
-from vitlens.analysis.stand_ins import instead_of_mean, replacement_for
+from vitlens.analysis.ablation.ablate import units_of
+from vitlens.analysis.ablation.replacements import instead_of_mean, replacement_for
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_draw import draw
@@ -24,7 +24,7 @@ from vitlens.runs.describe import described
 from vitlens.runs.digests import model_digest
 from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_split
+from vitlens.runs.load import load_models, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import ablate_parts
 from vitlens.runs.processes import join_run
@@ -55,23 +55,23 @@ def ablate(
     choices = choices or AblateChoices()
     processes, options = join_run(options)
     with processes.first_ahead():
-        (specimen,) = load_specimens((model,), command="ablate", model_options=model_options, options=options)
-        split = load_split(specimen, options=options, data=data, images=images)
+        (loaded,) = load_models((model,), command="ablate", model_options=model_options, options=options)
+        split = load_split(loaded, options=options, data=data, images=images)
     choices = _settled(choices, len(split))
-    labels = labels_of(specimen, split, predicted=choices.predicted, doing="ablate", options=options)
+    labels = labels_of(loaded, split, predicted=choices.predicted, doing="ablate", options=options)
     if choices.because and not options.quiet:
         print(choices.because, file=sys.stderr)  # noqa: T201
-    units = units_of(specimen, kinds=choices.units)
+    units = units_of(loaded, kinds=choices.units)
     share_of(split, processes)
-    identity = _identity(specimen, split, choices, processes, options)
+    identity = _identity(loaded, split, choices, processes, options)
     require_same(resume, "ablate", identity)
     parts = tuple(ablate_parts(units, len(split), choices))
-    say_expected([(specimen, split, parts)], options, processes=processes.count)
+    say_expected([(loaded, split, parts)], options, processes=processes.count)
     with processes.first_ahead():
-        folder = _folder(resume, specimen, split, choices, identity, options) if processes.is_first else None
+        folder = _folder(resume, loaded, split, choices, identity, options) if processes.is_first else None
     place = resume or options.out if folder is None else folder.path
     store = Store(None if place is None else place / FOLDER, processes.index)
-    work = Work(specimen, split, labels, units, choices, processes, options, store)
+    work = Work(loaded, split, labels, units, choices, processes, options, store)
     if folder is None:
         look(work)
         return None
@@ -96,11 +96,11 @@ def _settled(choices: AblateChoices, images: int) -> AblateChoices:
 
 
 def _identity(
-    specimen: Specimen, split: Split, choices: AblateChoices, processes: Processes, options: RunOptions
+    model: Model, split: Split, choices: AblateChoices, processes: Processes, options: RunOptions
 ) -> dict[str, object]:
     """What must be the same for a stopped run to go on; the images themselves are compared batch by batch."""
     return {
-        "model": model_digest(specimen),
+        "model": model_digest(model),
         "images": len(split),
         "replace": list(choices.replace),
         "predicted": choices.predicted,
@@ -114,7 +114,7 @@ def _identity(
 
 def _folder(
     resume: Path | None,
-    specimen: Specimen,
+    model: Model,
     split: Split,
     choices: AblateChoices,
     identity: Mapping[str, object],
@@ -122,15 +122,15 @@ def _folder(
 ) -> RunFolder:
     """The run's folder: a new one, or the one to go on in."""
     config = {
-        **described(options, specimens=(specimen,), split=split, choices=asdict(choices)),
+        **described(options, models=(model,), split=split, choices=asdict(choices)),
         "identity": dict(identity),
     }
     if resume is not None:
         return RunFolder.reopen(resume, needs={"data": None}, config=config)
     return RunFolder.create(
         "ablate",
-        name_parts=(specimen.alias, split.name),
-        title=f"What the heads of {specimen.alias} are good for, on {split.title or split.name}",
+        name_parts=(model.alias, split.name),
+        title=f"What the heads of {model.alias} are good for, on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
         config=config,

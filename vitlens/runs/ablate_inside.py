@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlens.analysis.contribution import accuracy_by_depth, contributions, logit_lens
-from vitlens.analysis.patching import Patching, patch
+from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logit_lens
+from vitlens.analysis.patching.patching import Patching, patch
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.runs.ablate_keep import number
@@ -41,15 +41,15 @@ def _pair(work: Work) -> tuple[Tensor, Tensor, tuple[str, str]]:
     """A clean and a corrupted image (1, 3, height, width): the user's, or the two surest right ones of two classes."""
     if work.choices.clean is not None and work.choices.corrupted is not None:
         paths = [work.choices.clean, work.choices.corrupted]
-        split = load_images(paths, preprocessing=work.specimen.preprocessing)
+        split = load_images(paths, preprocessing=work.model.preprocessing)
         if len(split) != 2:
             raise InputError(f"expected two images that can be read, found {len(split)} of {paths[0]} and {paths[1]}")
-        (batch,) = split.batches(2, device=work.specimen.device)
+        (batch,) = split.batches(2, device=work.model.device)
         return batch.images[:1], batch.images[1:], (paths[0].name, paths[1].name)
     some = torch.arange(len(work.split))[:_CANDIDATES]
-    (batch,) = work.split.pick(some).batches(len(some), device=work.specimen.device)
+    (batch,) = work.split.pick(some).batches(len(some), device=work.model.device)
     with torch.no_grad():
-        sure, predicted = work.specimen(batch.images).float().softmax(-1).max(-1)
+        sure, predicted = work.model(batch.images).float().softmax(-1).max(-1)
     labels = work.labels[some].to(predicted.device)
     right = ((predicted == labels).nonzero().flatten()).tolist()
     order = sorted(right, key=lambda index: -float(sure[index]))
@@ -57,13 +57,13 @@ def _pair(work: Work) -> tuple[Tensor, Tensor, tuple[str, str]]:
     if other is None:
         raise InputError("expected two images of different classes that the model has right, found none; give --clean")
     chosen = [order[0], other]
-    names = [work.specimen.classes[int(labels[index])] for index in chosen]
+    names = [work.model.classes[int(labels[index])] for index in chosen]
     return batch.images[chosen[:1]], batch.images[chosen[1:]], (names[0], names[1])
 
 
 def _keep_patching(folder: RunFolder, work: Work) -> None:
     clean, corrupted, names = _pair(work)
-    found = patch(work.specimen, clean, corrupted)
+    found = patch(work.model, clean, corrupted)
     arrays: dict[str, Any] = {
         "clean": clean[0].cpu().numpy(), "corrupted": corrupted[0].cpu().numpy(),
         "heads": found.restored("heads").numpy(), "blocks": found.restored("blocks").numpy(),
@@ -74,12 +74,12 @@ def _keep_patching(folder: RunFolder, work: Work) -> None:
 
 
 def _patching_row(work: Work, found: Patching, names: tuple[str, str]) -> dict[str, object]:
-    layout = work.specimen.anatomy.layout
+    layout = work.model.anatomy.layout
     return {
         "clean": names[0],
         "corrupted": names[1],
-        "target": work.specimen.classes[int(found.targets[0])],
-        "other": work.specimen.classes[int(found.others[0])],
+        "target": work.model.classes[int(found.targets[0])],
+        "other": work.model.classes[int(found.others[0])],
         "difference_clean": number(found.clean[0]),
         "difference_corrupted": number(found.corrupted[0]),
         "grid": None if layout is None else list(layout.grid),
@@ -90,13 +90,13 @@ def _patching_row(work: Work, found: Patching, names: tuple[str, str]) -> dict[s
 
 def _some(work: Work) -> tuple[Tensor, Tensor]:
     some = torch.arange(len(work.split))[:LENSED]
-    (batch,) = work.split.pick(some).batches(len(some), device=work.specimen.device)
+    (batch,) = work.split.pick(some).batches(len(some), device=work.model.device)
     return batch.images, work.labels[some]
 
 
 def _keep_lens(folder: RunFolder, work: Work) -> None:
     images, labels = _some(work)
-    lens = logit_lens(work.specimen, images).float().cpu()  # (batch, depths, classes)
+    lens = logit_lens(work.model, images).float().cpu()  # (batch, depths, classes)
     right = accuracy_by_depth(lens, labels)
     rows = []
     for depth, share in enumerate(right.tolist()):
@@ -105,12 +105,12 @@ def _keep_lens(folder: RunFolder, work: Work) -> None:
     folder.table("lens", rows)
     top = lens[0, -1].topk(min(SHOWN, lens.shape[-1])).indices
     folder.arrays("lens", probability=lens[0].softmax(-1)[:, top].numpy(), accuracy=right.numpy())
-    folder.table("lens_classes", [{"class": work.specimen.classes[int(index)]} for index in top])
+    folder.table("lens_classes", [{"class": work.model.classes[int(index)]} for index in top])
 
 
 def _keep_contributions(folder: RunFolder, work: Work) -> None:
     images, labels = _some(work)
-    found = contributions(work.specimen, images, targets=labels)
+    found = contributions(work.model, images, targets=labels)
     gap = (found.total() - found.logit).abs().max()
     rest = (found.embedding + found.bias + found.rest).mean()
     folder.arrays(

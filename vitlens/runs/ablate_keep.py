@@ -8,12 +8,12 @@ import numpy as np
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from vitlens.analysis.adaptive import Adaptive
-from vitlens.analysis.effects import Unit
-from vitlens.analysis.evaluate import accuracy
-from vitlens.analysis.importance import Change, Importance
-from vitlens.analysis.removal import Curve
-from vitlens.analysis.teamwork import Redundancy, Synergy
+from vitlens.analysis.ablation.adaptive import Adaptive
+from vitlens.analysis.ablation.effects import Unit
+from vitlens.analysis.ablation.importance import Change, Importance
+from vitlens.analysis.ablation.pairs import Redundancy, Synergy
+from vitlens.analysis.ablation.removal import Curve
+from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.names import Replacement
 from vitlens.runs.ablate_work import Found, Work
 from vitlens.runs.folder import RunFolder
@@ -148,7 +148,7 @@ def _keep_classes(folder: RunFolder, work: Work, importance: Importance) -> None
     folder.arrays(
         "classes",
         units=np.array([unit.name for unit in importance.units]),
-        names=np.array(work.specimen.classes),
+        names=np.array(work.model.classes),
         images=found.images.numpy(),
         delta_loss=found.loss.numpy(),
         delta_accuracy=found.accuracy.numpy(),
@@ -160,7 +160,7 @@ def _keep_classes(folder: RunFolder, work: Work, importance: Importance) -> None
         worst = heads[int(found.loss[heads, index].nan_to_num(nan=-1e9).argmax())]
         rows.append(
             {
-                "class": work.specimen.classes[index],
+                "class": work.model.classes[index],
                 "images": int(found.images[index]),
                 "head": importance.units[worst].name,
                 "delta_loss": number(found.loss[worst, index]),

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablate import measure_effects
-from vitlens.analysis.adaptive import Adaptive, most_important
-from vitlens.analysis.effects import Effects, Unit
-from vitlens.analysis.evaluate import fitting_batch_size
-from vitlens.analysis.first_order import first_order
-from vitlens.analysis.greedy import greedy_order
-from vitlens.analysis.importance import summarise
-from vitlens.analysis.removal import Curve, carries, random_order, removal_curves, share_removable, steps
-from vitlens.analysis.stand_ins import Means, means_of
-from vitlens.analysis.teamwork import Pairs, Redundancy, RedundancyStream, Synergy, pairwise, synergy
+from vitlens.analysis.ablation.ablate import measure_effects
+from vitlens.analysis.ablation.adaptive import Adaptive, most_important
+from vitlens.analysis.ablation.effects import Effects, Unit
+from vitlens.analysis.ablation.first_order import first_order
+from vitlens.analysis.ablation.greedy import greedy_order
+from vitlens.analysis.ablation.importance import summarise
+from vitlens.analysis.ablation.pairs import Pairs, Redundancy, RedundancyStream, Synergy, pairwise, synergy
+from vitlens.analysis.ablation.removal import Curve, carries, random_order, removal_curves, share_removable, steps
+from vitlens.analysis.ablation.replacements import Means, means_of
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.devices import autocast
 from vitlens.names import Replacement
 from vitlens.processes import share_of
@@ -31,7 +31,7 @@ def look(work: Work) -> Found:
     """Everything that was asked for, in an order in which each step builds on the ones before."""
     found = Found()
     choices = work.choices
-    with autocast(work.specimen.device, work.options.precision):
+    with autocast(work.model.device, work.options.precision):
         if choices.top is not None:
             found.adaptive = _adaptive(work)
             return found
@@ -42,7 +42,7 @@ def look(work: Work) -> Found:
                 found.effects[replacement],
                 groups=work.split.groups,
                 first=found.firsts[replacement],
-                classes=len(work.specimen.classes) if work.split.classes else 0,  # labels are columns of the logits
+                classes=len(work.model.classes) if work.split.classes else 0,  # labels are columns of the logits
                 seed=work.options.seed,
             )
         ranked = found.importance[choices.replace[0]].is_ranked("head")  # else there is no order to remove heads in
@@ -58,13 +58,11 @@ def _means(work: Work) -> Means | None:
     """The means of the data; None where nothing needs them, or where one batch holds all images: its own clean pass
     then gives them."""
     wanted = "mean" in work.choices.replace
-    alone = work.processes.count == 1 and len(work.split) <= (
-        work.options.batch_size or fitting_batch_size(work.specimen)
-    )
+    alone = work.processes.count == 1 and len(work.split) <= (work.options.batch_size or fitting_batch_size(work.model))
     if not wanted or (alone and not work.choices.curves and not work.choices.pairs):
         return None
     with progress("Means", len(work.split), quiet=work.options.quiet) as advance:
-        means = means_of(work.specimen, _told(work, advance))
+        means = means_of(work.model, _told(work, advance))
     means.join(work.processes.total)
     return means
 
@@ -83,7 +81,7 @@ def _effects(work: Work, replacement: Replacement, means: Means | None) -> tuple
     seed = work.options.seed
     with progress(f"Removing each unit ({replacement})", total, unit="removals", quiet=work.options.quiet) as advance:
         for part in work.batches():
-            whole = (work.specimen, part.images, part.labels, work.units)
+            whole = (work.model, part.images, part.labels, work.units)
             parts.append(
                 measure_effects(
                     *whole, replace=replacement, means=means, donors=part.donors, seed=seed, offset=part.offset,
@@ -107,10 +105,10 @@ def _curves(work: Work, found: Found, means: Means | None) -> None:
     if work.choices.greedy:
         chosen = ranked[:CURVED]
         images = work.split.pick(chosen)
-        (batch,) = images.batches(len(chosen), device=work.specimen.device)
-        labels = work.labels[chosen].to(work.specimen.device)
+        (batch,) = images.batches(len(chosen), device=work.model.device)
+        labels = work.labels[chosen].to(work.model.device)
         greedy = greedy_order(
-            work.specimen, batch.images, labels, heads, every=max(1, len(heads) // 12), replace=main, means=means
+            work.model, batch.images, labels, heads, every=max(1, len(heads) // 12), replace=main, means=means
         )
         orders["greedy"], found.greedy_cost = greedy.order, greedy.forward_equivalents
     tested = tested[:CURVED]
@@ -120,7 +118,7 @@ def _curves(work: Work, found: Found, means: Means | None) -> None:
     with progress("Removing heads in order", total, unit="removals", quiet=work.options.quiet) as advance:
         for part in work.batches(tested):
             curves = removal_curves(
-                work.specimen, part.images, part.labels, orders, removed=removed, replace=main, means=means,
+                work.model, part.images, part.labels, orders, removed=removed, replace=main, means=means,
                 donors=part.donors, seed=work.options.seed, offset=part.offset,
                 advance=lambda points: advance(points * len(part.images)),  # noqa: B023
             )  # fmt: skip
@@ -149,7 +147,7 @@ def _orders(work: Work, found: Found, main: Replacement, ranked: Tensor) -> Iter
 
 
 def _redundancy(work: Work) -> Redundancy:
-    stream = RedundancyStream(work.specimen)
+    stream = RedundancyStream(work.model)
     for part in work.batches(torch.arange(len(work.split))[:CURVED]):
         stream.add(part.images)
     stream.join(work.processes.total)
@@ -168,7 +166,7 @@ def _synergy(work: Work, found: Found, means: Means | None) -> Synergy:
         for part in work.batches(chosen):
             parts.append(
                 pairwise(
-                    work.specimen, part.images, part.labels, top, replace=main, means=means, donors=part.donors,
+                    work.model, part.images, part.labels, top, replace=main, means=means, donors=part.donors,
                     seed=work.options.seed, offset=part.offset, advance=lambda pairs: advance(pairs * len(part.images)),  # noqa: B023
                 )
             )  # fmt: skip
@@ -186,6 +184,6 @@ def _adaptive(work: Work) -> Adaptive:
         "Telling heads apart", len(work.split) * len(work.heads), unit="removals", quiet=work.options.quiet
     ) as a:
         return most_important(
-            work.specimen, batch.images, work.labels, k=k, replace=work.choices.replace[0],
+            work.model, batch.images, work.labels, k=k, replace=work.choices.replace[0],
             units=work.heads, batch_size=work.options.batch_size, seed=work.options.seed, advance=a,
         )  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.effects import Unit
-from vitlens.analysis.together import Measured
+from vitlens.analysis.ablation.effects import Unit
+from vitlens.analysis.ablation.joint import Measured
 from vitlens.archives import Form, require_forms
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays

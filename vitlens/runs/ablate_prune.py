@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from vitlens.analysis.evaluate import accuracy
-from vitlens.analysis.latency import Latency, latency
+from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.cost.latency import Latency, latency
 from vitlens.errors import InputError
 from vitlens.models.pruning import prune_heads
 from vitlens.models.zoo import WEIGHTS_FILE, save
@@ -29,40 +29,40 @@ def keep_pruned(folder: RunFolder, work: Work, found: Found) -> None:
     cut: dict[int, set[int]] = {}
     for unit in ranking[:count]:
         cut.setdefault(unit.layer, set()).add(int(unit.head or 0))
-    pruned = prune_heads(work.specimen, cut)
+    pruned = prune_heads(work.model, cut)
     place = work.choices.save / WEIGHTS_FILE if work.choices.save else folder.place("pruned", WEIGHTS_FILE)
     save(pruned, place)
-    pass_on(work.specimen, place.parent)
-    (batch,) = work.split.pick(torch.arange(min(_TIMED, len(work.split)))).batches(_TIMED, device=work.specimen.device)
+    pass_on(work.model, place.parent)
+    (batch,) = work.split.pick(torch.arange(min(_TIMED, len(work.split)))).batches(_TIMED, device=work.model.device)
     times: dict[str, list[Latency]] = {"whole": [], "pruned": []}
     for _ in range(ROUNDS):
-        for name, specimen in (("whole", work.specimen), ("pruned", pruned)):
-            times[name].append(latency(specimen, batch.images, repeats=5))
+        for name, model in (("whole", work.model), ("pruned", pruned)):
+            times[name].append(latency(model, batch.images, repeats=5))
     rows = []
-    for name, specimen in (("whole", work.specimen), ("pruned", pruned)):
+    for name, model in (("whole", work.model), ("pruned", pruned)):
         best = min(times[name], key=lambda one: one.median)
         rows.append(
             {
                 "model": name,
                 "heads": len(ranking) - (count if name == "pruned" else 0),
-                "parameters": specimen.parameter_count(),
+                "parameters": model.parameter_count(),
                 "milliseconds": round(1000 * best.median, 3),
                 "low": round(1000 * best.low, 3),
                 "high": round(1000 * best.high, 3),
                 "images": len(batch.images),
-                **_answers(work, specimen),
+                **_answers(work, model),
             }
         )
     folder.table("pruned", rows)
     folder.table("pruned_heads", [{"layer": layer, "heads": sorted(heads)} for layer, heads in sorted(cut.items())])
-    folder.metric("parameters_cut", Estimate(1 - pruned.parameter_count() / work.specimen.parameter_count()))
+    folder.metric("parameters_cut", Estimate(1 - pruned.parameter_count() / work.model.parameter_count()))
 
 
-def _answers(work: Work, specimen: torch.nn.Module) -> dict[str, object]:
-    alone = replace(work, processes=Processes(0, 1, work.specimen.device))  # the others are done
+def _answers(work: Work, model: torch.nn.Module) -> dict[str, object]:
+    alone = replace(work, processes=Processes(0, 1, work.model.device))  # the others are done
     right = []
     with torch.no_grad():
         for part in alone.batches():
-            right.append((specimen(part.images).argmax(-1) == part.labels).cpu())
+            right.append((model(part.images).argmax(-1) == part.labels).cpu())
     found = accuracy(torch.cat(right))
     return {"accuracy": found.value, "accuracy_low": found.low, "accuracy_high": found.high, "n": found.n}

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vitlens.analysis.adaptive import Adaptive
-from vitlens.analysis.effects import Effects, Unit
-from vitlens.analysis.evaluate import fitting_batch_size
-from vitlens.analysis.importance import Importance
-from vitlens.analysis.removal import Curve
-from vitlens.analysis.stand_ins import other_images
-from vitlens.analysis.teamwork import Redundancy, Synergy
+from vitlens.analysis.ablation.adaptive import Adaptive
+from vitlens.analysis.ablation.effects import Effects, Unit
+from vitlens.analysis.ablation.importance import Importance
+from vitlens.analysis.ablation.pairs import Redundancy, Synergy
+from vitlens.analysis.ablation.removal import Curve
+from vitlens.analysis.ablation.replacements import other_images
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.processes import Processes
 from vitlens.runs.ablate_choices import AblateChoices
@@ -25,9 +25,9 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class Work:
-    """What all steps of a run need. labels: (n,), columns of the specimen's logits."""
+    """What all steps of a run need. labels: (n,), columns of the model's logits."""
 
-    specimen: Specimen
+    model: Model
     split: Split
     labels: Tensor
     units: tuple[Unit, ...]
@@ -48,8 +48,8 @@ class Work:
         """
         chosen = torch.arange(len(self.split)) if indices is None else indices
         mine = chosen[self.processes.index :: self.processes.count]
-        size = self.options.batch_size or fitting_batch_size(self.specimen)
-        split, device = self.split.pick(mine), self.specimen.device
+        size = self.options.batch_size or fitting_batch_size(self.model)
+        split, device = self.split.pick(mine), self.model.device
         resampled = "resample" in self.choices.replace
         others = other_images(len(self.split), seed=self.options.seed) if resampled else None
         for batch in split.batches(size, device=device):

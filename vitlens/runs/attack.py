@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import share_of
 from vitlens.runs.attack_begin import identity_of, require_able, require_attacks
 from vitlens.runs.attack_checks import checked
@@ -29,7 +29,7 @@ from vitlens.runs.attack_tell import tell
 from vitlens.runs.describe import described
 from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_split
+from vitlens.runs.load import load_models, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import attack_parts
 from vitlens.runs.processes import join_run
@@ -61,24 +61,21 @@ def attack(
     require_attacks(choices)
     processes, options = join_run(options)
     with processes.first_ahead():
-        specimens = load_specimens(models, command="attack", model_options=model_options, options=options)
-        split = load_split(specimens[0], options=options, data=data, images=images, beside=specimens[1:])
-    require_able(specimens, split, choices)
-    labels = [
-        labels_of(specimen, split, predicted=choices.predicted, doing="attack", options=options)
-        for specimen in specimens
-    ]
-    baseline = baseline_of(specimens, choices.baseline)
+        loaded = load_models(models, command="attack", model_options=model_options, options=options)
+        split = load_split(loaded[0], options=options, data=data, images=images, beside=loaded[1:])
+    require_able(loaded, split, choices)
+    labels = [labels_of(model, split, predicted=choices.predicted, doing="attack", options=options) for model in loaded]
+    baseline = baseline_of(loaded, choices.baseline)
     share_of(split, processes)
-    identity = identity_of(specimens, split, choices, processes, options)
+    identity = identity_of(loaded, split, choices, processes, options)
     require_same(resume, "attack", identity)
     parts = tuple(attack_parts(choices, len(split)))
-    say_expected([(specimen, split, parts) for specimen in specimens], options, processes=processes.count)
+    say_expected([(model, split, parts) for model in loaded], options, processes=processes.count)
     with processes.first_ahead():
-        folder = _folder(resume, specimens, split, choices, identity, options) if processes.is_first else None
+        folder = _folder(resume, loaded, split, choices, identity, options) if processes.is_first else None
     place = resume or options.out if folder is None else folder.path
     store = Store(None if place is None else place / FOLDER, processes.index)
-    works = [Work(specimen, split, own, choices, processes, options, store) for specimen, own in zip(specimens, labels)]
+    works = [Work(model, split, own, choices, processes, options, store) for model, own in zip(loaded, labels)]
     if folder is None:
         for work in works:
             swept(work)
@@ -120,7 +117,7 @@ def _corruptions(folder: RunFolder | None, works: Sequence[Work], baseline: str)
 
 def _folder(
     resume: Path | None,
-    specimens: Sequence[Specimen],
+    models: Sequence[Model],
     split: Split,
     choices: AttackChoices,
     identity: Mapping[str, object],
@@ -128,12 +125,12 @@ def _folder(
 ) -> RunFolder:
     """The run's folder: a new one, or the one to go on in."""
     config = {
-        **described(options, specimens=specimens, split=split, choices=asdict(choices)),
+        **described(options, models=models, split=split, choices=asdict(choices)),
         "identity": dict(identity),
     }
     if resume is not None:
         return RunFolder.reopen(resume, needs={"data": None}, config=config)
-    aliases = [specimen.alias for specimen in specimens]
+    aliases = [model.alias for model in models]
     return RunFolder.create(
         "attack",
         name_parts=(*aliases, split.name),

@@ -6,7 +6,7 @@ from itertools import product
 from vitlens.attacks.registry import ATTACKS, Setting, machine_of, members_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import Processes
 from vitlens.runs.attack_choices import AttackChoices, require_sensible
 from vitlens.runs.digests import model_digest
@@ -39,22 +39,22 @@ def _epsilons(name: str, choices: AttackChoices) -> tuple[str, tuple[float, ...]
     return axes.get(ATTACKS[name].norm, ("", (1.0,)))
 
 
-def require_able(specimens: Sequence[Specimen], split: Split, choices: AttackChoices) -> None:
+def require_able(models: Sequence[Model], split: Split, choices: AttackChoices) -> None:
     """Raise UnsupportedError for a model of too few classes for an attack, InputError for a patch beyond the image."""
-    for specimen, name in product(specimens, choices.attacks):
+    for model, name in product(models, choices.attacks):
         for member in members_of(name):
-            setting = Setting(1, len(specimen.classes), split.size, side=choices.patch_side)
+            setting = Setting(1, len(model.classes), split.size, side=choices.patch_side)
             machine_of(member, setting)
 
 
 def identity_of(
-    specimens: Sequence[Specimen], split: Split, choices: AttackChoices, processes: Processes, options: RunOptions
+    models: Sequence[Model], split: Split, choices: AttackChoices, processes: Processes, options: RunOptions
 ) -> dict[str, object]:
     """What must be the same for a stopped run to go on; the images themselves are compared part by part."""
     order = -1 if choices.downwards else 1  # epsilons stand in the order in which they are tried
     return {
-        "models": [model_digest(specimen) for specimen in specimens],
-        "aliases": [specimen.alias for specimen in specimens],
+        "models": [model_digest(model) for model in models],
+        "aliases": [model.alias for model in models],
         "images": len(split),
         "attacks": list(choices.attacks),
         "epsilons": list(choices.linf)[::order],

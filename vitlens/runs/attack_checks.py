@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import Tensor
 
-from vitlens.analysis.attack_checks import (
+from vitlens.analysis.robustness.checks import (
     EVERYTHING,
     Attacked,
     Attempt,
@@ -18,9 +18,9 @@ from vitlens.analysis.attack_checks import (
     visible_gradients,
     within_budget,
 )
-from vitlens.analysis.attack_minimum import all_found, as_near
-from vitlens.analysis.attack_signs import never_rises, same_from_below, stronger_in_order
-from vitlens.analysis.robust_curve import Outcome
+from vitlens.analysis.robustness.curve import Outcome
+from vitlens.analysis.robustness.masking_signs import never_rises, same_from_below, stronger_in_order
+from vitlens.analysis.robustness.minimum import all_found, as_near
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.runs.attack_keep import steps_of
 from vitlens.runs.attack_sample import attempt_of, spread
@@ -45,8 +45,8 @@ def checked(work: Work, found: Sequence[Swept]) -> list[Check]:
     if not len(right):
         return []
     images, labels = work.images(right), work.labels[right]
-    done = [visible_gradients(work.specimen, images, labels)]
-    title = f"checking the attacks on {work.specimen.alias}"
+    done = [visible_gradients(work.model, images, labels)]
+    title = f"checking the attacks on {work.model.alias}"
     with progress(title, len(found), unit="attacks", quiet=work.options.quiet) as advance:
         for swept in found:
             known = ATTACKS[swept.attack]
@@ -77,7 +77,7 @@ def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iter
     if known.kind == "budget" and known.norm != "patch":
         yield nothing_for_nothing(slug, attempt, images, labels)
     result = attempt(images, labels, epsilon=epsilon, batch_size=len(images))
-    yield within_budget(slug, work.specimen, result, images, labels, epsilon=epsilon, norm=known.norm)
+    yield within_budget(slug, work.model, result, images, labels, epsilon=epsilon, norm=known.norm)
     if len(images) > 1:
         apart = attempt(images, labels, epsilon=epsilon, batch_size=-(-len(images) // 2))
         yield same_alone(slug, result, apart)

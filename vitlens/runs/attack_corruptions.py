@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from vitlens.analysis.common_corruptions import CORRUPTIONS, SEVERITIES, Corrupted, on_corrupted
+from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES, Corrupted, on_corrupted
 from vitlens.errors import UnknownNameError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import share_of
 from vitlens.runs.attack_sweep import Work
 from vitlens.runs.folder import RunFolder
@@ -20,27 +20,27 @@ def on_all_corruptions(works: Sequence[Work]) -> list[Corrupted]:
         mine = share_of(work.split, work.processes)
         keys = torch.arange(work.processes.index, len(work.split), work.processes.count) + (work.options.seed << 20)
         total = len(mine) * len(CORRUPTIONS) * len(SEVERITIES)
-        with progress(f"{work.specimen.alias} on corruptions", total, quiet=work.options.quiet) as advance:
+        with progress(f"{work.model.alias} on corruptions", total, quiet=work.options.quiet) as advance:
             part = on_corrupted(
-                work.specimen, mine, keys=keys, batch_size=work.options.batch_size,
+                work.model, mine, keys=keys, batch_size=work.options.batch_size,
                 precision=work.options.precision, advance=advance,
             )  # fmt: skip
         whole = work.processes.gathered(part).permute(1, 2, 0).contiguous()
-        found.append(Corrupted(work.specimen.alias, whole, work.split.groups))
+        found.append(Corrupted(work.model.alias, whole, work.split.groups))
     return found
 
 
-def baseline_of(specimens: Sequence[Specimen], asked: str | None) -> str:
+def baseline_of(models: Sequence[Model], asked: str | None) -> str:
     """The alias of the model that mean corruption errors are relative to: as asked, else the first CNN, else the first.
 
     Raises UnknownNameError for a model that is not among them.
     """
-    aliases = [specimen.alias for specimen in specimens]
+    aliases = [model.alias for model in models]
     if asked is not None:
         if asked not in aliases:
             raise UnknownNameError("model for --baseline", asked, aliases)
         return asked
-    return next((one.alias for one in specimens if one.anatomy.family == "cnn"), aliases[0])
+    return next((one.alias for one in models if one.anatomy.family == "cnn"), aliases[0])
 
 
 def keep_corruptions(folder: RunFolder, found: Sequence[Corrupted], *, baseline: str, seed: int) -> None:

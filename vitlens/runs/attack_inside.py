@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attack_inside import MapAgreement, Shift, cosines, map_agreement, shifts
+from vitlens.analysis.robustness.inside import MapAgreement, Shift, cosines, map_agreement, shifts
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import explain, methods_for
 from vitlens.runs.attack_sample import Sample, logits_of, spread
@@ -43,12 +43,12 @@ def looked_into(work: Work, sample: Sample, which: int) -> Inside | None:
     clean, changed = sample.clean[places], sample.adversarial[which][places]
     truth = work.labels[sample.indices[places]]
     wrong = logits_of(work, changed).argmax(-1)
-    specimen, size = work.specimen, work.options.batch_size
-    able = methods_for(specimen)
+    model, size = work.model, work.options.batch_size
+    able = methods_for(model)
     method = next((name for name in _MAPS if name in able), able[0])
 
     def maps(images: Tensor, targets: Tensor, name: str) -> Tensor:
-        found = explain(specimen, images, targets=targets, method=name, batch_size=size, seed=work.options.seed)
+        found = explain(model, images, targets=targets, method=name, batch_size=size, seed=work.options.seed)
         return found.detach().cpu()
 
     before, after = maps(clean, truth, method), maps(changed, truth, method)
@@ -61,8 +61,8 @@ def looked_into(work: Work, sample: Sample, which: int) -> Inside | None:
     others = {KINDS[0]: changed, KINDS[1]: noisy(clean, changed, ATTACKS[sample.attack].norm, seed=work.options.seed)}
     if len(places) > 1:
         others[KINDS[2]] = clean.roll(len(places) // 2, 0)  # far away in the order, so mostly of another class
-    paths = cosines(specimen, clean, others, batch_size=size)
-    moved = shifts(specimen, clean, changed, batch_size=size)
+    paths = cosines(model, clean, others, batch_size=size)
+    moved = shifts(model, clean, changed, batch_size=size)
     return Inside(places, clean, changed, method, before, after, agreements, paths, moved)
 
 

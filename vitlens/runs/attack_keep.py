@@ -5,10 +5,10 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Final
 
-from vitlens.analysis.attack_checks import Check
-from vitlens.analysis.evaluate import accuracy
-from vitlens.analysis.robust_curve import Outcome, paired, robust_by_class
-from vitlens.analysis.transfer import Transfer
+from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.robustness.checks import Check
+from vitlens.analysis.robustness.curve import Outcome, paired, robust_by_class
+from vitlens.analysis.robustness.transfer import Transfer
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.runs.attack_choices import UNIT, AttackChoices
 from vitlens.runs.attack_sample import Sample
@@ -64,7 +64,7 @@ def keep_curves(folder: RunFolder, works: Sequence[Work], found: Sequence[Sequen
 
 
 def _middle(work: Work, works: Sequence[Work]) -> str:
-    return f"/{work.specimen.alias}" if len(works) > 1 else ""
+    return f"/{work.model.alias}" if len(works) > 1 else ""
 
 
 def _estimates(outcome: Outcome, clean: Estimate, seed: int) -> Iterator[Estimate]:
@@ -74,7 +74,7 @@ def _estimates(outcome: Outcome, clean: Estimate, seed: int) -> Iterator[Estimat
 
 def _curve_row(work: Work, swept: Swept, known: Attack, epsilon: float, estimate: Estimate) -> Row:
     return {
-        "model": work.specimen.alias, "attack": swept.outcome.name, "title": titled(known), "norm": known.norm,
+        "model": work.model.alias, "attack": swept.outcome.name, "title": titled(known), "norm": known.norm,
         "epsilon": float(typed(epsilon, known.norm)), "accuracy": estimate.value, "low": estimate.low,
         "high": estimate.high, "n": estimate.n,
     }  # fmt: skip
@@ -89,7 +89,7 @@ def _cost_row(folder: RunFolder, work: Work, swept: Swept, known: Attack, middle
     survived = int(outcome.robust(outcome.epsilons[-1]).sum())
     broken = int((outcome.clean & outcome.broken_at.isfinite()).sum())
     return {
-        "model": work.specimen.alias, "attack": outcome.name, "name": swept.attack, "title": titled(known),
+        "model": work.model.alias, "attack": outcome.name, "name": swept.attack, "title": titled(known),
         "norm": known.norm, "kind": known.kind, "source": known.source, "gradients": known.gradients,
         "steps": steps_of(known, work.choices), "restarts": work.choices.restarts if known.random else 1,
         "right": right, "survived": survived, "broken": broken, "median": None if median is None else median.value,
@@ -101,7 +101,7 @@ def _keep_arrays(folder: RunFolder, work: Work, all_swept: Sequence[Swept]) -> N
     arrays = {f"broken_at_{swept.outcome.name}": swept.outcome.broken_at.numpy() for swept in all_swept}
     arrays |= {f"distance_{swept.outcome.name}": swept.distance.numpy() for swept in all_swept}
     folder.arrays(
-        f"attack-{work.specimen.alias}", clean=all_swept[0].outcome.clean.numpy(), label=work.labels.numpy(), **arrays
+        f"attack-{work.model.alias}", clean=all_swept[0].outcome.clean.numpy(), label=work.labels.numpy(), **arrays
     )
 
 
@@ -155,7 +155,7 @@ def keep_classes(folder: RunFolder, works: Sequence[Work], sample: Sample, found
                 }
                 rows.append(
                     {
-                        "model": work.specimen.alias, "class": clean.name, "n": clean.n, "attack": swept.outcome.name,
+                        "model": work.model.alias, "class": clean.name, "n": clean.n, "attack": swept.outcome.name,
                         "epsilon": float(typed(sample.epsilon, norm)), **ends,
                     }
                 )  # fmt: skip
@@ -167,7 +167,7 @@ def keep_sample(folder: RunFolder, sample: Sample, works: Sequence[Work]) -> Non
     known = ATTACKS[sample.attack]
     folder.table("sample", [
         {
-            "model": work.specimen.alias, "attack": known.slug, "title": titled(known), "norm": known.norm,
+            "model": work.model.alias, "attack": known.slug, "title": titled(known), "norm": known.norm,
             "epsilon": float(typed(sample.epsilon, known.norm)), "n": len(sample.indices), "fooled": int(fooled.sum()),
         }
         for work, fooled in zip(works, sample.fooled)
@@ -197,5 +197,5 @@ def keep_transfer(folder: RunFolder, matrix: Transfer, *, seed: int) -> None:
 def keep_checks(folder: RunFolder, works: Sequence[Work], checks: Sequence[Sequence[Check]]) -> None:
     """Every check of every model."""
     folder.table("checks", [
-        {"model": work.specimen.alias, **asdict(check)} for work, some in zip(works, checks) for check in some
+        {"model": work.model.alias, **asdict(check)} for work, some in zip(works, checks) for check in some
     ])  # fmt: skip

@@ -6,8 +6,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attack_inside import parting
-from vitlens.analysis.looking import as_shares
+from vitlens.analysis.faithfulness.map_shares import as_shares
+from vitlens.analysis.robustness.inside import parting
 from vitlens.attribution.registry import METHODS
 from vitlens.runs.attack_inside import KINDS, Inside
 from vitlens.runs.attack_sample import Sample, logits_of, spread
@@ -29,7 +29,7 @@ def keep_inside(folder: RunFolder, works: Sequence[Work], sample: Sample, found:
     for work, inside in zip(works, found):
         if inside is None:
             continue
-        middle = f"/{work.specimen.alias}" if several else ""
+        middle = f"/{work.model.alias}" if several else ""
         for name, estimate in _metrics(inside, seed=work.options.seed):
             first, *rest = name.split("/")
             folder.metric("/".join([f"{first}{middle}", *rest]), estimate)
@@ -55,7 +55,7 @@ def _metrics(inside: Inside, *, seed: int) -> Iterator[tuple[str, Estimate]]:
 def _blocks(work: Work, inside: Inside) -> Iterator[Row]:
     for kind, cosine in inside.paths.items():
         for block, values in enumerate(cosine):
-            row: Row = {"model": work.specimen.alias, "block": block, "kind": kind}
+            row: Row = {"model": work.model.alias, "block": block, "kind": kind}
             yield row | _ends(values, work.options.seed)
 
 
@@ -63,7 +63,7 @@ def _layers(work: Work, inside: Inside) -> Iterator[Row]:
     for shift in inside.shifts:
         for layer, (before, after) in enumerate(zip(shift.before, shift.after)):
             if bool(before.isfinite().all() and after.isfinite().all()):
-                row: Row = {"model": work.specimen.alias, "statistic": shift.name, "layer": layer}
+                row: Row = {"model": work.model.alias, "statistic": shift.name, "layer": layer}
                 yield row | {"before": float(before.mean())} | _ends(after - before, work.options.seed)
 
 
@@ -79,9 +79,9 @@ def _keep_examples(folder: RunFolder, work: Work, sample: Sample, inside: Inside
     grid = int(inside.before.shape[-2]), int(inside.before.shape[-1])
     size = grid[0] * -(-clean.shape[-2] // grid[0]), grid[1] * -(-clean.shape[-1] // grid[1])
     probabilities = [logits_of(work, images).softmax(-1) for images in (clean, changed)]
-    names = work.specimen.classes
+    names = work.model.classes
     folder.arrays(
-        f"examples-{work.specimen.alias}",
+        f"examples-{work.model.alias}",
         pixels=(clean * 255).round().byte().numpy(),
         change=(changed - clean).half().numpy(),
         before=as_shares(inside.before[some], size=size, grid=grid).float().numpy(),

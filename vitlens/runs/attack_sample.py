@@ -7,9 +7,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attack_checks import Attacked, Attempt
-from vitlens.analysis.robust_curve import halving_epsilon
-from vitlens.analysis.transfer import Transfer, transfer
+from vitlens.analysis.robustness.checks import Attacked, Attempt
+from vitlens.analysis.robustness.curve import halving_epsilon
+from vitlens.analysis.robustness.transfer import Transfer, transfer
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
 from vitlens.data.split import Split
@@ -39,14 +39,14 @@ class Sample:
 
 
 def attempt_of(work: Work, name: str) -> Attempt:
-    """An attack of the registry on one specimen, as the checks call it; a patch is bounded by its size, not epsilon."""
+    """An attack of the registry on one model, as the checks call it; a patch is bounded by its size, not epsilon."""
     bounded = ATTACKS[name].norm != "patch"
 
     def attempt(
         images: Tensor, labels: Tensor, *, epsilon: float, steps: int | None = None, batch_size: int | None = None
     ) -> Attacked:
         return attack(
-            work.specimen, images, labels, method=name, epsilon=epsilon if bounded else None,
+            work.model, images, labels, method=name, epsilon=epsilon if bounded else None,
             steps=steps or work.choices.steps_for(name), restarts=work.choices.restarts, seed=work.options.seed,
             batch_size=batch_size or work.batch_size, precision=work.options.precision,
             side=work.choices.patch_side, aligned=not work.choices.patch_anywhere,
@@ -91,9 +91,9 @@ def sampled(works: Sequence[Work], found: Sequence[Sequence[Swept]]) -> Sample:
 
 def logits_of(work: Work, images: Tensor) -> Tensor:
     """What a model answers to images in fp32, (n, classes), on the CPU."""
-    specimen = work.specimen
-    with evaluating(specimen), torch.no_grad():
-        return torch.cat([specimen(part.to(specimen.device)).float().cpu() for part in images.split(work.batch_size)])
+    model = work.model
+    with evaluating(model), torch.no_grad():
+        return torch.cat([model(part.to(model.device)).float().cpu() for part in images.split(work.batch_size)])
 
 
 def transferred(works: Sequence[Work], sample: Sample) -> Transfer:
@@ -105,6 +105,6 @@ def transferred(works: Sequence[Work], sample: Sample) -> Transfer:
 
     groups = works[0].split.groups
     return transfer(
-        [work.specimen.alias for work in works], judged(sample.clean), [judged(one) for one in sample.adversarial],
+        [work.model.alias for work in works], judged(sample.clean), [judged(one) for one in sample.adversarial],
         torch.stack(sample.fooled), groups=None if groups is None else groups[sample.indices],
     )  # fmt: skip

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitlens.analysis.robust_curve import Outcome
+from vitlens.analysis.robustness.curve import Outcome
 from vitlens.archives import Form
 from vitlens.attacks.attack import fitting_batch
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import Processes
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attack_progress import Store
@@ -25,9 +25,9 @@ A_PART = 4  # batches that are attacked, and remembered, together: the queue is 
 
 @dataclass(frozen=True)
 class Work:
-    """What all steps of a run need of one model. labels: (n,), columns of the specimen's logits."""
+    """What all steps of a run need of one model. labels: (n,), columns of the model's logits."""
 
-    specimen: Specimen
+    model: Model
     split: Split
     labels: Tensor
     choices: AttackChoices
@@ -38,7 +38,7 @@ class Work:
     @property
     def batch_size(self) -> int:
         """Images at a time."""
-        return self.options.batch_size or fitting_batch(self.specimen)
+        return self.options.batch_size or fitting_batch(self.model)
 
     def images(self, indices: Tensor) -> Tensor:
         """The pixels of these images (n, 3, height, width) in [0, 1], on the CPU."""
@@ -67,7 +67,7 @@ def swept(work: Work) -> list[Swept]:
     """Every attack of the choices on all images, each process on its share, gathered in the images' order."""
     mine = torch.arange(work.processes.index, len(work.split), work.processes.count)
     names = work.choices.attacks
-    title = f"attacking {work.specimen.alias}"
+    title = f"attacking {work.model.alias}"
     with progress(title, len(mine) * len(names), unit="images", quiet=work.options.quiet) as advance:
         found = []
         for name in names:
@@ -86,7 +86,7 @@ def _part(work: Work, name: str, start: int, indices: Tensor, advance: Advance) 
     each = Form("bf", (len(indices),))
     forms = dict.fromkeys(("clean", "broken_at", "distance", "silent"), each)
     forms |= {"epsilons": Form("f", (None,)), "counts": Form("f", (3,))}
-    known = work.store.recall(work.specimen.alias, name, start, digest, forms)
+    known = work.store.recall(work.model.alias, name, start, digest, forms)
     if known is not None:
         advance(len(indices))
         return known
@@ -100,7 +100,7 @@ def _part(work: Work, name: str, start: int, indices: Tensor, advance: Advance) 
         "epsilons": torch.tensor(result.epsilons[name], dtype=torch.float64),
         "counts": torch.tensor(counts, dtype=torch.float64),
     }
-    work.store.remember(work.specimen.alias, name, start, digest, found)
+    work.store.remember(work.model.alias, name, start, digest, found)
     return found
 
 
@@ -116,7 +116,7 @@ def attempted(
     """One attack on these images at all epsilons, as the choices have it; steps: None, as many as they say."""
     choices, options = work.choices, work.options
     return sweep(
-        work.specimen, work.images(indices), work.labels[indices], attacks=(name,), epsilons=choices.linf,
+        work.model, work.images(indices), work.labels[indices], attacks=(name,), epsilons=choices.linf,
         epsilons_l2=choices.l2, steps=steps or choices.steps_for(name), restarts=choices.restarts, seed=options.seed,
         batch_size=work.batch_size, precision=options.precision, side=choices.patch_side,
         aligned=not choices.patch_anywhere, indices=indices.tolist(), downwards=downwards, on_progress=advance,
@@ -133,7 +133,7 @@ def _gathered(work: Work, name: str, parts: list[dict[str, Tensor]]) -> Swept:
     if ATTACKS[name].kind == "minimum":  # its distances say more than the epsilons they lie below
         broken_at = torch.where(clean, whole["distance"], torch.zeros_like(broken_at))
     outcome = Outcome(
-        ATTACKS[name].slug, work.specimen.alias, tuple(parts[0]["epsilons"].tolist()), clean, broken_at,
+        ATTACKS[name].slug, work.model.alias, tuple(parts[0]["epsilons"].tolist()), clean, broken_at,
         work.split.groups,
     )  # fmt: skip
     return Swept(name, outcome, whole["distance"], whole["silent"].bool(), int(forwards), int(backwards), seconds)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vitlens.analysis.attack_checks import State, state_of
-from vitlens.analysis.stats import STATISTICS
+from vitlens.analysis.heads.statistics import STATISTICS
+from vitlens.analysis.robustness.checks import State, state_of
 from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs import attack_words as words

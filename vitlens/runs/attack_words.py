@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vitlens.analysis.attack_checks import Check
-from vitlens.analysis.attack_signs import verdict
+from vitlens.analysis.robustness.checks import Check
+from vitlens.analysis.robustness.masking_signs import verdict
 from vitlens.report import in_words, number
 from vitlens.uncertainty import Estimate, Side, beyond
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.attention import LayerMaps, attention_maps, distance_correlation, position_similarity
-from vitlens.analysis.views import key_maps, query_maps
+from vitlens.analysis.attention.views import key_maps, query_maps
+from vitlens.analysis.attention.weights import LayerMaps, attention_maps, distance_correlation, position_similarity
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.attention_report import draw, tell
 from vitlens.runs.attention_views import (
     as_array,
@@ -26,7 +26,7 @@ from vitlens.runs.attention_views import (
 )
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_split
+from vitlens.runs.load import load_models, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import publish
 from vitlens.runs.sheets import DRAWN, left_out_words, say_left_out
@@ -56,33 +56,33 @@ def attention(
     whose number the views of a patch show too. Raises InputError for what is not there.
     """
     kept = () if head is None else kept_weights(model, needed=query is None and key is None)
-    (specimen,) = load_specimens((model,), command="attention", model_options=model_options, options=options)
-    found = load_split(specimen, options=replace(options, limit=None), data=data, images=images)
+    (loaded,) = load_models((model,), command="attention", model_options=model_options, options=options)
+    found = load_split(loaded, options=replace(options, limit=None), data=data, images=images)
     split = _few(found, options, given=bool(images))
     say_left_out(len(split), len(found), quiet=options.quiet, more="--limit N draws more")
-    (batch,) = split.batches(len(split), device=specimen.device)
-    with autocast(specimen.device, options.precision):
-        layers = attention_maps(specimen, batch.images)
+    (batch,) = split.batches(len(split), device=loaded.device)
+    with autocast(loaded.device, options.precision):
+        layers = attention_maps(loaded, batch.images)
         if layer is not None:
             find_layer(layers, layer, option="--layer")
         if head is not None:
             require_head(layers, head)
-        looks = () if query is None else query_maps(specimen, batch.images, query=query)
-        seen = () if key is None else key_maps(specimen, batch.images, key=key)
+        looks = () if query is None else query_maps(loaded, batch.images, query=query)
+        seen = () if key is None else key_maps(loaded, batch.images, key=key)
         grown = () if head is None else over_training(kept, head, batch.images, model_options=model_options)
     choices = {"layer": layer, "query": query, "key": key, "head": head, "kept": len(kept)}
     folder = RunFolder.create(
         "attention",
-        name_parts=(specimen.alias, split.name),
-        title=f"Attention of {specimen.alias} on {split.title or split.name}",
+        name_parts=(loaded.alias, split.name),
+        title=f"Attention of {loaded.alias} on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=_config(specimen, split, options, choices),
+        config=_config(loaded, split, options, choices),
         formats=options.formats,
     )
     with folder:
-        _keep(folder, specimen, split, layers)
-        without = _without_map(survey(specimen, batch.images), layers)
+        _keep(folder, loaded, split, layers)
+        without = _without_map(survey(loaded, batch.images), layers)
         if without:
             folder.table("without_map", without)
         keep_query(folder, looks, head=head)
@@ -100,31 +100,31 @@ def _few(split: Split, options: RunOptions, *, given: bool) -> Split:
     return replace(few, notes=(*split.notes, *left_out_words(len(few), len(split))))
 
 
-def _config(specimen: Specimen, split: Split, options: RunOptions, choices: Mapping[str, object]) -> dict[str, object]:
-    layout = specimen.anatomy.layout
-    config = described(options, specimens=(specimen,), split=split, choices=choices)
-    config["readout"] = specimen.anatomy.readout
+def _config(model: Model, split: Split, options: RunOptions, choices: Mapping[str, object]) -> dict[str, object]:
+    layout = model.anatomy.layout
+    config = described(options, models=(model,), split=split, choices=choices)
+    config["readout"] = model.anatomy.readout
     config["layout"] = None if layout is None else {
         "grid": list(layout.grid), "prefix": list(layout.prefix), "patch_size": list(layout.patch_size),
     }  # fmt: skip
     return config
 
 
-def _keep(folder: RunFolder, specimen: Specimen, split: Split, layers: Sequence[LayerMaps]) -> None:
+def _keep(folder: RunFolder, model: Model, split: Split, layers: Sequence[LayerMaps]) -> None:
     """The table of layers, and the maps that the figures are drawn from."""
     folder.table("layers", [_row(layer) for layer in layers])
     files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
     folder.table("images", [{"image": file} for file in files])
     maps = {f"layer{index}": as_array(layer.maps) for index, layer in enumerate(layers)}
     folder.arrays("attention", images=split.source.read(torch.arange(len(split))).numpy(), **maps)
-    similarity = position_similarity(specimen)
+    similarity = position_similarity(model)
     if similarity is not None:
         folder.arrays("positions", similarity=as_array(similarity))
-        found = distance_correlation(similarity, specimen.layout)
+        found = distance_correlation(similarity, model.layout)
         if found is not None:
             # no interval: pairs of positions are not independent
-            measured = Estimate(found, n=specimen.layout.patches, unit="")
-            folder.metric(f"positions/{specimen.alias}/distance_correlation", measured)
+            measured = Estimate(found, n=model.layout.patches, unit="")
+            folder.metric(f"positions/{model.alias}/distance_correlation", measured)
 
 
 def _without_map(sites: Sequence[Site], layers: Sequence[LayerMaps]) -> list[dict[str, object]]:

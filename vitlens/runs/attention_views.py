@@ -9,8 +9,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention import LayerMaps, attention_maps
-from vitlens.analysis.views import PatchView
+from vitlens.analysis.attention.views import PatchView
+from vitlens.analysis.attention.weights import LayerMaps, attention_maps
 from vitlens.errors import InputError
 from vitlens.models.naming import parse_model
 from vitlens.models.zoo import load
@@ -72,14 +72,14 @@ def over_training(
     chosen = np.linspace(0, len(kept) - 1, min(len(kept), EPOCHS)).round().astype(int)
     found = []
     for one in (kept[index] for index in chosen):
-        specimen = load(
+        model = load(
             f"epoch-{one.epochs}={one.file}",
             image_size=model_options.image_size,
             mean=model_options.mean,
             std=model_options.std,
             device=images.device,
         )
-        layer = require_head(attention_maps(specimen, images), head)
+        layer = require_head(attention_maps(model, images), head)
         found.append(HeadThen(one, layer.maps[:, head[1]], layer.prefix[:, head[1]]))
     return tuple(found)
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from vitlens.files import RunRecord
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import PRESETS
 from vitlens.report import in_words
 from vitlens.runs.folder import RunFolder
@@ -52,10 +52,10 @@ class Difference:
     values: tuple[str | int, ...]
 
 
-def budget_of(specimen: Specimen) -> Budget:
+def budget_of(model: Model) -> Budget:
     """What is known of a model's training: from its run's folder, or for the bundled pair from how it was made."""
-    alias, name = specimen.alias, specimen.provenance.name
-    if specimen.provenance.weights == "random":
+    alias, name = model.alias, model.provenance.name
+    if model.provenance.weights == "random":
         return Budget(alias, start="random weights", epochs=0, steps=0)
     if name in _BUNDLED:
         preset, epochs = _BUNDLED[name]
@@ -65,7 +65,7 @@ def budget_of(specimen: Specimen) -> Budget:
         return Budget(
             alias, "random weights", "digits", _DIGITS, epochs, steps, recipe.batch_size, how, seed=0, teacher="none"
         )
-    run = run_of(specimen)
+    run = run_of(model)
     return Budget(alias) if run is None else budget_of_run(alias, run)
 
 
@@ -113,10 +113,10 @@ def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
     return tuple(found)
 
 
-def keep_budgets(folder: RunFolder, specimens: Sequence[Specimen]) -> None:
+def keep_budgets(folder: RunFolder, models: Sequence[Model]) -> None:
     """Write what is known of the models' trainings, for several models."""
-    if len(specimens) > 1:
-        folder.table(TABLE, [asdict(budget_of(specimen)) for specimen in specimens])
+    if len(models) > 1:
+        folder.table(TABLE, [asdict(budget_of(model)) for model in models])
 
 
 def budget_words(record: RunRecord) -> Iterator[str]:

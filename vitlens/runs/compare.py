@@ -5,15 +5,15 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.compare import evaluations
-from vitlens.analysis.errors import compare_answers
-from vitlens.analysis.evaluate import Evaluation, require_labels
-from vitlens.analysis.image_traits import image_traits
-from vitlens.analysis.reading import require_shared
-from vitlens.analysis.robustness import passes
+from vitlens.analysis.answers.classes import require_shared
+from vitlens.analysis.answers.evaluate import Evaluation, require_labels
+from vitlens.analysis.failures.compare import evaluations
+from vitlens.analysis.failures.disturbed import passes
+from vitlens.analysis.failures.errors import compare_answers
+from vitlens.analysis.failures.image_traits import image_traits
 from vitlens.data.split import Split
 from vitlens.errors import InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.compare_draw import draw
 from vitlens.runs.compare_harder import HARDENED, conflicts, keep_robustness, keep_shape_bias
@@ -26,7 +26,7 @@ from vitlens.runs.describe import described
 from vitlens.runs.displayed import for_figures
 from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_splits, read_as
+from vitlens.runs.load import load_models, load_splits, read_as
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import compare_parts
 from vitlens.runs.progress import progress
@@ -66,24 +66,24 @@ def compare(
         )
     if panels > maps:
         raise InputError(f"expected --maps of at least --panels ({panels}), found {maps}")
-    first, second = load_specimens(models, command="compare", model_options=model_options, options=options)
-    specimens = (first, second)
-    one, two = load_splits(specimens, options=options, data=data)
+    first, second = load_models(models, command="compare", model_options=model_options, options=options)
+    loaded = (first, second)
+    one, two = load_splits(loaded, options=options, data=data)
     for split in (one, two):
         require_labels(split)
     require_shared(first.classes, second.classes, one.classes)
-    one, two = read_as(specimens, (one, two), options)
-    methods = chosen_methods(method, specimens)
-    for specimen, split in zip(specimens, (one, two)):
-        chosen_targets(target, specimen, split)
-    disputed = conflicts(specimens, (one, two), cue_conflict, options)
+    one, two = read_as(loaded, (one, two), options)
+    methods = chosen_methods(method, loaded)
+    for model, split in zip(loaded, (one, two)):
+        chosen_targets(target, model, split)
+    disputed = conflicts(loaded, (one, two), cue_conflict, options)
     if disputed:
         require_shared(first.classes, second.classes, disputed[0].classes)
     aliases = first.alias, second.alias
     hardened = passes(one.limit(HARDENED, seed=options.seed)) if harder else 0
     works = [
         (
-            specimen,
+            model,
             split,
             tuple(
                 compare_parts(
@@ -92,11 +92,11 @@ def compare(
                     mapped=min(maps, len(split)),
                     watched=min(WATCHED, len(split)),
                     hardened=hardened,
-                    attentive=specimen.anatomy.family in ("vit", "windowed"),
+                    attentive=model.anatomy.family in ("vit", "windowed"),
                 )
             ),
         )
-        for specimen, split, name in zip(specimens, (one, two), methods)
+        for model, split, name in zip(loaded, (one, two), methods)
     ]
     say_expected(works, options)
     choices = {
@@ -109,31 +109,29 @@ def compare(
         title=f"{first.alias} and {second.alias} side by side, on {one.title or one.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=described(options, specimens=specimens, split=one, choices=choices),
+        config=described(options, models=loaded, split=one, choices=choices),
         formats=options.formats,
     ) as folder:
-        keep_budgets(folder, specimens)
-        found = _answered(specimens, (one, two), options)
-        _keep(folder, specimens, (one, two), found, methods, target=target, panels=panels, mapped=maps, options=options)
+        keep_budgets(folder, loaded)
+        found = _answered(loaded, (one, two), options)
+        _keep(folder, loaded, (one, two), found, methods, target=target, panels=panels, mapped=maps, options=options)
         if harder:
-            keep_robustness(folder, specimens, (one, two), options)
-        keep_shape_bias(folder, specimens, disputed, options)
+            keep_robustness(folder, loaded, (one, two), options)
+        keep_shape_bias(folder, loaded, disputed, options)
         write_panels(for_figures(folder.record()))
         return publish(folder, draw, tell)
 
 
 def _answered(
-    specimens: tuple[Specimen, Specimen], splits: tuple[Split, Split], options: RunOptions
+    models: tuple[Model, Model], splits: tuple[Split, Split], options: RunOptions
 ) -> tuple[Evaluation, Evaluation]:
     with progress("answering", len(splits[0]) + len(splits[1]), quiet=options.quiet) as advance:
-        return evaluations(
-            specimens, splits, batch_size=options.batch_size, precision=options.precision, advance=advance
-        )
+        return evaluations(models, splits, batch_size=options.batch_size, precision=options.precision, advance=advance)
 
 
 def _keep(
     folder: RunFolder,
-    specimens: tuple[Specimen, Specimen],
+    models: tuple[Model, Model],
     splits: tuple[Split, Split],
     found: tuple[Evaluation, Evaluation],
     methods: tuple[str, str],
@@ -153,14 +151,13 @@ def _keep(
     chosen = examples(comparison)
     indices = torch.cat([drawn, *chosen]).unique()
     maps = computed(
-        specimens, splits, methods, indices=indices, sampled=torch.isin(indices, drawn), target=target, options=options
+        models, splits, methods, indices=indices, sampled=torch.isin(indices, drawn), target=target, options=options
     )
-    looking = looks(maps, specimens, split)
+    looking = looks(maps, models, split)
     keep_looks(folder, maps, looking, split, comparison, seed=seed)
     watched = sample(split, WATCHED, seed=seed)
     attention = [
-        (watched, attention_numbers(specimen, own.pick(watched), options=options))
-        for specimen, own in zip(specimens, splits)
+        (watched, attention_numbers(model, own.pick(watched), options=options)) for model, own in zip(models, splits)
     ]
     keep_separations(folder, comparison, traits, attention, maps, looking)
     sheets = dict(sheets_of(maps, looking, chosen, panels=panels))

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.disturb import DISTURBANCES
-from vitlens.analysis.errors import CELLS
+from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.errors import CELLS
 from vitlens.figures.calibration import Calibration, reliability_diagram
 from vitlens.figures.errors import Course, Row, error_cells, errors_by_number, separation_chart
 from vitlens.figures.robustness import Bias, Hardening, robustness_curves, shape_bias_chart

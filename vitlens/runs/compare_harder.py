@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from vitlens.analysis.disturb import DISTURBANCES
-from vitlens.analysis.robustness import passes, robustness
-from vitlens.analysis.shape_bias import require_cues, shape_bias
+from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.disturbed import passes, robustness
+from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of
 from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import RunOptions
 from vitlens.runs.progress import progress
@@ -18,16 +18,14 @@ from vitlens.runs.progress import progress
 HARDENED = 500  # images that are made harder, at every level
 
 
-def keep_robustness(
-    folder: RunFolder, specimens: Sequence[Specimen], splits: Sequence[Split], options: RunOptions
-) -> None:
+def keep_robustness(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
     """Accuracy of both models by level of every disturbance; the same seeded subset of images for both."""
     rows = []
-    for specimen, split in zip(specimens, splits):
+    for model, split in zip(models, splits):
         some = split.limit(HARDENED, seed=options.seed)
-        with progress(f"{specimen.alias} on harder images", passes(some), quiet=options.quiet) as advance:
+        with progress(f"{model.alias} on harder images", passes(some), quiet=options.quiet) as advance:
             found = robustness(
-                specimen,
+                model,
                 some,
                 batch_size=options.batch_size,
                 precision=options.precision,
@@ -36,10 +34,10 @@ def keep_robustness(
             )
         for way in found:
             for level, estimate in zip(way.levels, way.accuracies(seed=options.seed)):
-                folder.metric(f"hardened_accuracy/{specimen.alias}/{way.kind}/{level:g}", estimate)
+                folder.metric(f"hardened_accuracy/{model.alias}/{way.kind}/{level:g}", estimate)
                 rows.append(
                     {
-                        "model": specimen.alias, "kind": way.kind, "level": level, "accuracy": estimate.value,
+                        "model": model.alias, "kind": way.kind, "level": level, "accuracy": estimate.value,
                         "low": estimate.low, "high": estimate.high, "n": estimate.n,
                     }
                 )  # fmt: skip
@@ -47,7 +45,7 @@ def keep_robustness(
 
 
 def conflicts(
-    specimens: Sequence[Specimen], splits: Sequence[Split], cue_conflict: str | None, options: RunOptions
+    models: Sequence[Model], splits: Sequence[Split], cue_conflict: str | None, options: RunOptions
 ) -> list[Split]:
     """The cue conflicts to ask both models about, as each takes them: those named, the data's own, or the embedded
     ones for models of the embedded shapes; none where there are none.
@@ -59,12 +57,12 @@ def conflicts(
             load_data(
                 cue_conflict,
                 part="test",
-                preprocessing=specimen.preprocessing,
+                preprocessing=model.preprocessing,
                 data_dir=options.data_dir,
                 seed=options.seed,
                 whole=True,
             )
-            for specimen in specimens
+            for model in models
         ]
         for split in found:
             require_cues(split)
@@ -72,20 +70,18 @@ def conflicts(
     cues = cues_of(splits[0])
     if cues is not None and bool(cues.conflict.any()):
         return list(splits)
-    if splits[0].classes == SHAPES and all(set(SHAPES) <= set(specimen.classes) for specimen in specimens):
-        return [shapes("test", cue="conflict", seed=options.seed, canvas=splits[0].size[0])] * len(specimens)
+    if splits[0].classes == SHAPES and all(set(SHAPES) <= set(model.classes) for model in models):
+        return [shapes("test", cue="conflict", seed=options.seed, canvas=splits[0].size[0])] * len(models)
     return []
 
 
-def keep_shape_bias(
-    folder: RunFolder, specimens: Sequence[Specimen], splits: Sequence[Split], options: RunOptions
-) -> None:
+def keep_shape_bias(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
     """The shape bias of both models, overall and by class of shape; an empty table where there is no cue conflict."""
     rows: list[dict[str, object]] = []
-    for specimen, split in zip(specimens, splits):
-        with progress(f"{specimen.alias} on cue conflicts", len(split), quiet=options.quiet) as advance:
+    for model, split in zip(models, splits):
+        with progress(f"{model.alias} on cue conflicts", len(split), quiet=options.quiet) as advance:
             found = shape_bias(
-                specimen,
+                model,
                 split,
                 batch_size=options.batch_size,
                 precision=options.precision,
@@ -93,12 +89,12 @@ def keep_shape_bias(
                 advance=advance,
             )
         if found.bias is not None:
-            folder.metric(f"shape_bias/{specimen.alias}", found.bias)
-        folder.metric(f"shape_answers/{specimen.alias}", found.shape)
-        folder.metric(f"texture_answers/{specimen.alias}", found.texture)
+            folder.metric(f"shape_bias/{model.alias}", found.bias)
+        folder.metric(f"shape_answers/{model.alias}", found.shape)
+        folder.metric(f"texture_answers/{model.alias}", found.texture)
         rows += [
             {
-                "model": specimen.alias, "class": one.name, "n": one.n, "shape": one.shape, "texture": one.texture,
+                "model": model.alias, "class": one.name, "n": one.n, "shape": one.shape, "texture": one.texture,
                 "data": split.title or split.name, "note": found.note,
             }
             for one in found.by_class

@@ -6,10 +6,10 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from vitlens.analysis.errors import CELLS, Comparison, Slice, by_class, by_number, confusions
-from vitlens.analysis.evaluate import Evaluation, accuracy, calibration
-from vitlens.analysis.image_traits import MEASURES, OBJECT_SIZE
-from vitlens.analysis.separation import Separation, corrected, separations
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy, calibration
+from vitlens.analysis.answers.separation import Separation, corrected, separations
+from vitlens.analysis.failures.errors import CELLS, Comparison, Slice, by_class, by_number, confusions
+from vitlens.analysis.failures.image_traits import MEASURES, OBJECT_SIZE
 from vitlens.runs.compare_keep_maps import LOOKS
 from vitlens.runs.compare_maps import Looks, Maps
 from vitlens.runs.folder import RunFolder

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.errors import CELLS, Comparison
-from vitlens.analysis.evaluate import accuracy
-from vitlens.analysis.localisation import mask_areas, pointing_hits
-from vitlens.analysis.looking import as_shares
+from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.failures.errors import CELLS, Comparison
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
+from vitlens.analysis.faithfulness.map_shares import as_shares
 from vitlens.data.split import Split
 from vitlens.runs.compare_maps import Looks, Maps
 from vitlens.runs.folder import RunFolder

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitlens.analysis.errors import CELLS, Comparison
-from vitlens.analysis.evaluate import fitting_batch_size
-from vitlens.analysis.looking import Looking, Overlap, look, overlap
-from vitlens.analysis.measure import measure
-from vitlens.analysis.resampled import removal_grid
-from vitlens.analysis.stats import STATISTICS, over_heads
+from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.failures.errors import CELLS, Comparison
+from vitlens.analysis.faithfulness.map_shares import Looking, Overlap, look, overlap
+from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.heads.measure import measure
+from vitlens.analysis.heads.statistics import STATISTICS, over_heads
 from vitlens.attribution.registry import METHODS, explain, methods_for, require_method
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.options import RunOptions
 from vitlens.runs.progress import progress
 from vitlens.runs.targets import chosen_targets
@@ -48,7 +48,7 @@ class Looks:
     size: tuple[int, int]
 
 
-def chosen_methods(method: Sequence[str], specimens: Sequence[Specimen]) -> tuple[str, str]:
+def chosen_methods(method: Sequence[str], models: Sequence[Model]) -> tuple[str, str]:
     """One method for each model: as given (one for both, or A,B), else the first of its family's that it has.
 
     Raises InputError for more than two, UnknownNameError and UnsupportedError as the registry does.
@@ -58,14 +58,14 @@ def chosen_methods(method: Sequence[str], specimens: Sequence[Specimen]) -> tupl
     for name in method:
         if name not in METHODS:
             raise UnknownNameError("method", name, METHODS)
-    asked = [*method, *method][:2] if method else [_default(specimen) for specimen in specimens]
-    for specimen, name in zip(specimens, asked):
-        require_method(specimen, name)
+    asked = [*method, *method][:2] if method else [_default(model) for model in models]
+    for model, name in zip(models, asked):
+        require_method(model, name)
     return asked[0], asked[1]
 
 
-def _default(specimen: Specimen) -> str:
-    able = methods_for(specimen)
+def _default(model: Model) -> str:
+    able = methods_for(model)
     return next((name for name in _PREFERRED if name in able), able[0])
 
 
@@ -92,7 +92,7 @@ def examples(comparison: Comparison) -> list[Tensor]:
 
 
 def computed(
-    specimens: Sequence[Specimen],
+    models: Sequence[Model],
     splits: Sequence[Split],
     methods: Sequence[str],
     *,
@@ -103,23 +103,23 @@ def computed(
 ) -> Maps:
     """Both models' maps of the images at these indices, for the class asked about."""
     found = []
-    for specimen, split, method in zip(specimens, splits, methods):
-        targets = chosen_targets(target, specimen, split)
-        size = options.batch_size or max(1, fitting_batch_size(specimen) // 3)
+    for model, split, method in zip(models, splits, methods):
+        targets = chosen_targets(target, model, split)
+        size = options.batch_size or max(1, fitting_batch_size(model) // 3)
         parts = []
-        with progress(f"{method} of {specimen.alias}", len(indices), quiet=options.quiet) as advance:
-            for batch in split.pick(indices).batches(size, device=specimen.device):
-                own = None if targets is None else targets[indices[batch.indices]].to(specimen.device)
-                maps = explain(specimen, batch.images, targets=own, method=method, seed=options.seed)
+        with progress(f"{method} of {model.alias}", len(indices), quiet=options.quiet) as advance:
+            for batch in split.pick(indices).batches(size, device=model.device):
+                own = None if targets is None else targets[indices[batch.indices]].to(model.device)
+                maps = explain(model, batch.images, targets=own, method=method, seed=options.seed)
                 parts.append(maps.detach().float().cpu())
                 advance(len(maps))
         found.append(torch.cat(parts))
     return Maps(indices, sampled, found[0], found[1])
 
 
-def looks(maps: Maps, specimens: Sequence[Specimen], split: Split) -> Looks:
+def looks(maps: Maps, models: Sequence[Model], split: Split) -> Looks:
     """What the maps show, on the patches of the first model that has patches (else about 14 cells a side)."""
-    owner = next((one for one in specimens if one.anatomy.layout is not None), specimens[0])
+    owner = next((one for one in models if one.anatomy.layout is not None), models[0])
     grid = removal_grid(owner)
     height, width = owner.input_size
     size = grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1])
@@ -128,15 +128,15 @@ def looks(maps: Maps, specimens: Sequence[Specimen], split: Split) -> Looks:
     return Looks(first, second, overlap(maps.first, maps.second, size=size, grid=grid), grid, size)
 
 
-def attention_numbers(specimen: Specimen, split: Split, *, options: RunOptions) -> dict[str, Tensor]:
+def attention_numbers(model: Model, split: Split, *, options: RunOptions) -> dict[str, Tensor]:
     """For each image the mean over all heads of the ATTENTION statistics (n,); nothing for a model without heads."""
-    if specimen.anatomy.family not in ("vit", "windowed"):
+    if model.anatomy.family not in ("vit", "windowed"):
         return {}
-    size = options.batch_size or fitting_batch_size(specimen)
+    size = options.batch_size or fitting_batch_size(model)
     parts: dict[str, list[Tensor]] = {}
-    with progress(f"attention of {specimen.alias}", len(split), quiet=options.quiet) as advance:
-        for batch in split.batches(size, device=specimen.device):
-            for (name, _), values in over_heads(measure(specimen, batch.images).values).items():
+    with progress(f"attention of {model.alias}", len(split), quiet=options.quiet) as advance:
+        for batch in split.batches(size, device=model.device):
+            for (name, _), values in over_heads(measure(model, batch.images).values).items():
                 if name in ATTENTION:
                     parts.setdefault(name, []).append(values[:, 0].cpu())
             advance(len(batch.images))

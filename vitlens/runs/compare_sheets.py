@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.errors import CELLS
+from vitlens.analysis.failures.errors import CELLS
 from vitlens.attribution.registry import METHODS
 from vitlens.figures.compare import Side, contact_sheet, mean_looks
 from vitlens.files import RunRecord

@@ -1,4 +1,4 @@
-"""What config.json says of a run: options, specimens, data; and what a report says of the data."""
+"""What config.json says of a run: options, models, data; and what a report says of the data."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -9,13 +9,13 @@ from vitlens.runs.options import RunOptions
 
 if TYPE_CHECKING:
     from vitlens.data.split import Split
-    from vitlens.models.specimen import Specimen
+    from vitlens.models.model import Model
 
 
 def described(
     options: RunOptions,
     *,
-    specimens: "Sequence[Specimen]" = (),
+    models: "Sequence[Model]" = (),
     split: "Split | None" = None,
     choices: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
@@ -28,22 +28,22 @@ def described(
         "command_line": asked.pop("command"),
         "seed": options.seed,
         "precision": options.precision,
-        "device": str(specimens[0].device) if specimens else options.device,
+        "device": str(models[0].device) if models else options.device,
         "options": {**asked, **(choices or {})},
-        "models": [_specimen(specimen) for specimen in specimens],
+        "models": [_model(model) for model in models],
     }
     return content if split is None else {**content, "data": _split(split)}
 
 
-def _specimen(specimen: "Specimen") -> dict[str, object]:
+def _model(model: "Model") -> dict[str, object]:
     return {
-        "alias": specimen.alias,
-        **asdict(specimen.provenance),
-        "family": specimen.anatomy.family,
-        "architecture": specimen.architecture,
-        "parameters": specimen.parameter_count(),
-        "preprocessing": asdict(specimen.preprocessing),
-        "classes": len(specimen.classes),
+        "alias": model.alias,
+        **asdict(model.provenance),
+        "family": model.anatomy.family,
+        "architecture": model.architecture,
+        "parameters": model.parameter_count(),
+        "preprocessing": asdict(model.preprocessing),
+        "classes": len(model.classes),
     }
 
 

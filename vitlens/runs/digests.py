@@ -6,7 +6,7 @@ import json
 import torch
 from torch import Tensor
 
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
 def batch_digest(images: Tensor, labels: Tensor) -> str:
@@ -16,10 +16,10 @@ def batch_digest(images: Tensor, labels: Tensor) -> str:
     return digest.hexdigest()
 
 
-def model_digest(specimen: Specimen) -> str:
+def model_digest(model: Model) -> str:
     """What tells one model from another: SHA-256 of its weights and of how it was made."""
-    digest = hashlib.sha256(json.dumps(specimen.architecture, sort_keys=True, default=str).encode())
-    for name, value in specimen.state_dict().items():
+    digest = hashlib.sha256(json.dumps(model.architecture, sort_keys=True, default=str).encode())
+    for name, value in model.state_dict().items():
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

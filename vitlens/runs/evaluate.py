@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.evaluate import (
+from vitlens.analysis.answers.evaluate import (
     Evaluation,
     accuracy,
     calibration,
@@ -19,10 +19,10 @@ from vitlens.analysis.evaluate import (
     require_labels,
     top_k,
 )
-from vitlens.analysis.evaluate import evaluate as evaluate_specimen
-from vitlens.analysis.pairs import pairs
+from vitlens.analysis.answers.evaluate import evaluate as evaluate_model
+from vitlens.analysis.answers.pairs import pairs
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
 from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.describe import described
@@ -30,7 +30,7 @@ from vitlens.runs.evaluate_draw import draw
 from vitlens.runs.evaluate_tell import tell
 from vitlens.runs.expected import Part, say_expected
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_splits, read_as
+from vitlens.runs.load import load_models, load_splits, read_as
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
@@ -58,19 +58,17 @@ def evaluate(
     """
     processes, options = join_run(options or RunOptions())
     with processes.first_ahead():
-        specimens = load_specimens(
-            models, command="evaluate", model_options=model_options or ModelOptions(), options=options
-        )
-        splits = load_splits(specimens, options=options, data=data)
+        loaded = load_models(models, command="evaluate", model_options=model_options or ModelOptions(), options=options)
+        splits = load_splits(loaded, options=options, data=data)
     for split in splits:
         require_labels(split)
         share_of(split, processes)
-    splits = read_as(specimens, splits, options)
+    splits = read_as(loaded, splits, options)
     if not processes.is_first:
-        _evaluations(specimens, splits, processes, options)
+        _evaluations(loaded, splits, processes, options)
         return None
-    aliases, split = [specimen.alias for specimen in specimens], splits[0]
-    works = [(specimen, own, [Part("answers", len(own))]) for specimen, own in zip(specimens, splits)]
+    aliases, split = [model.alias for model in loaded], splits[0]
+    works = [(model, own, [Part("answers", len(own))]) for model, own in zip(loaded, splits)]
     say_expected(works, options, processes=processes.count)
     with RunFolder.create(
         "evaluate",
@@ -78,11 +76,11 @@ def evaluate(
         title=f"{' and '.join(aliases)} on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=described(options, specimens=specimens, split=splits[0]),
+        config=described(options, models=loaded, split=splits[0]),
         formats=options.formats,
     ) as folder:
-        keep_budgets(folder, specimens)
-        evaluations = _evaluations(specimens, splits, processes, options)
+        keep_budgets(folder, loaded)
+        evaluations = _evaluations(loaded, splits, processes, options)
         keep_metrics(folder, evaluations, seed=options.seed)
         keep_tables(folder, evaluations, classes=len(split.classes), seed=options.seed)
         for evaluation, images in zip(evaluations, splits):
@@ -91,15 +89,15 @@ def evaluate(
 
 
 def _evaluations(
-    specimens: Sequence[Specimen], splits: Sequence[Split], processes: Processes, options: RunOptions
+    models: Sequence[Model], splits: Sequence[Split], processes: Processes, options: RunOptions
 ) -> list[Evaluation]:
-    """What each specimen answers on all images of its split, whichever process asked it."""
+    """What each model answers on all images of its split, whichever process asked it."""
     found = []
-    for specimen, split in zip(specimens, splits):
+    for model, split in zip(models, splits):
         mine = share_of(split, processes)
-        with progress(f"evaluating {specimen.alias}", len(mine), quiet=options.quiet) as advance:
-            part = evaluate_specimen(
-                specimen, mine, batch_size=options.batch_size, precision=options.precision, advance=advance
+        with progress(f"evaluating {model.alias}", len(mine), quiet=options.quiet) as advance:
+            part = evaluate_model(
+                model, mine, batch_size=options.batch_size, precision=options.precision, advance=advance
             )
         labels = require_labels(split).cpu().long()
         found.append(replace(part, logits=processes.gathered(part.logits), labels=labels, groups=split.groups))

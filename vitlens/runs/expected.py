@@ -8,10 +8,10 @@ from time import perf_counter
 
 import torch
 
-from vitlens.analysis.latency import passes
+from vitlens.analysis.cost.latency import passes
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.report import in_time
 from vitlens.runs.options import RunOptions
 
@@ -80,7 +80,7 @@ def advice(seconds: dict[Part, float], *, size: tuple[int, int] = (0, 0), patch:
 
 
 def say_expected(
-    works: Sequence[tuple[Specimen, Split, Sequence[Part]]], options: RunOptions, *, processes: int = 1
+    works: Sequence[tuple[Model, Split, Sequence[Part]]], options: RunOptions, *, processes: int = 1
 ) -> None:
     """Say on stderr how long a run may take where that is more than PATIENCE; nothing with --quiet.
 
@@ -89,14 +89,14 @@ def say_expected(
     if options.quiet:
         return
     loads = []
-    for specimen, split, parts in works:
+    for model, split, parts in works:
         if len(split) and sum(part.forwards + part.backwards for part in parts) > _TIMED:
             with suppress(RuntimeError):
                 backward = any(part.backwards for part in parts)
-                loads.append(Load(pace_of(specimen, split, backward=backward, options=options), tuple(parts)))
+                loads.append(Load(pace_of(model, split, backward=backward, options=options), tuple(parts)))
     if not loads:
         return
-    largest = max((specimen for specimen, _, _ in works), key=lambda one: max(one.input_size))
+    largest = max((model for model, _, _ in works), key=lambda one: max(one.input_size))
     layout = largest.anatomy.layout
     patch = None if layout is None else largest.input_size[0] // layout.grid[0]
     said = advice(seconds_of(loads, processes=processes), size=largest.input_size, patch=patch)
@@ -105,7 +105,7 @@ def say_expected(
 
 
 def pace_of(
-    specimen: Specimen,
+    model: Model,
     split: Split,
     *,
     backward: bool,
@@ -113,23 +113,23 @@ def pace_of(
     clock: Callable[[], float] = perf_counter,
 ) -> Pace:
     """Seconds an image, of a pass of up to 8 of a split's images; of one image where that takes long already."""
-    (some,) = split.pick(torch.arange(min(_TIMED, len(split)))).batches(_TIMED, device=specimen.device)
+    (some,) = split.pick(torch.arange(min(_TIMED, len(split)))).batches(_TIMED, device=model.device)
     images = some.images
-    with autocast(specimen.device, options.precision):
-        (first,) = passes(specimen, images[:1], 1, warm_up=0, clock=clock)
+    with autocast(model.device, options.precision):
+        (first,) = passes(model, images[:1], 1, warm_up=0, clock=clock)
         if first > _SLOW:
             images = images[:1]
             forward = first
         else:
-            forward = passes(specimen, images, 1, clock=clock)[0] / len(images)
-        return Pace(forward, _backward(specimen, images, clock) / len(images) if backward else 0.0)
+            forward = passes(model, images, 1, clock=clock)[0] / len(images)
+        return Pace(forward, _backward(model, images, clock) / len(images) if backward else 0.0)
 
 
-def _backward(specimen: Specimen, images: torch.Tensor, clock: Callable[[], float]) -> float:
+def _backward(model: Model, images: torch.Tensor, clock: Callable[[], float]) -> float:
     """Seconds of a forward and a backward pass, to the pixels; the answer is read, so that a GPU has finished."""
     asked = images.clone().requires_grad_()
-    with evaluating(specimen), torch.enable_grad():
+    with evaluating(model), torch.enable_grad():
         begin = clock()
-        (gradient,) = torch.autograd.grad(specimen(asked).amax(-1).sum(), asked)
+        (gradient,) = torch.autograd.grad(model(asked).amax(-1).sum(), asked)
         gradient.flatten()[0].item()
         return clock() - begin

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.analysis.evaluate import answers
-from vitlens.analysis.league import Settings
-from vitlens.analysis.masking import require_substrate
+from vitlens.analysis.answers.evaluate import answers
+from vitlens.analysis.faithfulness.league import Settings
+from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.attribution.registry import METHODS, methods_for, require_method
 from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import Substrate
 from vitlens.runs.describe import described
 from vitlens.runs.expected import say_expected
@@ -19,7 +19,7 @@ from vitlens.runs.explain_maps import explained, precision
 from vitlens.runs.explain_report import SHOWN, draw, tell
 from vitlens.runs.explain_verify import keep_league
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_splits
+from vitlens.runs.load import load_models, load_splits
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import explain_parts
 from vitlens.runs.progress import progress
@@ -58,25 +58,23 @@ def explain(
     Raises InputError (or one of its kind) before anything is written.
     """
     options = options or RunOptions()
-    specimens = load_specimens(
-        models, command="explain", model_options=model_options or ModelOptions(), options=options
-    )
-    for specimen in specimens if verify else ():
-        specimen.require_classifier()
-    chosen = chosen_methods(specimens, (ALL,) if verify and not method else method)
+    loaded = load_models(models, command="explain", model_options=model_options or ModelOptions(), options=options)
+    for model in loaded if verify else ():
+        model.require_classifier()
+    chosen = chosen_methods(loaded, (ALL,) if verify and not method else method)
     if verify:
-        for specimen in specimens:
-            require_substrate(specimen, substrate)
+        for model in loaded:
+            require_substrate(model, substrate)
     limit = None if images or verify else SHOWN
-    splits = load_splits(specimens, options=options, data=data, images=images, limit=limit, repeat=True)
+    splits = load_splits(loaded, options=options, data=data, images=images, limit=limit, repeat=True)
     splits = [split.led_by(show) for split in splits]
-    targets = [chosen_targets(target, *pair) for pair in zip(specimens, splits)]
-    aliases, split = [specimen.alias for specimen in specimens], splits[0]
+    targets = [chosen_targets(target, *pair) for pair in zip(loaded, splits)]
+    aliases, split = [model.alias for model in loaded], splits[0]
     parts = [
         tuple(explain_parts(names, len(own), verify=verify, counterfactuals=counterfactuals))
         for names, own in zip(chosen, splits)
     ]
-    say_expected(list(zip(specimens, splits, parts)), options)
+    say_expected(list(zip(loaded, splits, parts)), options)
     choices: Mapping[str, object] = {
         "method": list(method), "methods": dict(zip(aliases, chosen)), "target": target, "verify": verify,
         "show": list(show), "substrate": substrate, "counterfactuals": counterfactuals,
@@ -87,7 +85,7 @@ def explain(
         title=f"{' and '.join(aliases)} explained on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=described(options, specimens=specimens, split=split, choices=choices),
+        config=described(options, models=loaded, split=split, choices=choices),
         formats=options.formats,
     )
     settings = Settings(
@@ -97,9 +95,9 @@ def explain(
     say_left_out(drawn, len(split), quiet=options.quiet, more="maps are in arrays/")
     with folder:
         tables: dict[str, Rows] = {}
-        for specimen, own, asked, names in zip(specimens, splits, targets, chosen):
-            alias = specimen.alias if len(specimens) > 1 else None
-            one = _One(specimen, own, asked, names, alias, options, settings if verify else None, drawn)
+        for model, own, asked, names in zip(loaded, splits, targets, chosen):
+            alias = model.alias if len(loaded) > 1 else None
+            one = _One(model, own, asked, names, alias, options, settings if verify else None, drawn)
             for found in _kept(folder, one):
                 for name, rows in found.items():
                     tables.setdefault(name, []).extend(rows)
@@ -115,7 +113,7 @@ class _One:
     asked: a class an image, or None for the predicted ones; drawn: images in figures, at most.
     """
 
-    specimen: Specimen
+    model: Model
     split: Split
     asked: Labels | None
     methods: tuple[str, ...]
@@ -127,28 +125,28 @@ class _One:
 
 def _kept(folder: RunFolder, one: _One) -> Iterator[Mapping[str, Rows]]:
     """Explains one model's images, keeps what came out, and gives the rows of its tables."""
-    specimen, split, options = one.specimen, one.split, one.options
-    logits = answers(specimen, split, batch_size=options.batch_size, precision=precision(options))
+    model, split, options = one.model, one.split, one.options
+    logits = answers(model, split, batch_size=options.batch_size, precision=precision(options))
     classes = one.asked
-    if classes is None and specimen.has_classifier:
+    if classes is None and model.has_classifier:
         classes = logits.argmax(-1)
-    with progress(f"Explaining {specimen.alias}", len(one.methods) * len(split), quiet=options.quiet) as advance:
-        made = [explained(specimen, split, classes, name, options=options, advance=advance) for name in one.methods]
-    yield keep_maps(folder, specimen, split, logits, classes, made, drawn=one.drawn, alias=one.alias)
+    with progress(f"Explaining {model.alias}", len(one.methods) * len(split), quiet=options.quiet) as advance:
+        made = [explained(model, split, classes, name, options=options, advance=advance) for name in one.methods]
+    yield keep_maps(folder, model, split, logits, classes, made, drawn=one.drawn, alias=one.alias)
     if one.checks is not None:
         yield keep_league(
-            folder, specimen, split, classes, methods=one.methods, alias=one.alias,
+            folder, model, split, classes, methods=one.methods, alias=one.alias,
             made={each.method: (each.maps, each.seconds) for each in made}, settings=one.checks, options=options,
         )  # fmt: skip
 
 
-def chosen_methods(specimens: Sequence[Specimen], method: Sequence[str]) -> list[tuple[str, ...]]:
-    """The methods of each specimen, in the order asked for; none: the usual ones.
+def chosen_methods(models: Sequence[Model], method: Sequence[str]) -> list[tuple[str, ...]]:
+    """The methods of each model, in the order asked for; none: the usual ones.
 
-    Raises UnknownNameError for a name that is no method, UnsupportedError for one that no specimen has, and for a
-    specimen that has none of those asked for.
+    Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, and for a
+    model that has none of those asked for.
     """
-    able = [methods_for(specimen) for specimen in specimens]
+    able = [methods_for(model) for model in models]
     if ALL in method:
         return able
     wanted = tuple(dict.fromkeys(method or DEFAULT_METHODS))
@@ -156,9 +154,9 @@ def chosen_methods(specimens: Sequence[Specimen], method: Sequence[str]) -> list
         if name not in METHODS:
             raise UnknownNameError("method", name, (*METHODS, ALL))
         if method and not any(name in own for own in able):
-            require_method(specimens[0], name)
+            require_method(models[0], name)
     found = [tuple(name for name in wanted if name in own) for own in able]
-    for specimen, own in zip(specimens, found):
+    for model, own in zip(models, found):
         if not own:
-            require_method(specimen, wanted[0])
+            require_method(model, wanted[0])
     return found

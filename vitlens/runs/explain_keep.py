@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vitlens.analysis.map_faults import map_faults
+from vitlens.analysis.faithfulness.map_faults import map_faults
 from vitlens.attribution.registry import METHODS
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.explain_maps import Explained
 from vitlens.runs.explain_report import SHOWN
 from vitlens.runs.folder import RunFolder
@@ -21,7 +21,7 @@ _KEPT_BYTES = 32 << 20  # of a model's maps
 
 def keep_maps(
     folder: RunFolder,
-    specimen: Specimen,
+    model: Model,
     split: Split,
     logits: Tensor,
     targets: Tensor | None,
@@ -32,7 +32,7 @@ def keep_maps(
 ) -> dict[str, Rows]:
     """Write a model's metrics and arrays; the rows of the tables methods and images, to be kept beside other models'.
 
-    drawn: images that figures show, at most; alias: of the specimen in the names of metrics, where the run has several.
+    drawn: images that figures show, at most; alias: of the model in the names of metrics, where the run has several.
     """
     groups = None if split.groups is None else split.groups.numpy()
     for found in made:
@@ -44,17 +44,17 @@ def keep_maps(
     kept, shown = max(drawn, _KEPT_BYTES // size), torch.arange(min(drawn, len(split)))
     masks = {} if split.masks is None else {"masks": split.masks[shown].numpy()}
     maps = {f"maps/{found.method}": found.maps[:kept].numpy() for found in made}
-    folder.arrays(f"explain-{specimen.alias}", images=split.source.read(shown).numpy(), **masks, **maps)
+    folder.arrays(f"explain-{model.alias}", images=split.source.read(shown).numpy(), **masks, **maps)
     return {
-        "methods": [_method_row(specimen, found) for found in made],
-        "images": _image_rows(specimen, split, logits, targets),
+        "methods": [_method_row(model, found) for found in made],
+        "images": _image_rows(model, split, logits, targets),
     }
 
 
-def _method_row(specimen: Specimen, found: Explained) -> dict[str, object]:
+def _method_row(model: Model, found: Explained) -> dict[str, object]:
     method, faults = METHODS[found.method], map_faults(found.maps)
     row: dict[str, object] = {
-        "model": specimen.alias,
+        "model": model.alias,
         "method": method.name,
         "title": method.title,
         "source": method.source,
@@ -70,17 +70,17 @@ def _method_row(specimen: Specimen, found: Explained) -> dict[str, object]:
     return row
 
 
-def _image_rows(specimen: Specimen, split: Split, logits: Tensor, targets: Tensor | None) -> Rows:
+def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> Rows:
     """What the model answers to each image, and which class is explained; None where it has no classifier."""
     names = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
     rows: Rows = []
     for index, own in enumerate(logits.softmax(-1)):
-        row: dict[str, object] = {"model": specimen.alias, "image": names[index]}
+        row: dict[str, object] = {"model": model.alias, "image": names[index]}
         row |= dict.fromkeys(("prediction", "probability", "target", "target_probability"))
         if targets is not None:
             asked = int(targets[index])
-            row["prediction"], row["probability"] = specimen.classes[int(own.argmax())], round(float(own.max()), 4)
-            row["target"], row["target_probability"] = specimen.classes[asked], round(float(own[asked]), 4)
+            row["prediction"], row["probability"] = model.classes[int(own.argmax())], round(float(own.max()), 4)
+            row["target"], row["target_probability"] = model.classes[asked], round(float(own[asked]), 4)
         row["label"] = None if split.labels is None else split.classes[int(split.labels[index])]
         rows.append(row)
     return rows

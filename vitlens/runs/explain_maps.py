@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.attribution.gradients import BACKWARD, logit_gain
 from vitlens.attribution.registry import explain
 from vitlens.data.split import Split
 from vitlens.devices import autocast
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.options import RunOptions
 from vitlens.runs.progress import Advance
 
@@ -28,7 +28,7 @@ class Explained:
 
 
 def explained(
-    specimen: Specimen,
+    model: Model,
     split: Split,
     targets: Tensor | None,
     method: str,
@@ -37,17 +37,17 @@ def explained(
     advance: Advance = lambda _: None,
 ) -> Explained:
     """One method on every image of a split, for target classes (n,); None for a model without a classifier."""
-    size = options.batch_size or max(1, fitting_batch_size(specimen) // BACKWARD)
+    size = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
     maps, gains, seconds = [], [], 0.0
-    for batch in split.batches(size, device=specimen.device):
-        own = None if targets is None else targets[batch.indices].to(specimen.device)
-        with autocast(specimen.device, precision(options)):
+    for batch in split.batches(size, device=model.device):
+        own = None if targets is None else targets[batch.indices].to(model.device)
+        with autocast(model.device, precision(options)):
             start = time.perf_counter()
-            found = explain(specimen, batch.images, targets=own, method=method, batch_size=size, seed=options.seed)
+            found = explain(model, batch.images, targets=own, method=method, batch_size=size, seed=options.seed)
             maps.append(found.cpu())  # which waits for a device that works by itself
             seconds += time.perf_counter() - start
             if method == "integrated-gradients" and own is not None:
-                gains.append(logit_gain(specimen, batch.images, own).cpu())
+                gains.append(logit_gain(model, batch.images, own).cpu())
         advance(len(found))
     return Explained(method, torch.cat(maps), seconds / len(split), torch.cat(gains) if gains else None)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from vitlens.analysis.league import BASELINES, Marks
-from vitlens.analysis.overlap import has_edge
-from vitlens.analysis.paired import intervals
+from vitlens.analysis.answers.paired import intervals
+from vitlens.analysis.faithfulness.league import BASELINES, Marks
+from vitlens.analysis.faithfulness.overlap import has_edge
 from vitlens.data.split import Split
 from vitlens.uncertainty import Estimate
 

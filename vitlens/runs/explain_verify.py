@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.counterfactual import by_search
-from vitlens.analysis.evaluate import accuracy, answers
-from vitlens.analysis.league import Marks, Settings, checks_in, league
-from vitlens.analysis.masking import require_substrate
-from vitlens.analysis.paired import estimates as estimates_of
-from vitlens.analysis.randomisation import Explain
+from vitlens.analysis.answers.evaluate import accuracy, answers
+from vitlens.analysis.answers.paired import estimates as estimates_of
+from vitlens.analysis.faithfulness.counterfactual import by_search
+from vitlens.analysis.faithfulness.league import Marks, Settings, checks_in, league
+from vitlens.analysis.faithfulness.masking import require_substrate
+from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.registry import explain, methods_for, require_method
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.explain_verdict import league_row, masked_groups
 from vitlens.runs.explain_verify_more import SEARCHED, keep_agreement, keep_counterfactuals, named, shares_gone
 from vitlens.runs.folder import RunFolder
@@ -36,7 +36,7 @@ class _Column:
 
 def keep_league(
     folder: RunFolder,
-    specimen: Specimen,
+    model: Model,
     split: Split,
     targets: Tensor | None,
     *,
@@ -48,36 +48,36 @@ def keep_league(
 ) -> dict[str, list[dict[str, object]]]:
     """Run every check on every method and write metrics and arrays of the league into a run's folder.
 
-    targets: class indices (n,), None: the predictions; methods: names of the registry (None: all that the specimen
-    has); alias: of the specimen, where the run has several; made: maps that are there already, with the seconds an
+    targets: class indices (n,), None: the predictions; methods: names of the registry (None: all that the model
+    has); alias: of the model, where the run has several; made: maps that are there already, with the seconds an
     image took. Returns the rows of the tables league, league_settings and agreement, to be kept beside those of other
     models; `tell_league` and `draw_league` make sections and figures of all that. Raises UnsupportedError or
     UnknownNameError before any work.
     """
-    names = tuple(methods or methods_for(specimen))
+    names = tuple(methods or methods_for(model))
     for name in names:
-        require_method(specimen, name)
+        require_method(model, name)
     settings = settings or Settings(seed=options.seed, batch_size=options.batch_size)
-    require_substrate(specimen, settings.substrate)
-    images = torch.cat([batch.images for batch in split.batches(256, device=specimen.device)])
+    require_substrate(model, settings.substrate)
+    images = torch.cat([batch.images for batch in split.batches(256, device=model.device)])
     if targets is None:
-        targets = answers(specimen, split, batch_size=options.batch_size).argmax(-1)
-    asked = targets.to(specimen.device)
-    masks = None if split.masks is None else split.masks.to(specimen.device)
+        targets = answers(model, split, batch_size=options.batch_size).argmax(-1)
+    asked = targets.to(model.device)
+    masks = None if split.masks is None else split.masks.to(model.device)
     functions: dict[str, Explain] = {name: _explain(name, settings) for name in names}
     with progress("Checking explanations", checks_in(len(names)), unit="checks", quiet=options.quiet) as advance:
-        marks = league(specimen, images, asked, functions, masks=masks, made=made, settings=settings, advance=advance)
+        marks = league(model, images, asked, functions, masks=masks, made=made, settings=settings, advance=advance)
     some = min(SEARCHED, len(images)) if settings.counterfactuals else 0
-    searched = by_search(specimen, images[:some], substrate=settings.substrate) if some else None
+    searched = by_search(model, images[:some], substrate=settings.substrate) if some else None
     tables = {
         "league": _keep_numbers(folder, marks, split, settings, alias),
-        "agreement": keep_agreement(folder, marks, specimen, split, alias),
+        "agreement": keep_agreement(folder, marks, model, split, alias),
         "league_settings": [{**asdict(settings), "images": len(split), "randomised": _randomised(marks)}],
     }
-    keep_counterfactuals(folder, marks, searched, split, specimen, alias)
+    keep_counterfactuals(folder, marks, searched, split, model, alias)
     shares = marks[0].fidelity.deletion.shares
     folder.arrays(
-        f"league-{specimen.alias}",
+        f"league-{model.alias}",
         methods=np.array([mark.name for mark in marks]),
         shares=shares.numpy(),
         inserted=marks[0].fidelity.insertion.shares.numpy(),
@@ -85,15 +85,13 @@ def keep_league(
         insertion=np.stack([mark.fidelity.insertion.probability.mean(0).numpy() for mark in marks]),
     )
     for row in (row for rows in tables.values() for row in rows):
-        row["model"] = specimen.alias
+        row["model"] = model.alias
     return tables
 
 
 def _explain(name: str, settings: Settings) -> Explain:
-    def maps(specimen: Specimen, images: Tensor, targets: Tensor) -> Tensor:
-        return explain(
-            specimen, images, targets=targets, method=name, batch_size=settings.batch_size, seed=settings.seed
-        )
+    def maps(model: Model, images: Tensor, targets: Tensor) -> Tensor:
+        return explain(model, images, targets=targets, method=name, batch_size=settings.batch_size, seed=settings.seed)
 
     return maps
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.league import BASELINES
+from vitlens.analysis.faithfulness.league import BASELINES
 from vitlens.figures.counterfactual import counterfactual_panels
 from vitlens.figures.league import Column, fidelity_curves, league_figure
 from vitlens.files import RunRecord

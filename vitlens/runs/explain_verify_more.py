@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.agreement import map_iou, spearman, top_overlap
-from vitlens.analysis.counterfactual import Counterfactuals
-from vitlens.analysis.evaluate import accuracy
-from vitlens.analysis.league import BASELINES, Marks
-from vitlens.analysis.paired import estimates
-from vitlens.analysis.resampled import on_grid, removal_grid
+from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
+from vitlens.analysis.faithfulness.counterfactual import Counterfactuals
+from vitlens.analysis.faithfulness.league import BASELINES, Marks
+from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate
 
@@ -30,13 +30,13 @@ def named(metric: str, method: str, alias: str | None) -> str:
 
 
 def keep_agreement(
-    folder: RunFolder, marks: Sequence[Marks], specimen: Specimen, split: Split, alias: str | None
+    folder: RunFolder, marks: Sequence[Marks], model: Model, split: Split, alias: str | None
 ) -> list[dict[str, object]]:
     """How alike the maps of each two methods are, in the cells in which images are taken apart; rows of a table.
 
     A constant map has no ranks: its correlation with any other counts as 0.
     """
-    grid = removal_grid(specimen)
+    grid = removal_grid(model)
     maps = {mark.name: on_grid(mark.maps, grid) for mark in marks if mark.name not in BASELINES}
     pairs = list(combinations(maps, 2))
     if not pairs:
@@ -50,7 +50,7 @@ def keep_agreement(
     for place, (one, other) in enumerate(pairs):
         folder.metric(named("agreement", f"{one}/{other}", alias), columns["spearman"][place])
         found = {name: round(column[place].value, 4) for name, column in columns.items()}
-        rows.append({"model": specimen.alias, "first": one, "second": other, **found, "n": len(split)})
+        rows.append({"model": model.alias, "first": one, "second": other, **found, "n": len(split)})
     return rows
 
 
@@ -59,7 +59,7 @@ def keep_counterfactuals(
     marks: Sequence[Marks],
     searched: Counterfactuals | None,
     split: Split,
-    specimen: Specimen,
+    model: Model,
     alias: str | None,
 ) -> None:
     """Whether and with how many patches the prediction turned; the first images' sets, to be drawn."""
@@ -77,13 +77,13 @@ def keep_counterfactuals(
     shown = torch.arange(min(SHOWN, count))
     sets = {**found, SEARCH: searched}
     folder.arrays(
-        f"counterfactuals-{specimen.alias}",
+        f"counterfactuals-{model.alias}",
         images=split.source.read(shown).numpy(),
         methods=np.array(list(sets)),
         removed=np.stack([own.removed[: len(shown)].numpy() for own in sets.values()], 1),
         turned=np.stack([own.turned[: len(shown)].numpy() for own in sets.values()], 1),
         prediction=searched.prediction[: len(shown)].numpy(),
-        classes=np.array(specimen.classes),
+        classes=np.array(model.classes),
     )
 
 

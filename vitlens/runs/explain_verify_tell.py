@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vitlens.analysis.league import BASELINES
+from vitlens.analysis.faithfulness.league import BASELINES
 from vitlens.files import RunRecord
 from vitlens.report import Section, Table, number
 from vitlens.runs.explain_verify_draw import SUBSTRATE_WORDS, League, leagues

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import torch
 
-from vitlens.analysis.evaluate import require_labels
-from vitlens.analysis.extraction import extract
-from vitlens.analysis.feature_reader import resolve_pool
-from vitlens.analysis.features import Features
-from vitlens.analysis.probe import held_out
+from vitlens.analysis.answers.evaluate import require_labels
+from vitlens.analysis.features.extraction import extract
+from vitlens.analysis.features.features import Features
+from vitlens.analysis.features.probe import held_out
+from vitlens.analysis.features.reader import resolve_pool
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.lens.stages import stages
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
 from vitlens.runs.expected import say_expected
@@ -29,7 +29,7 @@ from vitlens.runs.features_language import keep_language, require_language
 from vitlens.runs.features_load import Sets, load_sets
 from vitlens.runs.features_tell import tell
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens
+from vitlens.runs.load import load_models
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import features_parts
 from vitlens.runs.processes import join_run
@@ -57,19 +57,17 @@ def features(
     choices = choices or FeatureChoices()
     processes, options = join_run(options or RunOptions())
     with processes.first_ahead():
-        specimens = load_specimens(
-            models, command="features", model_options=model_options or ModelOptions(), options=options
-        )
-        sets = load_sets(specimens, data=data, images=images, choices=choices, options=options)
-    _require(specimens, sets, choices, processes)
+        loaded = load_models(models, command="features", model_options=model_options or ModelOptions(), options=options)
+        sets = load_sets(loaded, data=data, images=images, choices=choices, options=options)
+    _require(loaded, sets, choices, processes)
     if not processes.is_first:
-        for specimen, own in zip(specimens, sets):
-            _read(specimen, own, choices, processes, options)
+        for model, own in zip(loaded, sets):
+            _read(model, own, choices, processes, options)
         return None
-    aliases, split = [specimen.alias for specimen in specimens], sets[0].test
+    aliases, split = [model.alias for model in loaded], sets[0].test
     works = [
-        (specimen, own.test, features_parts(len(own.test), 0 if own.bank is None else len(own.bank)))
-        for specimen, own in zip(specimens, sets)
+        (model, own.test, features_parts(len(own.test), 0 if own.bank is None else len(own.bank)))
+        for model, own in zip(loaded, sets)
     ]
     say_expected(works, options, processes=processes.count)
     asked = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(choices).items()}
@@ -79,19 +77,19 @@ def features(
         title=f"What the features of {' and '.join(aliases)} know, on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=described(options, specimens=specimens, split=split, choices=asked) | _shown(sets[0]),
+        config=described(options, models=loaded, split=split, choices=asked) | _shown(sets[0]),
         formats=options.formats,
     ) as folder:
-        found = [_read(specimen, own, choices, processes, options) for specimen, own in zip(specimens, sets)]
+        found = [_read(model, own, choices, processes, options) for model, own in zip(loaded, sets)]
         tests = [one.test for one in found if one.test is not None]  # the first process has them all
         banks = [one.bank for one in found]
         folder.table("features", [_read_how(one) for one in tests])
-        known = keep_knowledge(folder, specimens, sets, tests, banks, choices, options)
+        known = keep_knowledge(folder, loaded, sets, tests, banks, choices, options)
         keep_pairs(folder, known, sets[0].test, seed=options.seed)
-        keep_space(folder, specimens, sets, tests, known, choices, options)
+        keep_space(folder, loaded, sets, tests, known, choices, options)
         keep_similarity(folder, tests, seed=options.seed)
-        keep_looks(folder, specimens, [_looked_at(own, one) for own, one in zip(sets, found)], options)
-        keep_language(folder, specimens, sets, tests, choices, options)
+        keep_looks(folder, loaded, [_looked_at(own, one) for own, one in zip(sets, found)], options)
+        keep_language(folder, loaded, sets, tests, choices, options)
         return publish(folder, draw, tell)
 
 
@@ -120,13 +118,11 @@ def _shown(own: Sets) -> dict[str, object]:
     }
 
 
-def _require(
-    specimens: Sequence[Specimen], sets: Sequence[Sets], choices: FeatureChoices, processes: Processes
-) -> None:
+def _require(models: Sequence[Model], sets: Sequence[Sets], choices: FeatureChoices, processes: Processes) -> None:
     """Refuse what cannot be done before a folder is made."""
-    for specimen, own in zip(specimens, sets):
-        stages(specimen)
-        resolve_pool(specimen, choices.pool)
+    for model, own in zip(models, sets):
+        stages(model)
+        resolve_pool(model, choices.pool)
         for split in (own.test, own.bank):
             if split is not None:
                 share_of(split, processes)
@@ -140,7 +136,7 @@ def _require(
             require_labels(sets[0].bank).cpu(), groups=sets[0].bank.groups, seed=0
         )  # refuses what cannot be probed
     require_enough(len(sets[0].test), choices)
-    require_language(specimens, choices)
+    require_language(models, choices)
 
 
 class Read(NamedTuple):
@@ -160,15 +156,15 @@ def _looked_at(own: Sets, read: Read) -> Looks:
     return Looks(own.test, read.test, own.bank, read.bank, own.query, read.query)
 
 
-def _read(specimen: Specimen, own: Sets, choices: FeatureChoices, processes: Processes, options: RunOptions) -> Read:
+def _read(model: Model, own: Sets, choices: FeatureChoices, processes: Processes, options: RunOptions) -> Read:
     parts = [split for split in (own.test, own.bank, own.query, own.shown) if split is not None]
-    with progress(f"Reading {specimen.alias}", sum(map(len, parts)), quiet=options.quiet) as advance:
+    with progress(f"Reading {model.alias}", sum(map(len, parts)), quiet=options.quiet) as advance:
 
         def one(split: Split | None, *, kept: bool) -> Features | None:
             if split is None:
                 return None
             return extract(
-                specimen,
+                model,
                 split,
                 pool=choices.pool,
                 norm=choices.norm,

@@ -7,15 +7,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluate import accuracy, require_labels
-from vitlens.analysis.features import Features
-from vitlens.analysis.neighbours import Neighbours, nearest
-from vitlens.analysis.probe import Probe, probe
-from vitlens.analysis.reading import match_classes
-from vitlens.analysis.votes import same_class, vote
+from vitlens.analysis.answers.classes import match_classes
+from vitlens.analysis.answers.evaluate import accuracy, require_labels
+from vitlens.analysis.features.features import Features
+from vitlens.analysis.features.knn import same_class, vote
+from vitlens.analysis.features.neighbours import Neighbours, nearest
+from vitlens.analysis.features.probe import Probe, probe
 from vitlens.data.split import Split
 from vitlens.errors import InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import Weighting
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import Sets
@@ -54,7 +54,7 @@ class Knowledge:
 
 def keep_knowledge(
     folder: RunFolder,
-    specimens: Sequence[Specimen],
+    models: Sequence[Model],
     sets: Sequence[Sets],
     tests: Sequence[Features],
     banks: Sequence[Features | None],
@@ -65,25 +65,23 @@ def keep_knowledge(
     rows: list[dict[str, object]] = []
     notes = [{"note": note} for found in (*tests, *banks) if found is not None for note in found.notes]
     known = []
-    for specimen, own, test, bank in zip(specimens, sets, tests, banks):
-        end = f"/{specimen.alias}" if len(specimens) > 1 else ""
-        right = _own(specimen, own.test, test)
+    for model, own, test, bank in zip(models, sets, tests, banks):
+        end = f"/{model.alias}" if len(models) > 1 else ""
+        right = _own(model, own.test, test)
         if right is not None:
             folder.metric(f"accuracy{end}", _accuracy(right, own.test, options.seed))
         if own.bank is None or bank is None:
-            known.append(Knowledge(specimen.alias, right, {}))
+            known.append(Knowledge(model.alias, right, {}))
             continue
         layers = _Layers(own, test, bank, choices, options)
-        with progress(
-            f"Classifying by {specimen.alias}", len(test.layers), unit="layers", quiet=options.quiet
-        ) as advance:
+        with progress(f"Classifying by {model.alias}", len(test.layers), unit="layers", quiet=options.quiet) as advance:
             for place in range(len(test.layers)):
-                rows += [{"model": specimen.alias, **row} for row in layers.rows(place)]
+                rows += [{"model": model.alias, **row} for row in layers.rows(place)]
                 advance(1)
         for name, estimate in layers.metrics(end):
             folder.metric(name, estimate)
-        notes += [{"note": f"{specimen.alias}: {note}"} for note in layers.notes]
-        known.append(Knowledge(specimen.alias, right, layers.last))
+        notes += [{"note": f"{model.alias}: {note}"} for note in layers.notes]
+        known.append(Knowledge(model.alias, right, layers.last))
     if rows:
         folder.table("depth", rows)
     folder.table("marks", [{"model": one.alias, "by": one.marks[1]} for one in known if one.marks is not None])
@@ -91,12 +89,12 @@ def keep_knowledge(
     return known
 
 
-def _own(specimen: Specimen, split: Split, test: Features) -> Tensor | None:
+def _own(model: Model, split: Split, test: Features) -> Tensor | None:
     """Whether the model's own predictions are right, where it has a classifier and its classes are the data's."""
-    if split.labels is None or not specimen.has_classifier:
+    if split.labels is None or not model.has_classifier:
         return None
     try:
-        columns, _ = match_classes(specimen.classes, split.classes)
+        columns, _ = match_classes(model.classes, split.classes)
     except InputError:
         return None
     return test.logits[:, columns].argmax(-1) == split.labels.cpu().long()

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention import attention, attention_maps
-from vitlens.analysis.correspondence import correspond
-from vitlens.analysis.features import Features, patch_tokens
-from vitlens.analysis.neighbours import Neighbours, nearest
-from vitlens.analysis.patch_colours import patch_components
+from vitlens.analysis.attention.weights import attention, attention_maps
+from vitlens.analysis.features.correspondence import correspond
+from vitlens.analysis.features.features import Features, patch_tokens
+from vitlens.analysis.features.neighbours import Neighbours, nearest
+from vitlens.analysis.features.patch_colours import patch_components
 from vitlens.data.split import Split
 from vitlens.errors import UnsupportedError
 from vitlens.lens.stages import stages
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.features_load import SHOWN, names_of, pixels, some
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import RunOptions
@@ -50,42 +50,42 @@ class Looks:
         return self.bank, self.bank_features
 
 
-def keep_looks(folder: RunFolder, specimens: Sequence[Specimen], looks: Sequence[Looks], options: RunOptions) -> None:
+def keep_looks(folder: RunFolder, models: Sequence[Model], looks: Sequence[Looks], options: RunOptions) -> None:
     """Everything that is looked at and not counted, for the same few images: the first ones asked for, or drawn."""
     shown = looks[0].images
     first = torch.arange(min(SHOWN, len(shown)))
     chosen = first if looks[0].asked else some(len(shown), SHOWN, labels=shown.labels, seed=options.seed)
     colours: dict[str, Any] = {"pixels": pixels(shown, chosen).numpy()}
     rows: list[dict[str, object]] = []
-    for specimen, own in zip(specimens, looks):
-        near = _retrieved(folder, specimen, own, chosen)
-        images = _images(own.images, chosen, specimen)
-        if stages(specimen)[-1].grid is None:
+    for model, own in zip(models, looks):
+        near = _retrieved(folder, model, own, chosen)
+        images = _images(own.images, chosen, model)
+        if stages(model)[-1].grid is None:
             continue
-        tokens = patch_tokens(specimen, images)
+        tokens = patch_tokens(model, images)
         if tokens.shape[1] * tokens.shape[2] >= 4 and tokens.shape[3] >= 3:
             found = patch_components(tokens)
-            colours[f"colours_{specimen.alias}"] = found.colours().numpy().astype(np.float32)
+            colours[f"colours_{model.alias}"] = found.colours().numpy().astype(np.float32)
             rows.append(
                 {
-                    "model": specimen.alias,
+                    "model": model.alias,
                     "grid": list(tokens.shape[1:3]),
                     "explained": [float(one) for one in found.explained],
                 }
             )
             if near is not None:
-                _matched(folder, specimen, own, near, chosen, tokens)
-        _headed(folder, specimen, images[:_HEADED], own.images, chosen[:_HEADED])
+                _matched(folder, model, own, near, chosen, tokens)
+        _headed(folder, model, images[:_HEADED], own.images, chosen[:_HEADED])
     folder.arrays("patches", **colours)
     folder.table("patches", rows)
 
 
-def _images(split: Split, indices: Tensor, specimen: Specimen) -> Tensor:
-    (batch,) = split.pick(indices).batches(max(1, len(indices)), device=specimen.device)
+def _images(split: Split, indices: Tensor, model: Model) -> Tensor:
+    (batch,) = split.pick(indices).batches(max(1, len(indices)), device=model.device)
     return batch.images
 
 
-def _retrieved(folder: RunFolder, specimen: Specimen, own: Looks, chosen: Tensor) -> Neighbours | None:
+def _retrieved(folder: RunFolder, model: Model, own: Looks, chosen: Tensor) -> Neighbours | None:
     """Keep the neighbours of the queries, or of the images chosen; returns those of the images chosen."""
     among, pool = own.among
     same = among is own.images
@@ -100,7 +100,7 @@ def _retrieved(folder: RunFolder, specimen: Specimen, own: Looks, chosen: Tensor
     indices = near.indices.long()
     kin = _kin(among, asked, indices, places) if own.query is None else None
     folder.arrays(
-        f"retrieval-{specimen.alias}",
+        f"retrieval-{model.alias}",
         queries=pixels(asked, places, most=_SIDE).numpy(),
         query_names=np.array(names_of(asked, places)),
         neighbours=torch.stack([pixels(among, row, most=_SIDE) for row in indices]).numpy(),
@@ -120,7 +120,7 @@ def _kin(among: Split, asked: Split, indices: Tensor, places: Tensor) -> Tensor 
 
 def _matched(
     folder: RunFolder,
-    specimen: Specimen,
+    model: Model,
     own: Looks,
     near: Neighbours,
     chosen: Tensor,
@@ -129,7 +129,7 @@ def _matched(
     """Patches of a test image and of its nearest neighbour that are each other's best match."""
     among, _ = own.among
     others = near.indices[:PAIRS, 0].long()
-    theirs = patch_tokens(specimen, _images(among, others, specimen))
+    theirs = patch_tokens(model, _images(among, others, model))
     arrays: dict[str, Any] = {
         "first": pixels(own.images, chosen[:PAIRS]).numpy(),
         "second": pixels(among, others).numpy(),
@@ -143,19 +143,19 @@ def _matched(
         arrays[f"sources_{place}"] = pair.sources.numpy()
         arrays[f"targets_{place}"] = pair.targets.numpy()
         arrays[f"similarity_{place}"] = pair.similarity.double().numpy()
-    folder.arrays(f"matches-{specimen.alias}", **arrays)
+    folder.arrays(f"matches-{model.alias}", **arrays)
 
 
-def _headed(folder: RunFolder, specimen: Specimen, images: Tensor, split: Split, chosen: Tensor) -> None:
+def _headed(folder: RunFolder, model: Model, images: Tensor, split: Split, chosen: Tensor) -> None:
     """The last layer's attention of the CLS token (without one, of what the classifier reads), head by head."""
-    if specimen.anatomy.family != "vit":
+    if model.anatomy.family != "vit":
         return
     try:
-        maps, reading, layer = _last_heads(specimen, images)
+        maps, reading, layer = _last_heads(model, images)
     except UnsupportedError:  # attention that the lens does not know, or none of patches
         return
     folder.arrays(
-        f"heads-{specimen.alias}",
+        f"heads-{model.alias}",
         pixels=pixels(split, chosen).numpy(),
         maps=maps.float().cpu().numpy(),
         reading=np.array(reading),
@@ -163,13 +163,13 @@ def _headed(folder: RunFolder, specimen: Specimen, images: Tensor, split: Split,
     )
 
 
-def _last_heads(specimen: Specimen, images: Tensor) -> tuple[Tensor, str, int]:
+def _last_heads(model: Model, images: Tensor) -> tuple[Tensor, str, int]:
     """Maps (batch, heads, rows, columns), whose they are, and of which layer; raises UnsupportedError."""
-    layout = specimen.anatomy.layout
-    if layout is not None and layout.positions("cls") and specimen.anatomy.readout == "mean":
+    layout = model.anatomy.layout
+    if layout is not None and layout.positions("cls") and model.anatomy.readout == "mean":
         # a CLS token that no classifier reads, as DINOv3's in timm
-        layers = attention(specimen, images, rows="cls")
+        layers = attention(model, images, rows="cls")
         if layers[-1].shape[-1] == layout.tokens:
             return layout.as_map(layers[-1][:, :, 0]), "the CLS token", len(layers) - 1
-    last = attention_maps(specimen, images)[-1]
+    last = attention_maps(model, images)[-1]
     return last.maps, last.reading, last.site.layer

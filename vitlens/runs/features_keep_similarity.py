@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.cka import FEWEST
-from vitlens.analysis.features import Features
-from vitlens.analysis.similarity import Similarity, distance_correlation, similarity
+from vitlens.analysis.features.cka import FEWEST
+from vitlens.analysis.features.features import Features
+from vitlens.analysis.features.similarity import Similarity, distance_correlation, similarity
 from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate
 

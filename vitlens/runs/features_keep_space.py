@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.embedding import Embedding, embed, require_perplexity
-from vitlens.analysis.features import Features, patch_tokens
+from vitlens.analysis.features.embedding import Embedding, embed, require_perplexity
+from vitlens.analysis.features.features import Features, patch_tokens
 from vitlens.data.split import Split
 from vitlens.lens.stages import stages
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import PROJECTIONS
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_keep import Knowledge
@@ -43,7 +43,7 @@ def _enough(count: int, choices: FeatureChoices) -> bool:
 
 def keep_space(
     folder: RunFolder,
-    specimens: Sequence[Specimen],
+    models: Sequence[Model],
     sets: Sequence[Sets],
     tests: Sequence[Features],
     known: Sequence[Knowledge],
@@ -53,20 +53,20 @@ def keep_space(
     """The maps of each model's last layer, and the table that says how far they can be trusted."""
     rows: list[dict[str, object]] = []
     chosen = some(len(tests[0]), POINTS, labels=sets[0].test.labels, seed=options.seed)
-    for specimen, own, test, knowledge in zip(specimens, sets, tests, known):
-        end = f"/{specimen.alias}" if len(specimens) > 1 else ""
+    for model, own, test, knowledge in zip(models, sets, tests, known):
+        end = f"/{model.alias}" if len(models) > 1 else ""
         arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {}
         clouds = [("images", test.at(-1)[chosen])]
         if own.test.labels is not None:
             arrays["labels_images"] = own.test.labels.cpu()[chosen].numpy()
         if knowledge.marks is not None:
             arrays["wrong_images"] = knowledge.marks[0][chosen].numpy()
-        patches = _patches(specimen, own.test, options)
+        patches = _patches(model, own.test, options)
         if patches is not None:
             clouds.append(("patches", patches[0]))
             if patches[1] is not None:
                 arrays["labels_patches"] = patches[1].numpy()
-        with progress(f"Mapping {specimen.alias}", 2 * len(clouds), unit="maps", quiet=options.quiet) as advance:
+        with progress(f"Mapping {model.alias}", 2 * len(clouds), unit="maps", quiet=options.quiet) as advance:
             for of, values in clouds:
                 for method in PROJECTIONS:
                     advance(1)
@@ -74,13 +74,13 @@ def keep_space(
                         continue
                     found = embed(values, method=method, perplexity=choices.perplexity, seed=options.seed)
                     arrays[f"{method}_{of}"] = np.asarray(found.points, dtype=np.float32)
-                    rows.append({"model": specimen.alias, "of": of, **_row(found, values)})
+                    rows.append({"model": model.alias, "of": of, **_row(found, values)})
                     folder.metric(f"trustworthiness{end}/{method}/{of}", _trust(found, len(values)))
         if choices.thumbnails:
             few = some(len(chosen), _PICTURES, labels=None, seed=options.seed)
             arrays["pictures"] = few.numpy()
             arrays["pixels"] = pixels(own.test, chosen[few], most=_SMALL).numpy()
-        folder.arrays(f"space-{specimen.alias}", **arrays)
+        folder.arrays(f"space-{model.alias}", **arrays)
     folder.table("space", rows)
 
 
@@ -101,17 +101,17 @@ def _trust(found: Embedding, count: int) -> Estimate:
     return Estimate(float(found.trustworthiness), n=count, unit="")
 
 
-def _patches(specimen: Specimen, split: Split, options: RunOptions) -> tuple[Tensor, Tensor | None] | None:
+def _patches(model: Model, split: Split, options: RunOptions) -> tuple[Tensor, Tensor | None] | None:
     """Tokens of patches drawn from some images, and for each whether it lies on the object (1, else 0), or the class.
 
     None for a CNN, and for a model whose tokens have no known place.
     """
-    if stages(specimen)[-1].grid is None or stages(specimen)[-1].kind != "block":
+    if stages(model)[-1].grid is None or stages(model)[-1].kind != "block":
         return None
     images = some(len(split), _PATCHED, labels=split.labels, seed=options.seed)
     part = split.pick(images)
-    batches = part.batches(options.batch_size or 32, device=specimen.device)
-    tokens = torch.cat([patch_tokens(specimen, batch.images) for batch in batches])
+    batches = part.batches(options.batch_size or 32, device=model.device)
+    tokens = torch.cat([patch_tokens(model, batch.images) for batch in batches])
     count, rows, columns = tokens.shape[:3]
     if rows * columns < 4:
         return None  # a map of one cell is the image again

@@ -7,16 +7,16 @@ from typing import Final
 import numpy as np
 import torch
 
-from vitlens.analysis.chain import chain_length
-from vitlens.analysis.features import Features
-from vitlens.analysis.relevance import relevance
-from vitlens.analysis.zero_shot import TemplateScore, chosen_templates, prompted, template_scores
+from vitlens.analysis.attention.chain import chain_length
+from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.features.features import Features
+from vitlens.analysis.features.zero_shot import TemplateScore, chosen_templates, prompted, template_scores
 from vitlens.data.split import Split
 from vitlens.errors import ModelError
 from vitlens.lens.layers import probe_images
 from vitlens.models.language_image import has_text_tower, text_tower
+from vitlens.models.model import Model
 from vitlens.models.prompting import PHOTO, by_template, spoken
-from vitlens.models.specimen import Specimen
 from vitlens.names import TEMPLATE_SETS
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import SHOWN, Sets, names_of, pixels, some
@@ -27,17 +27,17 @@ from vitlens.runs.progress import progress
 _DEFAULT: Final = FeatureChoices().templates
 
 
-def require_language(specimens: Sequence[Specimen], choices: FeatureChoices) -> None:
+def require_language(models: Sequence[Model], choices: FeatureChoices) -> None:
     """Refuse prompts and templates that cannot be used: no text tower, no {} in a template, no chain of attention."""
-    speaking = [specimen for specimen in specimens if has_text_tower(specimen)]
+    speaking = [model for model in models if has_text_tower(model)]
     if (choices.prompts or choices.templates != _DEFAULT) and not speaking:
-        text_tower(specimens[0])  # says which models have one
-    for specimen in speaking:
+        text_tower(models[0])  # says which models have one
+    for model in speaking:
         if choices.prompts:
-            text_tower(specimen).tokens(list(choices.prompts))
-            chain_length(specimen, probe_images(specimen, 1))
+            text_tower(model).tokens(list(choices.prompts))
+            chain_length(model, probe_images(model, 1))
         if choices.templates != _DEFAULT:
-            text_tower(specimen).tokens([template.replace("{}", "thing") for template in templates_of(choices)])
+            text_tower(model).tokens([template.replace("{}", "thing") for template in templates_of(choices)])
 
 
 def templates_of(choices: FeatureChoices) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def _sets(words: Sequence[str]) -> Mapping[str, Sequence[str]]:
 
 def keep_language(
     folder: RunFolder,
-    specimens: Sequence[Specimen],
+    models: Sequence[Model],
     sets: Sequence[Sets],
     tests: Sequence[Features],
     choices: FeatureChoices,
@@ -71,38 +71,38 @@ def keep_language(
     """Zero-shot accuracy by template and of their ensemble, and maps for the prompts, of models with a text tower."""
     rows: list[dict[str, object]] = []
     silent: list[dict[str, object]] = []
-    for specimen, own, test in zip(specimens, sets, tests):
-        if not has_text_tower(specimen):
+    for model, own, test in zip(models, sets, tests):
+        if not has_text_tower(model):
             continue
-        end = f"/{specimen.alias}" if len(specimens) > 1 else ""
+        end = f"/{model.alias}" if len(models) > 1 else ""
         if own.test.labels is not None and own.test.classes:
             try:
-                scores = _scored(specimen, own.test, test, choices, options)
+                scores = _scored(model, own.test, test, choices, options)
             except (
                 ModelError
             ) as error:  # a tokenizer that is not there; nobody asked for prompts, or it had been refused
-                silent.append({"model": specimen.alias, "reason": str(error)})
+                silent.append({"model": model.alias, "reason": str(error)})
             else:
                 folder.metric(f"zero_shot_accuracy{end}", scores[0].accuracy)
-                rows += [{"model": specimen.alias, **_row(score)} for score in scores]
+                rows += [{"model": model.alias, **_row(score)} for score in scores]
         if choices.prompts:
-            _keep_prompts(folder, specimen, own.shown or own.test, choices, options)
+            _keep_prompts(folder, model, own.shown or own.test, choices, options)
     for name, content in (("templates", rows), ("silent", silent)):
         if content:
             folder.table(name, content)
 
 
 def _scored(
-    specimen: Specimen, split: Split, test: Features, choices: FeatureChoices, options: RunOptions
+    model: Model, split: Split, test: Features, choices: FeatureChoices, options: RunOptions
 ) -> tuple[TemplateScore, ...]:
     assert split.labels is not None  # the caller has looked
     templates, names = templates_of(choices), spoken(split.classes)
     parts = []
     with progress(
-        f"Reading prompts by {specimen.alias}", len(templates), unit="templates", quiet=options.quiet
+        f"Reading prompts by {model.alias}", len(templates), unit="templates", quiet=options.quiet
     ) as advance:
         for template in templates:
-            parts.append(by_template(text_tower(specimen), names, [template], device=specimen.device).cpu())
+            parts.append(by_template(text_tower(model), names, [template], device=model.device).cpu())
             advance(1)
     return template_scores(
         test.logits, split.labels, torch.cat(parts), templates, groups=split.groups, seed=options.seed
@@ -118,23 +118,21 @@ def _row(score: TemplateScore) -> dict[str, object]:
     return row
 
 
-def _keep_prompts(
-    folder: RunFolder, specimen: Specimen, split: Split, choices: FeatureChoices, options: RunOptions
-) -> None:
+def _keep_prompts(folder: RunFolder, model: Model, split: Split, choices: FeatureChoices, options: RunOptions) -> None:
     """Relevance of each prompt over a few images, and how similar image and prompt are."""
     first = torch.arange(min(SHOWN, len(split)))
     chosen = first if choices.show else some(len(split), SHOWN, labels=split.labels, seed=options.seed)
-    (batch,) = split.pick(chosen).batches(max(1, len(chosen)), device=specimen.device)
-    asking = prompted(specimen, choices.prompts)
+    (batch,) = split.pick(chosen).batches(max(1, len(chosen)), device=model.device)
+    asking = prompted(model, choices.prompts)
     maps = []
     for index in range(len(choices.prompts)):
-        targets = torch.full((len(chosen),), index, device=specimen.device)
+        targets = torch.full((len(chosen),), index, device=model.device)
         maps.append(relevance(asking, batch.images, targets=targets).float().cpu())
     with torch.no_grad():
         logits = asking(batch.images).float().cpu()
-    tower = text_tower(specimen)
+    tower = text_tower(model)
     folder.arrays(
-        f"prompts-{specimen.alias}",
+        f"prompts-{model.alias}",
         pixels=pixels(split, chosen).numpy(),
         names=np.array(names_of(split, chosen)),
         prompts=np.array(list(choices.prompts)),

@@ -12,7 +12,7 @@ from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.holdout import describe_hold_out
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
 from vitlens.runs.features_choices import FeatureChoices
@@ -42,7 +42,7 @@ class Sets:
 
 
 def load_sets(
-    specimens: Sequence[Specimen],
+    models: Sequence[Model],
     *,
     data: str | None,
     images: Sequence[str] | None,
@@ -51,33 +51,33 @@ def load_sets(
 ) -> list[Sets]:
     """The same images for every model, read once for those that take them alike. Raises InputError or DataError."""
     if images or data is None:
-        tests = load_splits(specimens, options=options, data=data, images=images)
+        tests = load_splits(models, options=options, data=data, images=images)
     else:
-        tests = [split.limit(options.limit, seed=options.seed) for split in _parts(specimens, data, "test", options)]
+        tests = [split.limit(options.limit, seed=options.seed) for split in _parts(models, data, "test", options)]
         say_data(tests[0], options)
-    banks, reason = _banks(specimens, data, images, choices, options, tests)
-    queries = [_files(specimen, choices.query) for specimen in specimens]
+    banks, reason = _banks(models, data, images, choices, options, tests)
+    queries = [_files(model, choices.query) for model in models]
     found = []
-    for specimen, test, bank, query in zip(specimens, tests, banks, queries):
+    for model, test, bank, query in zip(models, tests, banks, queries):
         named = _relabelled(test, bank) if bank is not None else test
-        found.append(Sets(named, bank, reason, query, _shown(specimen, named, choices)))
+        found.append(Sets(named, bank, reason, query, _shown(model, named, choices)))
     return found
 
 
-def _parts(specimens: Sequence[Specimen], data: str, part: Part, options: RunOptions) -> list[Split]:
+def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:
     """One part for each model. What a model was trained on is the training part; where that is nothing or everything,
     a folder without parts is divided by seed, for all models alike."""
-    known = known_of(specimens, seed=options.seed)
+    known = known_of(models, seed=options.seed)
     read: dict[object, Split] = {}
-    for specimen in specimens:
-        if _wants(specimen) not in read:
-            read[_wants(specimen)] = _part(specimen, data, part, known, options)
-    return [read[_wants(specimen)] for specimen in specimens]
+    for model in models:
+        if _wants(model) not in read:
+            read[_wants(model)] = _part(model, data, part, known, options)
+    return [read[_wants(model)] for model in models]
 
 
-def _part(specimen: Specimen, data: str, part: Part, known: Known, options: RunOptions) -> Split:
+def _part(model: Model, data: str, part: Part, known: Known, options: RunOptions) -> Split:
     seed = known.seed if known.unknown else options.seed
-    loading = partial(load_data, data, preprocessing=specimen.preprocessing, data_dir=options.data_dir, seed=seed)
+    loading = partial(load_data, data, preprocessing=model.preprocessing, data_dir=options.data_dir, seed=seed)
     drawn = loading(part=part)
     if known.unknown or not len(known.numbers) or describe_hold_out(seed) not in drawn.notes:
         return drawn
@@ -93,13 +93,13 @@ def _part(specimen: Specimen, data: str, part: Part, known: Known, options: RunO
     return replace(whole.pick(chosen), part=part, notes=(note, *whole.notes))
 
 
-def _wants(specimen: Specimen) -> object:
-    wanted: Preprocessing = specimen.preprocessing
+def _wants(model: Model) -> object:
+    wanted: Preprocessing = model.preprocessing
     return wanted.size, wanted.resize, wanted.interpolation
 
 
 def _banks(
-    specimens: Sequence[Specimen],
+    models: Sequence[Model],
     data: str | None,
     images: Sequence[str] | None,
     choices: FeatureChoices,
@@ -107,11 +107,11 @@ def _banks(
     tests: Sequence[Split],
 ) -> tuple[list[Split | None], str]:
     """The labelled training images, or none and why."""
-    nothing: list[Split | None] = [None] * len(specimens)
+    nothing: list[Split | None] = [None] * len(models)
     if images or tests[0].labels is None:
         return nothing, "the images have no labels"
     try:
-        banks = _parts(specimens, data or "digits", "train", options)
+        banks = _parts(models, data or "digits", "train", options)
     except DataError as error:
         return nothing, f"there is no training part ({error})"
     count = choices.bank or (None if options.limit is None else bank_of(options.limit))
@@ -134,18 +134,18 @@ def _relabelled(test: Split, bank: Split) -> Split:
     return replace(test, labels=places[test.labels.long()], classes=bank.classes)
 
 
-def _files(specimen: Specimen, paths: Sequence[str]) -> Split | None:
-    return load_images(list(paths), preprocessing=specimen.preprocessing) if paths else None
+def _files(model: Model, paths: Sequence[str]) -> Split | None:
+    return load_images(list(paths), preprocessing=model.preprocessing) if paths else None
 
 
-def _shown(specimen: Specimen, test: Split, choices: FeatureChoices) -> Split | None:
+def _shown(model: Model, test: Split, choices: FeatureChoices) -> Split | None:
     """The images asked for: files (or folders) of their own where all are paths, else the data's by name."""
     if not choices.show:
         return None
     if choices.thumbnails:
         raise InputError("expected --show or --thumbnails, found both: thumbnails draw the data's own images")
     if all(Path(name).exists() for name in choices.show):
-        return _files(specimen, choices.show)
+        return _files(model, choices.show)
     return test.led_by(choices.show).pick(torch.arange(len(set(choices.show))))
 
 

@@ -1,4 +1,4 @@
-"""What every run begins with: specimens and images, from what was typed."""
+"""What every run begins with: models and images, from what was typed."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.reading import reading
+from vitlens.analysis.answers.classes import reading
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
@@ -16,8 +16,8 @@ from vitlens.devices import resolve_device
 from vitlens.display import for_terminal
 from vitlens.errors import InputError
 from vitlens.files import read_bounded
+from vitlens.models.model import Model
 from vitlens.models.naming import parse_models, require_rule
-from vitlens.models.specimen import Specimen
 from vitlens.models.support import require_supported
 from vitlens.models.zoo import load
 from vitlens.names import CommandName
@@ -25,16 +25,16 @@ from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.unseen import Known, divided, known_of, unseen
 
 
-def load_specimens(
+def load_models(
     models: Sequence[str],
     *,
     command: CommandName | None = None,
     model_options: ModelOptions,
     options: RunOptions,
-) -> tuple[Specimen, ...]:
-    """The specimens named, on the device asked for, each under an alias of its own.
+) -> tuple[Model, ...]:
+    """The models named, on the device asked for, each under an alias of its own.
 
-    command: what they are loaded for. Raises UnsupportedError for a specimen that does not support it, InputError when
+    command: what they are loaded for. Raises UnsupportedError for a model that does not support it, InputError when
     --weights is given for several models, and whatever zoo.load raises.
     """
     if model_options.weights is not None and len(models) > 1:
@@ -42,7 +42,7 @@ def load_specimens(
     require_rule(models)
     device = resolve_device(options.device)
     classes = None if model_options.classes is None else _read_classes(model_options.classes)
-    specimens = tuple(
+    loaded = tuple(
         load(
             f"{named.alias}={named.name}" + (f"@{named.weights}" if named.weights else ""),
             weights=model_options.weights,
@@ -57,23 +57,23 @@ def load_specimens(
         )
         for named in parse_models(models)
     )
-    for specimen in specimens:
+    for model in loaded:
         if command is not None:
-            require_supported(specimen, command)
-    return specimens
+            require_supported(model, command)
+    return loaded
 
 
 def load_split(
-    specimen: Specimen,
+    model: Model,
     *,
     options: RunOptions,
     data: str | None = None,
     images: Sequence[str] | None = None,
-    beside: Sequence[Specimen] = (),
+    beside: Sequence[Model] = (),
     limit: int | None = None,
     repeat: bool = False,
 ) -> Split:
-    """The images asked for, as this specimen takes them: --images, --data, or for a model of digits those.
+    """The images asked for, as this model takes them: --images, --data, or for a model of digits those.
 
     Of a folder or .npz without a test part those are given that neither this model nor those beside it (the others
     that answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit:
@@ -83,14 +83,14 @@ def load_split(
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
-    known = known_of((specimen, *beside), seed=options.seed) if not images else None
-    split = _read(specimen, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
+    known = known_of((model, *beside), seed=options.seed) if not images else None
+    split = _read(model, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
     say_data(split, options)
     return split
 
 
 def _read(
-    specimen: Specimen,
+    model: Model,
     known: Known | None,
     *,
     options: RunOptions,
@@ -105,10 +105,10 @@ def _read(
             raise InputError(f"expected a name or a path for --data and --images, found {given!r}; see vitlens data")
     count = options.limit or limit
     if images or known is None:
-        split = load_images([Path(image) for image in images or ()], preprocessing=specimen.preprocessing)
+        split = load_images([Path(image) for image in images or ()], preprocessing=model.preprocessing)
         return split.limit(count, seed=options.seed)
-    if data is None and specimen.classes != DIGITS:
-        raise InputError(f"expected images for {specimen.alias}, found none; give --images PATH... or --data DATA")
+    if data is None and model.classes != DIGITS:
+        raise InputError(f"expected images for {model.alias}, found none; give --images PATH... or --data DATA")
     if repeat and count is not None and (data or "digits") == "digits":
         return scenes_of_digits(count, seed=options.seed)
 
@@ -116,7 +116,7 @@ def _read(
         return load_data(
             data or "digits",
             part="test",
-            preprocessing=specimen.preprocessing,
+            preprocessing=model.preprocessing,
             data_dir=options.data_dir,
             seed=seed,
             whole=whole,
@@ -160,7 +160,7 @@ def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
 
 
 def load_splits(
-    specimens: Sequence[Specimen],
+    models: Sequence[Model],
     *,
     options: RunOptions,
     data: str | None = None,
@@ -168,7 +168,7 @@ def load_splits(
     limit: int | None = None,
     repeat: bool = False,
 ) -> list[Split]:
-    """The same images in the same order for each specimen, as it takes them; read once for those that agree.
+    """The same images in the same order for each model, as it takes them; read once for those that agree.
 
     Which images were trained on is asked of all models together, so that all answer the same ones. limit, repeat: as
     load_split.
@@ -178,26 +178,26 @@ def load_splits(
     for given in (data, *(images or ())):
         if given is not None and not str(given).strip():  # as a path it would be the current folder
             raise InputError(f"expected a name or a path for --data and --images, found {given!r}; see vitlens data")
-    known = known_of(specimens, seed=options.seed) if not images else None
+    known = known_of(models, seed=options.seed) if not images else None
     found: dict[tuple[object, ...], Split] = {}
     splits = []
-    for specimen in specimens:
-        wanted = specimen.preprocessing
+    for model in models:
+        wanted = model.preprocessing
         key = (wanted.size, wanted.resize, wanted.interpolation)
         if key not in found:
-            found[key] = _read(specimen, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
+            found[key] = _read(model, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
         splits.append(found[key])
     if splits:
         say_data(splits[0], options)
     return splits
 
 
-def read_as(specimens: Sequence[Specimen], splits: Sequence[Split], options: RunOptions) -> list[Split]:
+def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:
     """The splits, led by a note where a model answers in other classes than its own; it is said on stderr too.
 
     Raises InputError where a model does not know the data's classes.
     """
-    found = [reading(specimen.classes, split.classes).note for specimen, split in zip(specimens, splits)]
+    found = [reading(model.classes, split.classes).note for model, split in zip(models, splits)]
     notes = tuple(dict.fromkeys(note for note in found if note))
     if not options.quiet:
         for note in notes:

@@ -11,9 +11,9 @@ from vitlens.errors import ModelError, UnknownNameError
 from vitlens.models.anatomy import is_headless
 from vitlens.models.assembly import assemble, default_classes
 from vitlens.models.build import Architecture, build_preset
+from vitlens.models.model import Model, Provenance
 from vitlens.models.open_clip_library import PREFIX, open_clip_names
 from vitlens.models.open_clip_zoo import load_open_clip
-from vitlens.models.specimen import Provenance, Specimen
 from vitlens.models.support import supported
 from vitlens.models.timm_zoo import build_timm, timm_names
 from vitlens.models.torchvision_zoo import build_torchvision, torchvision_names
@@ -59,28 +59,28 @@ def model_table(pattern: str = "") -> Iterator[str]:
 def _own(pattern: str) -> Iterator[str]:
     for name in BUNDLED:
         if _matches(name, pattern):
-            specimen = load(name)
-            yield _line(name, f"{specimen.anatomy.family}, bundled", " ".join(supported(specimen)))
+            model = load(name)
+            yield _line(name, f"{model.anatomy.family}, bundled", " ".join(supported(model)))
     for name in PRESETS:
         if _matches(name, pattern):
-            specimen = _sketched(Architecture("preset", name))
-            able = [command for command in supported(specimen) if command in _OF_PRESETS]
-            yield _line(name, f"{specimen.anatomy.family}, untrained", " ".join(able))
+            model = _sketched(Architecture("preset", name))
+            able = [command for command in supported(model) if command in _OF_PRESETS]
+            yield _line(name, f"{model.anatomy.family}, untrained", " ".join(able))
 
 
 def _hub_model(kind: Hub, name: str) -> tuple[str, str]:
     """Family and commands, read from the model without giving it any weights."""
     try:
-        specimen = _image_tower(name) if kind == "open-clip" else _sketched(Architecture(kind, name))
-        family = "image and text" if kind == "open-clip" else specimen.anatomy.family
-        what = f"{family}, {specimen.parameter_count() / 1e6:.1f} M parameters"
-        return what, " ".join(supported(specimen))
+        model = _image_tower(name) if kind == "open-clip" else _sketched(Architecture(kind, name))
+        family = "image and text" if kind == "open-clip" else model.anatomy.family
+        what = f"{family}, {model.parameter_count() / 1e6:.1f} M parameters"
+        return what, " ".join(supported(model))
     except (ModelError, NotImplementedError, RuntimeError):  # some look at their weights, or need another library
         return "not looked at", "a command says whether it is supported"
 
 
-def _sketched(architecture: Architecture) -> Specimen:
-    """A specimen without weights, on the meta device: what it supports is seen from shapes alone."""
+def _sketched(architecture: Architecture) -> Model:
+    """A model without weights, on the meta device: what it supports is seen from shapes alone."""
     name = architecture.name
     with torch.device("meta"):
         build = {"preset": build_preset, "timm": build_timm, "torchvision": build_torchvision}[architecture.kind]
@@ -88,14 +88,14 @@ def _sketched(architecture: Architecture) -> Specimen:
         with evaluating(model), torch.no_grad():
             outputs = model(torch.empty(1, 3, *preprocessing.size)).shape[-1]
     classes = () if is_headless(model) else default_classes(int(outputs))
-    specimen = assemble(model, architecture, preprocessing, classes, name, Provenance(name, "random"))
-    return specimen.to("meta").eval().requires_grad_(False)
+    loaded = assemble(model, architecture, preprocessing, classes, name, Provenance(name, "random"))
+    return loaded.to("meta").eval().requires_grad_(False)
 
 
-def _image_tower(name: str) -> Specimen:
+def _image_tower(name: str) -> Model:
     with torch.device("meta"):
-        specimen = load_open_clip(PREFIX + name.partition("/")[0], alias=name, random=True)
-    return specimen.to("meta")
+        model = load_open_clip(PREFIX + name.partition("/")[0], alias=name, random=True)
+    return model.to("meta")
 
 
 def _matches(name: str, pattern: str) -> bool:

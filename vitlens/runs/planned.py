@@ -6,11 +6,11 @@ Attacks stop early on images that break, and a resumed run has done a part alrea
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from vitlens.analysis.common_corruptions import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.effects import Unit
-from vitlens.analysis.faithfulness import STEPS as REMOVALS
-from vitlens.analysis.league import BASELINES, RANDOMISED
-from vitlens.analysis.randomisation import PARTS
+from vitlens.analysis.ablation.effects import Unit
+from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.faithfulness.deletion import STEPS as REMOVALS
+from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
+from vitlens.analysis.faithfulness.randomisation import PARTS
 from vitlens.attacks.carlini_wagner import SEARCHES
 from vitlens.attacks.clean import RIVALS
 from vitlens.attacks.registry import ATTACKS, Attack, members_of

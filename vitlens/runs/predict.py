@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluate import answers
+from vitlens.analysis.answers.evaluate import answers
 from vitlens.data.split import Split
 from vitlens.display import shortened, visible
 from vitlens.figures.evaluate import prediction_grid
 from vitlens.files import RunRecord
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.report import Section, Table
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_split
+from vitlens.runs.load import load_models, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.progress import progress
 from vitlens.runs.report import Drawn, publish
@@ -58,22 +58,20 @@ def predict(
 ) -> list[Prediction]:
     """The five likeliest classes of every image, in order; with options.out a report folder is written too."""
     options = options or RunOptions()
-    (specimen,) = load_specimens(
-        [model], command="predict", model_options=model_options or ModelOptions(), options=options
-    )
-    split = load_split(specimen, data=data, images=images, options=options)
+    (loaded,) = load_models([model], command="predict", model_options=model_options or ModelOptions(), options=options)
+    split = load_split(loaded, data=data, images=images, options=options)
     if options.out is None:
-        return _predictions(specimen, split, _answer(specimen, split, options))
+        return _predictions(loaded, split, _answer(loaded, split, options))
     with RunFolder.create(
         "predict",
-        title=f"Predictions of {specimen.alias} on {split.title or split.name}",
+        title=f"Predictions of {loaded.alias} on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=described(options, specimens=[specimen], split=split),
+        config=described(options, models=[loaded], split=split),
         formats=options.formats,
     ) as folder:
-        probabilities = _answer(specimen, split, options)
-        predictions = _predictions(specimen, split, probabilities)
+        probabilities = _answer(loaded, split, options)
+        predictions = _predictions(loaded, split, probabilities)
         folder.table("predictions", [_row(prediction) for prediction in predictions])
         pixels = split.source.read(torch.arange(min(SHOWN, len(split))))
         folder.arrays("images", pixels=pixels.numpy())
@@ -124,19 +122,19 @@ def tell(record: RunRecord) -> list[Section]:
     ]
 
 
-def _answer(specimen: Specimen, split: Split, options: RunOptions) -> Tensor:
+def _answer(model: Model, split: Split, options: RunOptions) -> Tensor:
     """Probabilities (n, classes)."""
-    with progress(f"predicting with {specimen.alias}", len(split), quiet=options.quiet) as advance:
-        logits = answers(specimen, split, batch_size=options.batch_size, precision=options.precision, advance=advance)
+    with progress(f"predicting with {model.alias}", len(split), quiet=options.quiet) as advance:
+        logits = answers(model, split, batch_size=options.batch_size, precision=options.precision, advance=advance)
     return logits.softmax(-1)
 
 
-def _predictions(specimen: Specimen, split: Split, probabilities: Tensor) -> list[Prediction]:
+def _predictions(model: Model, split: Split, probabilities: Tensor) -> list[Prediction]:
     likely = probabilities.topk(min(LIKELIEST, probabilities.shape[-1]), dim=-1)
     return [
         Prediction(
             image=split.files[index] if split.files else f"image {index}",
-            classes=tuple(specimen.classes[place] for place in places),
+            classes=tuple(model.classes[place] for place in places),
             probabilities=tuple(shares),
             label=None if split.labels is None else split.classes[int(split.labels[index])],
         )

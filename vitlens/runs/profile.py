@@ -8,15 +8,15 @@ from typing import Final
 
 import torch
 
-from vitlens.analysis.flops import CONVENTION
-from vitlens.analysis.latency import LONGEST, TimedBatch, latencies
-from vitlens.analysis.memory import process_peak
-from vitlens.analysis.parts import in_order
-from vitlens.analysis.profile import Profile
-from vitlens.analysis.profile import profile as profile_specimen
+from vitlens.analysis.cost.flops import CONVENTION
+from vitlens.analysis.cost.latency import LONGEST, TimedBatch, latencies
+from vitlens.analysis.cost.memory import process_peak
+from vitlens.analysis.cost.parts import in_order
+from vitlens.analysis.cost.profile import Profile
+from vitlens.analysis.cost.profile import profile as profile_model
 from vitlens.devices import autocast, device_name
+from vitlens.models.model import Model
 from vitlens.models.resizing import untrained_at
-from vitlens.models.specimen import Specimen
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import ModelOptions, RunOptions
@@ -49,17 +49,17 @@ def profile(
     1, 2, 4 ... until a pass takes longer than LONGEST. Raises InputError (or one of its kind) before anything is
     written.
     """
-    specimens, variants = load_for_cost(models, patch_sizes=patch_sizes, model_options=model_options, options=options)
-    for specimen in specimens:
+    loaded, variants = load_for_cost(models, patch_sizes=patch_sizes, model_options=model_options, options=options)
+    for model in loaded:
         for size in sizes:
-            untrained_at(specimen, size)  # one that does not fit is refused before anything is measured
-    device = specimens[0].device
+            untrained_at(model, size)  # one that does not fit is refused before anything is measured
+    device = loaded[0].device
     kind = "cpu" if device.type == "cpu" else "other"
     asked = tuple(batch_sizes) or (() if options.batch_size is None else (options.batch_size,))
     batches = asked or tuple(2**power for power in range(_LARGEST[kind].bit_length()))
-    aliases = [specimen.alias for specimen in specimens]
+    aliases = [model.alias for model in loaded]
     choices = {"patch_sizes": list(patch_sizes), "sizes": list(sizes), "batch_sizes": list(batches)}
-    config = described(options, specimens=specimens, choices={**choices, "bounded": not asked, "longest": LONGEST})
+    config = described(options, models=loaded, choices={**choices, "bounded": not asked, "longest": LONGEST})
     effective = "fp32" if isinstance(autocast(device, options.precision), nullcontext) else "bf16"
     machine = {"name": device_name(device), "threads": torch.get_num_threads(), "arithmetic": effective}
     with (
@@ -74,53 +74,53 @@ def profile(
         ) as folder,
         progress("Measuring", len(aliases) * (1 + len(batches)), unit="measurements", quiet=options.quiet) as advance,
     ):
-        keep_costs(folder, [_cost(specimen, effective, advance) for specimen in specimens], specimens)
+        keep_costs(folder, [_cost(model, effective, advance) for model in loaded], loaded)
         longest = None if asked else LONGEST
-        speeds = latencies(specimens, batches, precision=effective, longest=longest, advance=advance)
+        speeds = latencies(loaded, batches, precision=effective, longest=longest, advance=advance)
         keep_speeds(folder, aliases, speeds)
-        keep_growth(folder, growth(specimens, variants, sizes, precision=effective), several=len(models) > 1)
+        keep_growth(folder, growth(loaded, variants, sizes, precision=effective), several=len(models) > 1)
         peak = process_peak()
         if peak is not None:
             folder.metric("process_peak", Estimate(float(peak), unit="bytes"))
         return publish(folder, draw, tell)
 
 
-def _cost(specimen: Specimen, precision: str, advance: Advance) -> Profile:
-    found = profile_specimen(specimen, batch_sizes=(), precision=precision)
+def _cost(model: Model, precision: str, advance: Advance) -> Profile:
+    found = profile_model(model, batch_sizes=(), precision=precision)
     advance(1)
     return found
 
 
-def keep_costs(folder: RunFolder, costs: Sequence[Profile], specimens: Sequence[Specimen]) -> None:
+def keep_costs(folder: RunFolder, costs: Sequence[Profile], models: Sequence[Model]) -> None:
     """Write the tables models and parts, and the totals as metrics."""
     rows: list[dict[str, object]] = []
     parts: list[dict[str, object]] = []
-    for cost, specimen in zip(costs, specimens):
+    for cost, model in zip(costs, models):
         totals = {
             "parameters": sum(cost.parameters.values()),
             "flops": sum(cost.flops.values()),
             "training_bytes": cost.training_bytes,
             "inference_bytes": cost.inference_bytes,
         }
-        end = f"/{specimen.alias}" if len(specimens) > 1 else ""
+        end = f"/{model.alias}" if len(models) > 1 else ""
         for name, total in totals.items():
             unit = {"parameters": "", "flops": "FLOPs"}.get(name, "bytes")
             folder.metric(f"{name}{end}", Estimate(float(total), unit=unit))
         rows.append(
             {
-                "model": specimen.alias,
-                "family": specimen.anatomy.family,
-                "untrained": specimen.provenance.weights == "random",
-                "size": list(specimen.input_size),
+                "model": model.alias,
+                "family": model.anatomy.family,
+                "untrained": model.provenance.weights == "random",
+                "size": list(model.input_size),
                 "tokens": cost.tokens,
-                "one_sequence": specimen.anatomy.layout is not None,
+                "one_sequence": model.anatomy.layout is not None,
                 "by_formula": cost.by_formula,
                 **totals,
             }
         )
         for part in in_order({*cost.parameters, *cost.flops}):
             counts = {"parameters": cost.parameters.get(part, 0), "flops": cost.flops.get(part, 0)}
-            parts.append({"model": specimen.alias, "part": part, **counts})
+            parts.append({"model": model.alias, "part": part, **counts})
     folder.table("conventions", [{"of": "FLOPs", "says": CONVENTION}])
     folder.table("models", rows)
     folder.table("parts", parts)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vitlens.analysis.flops import CONVENTION
+from vitlens.analysis.cost.flops import CONVENTION
 from vitlens.figures.growth import Growth, growth_by_tokens
 from vitlens.figures.profile import Speed, cost_by_part, speed_by_batch
 from vitlens.files import RunRecord

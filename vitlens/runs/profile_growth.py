@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from vitlens.analysis.flops import flops_by_part
-from vitlens.analysis.latency import latencies
-from vitlens.analysis.parts import PRODUCTS
-from vitlens.analysis.profile import tokens_of
-from vitlens.analysis.scaling import exponent
-from vitlens.models.specimen import Specimen
+from vitlens.analysis.cost.flops import flops_by_part
+from vitlens.analysis.cost.latency import latencies
+from vitlens.analysis.cost.parts import PRODUCTS
+from vitlens.analysis.cost.profile import tokens_of
+from vitlens.analysis.cost.scaling import exponent
+from vitlens.models.model import Model
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.profile_models import Size, sized
 
@@ -17,33 +17,33 @@ _SWEPT: Final = {"cpu": 1, "other": 32}  # images at a time: a GPU is not busy w
 
 
 def growth(
-    specimens: Sequence[Specimen], variants: Mapping[str, Sequence[str]], sizes: Sequence[Size], *, precision: str
+    models: Sequence[Model], variants: Mapping[str, Sequence[str]], sizes: Sequence[Size], *, precision: str
 ) -> Iterator[dict[str, object]]:
     """Cost at each number of tokens: a row a point, of "patch size" or "image size"; or a size that did not run."""
-    by_alias = {specimen.alias: specimen for specimen in specimens}
+    by_alias = {model.alias: model for model in models}
     several = {base: names for base, names in variants.items() if len(names) > 1}
     for base, names in several.items():
         for name in names:
             yield {"model": base, "sweep": "patch size", **_point(by_alias[name], precision)}
     swept = {name for names in several.values() for name in names}
-    for specimen in specimens:
-        if specimen.alias in swept and not sizes:
+    for model in models:
+        if model.alias in swept and not sizes:
             continue
-        for size, made in sized(specimen, sizes):
-            row: dict[str, object] = {"model": specimen.alias, "sweep": "image size"}
+        for size, made in sized(model, sizes):
+            row: dict[str, object] = {"model": model.alias, "sweep": "image size"}
             if isinstance(made, str):
                 yield {**row, "size": list(size), "reason": made}
             else:
                 yield {**row, **_point(made, precision)}
 
 
-def _point(specimen: Specimen, precision: str) -> dict[str, object]:
-    flops = flops_by_part(specimen)
-    images = _SWEPT["cpu" if specimen.device.type == "cpu" else "other"]
-    ((timed,),) = latencies([specimen], [images], precision=precision)
+def _point(model: Model, precision: str) -> dict[str, object]:
+    flops = flops_by_part(model)
+    images = _SWEPT["cpu" if model.device.type == "cpu" else "other"]
+    ((timed,),) = latencies([model], [images], precision=precision)
     return {
-        "size": list(specimen.input_size),
-        "tokens": tokens_of(specimen),
+        "size": list(model.input_size),
+        "tokens": tokens_of(model),
         "flops": sum(flops.values()),
         "products": flops.get(PRODUCTS, 0),
         **asdict(timed.latency),

@@ -8,13 +8,13 @@ from typing import Final
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
 from vitlens.models.assembly import default_classes
+from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.resizing import untrained_at
-from vitlens.models.specimen import Specimen
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import untrained
 from vitlens.names import BUNDLED
-from vitlens.runs.load import load_specimens
+from vitlens.runs.load import load_models
 from vitlens.runs.options import ModelOptions, RunOptions
 
 Size = tuple[int, int]
@@ -24,8 +24,8 @@ _SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")
 
 def load_for_cost(
     models: Sequence[str], *, patch_sizes: Sequence[Size] = (), model_options: ModelOptions, options: RunOptions
-) -> tuple[tuple[Specimen, ...], dict[str, list[str]]]:
-    """The specimens, and for each preset with several patch sizes the aliases that it was given, by its own.
+) -> tuple[tuple[Model, ...], dict[str, list[str]]]:
+    """The models, and for each preset with several patch sizes the aliases that it was given, by its own.
 
     What has no weights of its own (a preset, a name of a hub) is taken untrained. patch_sizes: each ViT preset is
     taken with each of them, as alias-p4 and so on. Raises InputError for patch sizes without a ViT preset.
@@ -39,31 +39,31 @@ def load_for_cost(
             f"try {next(iter(VIT_PRESETS))}, or --sizes for any model"
         )
     if model_options.weights is not None:
-        return load_specimens(models, model_options=model_options, options=options), {}
-    found: list[Specimen] = []
+        return load_models(models, model_options=model_options, options=options), {}
+    found: list[Model] = []
     variants: dict[str, list[str]] = {}
     for model in named:
         made = [*_patched(model, patch_sizes, model_options, options)] if model in cut else []
         if made:
-            variants[model.alias] = [specimen.alias for specimen in made]
+            variants[model.alias] = [loaded.alias for loaded in made]
         found += made or [_loaded(model, model_options, options)]
     return tuple(found), variants
 
 
-def _loaded(model: ModelName, model_options: ModelOptions, options: RunOptions) -> Specimen:
+def _loaded(model: ModelName, model_options: ModelOptions, options: RunOptions) -> Model:
     has_own = model.weights or model.name in BUNDLED or Path(model.name).is_dir() or model.name.endswith(_SUFFIXES)
     told = model_options if has_own else replace(model_options, random_weights=True)
     typed = f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
-    (specimen,) = load_specimens([typed], model_options=told, options=options)
-    return specimen
+    (loaded,) = load_models([typed], model_options=told, options=options)
+    return loaded
 
 
 def _patched(
     model: ModelName, patch_sizes: Sequence[Size], model_options: ModelOptions, options: RunOptions
-) -> Iterator[Specimen]:
+) -> Iterator[Model]:
     for height, width in patch_sizes:
         word = f"{height}" if height == width else f"{height}x{width}"
-        specimen = untrained(
+        loaded = untrained(
             model.name,
             classes=default_classes(VIT_PRESETS[model.name].classes),
             image_size=model_options.image_size,
@@ -71,28 +71,28 @@ def _patched(
             alias=f"{model.alias}-p{word}",
             overrides={"patch_size": [height, width]},
         )
-        specimen.provenance = replace(specimen.provenance, weights="random")
-        yield specimen.to(resolve_device(options.device)).eval().requires_grad_(False)
+        loaded.provenance = replace(loaded.provenance, weights="random")
+        yield loaded.to(resolve_device(options.device)).eval().requires_grad_(False)
 
 
-def sized(specimen: Specimen, sizes: Sequence[Size] = ()) -> Iterator[tuple[Size, Specimen | str]]:
-    """The specimen at several image sizes, one at a time; by default from half to double its own side.
+def sized(model: Model, sizes: Sequence[Size] = ()) -> Iterator[tuple[Size, Model | str]]:
+    """The model at several image sizes, one at a time; by default from half to double its own side.
 
     A default size at which it does not run gives the reason in words; one that was asked for raises it (InputError).
     """
-    for size in sizes or default_sizes(specimen):
+    for size in sizes or default_sizes(model):
         try:
-            yield size, untrained_at(specimen, size)
+            yield size, untrained_at(model, size)
         except InputError as error:
             if sizes:
                 raise
             yield size, str(error)
 
 
-def default_sizes(specimen: Specimen) -> list[Size]:
-    """FACTORS of the specimen's own size, in whole patches (without these, in whole steps of 8 px or less)."""
-    sides = specimen.input_size
-    layout = specimen.anatomy.layout
+def default_sizes(model: Model) -> list[Size]:
+    """FACTORS of the model's own size, in whole patches (without these, in whole steps of 8 px or less)."""
+    sides = model.input_size
+    layout = model.anatomy.layout
     units = layout.patch_size if layout is not None else (_step(sides[0]), _step(sides[1]))
     height, width = (
         [max(1, round(side / unit * factor)) * unit for factor in FACTORS] for side, unit in zip(sides, units)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vitlens.analysis.flops import CONVENTION
-from vitlens.analysis.parts import PARTS, STAGE
+from vitlens.analysis.cost.flops import CONVENTION
+from vitlens.analysis.cost.parts import PARTS, STAGE
 from vitlens.figures.profile import in_thousands
 from vitlens.files import RunRecord
 from vitlens.report import Cell, Section, Table, metrics, number

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from vitlens.analysis.flops import crossover
-from vitlens.analysis.parts import PRODUCTS
+from vitlens.analysis.cost.flops import crossover
+from vitlens.analysis.cost.parts import PRODUCTS
 from vitlens.figures.profile import in_thousands
 from vitlens.files import RunRecord
 from vitlens.report import in_words, metrics, number

@@ -7,17 +7,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.localisation import mask_areas, pointing_hits
-from vitlens.analysis.methods import METHODS, Way, require_possible, trace
+from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
+from vitlens.analysis.attention.methods import METHODS, Way, require_possible, trace
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.data.split import Split
 from vitlens.devices import autocast
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import DEFAULT_ALPHA, AttentionMethod, CommandName, Fusion, Readout
 from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_split
+from vitlens.runs.load import load_models, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.processes import join_run
 from vitlens.runs.progress import progress
@@ -66,53 +66,53 @@ def rollout(
         # one layer's attention can be drawn where it cannot be followed
         followed = any(METHODS[way.method].chained for way in ways)
         command: CommandName = "rollout" if followed else "attention"
-        (specimen,) = load_specimens((model,), command=command, model_options=model_options, options=options)
-        split = load_split(specimen, options=options, data=data, images=images)
-    ways = _able(specimen, ways, asked=bool(method))
-    targets = chosen_targets(target, specimen, split)
-    (first,) = split.pick(torch.arange(1)).batches(1, device=specimen.device)
-    require_possible(specimen, first.images, ways)
+        (loaded,) = load_models((model,), command=command, model_options=model_options, options=options)
+        split = load_split(loaded, options=options, data=data, images=images)
+    ways = _able(loaded, ways, asked=bool(method))
+    targets = chosen_targets(target, loaded, split)
+    (first,) = split.pick(torch.arange(1)).batches(1, device=loaded.device)
+    require_possible(loaded, first.images, ways)
     share_of(split, processes)
-    chosen = readout or specimen.anatomy.readout
+    chosen = readout or loaded.anatomy.readout
     if not processes.is_first:
-        _follow(specimen, split, ways, targets, chosen, processes, options)
+        _follow(loaded, split, ways, targets, chosen, processes, options)
         return None
     choices: Mapping[str, object] = {
         "method": list(dict.fromkeys(way.method for way in ways)), "target": target, "fusion": list(fusion),
         "discard": discard, "alpha": alpha,
         "start_layer": start_layer, "layer": layer, "readout": chosen, "ways": [way.name for way in ways],
     }  # fmt: skip
-    config = described(options, specimens=(specimen,), split=split, choices=choices)
+    config = described(options, models=(loaded,), split=split, choices=choices)
     folder = RunFolder.create(
         "rollout",
-        name_parts=(specimen.alias, split.name),
-        title=f"Attention of {specimen.alias} followed to the image, on {split.title or split.name}",
+        name_parts=(loaded.alias, split.name),
+        title=f"Attention of {loaded.alias} followed to the image, on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
         config=config,
         formats=options.formats,
     )
     with folder:
-        maps, logits = _follow(specimen, split, ways, targets, chosen, processes, options)
+        maps, logits = _follow(loaded, split, ways, targets, chosen, processes, options)
         drawn = min(DRAWN if images else SHOWN, len(split))
         say_left_out(drawn, len(split), quiet=options.quiet, more="maps of all are in arrays/")
-        _keep(folder, specimen, split, ways, maps, logits, targets, drawn=drawn)
+        _keep(folder, loaded, split, ways, maps, logits, targets, drawn=drawn)
         return publish(folder, draw, tell)
 
 
-def _able(specimen: Specimen, ways: Sequence[Way], *, asked: bool) -> list[Way]:
+def _able(model: Model, ways: Sequence[Way], *, asked: bool) -> list[Way]:
     """The ways, of a model without a classifier those that ask about no class.
 
     Raises UnsupportedError where others were asked for, or none is left.
     """
     classless = [way for way in ways if not METHODS[way.method].gradient]
     if len(classless) < len(ways) and (asked or not classless):
-        specimen.require_classifier()
-    return list(ways) if specimen.has_classifier else classless
+        model.require_classifier()
+    return list(ways) if model.has_classifier else classless
 
 
 def _follow(
-    specimen: Specimen,
+    model: Model,
     split: Split,
     ways: Sequence[Way],
     targets: Tensor | None,
@@ -124,14 +124,14 @@ def _follow(
     maps, logits = [], []
     split = share_of(split, processes)
     targets = None if targets is None else targets[processes.index :: processes.count]
-    size = options.batch_size or fitting_batch_size(specimen)
+    size = options.batch_size or fitting_batch_size(model)
     if options.batch_size is None and any(METHODS[way.method].gradient for way in ways):
         size = max(1, size // _BACKWARD)
     with progress("Following attention", len(split), quiet=options.quiet) as advance:
-        for batch in split.batches(size, device=specimen.device):
+        for batch in split.batches(size, device=model.device):
             own = None if targets is None else targets[batch.indices.cpu()]
-            with autocast(specimen.device, options.precision):
-                traced = trace(specimen, batch.images, ways, targets=own, readout=readout)
+            with autocast(model.device, options.precision):
+                traced = trace(model, batch.images, ways, targets=own, readout=readout)
             maps.append(torch.stack(traced.maps, 1).float().cpu())
             logits.append(traced.logits.float().cpu())
             advance(len(batch.images))
@@ -140,7 +140,7 @@ def _follow(
 
 def _keep(
     folder: RunFolder,
-    specimen: Specimen,
+    model: Model,
     split: Split,
     ways: Sequence[Way],
     maps: Tensor,
@@ -157,7 +157,7 @@ def _keep(
             folder.metric(f"rollout/patch_mass/{way.fusion}", bootstrap_mean(mass))
     empty = (maps.flatten(2) == 0).all(-1).sum(0).tolist()
     folder.table("methods", [{"method": way.name, "empty_maps": count} for way, count in zip(ways, empty)])
-    folder.table("images", _image_rows(specimen, split, logits, targets))
+    folder.table("images", _image_rows(model, split, logits, targets))
     shown = torch.arange(drawn)
     arrays: dict[str, Any] = {"images": split.source.read(shown).numpy(), "maps": maps[:KEPT].numpy()}
     if split.masks is not None and hits is not None:
@@ -165,7 +165,7 @@ def _keep(
     folder.arrays("rollout", **arrays)
 
 
-def _image_rows(specimen: Specimen, split: Split, logits: Tensor, targets: Tensor | None) -> list[dict[str, object]]:
+def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[dict[str, object]]:
     """What the model answers to each image, and which class is asked about; None where it has no classifier."""
     files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
     confidence, predicted = logits.softmax(-1).max(-1)
@@ -173,10 +173,10 @@ def _image_rows(specimen: Specimen, split: Split, logits: Tensor, targets: Tenso
     rows: list[dict[str, object]] = []
     for index in range(min(len(split), KEPT)):
         row: dict[str, object] = {"image": files[index]} | dict.fromkeys(("prediction", "probability", "target"))
-        if specimen.has_classifier:
-            row["prediction"] = specimen.classes[int(predicted[index])]
+        if model.has_classifier:
+            row["prediction"] = model.classes[int(predicted[index])]
             row["probability"] = round(float(confidence[index]), 4)
-            row["target"] = specimen.classes[int(asked[index])]
+            row["target"] = model.classes[int(asked[index])]
         rows.append(row)
     return rows
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.methods import METHODS
+from vitlens.analysis.attention.methods import METHODS
 from vitlens.figures.rollout import method_overlays, rollout_overlays
 from vitlens.figures.views import shared_scale
 from vitlens.files import RunRecord

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitlens.analysis.evaluate import fitting_batch_size
-from vitlens.analysis.stats import Stream
+from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.heads.statistics import Stream
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
@@ -14,7 +14,7 @@ from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
 from vitlens.runs.expected import say_expected
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_splits
+from vitlens.runs.load import load_models, load_splits
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import stats_parts
 from vitlens.runs.processes import join_run
@@ -57,18 +57,18 @@ def stats(
         raise InputError(f"expected one model, or two to compare, found {len(models)}; run vitlens stats for each pair")
     processes, options = join_run(options)
     with processes.first_ahead():
-        specimens = load_specimens(models, command="stats", model_options=model_options, options=options)
-        splits = load_splits(specimens, options=options, data=data, images=images)
+        loaded = load_models(models, command="stats", model_options=model_options, options=options)
+        splits = load_splits(loaded, options=options, data=data, images=images)
     if len({len(split) for split in splits}) > 1:
         raise InputError(f"expected the same images for both models, found {[len(split) for split in splits]}")
-    streams = Streams([Stream(specimen, renormalise=renormalise) for specimen in specimens])
+    streams = Streams([Stream(model, renormalise=renormalise) for model in loaded])
     shares = [share_of(split, processes) for split in splits]
     if not processes.is_first:
         _stream(streams, shares, processes, options)
         over_training(kept, splits[0], processes, options, renormalise=renormalise)
         return None
-    aliases, split = [specimen.alias for specimen in specimens], splits[0]
-    works = [(specimen, own, stats_parts(len(own), moments=len(kept))) for specimen, own in zip(specimens, splits)]
+    aliases, split = [model.alias for model in loaded], splits[0]
+    works = [(model, own, stats_parts(len(own), moments=len(kept))) for model, own in zip(loaded, splits)]
     say_expected(works, options, processes=processes.count)
     choices = {"predicted": predicted, "renormalise": renormalise, "learning": learning, "animate": animate}
     if predicted and not options.quiet:
@@ -79,7 +79,7 @@ def stats(
         title=f"How the heads of {' and '.join(aliases)} look, on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
-        config=described(options, specimens=specimens, split=split, choices=choices),
+        config=described(options, models=loaded, split=split, choices=choices),
         formats=options.formats,
     ) as folder:
         _stream(streams, shares, processes, options)
@@ -94,9 +94,9 @@ def stats(
 
 def _stream(streams: Streams, splits: Sequence[Split], processes: Processes, options: RunOptions) -> None:
     """Watch this process's images, and add up with the others."""
-    specimens = [stream.specimen for stream in streams.streams]
-    size = options.batch_size or min(fitting_batch_size(specimen) for specimen in specimens)
-    device = specimens[0].device
+    models = [stream.model for stream in streams.streams]
+    size = options.batch_size or min(fitting_batch_size(model) for model in models)
+    device = models[0].device
     with progress("Watching heads", len(splits[0]), quiet=options.quiet) as advance:
         for batches in zip(*(split.batches(size, device=device) for split in splits)):
             with autocast(device, options.precision):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from vitlens.analysis.stats import STATISTICS
+from vitlens.analysis.heads.statistics import STATISTICS
 from vitlens.files import RunRecord
 from vitlens.report import Section, Table, metrics
 from vitlens.runs.stats_draw import are_identical, backbones, title_of

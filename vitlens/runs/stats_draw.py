@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.specialisation import THRESHOLD
-from vitlens.analysis.stats import STATISTICS
+from vitlens.analysis.heads.specialisation import THRESHOLD
+from vitlens.analysis.heads.statistics import STATISTICS
 from vitlens.figures.heads import difference_maps, head_heatmaps
 from vitlens.figures.specialisation import specialisation_matrix
 from vitlens.figures.stats import distance_by_layer, layer_evolution, token_norms

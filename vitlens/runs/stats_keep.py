@@ -6,9 +6,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from vitlens.analysis.moments import Key, Moments
-from vitlens.analysis.specialisation import RULES, Specialisation, specialise
-from vitlens.analysis.stats import STATISTICS, TOKEN_STATISTICS, Statistics, per_head
+from vitlens.analysis.answers.moments import Key, Moments
+from vitlens.analysis.heads.specialisation import RULES, Specialisation, specialise
+from vitlens.analysis.heads.statistics import STATISTICS, TOKEN_STATISTICS, Statistics, per_head
 from vitlens.models.likeness import backbone, same_backbone
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.stats_streams import Streams
@@ -114,7 +114,7 @@ def _single(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _keep_differences(folder: RunFolder, streams: Streams, aliases: Sequence[str]) -> None:
     """How the two models differ: overall, and head by head with Holm's correction over the heads of a statistic."""
-    first, second = (stream.specimen for stream in streams.streams)
+    first, second = (stream.model for stream in streams.streams)
     identical = same_backbone(first, second)
     parameters = sum(value.numel() for value in backbone(first).values())
     folder.table("backbones", [{"comparable": streams.comparable, "identical": identical, "parameters": parameters}])

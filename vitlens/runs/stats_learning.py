@@ -11,15 +11,15 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention import position_similarity
-from vitlens.analysis.evaluate import fitting_batch_size
-from vitlens.analysis.offsets import offset_counts, offset_sums
-from vitlens.analysis.stats import STATISTICS, Statistics, Stream
+from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.attention.weights import position_similarity
+from vitlens.analysis.heads.offsets import offset_counts, offset_sums
+from vitlens.analysis.heads.statistics import STATISTICS, Statistics, Stream
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
+from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
-from vitlens.models.specimen import Specimen
 from vitlens.models.zoo import load
 from vitlens.processes import Processes, share_of
 from vitlens.runs.folder import RunFolder
@@ -70,24 +70,24 @@ def over_training(
     found = []
     with progress("Watching heads over training", len(places), unit="moments", quiet=options.quiet) as advance:
         for one in (kept[place] for place in places):
-            specimen = load(f"epoch-{one.epochs}={one.file}", device=processes.device)
-            stream = Stream(specimen, renormalise=renormalise)
-            for batch in images.batches(options.batch_size or fitting_batch_size(specimen), device=specimen.device):
-                with autocast(specimen.device, options.precision):
+            model = load(f"epoch-{one.epochs}={one.file}", device=processes.device)
+            stream = Stream(model, renormalise=renormalise)
+            for batch in images.batches(options.batch_size or fitting_batch_size(model), device=model.device):
+                with autocast(model.device, options.precision):
                     stream.add(batch.images)
             stream.join(processes.total)
-            found.append(Moment(one.epochs, stream.result(), similarity_by_offset(specimen)))
+            found.append(Moment(one.epochs, stream.result(), similarity_by_offset(model)))
             advance(1)
     return tuple(found)
 
 
-def similarity_by_offset(specimen: Specimen) -> Float[Tensor, "down across"] | None:
+def similarity_by_offset(model: Model) -> Float[Tensor, "down across"] | None:
     """Mean cosine similarity of all pairs of position embeddings by offset, (2 rows - 1, 2 columns - 1); None where
     none are learned."""
-    similarity = position_similarity(specimen)
+    similarity = position_similarity(model)
     if similarity is None:
         return None
-    grid = specimen.layout.grid
+    grid = model.layout.grid
     return offset_sums(similarity.double().cpu(), grid) / offset_counts(grid)
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vitlens.analysis.measure import Measured
-from vitlens.analysis.moments import Key, Moments
-from vitlens.analysis.stats import Stream, over_heads
+from vitlens.analysis.answers.moments import Key, Moments
+from vitlens.analysis.heads.measure import Measured
+from vitlens.analysis.heads.statistics import Stream, over_heads
 from vitlens.models.likeness import same_anatomy
 
 MOST = 2  # models: a figure of differences has two sides
@@ -37,7 +37,7 @@ class Streams:
     @property
     def comparable(self) -> bool:
         """Whether there are two models whose heads of the same number can be set beside each other."""
-        return len(self.streams) == MOST and same_anatomy(self.streams[0].specimen, self.streams[1].specimen)
+        return len(self.streams) == MOST and same_anatomy(self.streams[0].model, self.streams[1].model)
 
     def join(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Add up what several processes took in; total: the sum of a tensor over all of them."""

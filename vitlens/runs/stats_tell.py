@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.specialisation import MIXED, THRESHOLD
-from vitlens.analysis.stats import STATISTICS, TOKEN_STATISTICS
+from vitlens.analysis.heads.specialisation import MIXED, THRESHOLD
+from vitlens.analysis.heads.statistics import STATISTICS, TOKEN_STATISTICS
 from vitlens.files import RunRecord
 from vitlens.report import Section, Table, metrics
 from vitlens.runs.describe import data_words

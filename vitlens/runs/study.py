@@ -9,15 +9,15 @@ from typing import Final
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import RunRecord
 from vitlens.models.assembly import default_classes
+from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
-from vitlens.models.specimen import Specimen
 from vitlens.models.support import require_supported
 from vitlens.models.zoo import untrained
 from vitlens.report import Section
 from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_specimens, load_split
+from vitlens.runs.load import load_models, load_split
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import Drawn, publish
 from vitlens.runs.study_chapters import Chapters, Ground, trained_first, typed
@@ -87,9 +87,9 @@ def study(
     with folder:
         chapters = Chapters(folder.path, ground, model_options, replace(options, overwrite=True))
         ready = [chapters.trained(model, epochs) for model in named]
-        specimens = chapters.load(ready)
-        keep_budgets(folder, specimens)
-        chapters.look_ahead(specimens)
+        loaded = chapters.load(ready)
+        keep_budgets(folder, loaded)
+        chapters.look_ahead(loaded)
         _analyse(chapters, ready, [name for name, model in zip(ready, named) if model in studied], labelled)
         folder.table("left_out", [] if labelled else [{"chapter": word} for word in LEFT_OUT])
         if not labelled and not options.quiet:
@@ -122,20 +122,20 @@ def _studied(named: Sequence[ModelName], model_options: ModelOptions, options: R
 
     Raises UnsupportedError where there is none, and for a model that cannot be set beside another.
     """
-    specimens = [_to_ask(model, model_options, options) for model in named]
-    for specimen in specimens:
-        require_supported(specimen, "compare")
-    reasons = [specimen.supports("study") for specimen in specimens]
+    models = [_to_ask(model, model_options, options) for model in named]
+    for loaded in models:
+        require_supported(loaded, "compare")
+    reasons = [loaded.supports("study") for loaded in models]
     if all(reasons):
         raise UnsupportedError(str(reasons[0]))
     return [model for model, reason in zip(named, reasons) if reason is None]
 
 
-def _to_ask(model: ModelName, model_options: ModelOptions, options: RunOptions) -> Specimen:
-    """The specimen, untrained where it is trained first, to ask what it supports."""
+def _to_ask(model: ModelName, model_options: ModelOptions, options: RunOptions) -> Model:
+    """The model, untrained where it is trained first, to ask what it supports."""
     if trained_first(model, model_options):
         return untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
-    return load_specimens([typed(model)], model_options=model_options, options=options)[0]
+    return load_models([typed(model)], model_options=model_options, options=options)[0]
 
 
 def _are_labelled(named: Sequence[ModelName], ground: Ground, model_options: ModelOptions, options: RunOptions) -> bool:
@@ -152,7 +152,7 @@ def _are_labelled(named: Sequence[ModelName], ground: Ground, model_options: Mod
             f"expected trained models with --images, found {' and '.join(presets)}, trained on labelled data; try "
             "vitlens study vit-digits --images ..., timm:NAME or a run folder"
         )
-    (first,) = load_specimens([typed(named[0])], model_options=model_options, options=options)
+    (first,) = load_models([typed(named[0])], model_options=model_options, options=options)
     split = load_split(first, options=replace(options, quiet=True), **ground.asked)
     if not ground.predicted:
         require_labelled(split, doing="study")

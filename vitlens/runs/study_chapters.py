@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from vitlens.analysis.ablate import units_of
-from vitlens.analysis.reading import label_columns
+from vitlens.analysis.ablation.ablate import units_of
+from vitlens.analysis.answers.classes import label_columns
+from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models
-from vitlens.models.specimen import Specimen
 from vitlens.names import PRESETS
 from vitlens.runs.ablate import ablate
 from vitlens.runs.ablate_choices import AblateChoices
@@ -23,7 +23,7 @@ from vitlens.runs.explain import explain
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import bank_of
-from vitlens.runs.load import load_specimens, load_splits
+from vitlens.runs.load import load_models, load_splits
 from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, features_parts, stats_parts
 from vitlens.runs.profile import profile
@@ -99,30 +99,30 @@ class Chapters:
         return f"{model.alias}={options.out}"
 
     def load(self, names: Sequence[str]) -> Any:
-        """The specimens, to ask what they are."""
-        return load_specimens(names, model_options=self.model_options, options=self.options)
+        """The models, to ask what they are."""
+        return load_models(names, model_options=self.model_options, options=self.options)
 
-    def look_ahead(self, specimens: Sequence[Specimen]) -> None:
+    def look_ahead(self, models: Sequence[Model]) -> None:
         """Say how long the chapters that follow may take together. Raises InputError where a model does not know the
         data's classes, as a later chapter would after much work."""
-        splits = load_splits(specimens, options=replace(self.options, quiet=True), **self.ground.asked)
-        for specimen, split in zip(specimens, splits):
+        splits = load_splits(models, options=replace(self.options, quiet=True), **self.ground.asked)
+        for model, split in zip(models, splits):
             if split.labels is not None and not self.ground.predicted:
-                label_columns(specimen.classes, split)
-        works = [(one, split, self._parts(one, len(split))) for one, split in zip(specimens, splits)]
+                label_columns(model.classes, split)
+        works = [(one, split, self._parts(one, len(split))) for one, split in zip(models, splits)]
         say_expected(works, self.options)
 
-    def _parts(self, specimen: Specimen, images: int) -> list[Part]:
+    def _parts(self, model: Model, images: int) -> list[Part]:
         """The parts of all chapters; the options that shorten them belong to commands of their own."""
-        return [replace(part, shorter="") for part in self._all_parts(specimen, images)]
+        return [replace(part, shorter="") for part in self._all_parts(model, images)]
 
-    def _all_parts(self, specimen: Specimen, images: int) -> Iterator[Part]:
+    def _all_parts(self, model: Model, images: int) -> Iterator[Part]:
         some = min(images, FEATURED)
         yield Part("answers", images)
-        if specimen.anatomy.family == "vit":
+        if model.anatomy.family == "vit":
             choices, checked = AblateChoices(), min(images, CHECKED)
             yield from stats_parts(images, moments=0)
-            yield from ablate_parts(units_of(specimen), images, choices)
+            yield from ablate_parts(units_of(model), images, choices)
             yield from explain_parts(EXPLAINED, checked, verify=True, counterfactuals=True)
         yield from attack_parts(AttackChoices(attacks=ATTACKS, corruptions=False), min(images, ATTACKED))
         yield from features_parts(some, min(BANK, bank_of(some)))

@@ -70,13 +70,13 @@ def study_points(
     ground = _ground(plan, options)
     points = KINDS[plan.kind].points
     for point in points:  # what cannot be built, or trained so, is refused before anything is written
-        ground.specimen(point, seed=0)
+        ground.model(point, seed=0)
         ground.recipe(point)
         if point.share is not None:
             images_in(ground.train, point.share)
     epochs = plan.epochs * plan.seeds
     parts = train_parts(len(ground.train), len(ground.test), epochs=epochs, looks=plan.seeds, frozen=False)
-    works = [(ground.specimen(point, seed=0).to(ground.device), ground.train, parts) for point in points]
+    works = [(ground.model(point, seed=0).to(ground.device), ground.train, parts) for point in points]
     say_expected(works, options)
     with _folder(plan, resume, ground, options) as folder:
         keep_training_images(folder.path, ground.train, data=plan.data)

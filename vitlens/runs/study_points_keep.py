@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.seeds import accuracy_over_seeds, difference_over_seeds
+from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.study_kinds import Kind, Point
 from vitlens.runs.study_trial import Trial

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlens.analysis.evaluate import evaluate
-from vitlens.analysis.flops import flops_by_part
+from vitlens.analysis.answers.evaluate import evaluate
+from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.archives import Form, require_forms
 from vitlens.data.shares import images_in, share_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.models.zoo import untrained
 from vitlens.runs.options import RunOptions
 from vitlens.runs.study_kinds import Point
@@ -76,7 +76,7 @@ class Ground:
     device: torch.device
     options: RunOptions
 
-    def specimen(self, point: Point, *, seed: int) -> Specimen:
+    def model(self, point: Point, *, seed: int) -> Model:
         """The point's untrained model. Raises InputError, naming the point, for one that cannot be built."""
         try:
             return untrained(
@@ -124,12 +124,12 @@ def run_trial(ground: Ground, point: Point, folder: Path, *, seed: int, resume: 
 
 
 def _trained(ground: Ground, point: Point, folder: Path, *, seed: int, resume: bool, telling: Telling) -> Trial:
-    specimen = ground.specimen(point, seed=seed).to(ground.device)
+    model = ground.model(point, seed=seed).to(ground.device)
     images = ground.images(point, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     with telling as tell_progress:
         result = fit(
-            specimen,
+            model,
             images,
             ground.test,
             recipe=ground.recipe(point),
@@ -140,15 +140,15 @@ def _trained(ground: Ground, point: Point, folder: Path, *, seed: int, resume: b
             resume=resume,
             on_progress=tell_progress,
         )
-    answers = evaluate(specimen, ground.test, batch_size=ground.options.batch_size)
+    answers = evaluate(model, ground.test, batch_size=ground.options.batch_size)
     return Trial(
         correct=answers.correct.numpy(),
         seconds=result.seconds,
         images_per_second=float(np.median([epoch.images_per_second for epoch in result.history])),
         steps=result.history[-1].step,
         train_images=len(ground.train) if point.share is None else images_in(ground.train, point.share),
-        parameters=specimen.parameter_count(),
-        flops=sum(flops_by_part(specimen).values()),
+        parameters=model.parameter_count(),
+        flops=sum(flops_by_part(model).values()),
     )
 
 

@@ -5,18 +5,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.evaluate import answers
-from vitlens.analysis.reading import label_columns
+from vitlens.analysis.answers.classes import label_columns
+from vitlens.analysis.answers.evaluate import answers
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.runs.options import RunOptions
 
 PREDICTED: Final = "predicted"
 TRUE: Final = "true"
 
 
-def chosen_targets(target: str, specimen: Specimen, split: Split) -> Tensor | None:
+def chosen_targets(target: str, model: Model, split: Split) -> Tensor | None:
     """Class indices (n,) among the model's logits for "true" or a named class; None for "predicted".
 
     target: also a class by name or by its index from 0. Raises InputError for "true" without labels and for an index
@@ -24,23 +24,23 @@ def chosen_targets(target: str, specimen: Specimen, split: Split) -> Tensor | No
     """
     if target == PREDICTED:
         return None
-    specimen.require_classifier()
+    model.require_classifier()
     if target == TRUE:
         if split.labels is None:
             raise InputError("expected labelled images for --target true, found none; give --data, or a class")
-        return label_columns(specimen.classes, split)
-    return torch.full((len(split),), _class_index(target, specimen.classes))
+        return label_columns(model.classes, split)
+    return torch.full((len(split),), _class_index(target, model.classes))
 
 
-def labels_of(specimen: Specimen, split: Split, *, predicted: bool, doing: str, options: RunOptions) -> Tensor:
-    """The class of each image as a column of the specimen's logits (n,): its label, or predicted: the model's answer.
+def labels_of(model: Model, split: Split, *, predicted: bool, doing: str, options: RunOptions) -> Tensor:
+    """The class of each image as a column of the model's logits (n,): its label, or predicted: the model's answer.
 
     doing: what the labels are for, as the message says it ("attack"). Raises DataError for images without labels.
     """
     if predicted:
-        return answers(specimen, split, batch_size=options.batch_size).argmax(-1)
+        return answers(model, split, batch_size=options.batch_size).argmax(-1)
     require_labelled(split, doing=doing)
-    return label_columns(specimen.classes, split)
+    return label_columns(model.classes, split)
 
 
 def require_labelled(split: Split, *, doing: str) -> None:

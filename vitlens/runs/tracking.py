@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.rollout import rollout
-from vitlens.analysis.stats import Statistics, statistics
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.heads.statistics import Statistics, statistics
 from vitlens.data.split import Split
 from vitlens.display import for_terminal
 from vitlens.errors import UnsupportedError
 from vitlens.figures.overlays import overlay_rows
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import TrackerName
 from vitlens.runs.trackers import Tracker
 from vitlens.shapes import Images
@@ -63,7 +63,7 @@ class TrackerWatcher:
             told = {f"train/{name}": value for name, value in asdict(facts).items() if name not in ("step", "epoch")}
             self._log({name: float(value) for name, value in told.items()}, facts.step)
 
-    def on_epoch(self, metrics: EpochMetrics, specimen: Specimen) -> None:
+    def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
         """The epoch's means, and what its attention is like."""
         if all(tracker.failed for tracker in self.trackers):
             return
@@ -72,7 +72,7 @@ class TrackerWatcher:
         self._log({name: float(value) for name, value in told.items() if value is not None}, metrics.step)
         if not self._blind:
             try:
-                self._look(metrics, specimen)
+                self._look(metrics, model)
             except UnsupportedError:  # a model without attention that can be followed
                 self._blind = True
             except Exception as error:
@@ -88,15 +88,15 @@ class TrackerWatcher:
         for tracker in self.trackers:
             tracker.log(values, step=step)
 
-    def _look(self, metrics: EpochMetrics, specimen: Specimen) -> None:
+    def _look(self, metrics: EpochMetrics, model: Model) -> None:
         """Entropy by layer; where it is time, a picture."""
         if self._images is None:
             (batch,) = self.watched.batches(len(self.watched))
             self._images = batch.images
-        images = self._images.to(specimen.device)
-        self._log(dict(entropies(statistics(specimen, images))), metrics.step)
+        images = self._images.to(model.device)
+        self._log(dict(entropies(statistics(model, images))), metrics.step)
         if metrics.epoch % EVERY_EPOCHS == 0:
-            shown = overlay(specimen, images[:SHOWN], title=f"Attention rollout after epoch {metrics.epoch + 1}")
+            shown = overlay(model, images[:SHOWN], title=f"Attention rollout after epoch {metrics.epoch + 1}")
             for tracker in self.trackers:
                 tracker.show("attention_rollout", shown, step=metrics.step)
 
@@ -111,9 +111,9 @@ def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
                     yield f"attention_entropy/{rows}/layer_{layer:02}", value
 
 
-def overlay(specimen: Specimen, images: Images, *, title: str) -> NDArray[np.uint8]:
+def overlay(model: Model, images: Images, *, title: str) -> NDArray[np.uint8]:
     """Images beside their attention rollout with one scale of colours, as pixels (height, width, 3)."""
-    maps = rollout(specimen, images)
+    maps = rollout(model, images)
     figure = overlay_rows(
         images=images,
         maps=100 * maps[:, None],

@@ -6,13 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitlens.analysis.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
 from vitlens.models.build import Overrides
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import untrained
 from vitlens.names import TrackerName
@@ -91,39 +91,39 @@ def train(
         return compare(train, plan, resume=resume, options=options)
     processes, options = join_run(options)
     with processes.first_ahead():
-        specimen, splits, how = _prepare(plan, options, processes=processes.count)
-        lesson = lesson_of(plan.teaching, specimen, how, splits[0], options)
+        loaded, splits, how = _prepare(plan, options, processes=processes.count)
+        lesson = lesson_of(plan.teaching, loaded, how, splits[0], options)
     look_ahead(lesson, splits[0], quiet=options.quiet)
     going_on, fresh = resume is not None, from_scratch(plan.model, plan.tuning)
     if not processes.is_first:  # the first alone writes
-        _fit(plan, specimen, splits, how, resume or Path("runs"), options, resume=going_on, lesson=lesson)
+        _fit(plan, loaded, splits, how, resume or Path("runs"), options, resume=going_on, lesson=lesson)
         return None
     say_data(splits[0], options)
     frozen, looks = plan.tuning.freeze, -(-how.epochs // how.evaluate_every)
     parts = train_parts(len(splits[0]), len(splits[1]), epochs=how.epochs, looks=looks, frozen=frozen)
-    say_expected([(specimen, splits[0], parts)], options, processes=processes.count)
-    with _folder(plan, resume, specimen, splits, how, options, lesson) as folder:
-        keep_training_images(folder.path, splits[0], data=plan.data, start=None if fresh else specimen)
-        result = _fit(plan, specimen, splits, how, folder.path, options, resume=going_on, track=track, lesson=lesson)
-        answers = evaluate(specimen, splits[1], batch_size=options.batch_size)
+    say_expected([(loaded, splits[0], parts)], options, processes=processes.count)
+    with _folder(plan, resume, loaded, splits, how, options, lesson) as folder:
+        keep_training_images(folder.path, splits[0], data=plan.data, start=None if fresh else loaded)
+        result = _fit(plan, loaded, splits, how, folder.path, options, resume=going_on, track=track, lesson=lesson)
+        answers = evaluate(loaded, splits[1], batch_size=options.batch_size)
         _keep(folder, result, answers, splits[1])
         if not fresh:
-            folder.table("started", [{"how": started_from(specimen, plan.tuning)}])
+            folder.table("started", [{"how": started_from(loaded, plan.tuning)}])
         if lesson is not None:
             keep_lesson(folder, lesson, answers, plan.data, options)
         return publish(folder, draw, tell)
 
 
-def _prepare(plan: Plan, options: RunOptions, *, processes: int) -> tuple[Specimen, tuple[Split, Split], Recipe]:
-    """The specimen as training begins, on its device, training and test part, and the recipe."""
+def _prepare(plan: Plan, options: RunOptions, *, processes: int) -> tuple[Model, tuple[Split, Split], Recipe]:
+    """The model as training begins, on its device, training and test part, and the recipe."""
     device = resolve_device(options.device)
     changes = dict(plan.recipe) if options.batch_size is None else {**plan.recipe, "batch_size": options.batch_size}
     how = override(_usual(plan), changes)
     if not from_scratch(plan.model, plan.tuning):
-        specimen, splits = trained_start(
+        model, splits = trained_start(
             plan.model, plan.data, plan.tuning, how, plan.shape, plan.image_size, device, options
         )
-        return specimen, splits, _for_images(how, changes, splits[0], processes)
+        return model, splits, _for_images(how, changes, splits[0], processes)
     # the classes are not known before the data is, nor the data's size before the model's
     size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
     train_part, test_part = (
@@ -135,10 +135,10 @@ def _prepare(plan: Plan, options: RunOptions, *, processes: int) -> tuple[Specim
     how = _for_images(how, changes, train_part, processes)
     shape = {"drop_path": how.drop_path, **plan.shape} if how.drop_path and plan.model in VIT_PRESETS else plan.shape
     shape = shape_with_token(plan.model, shape, plan.teaching)
-    specimen = untrained(
+    model = untrained(
         plan.model, classes=train_part.classes, image_size=plan.image_size, seed=options.seed, overrides=shape
     )
-    return specimen.to(device), (train_part, test_part), how
+    return model.to(device), (train_part, test_part), how
 
 
 def _usual(plan: Plan) -> Recipe:
@@ -158,7 +158,7 @@ def _for_images(how: Recipe, changes: Mapping[str, object], split: Split, proces
 def _folder(
     plan: Plan,
     resume: Path | None,
-    specimen: Specimen,
+    model: Model,
     splits: tuple[Split, Split],
     how: Recipe,
     options: RunOptions,
@@ -167,7 +167,7 @@ def _folder(
     """The run's folder: a new one, or the one to go on in."""
     split, usual = splits[0], _usual(plan)
     config = {
-        **described(options, specimens=[specimen, *taking_part(lesson)], split=split, choices=asdict(plan)),
+        **described(options, models=[model, *taking_part(lesson)], split=split, choices=asdict(plan)),
         "test_images": len(splits[1]),
         "recipe": {**how.numbers(), "source": how.source},
         "usual": {"batch_size": usual.batch_size, "learning_rate": usual.learning_rate},
@@ -177,8 +177,8 @@ def _folder(
         return RunFolder.reopen(resume, needs=needs, config=config)
     return RunFolder.create(
         "train",
-        name_parts=(specimen.alias, plan.data),
-        title=f"Training {specimen.alias} on {split.title or split.name}",
+        name_parts=(model.alias, plan.data),
+        title=f"Training {model.alias} on {split.title or split.name}",
         out=options.out,
         overwrite=options.overwrite,
         config=config,
@@ -188,7 +188,7 @@ def _folder(
 
 def _fit(
     plan: Plan,
-    specimen: Specimen,
+    model: Model,
     splits: tuple[Split, Split],
     how: Recipe,
     directory: Path,
@@ -200,12 +200,12 @@ def _fit(
 ) -> TrainingResult:
     told = {**asdict(plan), "recipe": how.numbers(), "seed": options.seed}
     watchers = [TrackerWatcher(track, directory, splits[1], config=told, seed=options.seed)] if track else []
-    with training_progress(f"training {specimen.alias}", quiet=options.quiet) as tell_progress:
+    with training_progress(f"training {model.alias}", quiet=options.quiet) as tell_progress:
         common: dict[str, Any] = {
             "recipe": how,
             "directory": directory,
             "seed": options.seed,
-            "device": specimen.device,
+            "device": model.device,
             "precision": options.precision,
             "resume": resume,
             "watchers": watchers,
@@ -214,10 +214,10 @@ def _fit(
         if plan.tuning.freeze:
             views = plan.tuning.views or 1
             images = views * len(splits[0]) + len(splits[1])
-            reading = progress(f"{specimen.alias} looks at each image once", images, quiet=options.quiet)
-            return fit_head(specimen, *splits, **common, views=views, reading=reading)
+            reading = progress(f"{model.alias} looks at each image once", images, quiet=options.quiet)
+            return fit_head(model, *splits, **common, views=views, reading=reading)
         return fit(
-            specimen,
+            model,
             *splits,
             **common,
             keep_every=plan.keep_every,

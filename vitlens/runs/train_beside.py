@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from vitlens.analysis.evaluate import Evaluation, accuracy, evaluate
-from vitlens.analysis.pairs import pairs
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate
+from vitlens.analysis.answers.pairs import pairs
 from vitlens.data.catalogue import load_data
 from vitlens.figures.train_beside import Bar, side_by_side
 from vitlens.files import RunRecord
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.report import Section, Table, in_words, metrics
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import RunOptions
@@ -26,12 +26,12 @@ class Beside:
     answers: Evaluation
 
 
-def answers_of(specimen: Specimen, data: str, options: RunOptions) -> Evaluation:
+def answers_of(model: Model, data: str, options: RunOptions) -> Evaluation:
     """What a model answers on the test part of a training's data, read at its own size."""
     split = load_data(
-        data, part="test", preprocessing=specimen.preprocessing, data_dir=options.data_dir, seed=options.seed
+        data, part="test", preprocessing=model.preprocessing, data_dir=options.data_dir, seed=options.seed
     ).limit(options.limit, seed=options.seed)
-    return evaluate(specimen, split, batch_size=options.batch_size)
+    return evaluate(model, split, batch_size=options.batch_size)
 
 
 def keep_beside(folder: RunFolder, student: Evaluation, others: Sequence[Beside], *, seed: int) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from vitlens.analysis.evaluate import Evaluation, accuracy
-from vitlens.analysis.pairs import pairs
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy
+from vitlens.analysis.answers.pairs import pairs
 from vitlens.errors import InputError
 from vitlens.figures.train_compared import Point, learning_compared
 from vitlens.files import RESULTS, RunRecord, read_run

@@ -9,8 +9,8 @@ import torch
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.errors import InputError
+from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
-from vitlens.models.specimen import Specimen
 from vitlens.models.support import require_supported
 from vitlens.models.zoo import load
 from vitlens.names import PRESETS, Part
@@ -47,7 +47,7 @@ def trained_start(
     image_size: tuple[int, int] | None,
     device: torch.device,
     options: RunOptions,
-) -> tuple[Specimen, tuple[Split, Split]]:
+) -> tuple[Model, tuple[Split, Split]]:
     """A trained model with a head for the data's classes, and both parts of the data as it takes them.
 
     Raises InputError for a shape, which a trained model has already, for more blocks than it has, where a model with
@@ -60,27 +60,27 @@ def trained_start(
         )
     if tuning.freeze:
         require_cacheable(recipe, views=tuning.views or 1)
-    specimen = load(model, weights=tuning.weights, image_size=image_size, device=device, seed=options.seed)
-    require_supported(specimen, "train")
-    require_last(specimen, tuning.trained)
+    loaded = load(model, weights=tuning.weights, image_size=image_size, device=device, seed=options.seed)
+    require_supported(loaded, "train")
+    require_last(loaded, tuning.trained)
     if tuning.trained is not None:
-        require_learned(specimen, option="--freeze-backbone" if tuning.freeze else "--train-last")
+        require_learned(loaded, option="--freeze-backbone" if tuning.freeze else "--train-last")
     train, test = (
         load_data(
-            data, part=part, preprocessing=specimen.preprocessing, data_dir=options.data_dir, seed=options.seed
+            data, part=part, preprocessing=loaded.preprocessing, data_dir=options.data_dir, seed=options.seed
         ).limit(options.limit, seed=options.seed)
         for part in _PARTS
     )
-    return for_classes(specimen, train.classes), (train, test)
+    return for_classes(loaded, train.classes), (train, test)
 
 
-def started_from(specimen: Specimen, tuning: Tuning) -> str:
+def started_from(model: Model, tuning: Tuning) -> str:
     """What was trained further, and what of it, in words for the report."""
-    trained, whole = trained_share(specimen, last=tuning.trained)
+    trained, whole = trained_share(model, last=tuning.trained)
     part = {None: "all of it", 0: "its head alone", 1: "its last block and its head"}.get(
         tuning.trained, f"its last {tuning.trained} blocks and its head"
     )
-    weights = Path(specimen.provenance.weights).name
-    notes = "".join(f"; {note}" for note in specimen.provenance.notes)
-    name = Path(specimen.provenance.name).name
+    weights = Path(model.provenance.weights).name
+    notes = "".join(f"; {note}" for note in model.provenance.notes)
+    name = Path(model.provenance.name).name
     return f"`{name}` (weights: {weights}) was trained further, {part}: {trained:,} of {whole:,} parameters{notes}."

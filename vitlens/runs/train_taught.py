@@ -2,11 +2,11 @@
 
 from dataclasses import asdict, dataclass
 
-from vitlens.analysis.evaluate import Evaluation
-from vitlens.analysis.reading import match_classes
+from vitlens.analysis.answers.classes import match_classes
+from vitlens.analysis.answers.evaluate import Evaluation
 from vitlens.data.split import Split
 from vitlens.models.build import Overrides
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import load
 from vitlens.runs.folder import RunFolder
@@ -50,19 +50,17 @@ def shape_with_token(model: str, shape: Overrides, teaching: Teaching) -> Overri
 class Lesson:
     """A teacher at work.
 
-    teacher: the specimen; objective: of the student; plain: a model to compare with, or None; forms: of each training
+    teacher: the model; objective: of the student; plain: a model to compare with, or None; forms: of each training
     image that the teacher looks at once and remembers (0: it looks at what the student sees in every step).
     """
 
-    teacher: Specimen
+    teacher: Model
     objective: Distilled
-    plain: Specimen | None
+    plain: Model | None
     forms: int
 
 
-def lesson_of(
-    teaching: Teaching, student: Specimen, recipe: Recipe, train: Split, options: RunOptions
-) -> Lesson | None:
+def lesson_of(teaching: Teaching, student: Model, recipe: Recipe, train: Split, options: RunOptions) -> Lesson | None:
     """The lesson that was asked for, or None where there is no teacher.
 
     Raises InputError where teacher, or the model to compare with, knows other classes than the student.
@@ -71,16 +69,16 @@ def lesson_of(
         return None
     how = completed(teaching, able=has_distillation_token(student))
     Student(student, token=how.token)  # refuses a token that it has not
-    specimen = load(teaching.teacher, device=student.device)
+    model = load(teaching.teacher, device=student.device)
     precision = choose(student.device, precision=options.precision, compiling="off", steps=1).precision
-    teacher = Teacher(specimen, classes=student.classes, precision=precision)
+    teacher = Teacher(model, classes=student.classes, precision=precision)
     plain = None if teaching.beside is None else load(teaching.beside, device=student.device)
     if plain is not None:
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
     identity = {**asdict(how), "teacher": teacher.identity()}
     forms = forms_of(recipe, train)
-    return Lesson(specimen, Distilled(Remembered(teacher) if forms else teacher, how, identity=identity), plain, forms)
+    return Lesson(model, Distilled(Remembered(teacher) if forms else teacher, how, identity=identity), plain, forms)
 
 
 def look_ahead(lesson: Lesson | None, train: Split, *, quiet: bool) -> None:
@@ -92,7 +90,7 @@ def look_ahead(lesson: Lesson | None, train: Split, *, quiet: bool) -> None:
         lesson.objective.teacher.look(train, mirrored=lesson.forms == 2, device=device, advance=advance)
 
 
-def taking_part(lesson: Lesson | None) -> tuple[Specimen, ...]:
+def taking_part(lesson: Lesson | None) -> tuple[Model, ...]:
     """The models of a run besides the one that is trained."""
     if lesson is None:
         return ()

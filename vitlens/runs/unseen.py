@@ -20,7 +20,7 @@ from vitlens.data.split import Split
 from vitlens.data.torchvision_sets import SETS
 from vitlens.errors import InputError
 from vitlens.files import RunRecord, read_arrays, read_run, write_arrays
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import BUNDLED
 
 _FILE = "arrays/training_images.npz"
@@ -46,7 +46,7 @@ def divided(data: str) -> bool:
     return data not in NAMES or (data in SETS and SETS[data].part is None)
 
 
-def keep_training_images(folder: Path, split: Split, *, data: str, start: Specimen | None = None) -> None:
+def keep_training_images(folder: Path, split: Split, *, data: str, start: Model | None = None) -> None:
     """Write which images a model in `folder` is trained on, and those that its start was trained on before."""
     numbers = image_numbers(split) if divided(data) else np.zeros(0, np.uint64)
     before = None if start is None else _numbers_of(start)
@@ -55,24 +55,24 @@ def keep_training_images(folder: Path, split: Split, *, data: str, start: Specim
     write_arrays(folder / _FILE, {"numbers": np.unique(numbers)})
 
 
-def pass_on(specimen: Specimen, folder: Path) -> None:
-    """Write beside weights made of a specimen's what is known of its training images, if anything is."""
-    numbers = _numbers_of(specimen)
+def pass_on(model: Model, folder: Path) -> None:
+    """Write beside weights made of a model's what is known of its training images, if anything is."""
+    numbers = _numbers_of(model)
     if numbers is not None:
         write_arrays(folder / _FILE, {"numbers": numbers})
 
 
-def known_of(specimens: Sequence[Specimen], *, seed: int) -> Known:
+def known_of(models: Sequence[Model], *, seed: int) -> Known:
     """What is known of all these models together. seed: where the run of a model that is not known names none."""
-    found = [(specimen, _numbers_of(specimen)) for specimen in specimens]
-    unknown = [specimen for specimen, numbers in found if numbers is None]
+    found = [(model, _numbers_of(model)) for model in models]
+    unknown = [model for model, numbers in found if numbers is None]
     together = [numbers for _, numbers in found if numbers is not None]
-    trained = [specimen.alias for specimen, numbers in found if numbers is not None and len(numbers)]
+    trained = [model.alias for model, numbers in found if numbers is not None and len(numbers)]
     return Known(
         tuple(trained),
         np.unique(np.concatenate([np.zeros(0, np.uint64), *together])),
-        tuple(specimen.alias for specimen in unknown),
-        next((_seed_of(specimen, seed) for specimen in unknown), seed),
+        tuple(model.alias for model in unknown),
+        next((_seed_of(model, seed) for model in unknown), seed),
     )
 
 
@@ -127,22 +127,22 @@ def _noted(split: Split, note: str) -> Split:
     return replace(split, notes=(note, *split.notes))
 
 
-def _numbers_of(specimen: Specimen) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]] | None:
+def _numbers_of(model: Model) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]] | None:
     """The training images of a model by content: none for random weights, a bundled model and others' weights; None
     where nothing is known."""
     nothing = np.zeros(0, np.uint64)
-    if specimen.provenance.weights == "random" or specimen.provenance.name in BUNDLED:
+    if model.provenance.weights == "random" or model.provenance.name in BUNDLED:
         return nothing
-    place = Path(specimen.provenance.name)
+    place = Path(model.provenance.name)
     for folder in [place] if place.is_dir() else list(place.parents)[:_ABOVE]:
         if (folder / _FILE).is_file():
             return _read(folder / _FILE)
-    run = run_of(specimen)
+    run = run_of(model)
     if run is not None:
         options = run.config.get("options")
         data = options.get("data") if isinstance(options, dict) else None
         return nothing if isinstance(data, str) and not divided(data) else None
-    return None if specimen.architecture["kind"] == "preset" else nothing
+    return None if model.architecture["kind"] == "preset" else nothing
 
 
 def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
@@ -152,16 +152,16 @@ def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     return np.unique(numbers)
 
 
-def run_of(specimen: Specimen) -> RunRecord | None:
+def run_of(model: Model) -> RunRecord | None:
     """The run of `vitlens train` that wrote the weights; None where there is none."""
-    place = Path(specimen.provenance.name)
+    place = Path(model.provenance.name)
     with suppress(InputError):
         run = read_run(place if place.is_dir() else place.parent)
         return run if run.command == "train" else None
     return None
 
 
-def _seed_of(specimen: Specimen, seed: int) -> int:
-    run = run_of(specimen)
+def _seed_of(model: Model, seed: int) -> int:
+    run = run_of(model)
     found = None if run is None else run.config.get("seed")
     return found if isinstance(found, int) else seed

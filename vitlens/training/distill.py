@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import DISTILL_KINDS
 from vitlens.shapes import Images, Logits
 
@@ -68,34 +68,34 @@ def distilled(*, labelled: PerImage, student: Logits, teacher: Logits, how: Dist
 
 
 class Student(nn.Module):
-    """A specimen that answers twice: what learns from the labels, and what learns from the teacher.
+    """A model that answers twice: what learns from the labels, and what learns from the teacher.
 
     token: the two heads of a distilled ViT, else the same logits twice. Raises UnsupportedError for a token that the
     model has not.
     """
 
-    def __init__(self, specimen: Specimen, *, token: bool) -> None:
+    def __init__(self, model: Model, *, token: bool) -> None:
         super().__init__()
-        if token and not has_distillation_token(specimen):
+        if token and not has_distillation_token(model):
             raise UnsupportedError(
-                f"expected a model with a distillation token, found {specimen.alias} without; add --no-distill-token"
+                f"expected a model with a distillation token, found {model.alias} without; add --no-distill-token"
             )
-        self.specimen, self.token = specimen, token
+        self.model, self.token = model, token
 
     def forward(self, images: Images) -> tuple[Logits, Logits]:
         """Logits for the labels and logits for the teacher; images (batch, 3, height, width) in [0, 1]."""
         if not self.token:
-            logits = self.specimen(images)
+            logits = self.model(images)
             return logits, logits
-        model: Any = self.specimen.model  # ours, or timm's
-        features = model.forward_features(self.specimen.prepare(images))  # CLS first, then the distillation token
+        model: Any = self.model.module  # ours, or timm's
+        features = model.forward_features(self.model.prepare(images))  # CLS first, then the distillation token
         return model.head(features[:, 0]), model.head_dist(features[:, 1])
 
 
-def has_distillation_token(specimen: Specimen) -> bool:
+def has_distillation_token(model: Model) -> bool:
     """Whether it is a ViT with a distillation token and a head that reads it."""
-    layout = specimen.anatomy.layout
-    return layout is not None and "distillation" in layout.prefix and hasattr(specimen.model, "head_dist")
+    layout = model.anatomy.layout
+    return layout is not None and "distillation" in layout.prefix and hasattr(model.module, "head_dist")
 
 
 class Distilled:
@@ -104,12 +104,12 @@ class Distilled:
     def __init__(self, teacher: Callable[[Images], Logits], how: Distillation, *, identity: Mapping[str, object]):
         self.teacher, self.how, self._identity = teacher, how, identity
 
-    def asked(self, specimen: Specimen) -> nn.Module:
+    def asked(self, model: Model) -> nn.Module:
         """The student with both its answers."""
-        return Student(specimen, token=self.how.token)
+        return Student(model, token=self.how.token)
 
     def logits(self, answers: tuple[Logits, Logits]) -> Logits:
-        """The mean of both heads, as the specimen itself answers."""
+        """The mean of both heads, as the model itself answers."""
         return torch.stack(answers).mean(0)
 
     def loss(self, answers: tuple[Logits, Logits], targets: Tensor, images: Images, *, smoothing: float) -> Tensor:

@@ -12,12 +12,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.files import write_bytes
+from vitlens.models.model import Anatomy, Model
 from vitlens.models.new_head import classifiers
-from vitlens.models.specimen import Anatomy, Specimen
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Logits
 
@@ -30,11 +30,11 @@ CachedTest = Float[Tensor, "1 test_images heads dim"]
 
 
 class HeadOnly(nn.Module):
-    """A specimen's classifiers alone, sharing their parameters with it: what they read -> logits."""
+    """A model's classifiers alone, sharing their parameters with it: what they read -> logits."""
 
-    def __init__(self, specimen: Specimen) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.heads = nn.ModuleList([specimen.model.get_submodule(name) for name in classifiers(specimen.model)])
+        self.heads = nn.ModuleList([model.module.get_submodule(name) for name in classifiers(model.module)])
 
     def forward(self, features: Read) -> Logits:
         """Logits (batch, classes); of a distilled model, the mean of its two heads."""
@@ -47,9 +47,9 @@ class FromFeatures:
     def __init__(self, facts: Mapping[str, object]) -> None:
         self.facts = facts  # which backbone, how many views
 
-    def asked(self, specimen: Specimen) -> nn.Module:
-        """The head of a specimen that is nothing else (see head_alone)."""
-        return specimen.model
+    def asked(self, model: Model) -> nn.Module:
+        """The head of a model that is nothing else (see head_alone)."""
+        return model.module
 
     def logits(self, answers: Logits) -> Logits:
         """The answers."""
@@ -64,46 +64,46 @@ class FromFeatures:
         return {"frozen": self.facts}
 
 
-def head_alone(specimen: Specimen) -> Specimen:
-    """A specimen whose model is the head of this one, sharing its parameters: to be run on features, not on images."""
-    return Specimen(
-        HeadOnly(specimen),
-        alias=specimen.alias,
+def head_alone(model: Model) -> Model:
+    """A model whose model is the head of this one, sharing its parameters: to be run on features, not on images."""
+    return Model(
+        HeadOnly(model),
+        alias=model.alias,
         anatomy=Anatomy("other", ()),
-        preprocessing=specimen.preprocessing,
-        classes=specimen.classes,
-        provenance=specimen.provenance,
-        architecture=specimen.architecture,
+        preprocessing=model.preprocessing,
+        classes=model.classes,
+        provenance=model.provenance,
+        architecture=model.architecture,
     )
 
 
 @torch.no_grad()
-def read_features(specimen: Specimen, images: Images, *, precision: str = "fp32") -> Read:
-    """What the classifiers read of these images: fp32, on the specimen's device.
+def read_features(model: Model, images: Images, *, precision: str = "fp32") -> Read:
+    """What the classifiers read of these images: fp32, on the model's device.
 
-    Raises UnsupportedError where the classifiers alone do not give the specimen's logits.
+    Raises UnsupportedError where the classifiers alone do not give the model's logits.
     """
-    with _listening(specimen) as heard, evaluating(specimen), autocast(specimen.device, precision):
-        logits = specimen(images).float()
-    if any(part.ndim != 2 for part in heard) or len(heard) != len(classifiers(specimen.model)):
+    with _listening(model) as heard, evaluating(model), autocast(model.device, precision):
+        logits = model(images).float()
+    if any(part.ndim != 2 for part in heard) or len(heard) != len(classifiers(model.module)):
         shapes = ", ".join(str(tuple(part.shape)) for part in heard) or "nothing"
         raise UnsupportedError(
-            f"expected a head of {specimen.alias} that reads one vector an image, found {shapes}; train it with "
+            f"expected a head of {model.alias} that reads one vector an image, found {shapes}; train it with "
             "--train-last 1 in place of --freeze-backbone"
         )
     features = torch.stack([part.float() for part in heard], 1)
-    with evaluating(specimen), autocast(specimen.device, precision):
-        alone = HeadOnly(specimen)(features).float()
+    with evaluating(model), autocast(model.device, precision):
+        alone = HeadOnly(model)(features).float()
     if not torch.allclose(alone, logits, rtol=_TOLERANCE if precision == "fp32" else 0.05, atol=_TOLERANCE):
         raise UnsupportedError(
-            f"expected the head of {specimen.alias} to be its last step, found logits that differ by "
+            f"expected the head of {model.alias} to be its last step, found logits that differ by "
             f"{(alone - logits).abs().max():.2g}; train it with --train-last 1 in place of --freeze-backbone"
         )
     return features
 
 
 def cached_features(
-    specimen: Specimen,
+    model: Model,
     count: int,
     shown: Callable[[int, Sequence[Tensor]], Iterator[Images]],
     processes: Processes,
@@ -115,16 +115,16 @@ def cached_features(
 ) -> Cached:
     """What the head reads of every image in each of its views, on the CPU; each process computes its share.
 
-    shown: (view, batches of indices) -> their images in [0, 1] on the specimen's device, one batch after another;
+    shown: (view, batches of indices) -> their images in [0, 1] on the model's device, one batch after another;
     batch_size: images at a time (None: chosen to fit); advance: told the number of images just done, each view counted.
     """
     mine = torch.arange(processes.index, count, processes.count)
-    batches = mine.split(batch_size or fitting_batch_size(specimen))
+    batches = mine.split(batch_size or fitting_batch_size(model))
     found = []
     for view in range(views):
         parts = []
         for images in shown(view, batches):
-            parts.append(read_features(specimen, images, precision=precision).cpu())
+            parts.append(read_features(model, images, precision=precision).cpu())
             advance(len(images))
         found.append(processes.gathered(torch.cat(parts)))
     return torch.stack(found)
@@ -153,14 +153,14 @@ def forget_features(folder: Path) -> None:
 
 
 @contextmanager
-def _listening(specimen: Specimen) -> Iterator[list[Tensor]]:
+def _listening(model: Model) -> Iterator[list[Tensor]]:
     """What each classifier is given while the block runs, in the classifiers' order."""
     heard: list[Tensor] = []
 
     def hear(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         heard.append(inputs[0])
 
-    heads = [specimen.model.get_submodule(name) for name in classifiers(specimen.model)]
+    heads = [model.module.get_submodule(name) for name in classifiers(model.module)]
     handles = [head.register_forward_pre_hook(hear) for head in heads]
     try:
         yield heard

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.fingerprint import fingerprint
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import Processes, accelerated
 from vitlens.shapes import Images
 from vitlens.training.clock import Clock
@@ -36,7 +36,7 @@ from vitlens.training.watch import Watcher, watched
 
 
 def fit_head(
-    specimen: Specimen,
+    model: Model,
     train: Split,
     test: Split,
     *,
@@ -51,7 +51,7 @@ def fit_head(
     on_progress: Callable[[Progress], None] | None = None,
     reading: AbstractContextManager[Callable[[int], object]] | None = None,
 ) -> TrainingResult:
-    """Train a specimen's head on what the rest of it says of each image, computed once; the rest stays as it is.
+    """Train a model's head on what the rest of it says of each image, computed once; the rest stays as it is.
 
     The steps are those of `fit` with the classifier alone trainable: same orders, same gradients. views: of each
     training image, augmented as the recipe says and cached, of which an epoch shows one, in turn (1: the image as it
@@ -60,24 +60,24 @@ def fit_head(
     told the number of images just read. Raises what `fit` raises, UnsupportedError for a head that is not the model's
     last step, InputError for a recipe whose images cannot be cached.
     """
-    require_fitting(specimen, train, test)
+    require_fitting(model, train, test)
     require_cacheable(recipe, views=views)
     accelerator, processes = accelerated(torch.device(device))
     device, clock = processes.device, Clock()
     if min(recipe.batch_size, len(train)) < processes.count:
         raise InputError(f"expected --batch-size of at least {processes.count}, found {recipe.batch_size}")
     chosen = choose(device, precision=precision, compiling="off", steps=1)
-    specimen.to(device)
-    objective = FromFeatures({"backbone": fingerprint(specimen.model), "views": views})
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), partly_trainable(specimen, last=0):
+    model.to(device)
+    objective = FromFeatures({"backbone": fingerprint(model.module), "views": views})
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), partly_trainable(model, last=0):
         # the head itself is trained in fp32: its steps cost nothing, and half precision would only add noise
-        task = Task(head_alone(specimen), train, test, recipe, directory, seed, device, "fp32", None, None, objective)
+        task = Task(head_alone(model), train, test, recipe, directory, seed, device, "fp32", None, None, objective)
         with reading or nullcontext(lambda _: None) as advance:
-            ready = _Features(specimen, task, processes, views, chosen.precision, advance)
+            ready = _Features(model, task, processes, views, chosen.precision, advance)
             parts = ready.of("train"), ready.of("test")
         with watched(watchers if processes.is_first else ()) as told:
             training = HeadTraining(
-                specimen, task, Updates(task, accelerator), processes, clock, *parts,
+                model, task, Updates(task, accelerator), processes, clock, *parts,
                 watchers=told, on_progress=on_progress,
             )  # fmt: skip
             training.begin(resume=resume)
@@ -110,14 +110,14 @@ class _Features:
 
     def __init__(
         self,
-        specimen: Specimen,
+        model: Model,
         task: Task,
         processes: Processes,
         views: int,
         precision: str,
         advance: Callable[[int], object],
     ) -> None:
-        self.specimen, self.task, self.processes, self.views = specimen, task, processes, views
+        self.model, self.task, self.processes, self.views = model, task, processes, views
         self.precision, self.advance = precision, advance
 
     def of(self, part: str) -> Cached:
@@ -129,7 +129,7 @@ class _Features:
         if found is not None and everywhere and self._fits(found, part):
             return found
         made = cached_features(
-            self.specimen,
+            self.model,
             len(task.train if part == "train" else task.test),
             self._augmented if part == "train" and self.views > 1 else lambda _, batches: self._plain(part, batches),
             processes,
@@ -143,7 +143,7 @@ class _Features:
 
     def _fits(self, found: Tensor, part: str) -> bool:
         """Whether what a file holds is what the head reads: (views, images, heads, dim), finite."""
-        task, heads = self.task, list(self.task.specimen.model.modules())
+        task, heads = self.task, list(self.task.model.module.modules())
         widths = {module.in_features for module in heads if isinstance(module, nn.Linear)}
         count = len(task.train if part == "train" else task.test)
         views = self.views if part == "train" else 1

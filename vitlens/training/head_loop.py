@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from vitlens.devices import autocast
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.models.weights import require_fitting
 from vitlens.processes import Processes
 from vitlens.training.account import BEST_FILE, Account
@@ -33,14 +33,14 @@ CHECKPOINT_INTERVAL = 5.0  # seconds
 class HeadTraining:
     """One run of the loop over features in one process.
 
-    specimen: the whole one; task: of its head alone (see head_alone); train (views, images, heads, dim) and test (1,
+    model: the whole one; task: of its head alone (see head_alone); train (views, images, heads, dim) and test (1,
     images, heads, dim): what the head reads of each image; clock: runs since before they were computed; watchers,
     on_progress: who listens.
     """
 
     def __init__(
         self,
-        specimen: Specimen,
+        model: Model,
         task: Task,
         updates: Updates,
         processes: Processes,
@@ -51,7 +51,7 @@ class HeadTraining:
         watchers: Sequence[Watcher],
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self.specimen, self.task, self.updates, self.processes = specimen, task, updates, processes
+        self.model, self.task, self.updates, self.processes = model, task, updates, processes
         self.watchers = watchers
         self.train, self.test = train.to(task.device), test[0].to(task.device)
         self.account = Account(task, processes, clock, on_progress)
@@ -71,24 +71,24 @@ class HeadTraining:
                 if name.startswith("best/")
             }
             if self.best:
-                require_fitting(self.task.specimen.model, self.best, where="the checkpoint's best head")
+                require_fitting(self.task.model.module, self.best, where="the checkpoint's best head")
         if self.processes.is_first:
             rewrite_metrics(self.task.directory, self.account.standing.history)
         self._write_checkpoint()
 
     def run(self, *, notes: tuple[str, ...]) -> TrainingResult:
-        """All epochs that are left; then the whole specimen is written with the best and with the last head."""
+        """All epochs that are left; then the whole model is written with the best and with the last head."""
         while self.updates.step < self.task.steps:
             self._epoch()
         self._write_checkpoint()
-        head, directory = self.task.specimen.model, self.task.directory
+        head, directory = self.task.model.module, self.task.directory
         last = self.updates.average.tensors if self.updates.average is not None else head.state_dict()
         last = {name: value.clone() for name, value in last.items()}
         for name, tensors in ((BEST_FILE, self.best or last), (zoo.WEIGHTS_FILE, last)):  # it ends with the last ones
             copy_into(head, tensors)
             if self.processes.is_first:
                 with told_as_storage(directory / name):
-                    zoo.save(self.specimen, directory / name)
+                    zoo.save(self.model, directory / name)
         return self.account.result(notes)
 
     def _epoch(self) -> None:
@@ -117,9 +117,9 @@ class HeadTraining:
             looked = self._look() if account.is_due(epoch) else (None, None)
             metrics = account.close(epoch, self.updates.step, sums, looked)
             if account.standing.best_epoch == epoch:
-                self.best = {name: value.clone() for name, value in task.specimen.model.state_dict().items()}
+                self.best = {name: value.clone() for name, value in task.model.module.state_dict().items()}
             for watcher in self.watchers:
-                watcher.on_epoch(metrics, self.specimen)
+                watcher.on_epoch(metrics, self.model)
         if self.processes.is_first:
             append_metrics(task.directory, metrics)
         if time.perf_counter() - self.written > CHECKPOINT_INTERVAL:
@@ -133,7 +133,7 @@ class HeadTraining:
         labels = self.task.test.labels
         assert labels is not None
         with autocast(self.task.device, self.task.precision):
-            logits = self.task.specimen.model(self.test).float().cpu()
+            logits = self.task.model.module(self.test).float().cpu()
         labels = labels.cpu().long()
         return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean().item()
 

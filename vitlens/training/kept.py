@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitlens.errors import InputError
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.training.checkpoint import told_as_storage
 from vitlens.training.metrics import read_metrics
 
@@ -29,11 +29,11 @@ def require_interval(every: int | None) -> None:
         raise InputError(f"expected --keep-every at least 1, found {every}; leave it out to keep none")
 
 
-def keep_weights(folder: Path, specimen: Specimen, *, epochs: int) -> None:
-    """Write the specimen's present weights, in half precision, as those after so many epochs; all or nothing."""
+def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:
+    """Write the model's present weights, in half precision, as those after so many epochs; all or nothing."""
     path = folder / FOLDER / f"epoch-{epochs:04}.safetensors"
     with told_as_storage(path):
-        zoo.save(specimen, path, half=True)
+        zoo.save(model, path, half=True)
 
 
 def read_kept(folder: Path) -> tuple[Kept, ...]:

@@ -1,6 +1,6 @@
 """The loop: epochs of steps, a look at the test images, a checkpoint, until the recipe is through.
 
-The result depends on (specimen, data, recipe, seed, number of processes) alone. Orders, augmentation and dropout are
+The result depends on (model, data, recipe, seed, number of processes) alone. Orders, augmentation and dropout are
 derived from (seed, epoch, step), so a run that was killed goes on from its checkpoint as if nothing had happened.
 Several processes take shares of the same global batches; their averaged gradients are those of one process, except for
 batch normalisation, whose statistics are per process (a CNN then sees smaller batches), and dropout, drawn per process.
@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models import zoo
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import Processes, accelerated, meeting
 from vitlens.training.account import BEST_FILE, Account
 from vitlens.training.average import copy_into
@@ -36,7 +36,7 @@ from vitlens.training.watch import StepFacts, Watcher, watched
 
 @takes_splits
 def fit(
-    specimen: Specimen,
+    model: Model,
     train: Split,
     test: Split,
     *,
@@ -55,7 +55,7 @@ def fit(
     watchers: Sequence[Watcher] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainingResult:
-    """Train a specimen, which ends with the last weights (averaged ones where the recipe averages).
+    """Train a model, which ends with the last weights (averaged ones where the recipe averages).
 
     directory: gets metrics.jsonl, model.safetensors (those weights), best.safetensors and checkpoint/, each written
     whole; resume: go on from its checkpoint, or begin when there is none yet; checkpoint_every: steps between
@@ -69,7 +69,7 @@ def fit(
     previous checkpoint survives), RunError when another process has ended.
     """
     require_interval(keep_every)
-    require_fitting(specimen, train, test)
+    require_fitting(model, train, test)
     batch_size = min(recipe.batch_size, len(train))
     accelerator, processes = accelerated(torch.device(device))
     device = processes.device
@@ -78,15 +78,15 @@ def fit(
     steps = recipe.epochs * (len(train) // batch_size)
     speed = choose(device, precision=precision, compiling=compiling, steps=steps)
     task = Task(
-        specimen, train, test, recipe, directory, seed, device, speed.precision, checkpoint_every, keep_every,
+        model, train, test, recipe, directory, seed, device, speed.precision, checkpoint_every, keep_every,
         objective or FromLabels(), train_last,
     )  # fmt: skip
-    specimen.to(device)
-    if specimen.anatomy.family == "cnn":  # the layout in which convolutions are fast; the values are the same
-        specimen.model.to(memory_format=torch.channels_last)
+    model.to(device)
+    if model.anatomy.family == "cnn":  # the layout in which convolutions are fast; the values are the same
+        model.module.to(memory_format=torch.channels_last)
     fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    looked, learning = watched(watchers if processes.is_first else ()), partly_trainable(specimen, last=train_last)
-    with fork, learning, recomputing(specimen, on=recompute), attending(specimen, device), looked as told, decoding():
+    looked, learning = watched(watchers if processes.is_first else ()), partly_trainable(model, last=train_last)
+    with fork, learning, recomputing(model, on=recompute), attending(model, device), looked as told, decoding():
         training = _Training(task, accelerator, processes, speed, told, on_progress)
         training.begin(resume=resume)
         return training.run()
@@ -131,7 +131,7 @@ class _Training:
         while self.updates.step < self.task.steps:
             self._epoch()
         if self.updates.average is not None:
-            copy_into(self.task.specimen.model, self.updates.average.tensors)
+            copy_into(self.task.model.module, self.updates.average.tensors)
         return self.account.result(self.speed.notes)
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
@@ -192,25 +192,25 @@ class _Training:
                 self._save_weights(best=self.account.standing.best_epoch == epoch)
                 self._keep_weights(epochs=epoch + 1)
             for watcher in self.watchers:
-                watcher.on_epoch(metrics, task.specimen)
+                watcher.on_epoch(metrics, task.model)
         self._report(epoch, now=True)
         self.sums.zero_()
         self._write_checkpoint()
 
     def _look(self) -> tuple[float, float]:
         task = self.task
-        return look(task.specimen, task.test, self.processes, precision=task.precision)
+        return look(task.model, task.test, self.processes, precision=task.precision)
 
     def _save_weights(self, *, best: bool) -> None:
         for name in (zoo.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
             path = self.task.directory / name
             with told_as_storage(path):
-                zoo.save(self.task.specimen, path)
+                zoo.save(self.task.model, path)
 
     def _keep_weights(self, *, epochs: int) -> None:
         """A copy that stays, when it is time."""
         if self.task.keep_every and epochs % self.task.keep_every == 0:
-            keep_weights(self.task.directory, self.task.specimen, epochs=epochs)
+            keep_weights(self.task.directory, self.task.model, epochs=epochs)
 
     def _write_checkpoint(self) -> None:
         sums = self.processes.total(self.sums)

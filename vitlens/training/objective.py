@@ -6,14 +6,14 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 
 
 @runtime_checkable
 class Objective(Protocol):
     """What a step asks of the model, and what it makes of the answer."""
 
-    def asked(self, specimen: Specimen) -> nn.Module:
+    def asked(self, model: Model) -> nn.Module:
         """The module that is run (and wrapped for several processes): images -> answers."""
         ...
 
@@ -33,9 +33,9 @@ class Objective(Protocol):
 class FromLabels:
     """Cross-entropy of the logits with the labels."""
 
-    def asked(self, specimen: Specimen) -> nn.Module:
-        """The specimen itself."""
-        return specimen
+    def asked(self, model: Model) -> nn.Module:
+        """The model itself."""
+        return model
 
     def logits(self, answers: Tensor) -> Tensor:
         """The answers."""

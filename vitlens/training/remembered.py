@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vitlens.analysis.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.data.split import Split
 from vitlens.shapes import Images, Logits
 from vitlens.training.feed import portions
@@ -48,7 +48,7 @@ class Remembered:
     ) -> None:
         """Look at every image, and its mirror image where asked, in an order that is always the same."""
         hashes, answers = [], []
-        batches = torch.arange(len(split)).split(fitting_batch_size(self.teacher.specimen))
+        batches = torch.arange(len(split)).split(fitting_batch_size(self.teacher.model))
         for portion in portions(split.source, batches, pin=device.type == "cuda"):
             images = portion.pixels.to(device, non_blocking=True).float().div_(255)
             for form in (images, images.flip(-1))[: 1 + mirrored]:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from vitlens.devices import multiplies_bf16
 from vitlens.errors import UnknownNameError
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.names import COMPILES, PRECISIONS
 
 FEW_TOKENS: Final = 256  # up to which attention is faster on a CPU from matrix products than by its fused kernel
@@ -60,14 +60,14 @@ def _can_compile(device: torch.device) -> bool:
 
 
 @contextmanager
-def attending(specimen: Specimen, device: torch.device) -> Iterator[None]:
+def attending(model: Model, device: torch.device) -> Iterator[None]:
     """Our attention from matrix products where that is faster: few tokens on a CPU; undone on exit.
 
     At 65 tokens the fused kernel's backward pass took ten times as long in bf16 (benchmarks/training.md).
     """
-    layout = specimen.anatomy.layout
+    layout = model.anatomy.layout
     few = device.type == "cpu" and layout is not None and layout.tokens <= FEW_TOKENS
-    modules = [module for module in specimen.modules() if isinstance(module, MultiHeadSelfAttention)] if few else []
+    modules = [module for module in model.modules() if isinstance(module, MultiHeadSelfAttention)] if few else []
     held = [module.fused for module in modules]
     try:
         for module in modules:
@@ -79,9 +79,9 @@ def attending(specimen: Specimen, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def recomputing(specimen: Specimen, *, on: bool = True) -> Iterator[None]:
+def recomputing(model: Model, *, on: bool = True) -> Iterator[None]:
     """Blocks whose activations are computed again in the backward pass, not kept (Chen 2016); undone on exit."""
-    blocks = [specimen.model.get_submodule(name) for name in specimen.anatomy.blocks] if on else []
+    blocks = [model.module.get_submodule(name) for name in model.anatomy.blocks] if on else []
     held: list[tuple[nn.Module, Any]] = [(block, block.__dict__.get("forward")) for block in blocks]
     try:
         for block in blocks:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.training.augment import augment
 from vitlens.training.feed import Portion, resident
 from vitlens.training.mix import mix
@@ -22,7 +22,7 @@ from vitlens.training.schedule import learning_rate
 class Task:
     """What was asked for, and what follows from it."""
 
-    specimen: Specimen
+    model: Model
     train: Split
     test: Split
     recipe: Recipe
@@ -90,7 +90,7 @@ class Task:
         recipe = self.recipe
         if not (recipe.mixup or recipe.cutmix):
             return images, labels
-        classes, chance = len(self.specimen.classes), recipe.mix_chance
+        classes, chance = len(self.model.classes), recipe.mix_chance
         return mix(images, labels, classes=classes, mixup=recipe.mixup, cutmix=recipe.cutmix, chance=chance)
 
     def labels(self, indices: Tensor) -> Tensor:
@@ -101,8 +101,8 @@ class Task:
     def identity(self) -> dict[str, object]:
         """What a checkpoint must share with the run that goes on from it."""
         return {
-            "architecture": self.specimen.architecture,
-            "classes": list(self.specimen.classes),
+            "architecture": self.model.architecture,
+            "classes": list(self.model.classes),
             "recipe": self.recipe.numbers(),
             "data": {
                 "name": self.train.name,
@@ -116,26 +116,26 @@ class Task:
         }
 
 
-def require_fitting(specimen: Specimen, train: Split, test: Split) -> None:
+def require_fitting(model: Model, train: Split, test: Split) -> None:
     """Refuse data that this model cannot be trained or tested on."""
-    if len(specimen.classes) < 2:
+    if len(model.classes) < 2:
         raise DataError(
-            f"expected at least 2 classes to tell apart in {train.name}, found {len(specimen.classes)}; "
+            f"expected at least 2 classes to tell apart in {train.name}, found {len(model.classes)}; "
             "give a folder with a subfolder for each class"
         )
     for split in (train, test):
         if not len(split) or split.labels is None:
             found = "none" if not len(split) else "images without labels"
             raise DataError(f"expected labelled {split.part} images in {split.name}, found {found}; see vitlens data")
-        if split.classes != specimen.classes:
+        if split.classes != model.classes:
             raise InputError(
-                f"expected a model of {split.name}'s {len(split.classes)} classes, found {specimen.alias} with "
-                f"{len(specimen.classes)} (or other names)"
+                f"expected a model of {split.name}'s {len(split.classes)} classes, found {model.alias} with "
+                f"{len(model.classes)} (or other names)"
             )
         low, high = int(split.labels.min()), int(split.labels.max())
-        if low < 0 or high >= len(specimen.classes):
+        if low < 0 or high >= len(model.classes):
             raise DataError(
-                f"expected labels from 0 to {len(specimen.classes) - 1} in {split.name}, found {low} to {high}"
+                f"expected labels from 0 to {len(model.classes) - 1} in {split.name}, found {low} to {high}"
             )
     _require_examples(train, test)
 

@@ -33,7 +33,7 @@ class Updates:
     """
 
     def __init__(self, task: Task, accelerator: Accelerator, *, compiled: bool = False) -> None:
-        recipe, model = task.recipe, task.specimen.model
+        recipe, model = task.recipe, task.model.module
         self.task, self.accelerator, self.model = task, accelerator, model
         self.average = Average(model, decay=recipe.average) if recipe.average else None
         self.optimiser = Optimiser(
@@ -42,9 +42,9 @@ class Updates:
             weight_decay=recipe.weight_decay,
             betas=recipe.betas,
             layer_decay=recipe.layer_decay,
-            blocks=task.specimen.anatomy.blocks,
+            blocks=task.model.anatomy.blocks,
         )
-        self.wrapped = _wrapped(accelerator, task.objective.asked(task.specimen), compiled)
+        self.wrapped = _wrapped(accelerator, task.objective.asked(task.model), compiled)
         self.step = 0
 
     def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> Learned:

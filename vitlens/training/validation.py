@@ -5,25 +5,25 @@ from accelerate.utils import broadcast
 from torch import nn
 from torch.nn import functional as F
 
-from vitlens.analysis.evaluate import answers
+from vitlens.analysis.answers.evaluate import answers
 from vitlens.data.split import Split
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.processes import Processes, meeting
 from vitlens.training.feed import share
 
 
-def look(specimen: Specimen, split: Split, processes: Processes, *, precision: str) -> tuple[float, float]:
+def look(model: Model, split: Split, processes: Processes, *, precision: str) -> tuple[float, float]:
     """Mean loss (nats) and accuracy (fraction) on a labelled split; each process looks at its share of the images.
 
     Raises NonFiniteError for a logit that is NaN or infinite.
     """
-    _agree_on_buffers(specimen, processes)
+    _agree_on_buffers(model, processes)
     mine = share(torch.arange(len(split)), processes.index, processes.count)
     sums = torch.zeros(2, dtype=torch.float64)
     if len(mine):  # fewer images than processes leave some without
         part = split.pick(mine)
         assert part.labels is not None
-        logits, labels = answers(specimen, part, precision=precision), part.labels.cpu().long()
+        logits, labels = answers(model, part, precision=precision), part.labels.cpu().long()
         sums[0] = F.cross_entropy(logits, labels, reduction="sum")
         sums[1] = (logits.argmax(1) == labels).sum()
     loss, right = (processes.total(sums) / len(split)).tolist()

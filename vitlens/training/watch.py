@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from vitlens.models.specimen import Specimen
+from vitlens.models.model import Model
 from vitlens.training.metrics import EpochMetrics
 
 
@@ -37,7 +37,7 @@ class Watcher(Protocol):
         """After an update."""
         ...
 
-    def on_epoch(self, metrics: EpochMetrics, specimen: Specimen) -> None:
+    def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
         """After an epoch's look at the test images, with the weights that were tested; they are not to be changed."""
         ...
 

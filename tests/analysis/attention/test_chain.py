@@ -1,0 +1,268 @@
+"""Rollout and relevance through windows and merging, against full matrices over the patches of the image."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import jaxtyping
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from tests.analysis.attention.test_gradients import close, explicit_gradients
+from tests.lens.tiny import FAMILIES, images, model_of, shaken, timm_model, torchvision_swin
+from vitlens.analysis.attention import chain as chain_module
+from vitlens.analysis.attention.chain import chain_length, chained
+from vitlens.analysis.attention.flow import flow
+from vitlens.analysis.attention.relevance import gradient_rollout, gradient_rollout_of, relevance
+from vitlens.analysis.attention.rollout import RolloutOptions, rollout, rollout_of
+from vitlens.errors import UnknownNameError, UnsupportedError
+from vitlens.lens import call as call_module
+from vitlens.lens.observe import capture, survey
+from vitlens.lens.windows import unwindow
+from vitlens.models.model import Model
+from vitlens.models.resnet import build_resnet
+
+SWIN, SWIN2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
+THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
+
+
+def fused(model: Model) -> Model:
+    """timm leaves Swin's fused kernel off unless it is asked for: its bias and masks are then given to the kernel."""
+    for module in model.module.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = True
+    return model
+
+
+MODELS: dict[str, Callable[[], Model]] = {  # patches of 2x2 pixels, windows of 4x4 patches
+    "swin": FAMILIES["swin"],
+    "swin, windows padded": lambda: timm_model(SWIN, img_size=(20, 36)),
+    "swin, patches merged out of fewer than four": lambda: timm_model(SWIN, img_size=(18, 28)),
+    "swin, three stages": lambda: timm_model(SWIN, img_size=(36, 20), **THREE),  # 9 x 5 patches become 5 x 3
+    "swin, fused": lambda: fused(timm_model(SWIN, img_size=(20, 36))),
+    "swinv2": FAMILIES["swinv2"],
+    "swinv2, windows padded": lambda: timm_model(SWIN2, img_size=(20, 36)),
+    "torchvision": FAMILIES["torchvision-swin"],
+    "torchvision, windows padded": lambda: torchvision_swin((20, 36)),
+    "torchvision, one window": lambda: torchvision_swin((12, 12)),
+    "torchvision, patches merged out of fewer than four": lambda: torchvision_swin((18, 28)),
+}
+
+
+def merging(fine: tuple[int, int]) -> Tensor:
+    """How patches stand for those they were merged from: (merged, fine), 1 / number of children where one is."""
+    coarse = ((fine[0] + 1) // 2, (fine[1] + 1) // 2)
+    matrix = torch.zeros(coarse[0] * coarse[1], fine[0] * fine[1])
+    for row in range(coarse[0]):
+        for column in range(coarse[1]):
+            children = [
+                down * fine[1] + across
+                for down in (2 * row, 2 * row + 1)
+                for across in (2 * column, 2 * column + 1)
+                if down < fine[0] and across < fine[1]
+            ]
+            matrix[row * coarse[1] + column, children] = 1 / len(children)
+    return matrix
+
+
+def whole_layers(model: Model, batch: Tensor) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]]]:
+    """Weights and their gradients over all patches of each layer's map (batch, heads, patches, patches); the maps."""
+    weights, gradients = explicit_gradients(model, batch)
+    windows = [site.windows for site in survey(model, batch)]
+    return (
+        [unwindow(layer, own) for layer, own in zip(weights, windows) if own],
+        [unwindow(layer, own) for layer, own in zip(gradients, windows) if own],
+        [own.resolution for own in windows if own],
+    )
+
+
+def product(layers: list[Tensor], maps: list[tuple[int, int]], start_layer: int) -> Tensor:
+    """From the mean over the last patches down: each layer's matrix, and the merging where the map gets finer."""
+    patches = layers[-1].shape[-1]
+    row = layers[-1].new_full((len(layers[0]), 1, patches), 1 / patches)
+    for layer in range(len(layers) - 1, -1, -1):
+        if layer + 1 < len(layers) and maps[layer] != maps[layer + 1]:
+            row = row @ merging(maps[layer]).to(row)
+        if layer >= start_layer:
+            row = row @ layers[layer]
+    return row[:, 0].unflatten(1, maps[0])
+
+
+def mixed(fused: Tensor, alpha: float) -> Tensor:
+    """(1 - alpha) A + alpha I, rows scaled to 1; a row loses what lies on padding."""
+    whole = (1 - alpha) * fused + alpha * torch.eye(fused.shape[-1])
+    return whole / whole.sum(-1, keepdim=True)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(
+    request: pytest.FixtureRequest,
+) -> tuple[Model, Tensor, list[Tensor], list[Tensor], list[tuple[int, int]]]:
+    """A model, images, and its weights, gradients and maps by layer, spelled out."""
+    model = MODELS[request.param]()
+    batch = images(model.input_size)
+    return model, batch, *whole_layers(model, batch)
+
+
+@pytest.mark.parametrize(("fusion", "alpha"), [("mean", 0.5), ("mean", 0.0), ("max", 0.3), ("min", 0.5)])
+def test_rollout_is_the_product_of_whole_matrices(module, fusion, alpha):
+    model, batch, weights, _, maps = module
+    fuse = {"mean": lambda w: w.mean(1), "max": lambda w: w.amax(1), "min": lambda w: w.amin(1)}[fusion]
+    layers = [mixed(fuse(layer), alpha) for layer in weights]
+    for start in range(len(layers)):
+        found = rollout(model, batch, fusion=fusion, alpha=alpha, start_layer=start)
+        close(found, product(layers, maps, start))
+        torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
+    assert found.shape == (2, model.input_size[0] // 2, model.input_size[1] // 2)
+
+
+def asked_for(weights: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """Chefer 2021, equation 5."""
+    return [(layer * gradient).clamp_min(0).mean(1) for layer, gradient in zip(weights, gradients)]
+
+
+def test_relevance_is_the_product_of_whole_matrices(module):
+    """Equation 6, R ← R + Ā R; where patches merge, R is theirs. What nothing was asked of is taken off: R - I."""
+    model, batch, *_, maps = module
+    exact = copy.deepcopy(model).double()  # R - I is a small difference
+    weights, gradients, _ = whole_layers(exact, batch.double())
+    steps = [torch.eye(layer.shape[-1]) + layer for layer in asked_for(weights, gradients)]
+    for start in range(len(steps)):
+        expected = product(steps, maps, start) - product(steps, maps, len(steps))
+        close(relevance(exact, batch.double(), start_layer=start), expected, rtol=1e-8)
+        assert (expected >= 0).all()
+    close(relevance(model, batch, start_layer=start), expected.float(), rtol=1e-3)
+
+
+def test_gradient_rollout_is_the_product_of_whole_matrices(module):
+    model, batch, weights, gradients, maps = module
+    layers = [mixed(layer, 0.1) for layer in asked_for(weights, gradients)]
+    for start in range(len(layers)):
+        found = gradient_rollout(model, batch, alpha=0.1, start_layer=start)
+        close(found, product(layers, maps, start))
+        torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (18, 28)])
+def test_alpha_one_is_the_merging_alone(size):
+    model = timm_model(SWIN, img_size=size)
+    found = rollout(model, images(size), alpha=1.0)
+    rows, columns = size[0] // 2, size[1] // 2
+    last = -(-rows // 2) * -(-columns // 2)
+    expected = torch.full((rows, columns), 1 / last / 4)
+    if rows % 2:
+        expected[-1] *= 2  # a merged patch with half its children shares among these
+    if columns % 2:
+        expected[:, -1] *= 2
+    torch.testing.assert_close(found, expected.expand(2, -1, -1))
+
+
+@pytest.mark.parametrize("make", [lambda: torchvision_swin((20, 36)), MODELS["swin, fused"]], ids=["made", "fused"])
+def test_a_few_images_at_a_time_is_all_at_once(monkeypatch, make):
+    model = make()
+    batch = images((20, 36), batch=3)
+    together = [method(model, batch) for method in (rollout, relevance, gradient_rollout)]
+    monkeypatch.setattr(call_module, "_AT_ONCE", 1)
+    for method, expected in zip((rollout, relevance, gradient_rollout), together):
+        close(method(model, batch), expected, rtol=1e-5)
+        close(method(model, batch[1:2])[0], expected[1])
+
+
+def test_other_readouts_of_windows_are_refused():
+    for readout in ("cls", "pool", "cls+distillation"):
+        with pytest.raises(UnsupportedError, match="expected the readout mean for swin"):
+            rollout(FAMILIES["swin"](), images(), readout=readout)
+    torch.testing.assert_close(
+        rollout(FAMILIES["swin"](), images(), readout="mean"), rollout(FAMILIES["swin"](), images())
+    )
+
+
+def test_an_unknown_readout_names_the_known(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types would be first
+    with pytest.raises(UnknownNameError, match="no readout 'clss'; did you mean 'cls'"):
+        chained(FAMILIES["ours"](), images((32, 48)), readout="clss")
+
+
+def made(name: str, *, size: int = 32, **options: object) -> Callable[[], Model]:
+    return lambda: model_of(
+        shaken(lambda: timm.create_model(name, num_classes=5, **options)), alias=name, size=(size, size)
+    )
+
+
+def cnn() -> nn.Module:
+    return build_resnet("resnet20", classes=5, image_size=(32, 32))
+
+
+HIERA = {"img_size": (64, 64), "embed_dim": 16, "num_heads": 1, "stages": (1, 1, 1, 1)}
+PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1)}
+REFUSED: dict[str, tuple[Callable[[], Model], str, str]] = {  # model, its layer, what that does
+    "xcit": (
+        made("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32, depth=1),
+        "'blocks.0.attn'",
+        "channels look at channels",
+    ),
+    "pvt": (made("pvt_v2_b0", **PVT), "'stages.0.blocks.0.attn'", "fewer, pooled keys"),
+    "hiera": (made("hiera_tiny_224", size=64, **HIERA), "'blocks.0.attn'", "patches of their window"),
+    "maxvit": (
+        made("maxvit_rmlp_pico_rw_256", size=64, img_size=64),
+        "'stages.0.blocks.0.attn_block.attn'",
+        "patches of their window",
+    ),
+    "visformer": (
+        made("visformer_tiny", img_size=32, embed_dim=32, depth=(1, 1, 1), num_heads=2),
+        "'stage2.0.attn'",
+        "a stage with 4 tokens of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_line_that_names_the_layer_and_what_it_does(name):
+    make, layer, does = REFUSED[name]
+    model = make()
+    batch = images(model.input_size, batch=1)
+    for method in (rollout, relevance, gradient_rollout, flow):  # surveyed once, then remembered
+        with pytest.raises(UnsupportedError) as refusal:
+            method(model, batch)
+        message = str(refusal.value)
+        assert layer in message
+        assert does in message
+        assert name.split("_")[0] in message
+        assert message == model.supports("rollout")
+        assert ("attention" in message.partition(" supports ")[2].split(", ")) == (model.supports("attention") is None)
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize("method", [rollout, relevance, gradient_rollout, flow])
+def test_a_cnn_is_refused(method):
+    with pytest.raises(UnsupportedError) as refusal:
+        method(model_of(cnn(), alias="cnn"), images(batch=1))
+    assert "expected softmax attention in the forward pass of cnn, found none; cnn supports predict" in str(
+        refusal.value
+    )
+    assert "\n" not in str(refusal.value)
+
+
+def test_stages_that_merge_otherwise_are_refused(monkeypatch):
+    model = FAMILIES["swin"]()
+    sites = survey(model, images())
+    far = tuple(replace(s, windows=replace(s.windows, resolution=(4, 4))) if s.layer > 1 else s for s in sites)
+    monkeypatch.setattr(chain_module, "survey", lambda _model, _images: far)
+    with pytest.raises(UnsupportedError, match=r"merge 2x2 patches, found \(16, 16\) before \(4, 4\) in swin"):
+        chain_length(model, images())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_how_many_layers(name):
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
+    assert chain_length(model, batch) == len(capture(model, batch).layers)
+
+
+def test_one_pass_serves_all_that_is_asked_of_it():
+    model = FAMILIES["swin"]()
+    chain = chained(model, images(), gradient=True)
+    close(chain.as_map(rollout_of(chain, RolloutOptions())), rollout(model, images()), rtol=1e-5)
+    close(chain.as_map(gradient_rollout_of(chain)), gradient_rollout(model, images()), rtol=1e-5)

@@ -1,0 +1,193 @@
+"""Attention flow: maximum flow beside a linear program, its bounds, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from torch import Tensor
+
+from tests.lens.tiny import FAMILIES, images, ours
+from vitlens.analysis.attention import chain as chain_module
+from vitlens.analysis.attention.flow import flow, maximum_flows, mixed, require_few
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.observe import capture
+from vitlens.models.model import Model
+
+PRECISION = 1e-5  # capacities are whole numbers of 6e-8, and a cut has at most some dozens of them
+
+
+def by_linear_program(start: NDArray[np.float64], layers: list[NDArray[np.float64]], target: int) -> float:
+    """The most that can arrive at a token of the input: one variable an edge, what enters a node leaves it."""
+    tokens, depth = len(start), len(layers)
+    edges = [(("source", 0), (depth, token), start[token]) for token in range(tokens)]
+    edges += [
+        ((layer + 1, query), (layer, key), weights[query, key])
+        for layer, weights in enumerate(layers)
+        for query in range(tokens)
+        for key in range(tokens)
+    ]
+    inner = [(level, token) for level in range(1, depth + 1) for token in range(tokens)]
+    inner += [(0, token) for token in range(tokens) if token != target]  # what goes there would be lost: not allowed
+    kept = np.zeros((len(inner), len(edges)))
+    gain = np.zeros(len(edges))
+    for column, (head, tail, _) in enumerate(edges):
+        for row, node in enumerate(inner):
+            kept[row, column] = (tail == node) - (head == node)
+        gain[column] = tail == (0, target)
+    solved = linprog(-gain, A_eq=kept, b_eq=np.zeros(len(inner)), bounds=[(0, capacity) for *_, capacity in edges])
+    assert solved.success
+    return -float(solved.fun)
+
+
+def random_network(seed: int, *, tokens: int = 4, depth: int = 3) -> tuple[NDArray[np.float64], list]:
+    random = np.random.default_rng(seed)
+    layers = [random.dirichlet(np.full(tokens, 0.4), size=tokens) for _ in range(depth)]
+    return random.dirichlet(np.ones(tokens)), layers
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_to_a_linear_program(seed):
+    start, layers = random_network(seed)
+    found = maximum_flows(start, layers, range(4))
+    expected = [by_linear_program(start, layers, target) for target in range(4)]
+    np.testing.assert_allclose(found, expected, atol=PRECISION)
+    assert found.std() > 0.001
+    assert (found[2:] == maximum_flows(start, layers, [2, 3])[2:]).all()
+    assert (maximum_flows(start, layers, [2, 3])[:2] == 0).all()  # not asked for
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**16), tokens=st.integers(2, 7), depth=st.integers(1, 4))
+def test_bounds_and_the_order_of_tokens(seed, tokens, depth):
+    start, layers = random_network(seed, tokens=tokens, depth=depth)
+    found = maximum_flows(start, layers, range(tokens))
+    assert (found >= 0).all()
+    assert (found <= np.minimum(start.sum(), layers[0].sum(0)) + PRECISION).all()
+    along = start.copy()  # what a walk brings to a token can flow there
+    for weights in reversed(layers):
+        along = along @ weights
+    assert (found >= along - PRECISION).all()
+    order = np.random.default_rng(seed).permutation(tokens)
+    turned = maximum_flows(start[order], [layer[np.ix_(order, order)] for layer in layers], range(tokens))
+    np.testing.assert_allclose(turned, found[order], atol=PRECISION)
+
+
+def test_identity_attention_leaves_everything_where_it_is():
+    start = np.array([0.5, 0.25, 0.25, 0.0])
+    assert np.array_equal(maximum_flows(start, [np.eye(4)] * 3, range(4)), start)
+
+
+def test_one_narrow_pipe():
+    """By hand: of 1 at token 0, 0.3 can go on to token 1 in the upper layer, of which 0.2 arrive; and 0.1 directly."""
+    upper, lower = np.array([[0.7, 0.3], [0.0, 1.0]]), np.array([[0.9, 0.1], [0.8, 0.2]])
+    found = maximum_flows(np.array([1.0, 0.0]), [lower, upper], [0, 1])
+    np.testing.assert_allclose(found, [0.7 + 0.3, 0.1 + 0.2], atol=1e-6)
+
+
+def test_capacities_have_the_residual_connection():
+    weights = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
+    np.testing.assert_allclose(mixed(weights, 0.5), [[0.6, 0.4], [0.3, 0.7]], atol=1e-7)
+    np.testing.assert_allclose(mixed(weights, 1.0), np.eye(2))
+    np.testing.assert_allclose(mixed(weights, 0.0), weights.numpy())
+
+
+def heads_mean(layer: Tensor) -> NDArray[np.float64]:
+    return layer[0].double().mean(0).numpy()
+
+
+def cls_row(_last: Tensor) -> NDArray[np.float64]:
+    return np.eye(13)[0]
+
+
+def mean_row(_last: Tensor) -> NDArray[np.float64]:
+    return np.full(12, 1 / 12)
+
+
+def pooling_row(last: Tensor) -> NDArray[np.float64]:
+    return heads_mean(last)[0]
+
+
+READOUTS = {
+    "cls": (ours, cls_row, 1),
+    "mean": (lambda: ours(pooling="mean"), mean_row, 0),
+    "pooling query": (FAMILIES["siglip"], pooling_row, 0),
+}
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.1])
+@pytest.mark.parametrize("case", READOUTS)
+def test_a_model_by_a_linear_program(case, alpha):
+    make, row, prefix = READOUTS[case]
+    model: Model = make()
+    for parameter in model.module.parameters():
+        parameter.mul_(2)  # weights that are not nearly even
+    batch = images(model.input_size)[:1]
+    layers = capture(model, batch).layers
+    tokens = model.layout.tokens
+    pipes = [(1 - alpha) * heads_mean(layer) + alpha * np.eye(tokens) for layer in layers if layer.shape[2] > 1]
+    start = row(layers[-1])
+    targets = list(range(prefix, tokens))[::3]
+    expected = [by_linear_program(start, pipes, target) for target in targets]
+    found = flow(model, batch, alpha=alpha).flatten()[[target - prefix for target in targets]]
+    np.testing.assert_allclose(found.numpy(), expected, atol=PRECISION)
+    assert found.std() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["ours", "deit-distilled", "dinov2-registers", "beit", "siglip", "cait"])
+def test_maps_are_between_nothing_and_everything(name):
+    model = FAMILIES[name]()
+    batch = images(model.input_size, batch=3)
+    maps = flow(model, batch)
+    assert maps.shape == (3, *model.layout.grid)
+    assert (maps > 0).all()
+    assert (maps <= 1 + 1e-6).all()
+    torch.testing.assert_close(flow(model, batch[1:2])[0], maps[1], atol=PRECISION, rtol=0)
+
+
+def test_with_the_identity_alone_a_mean_stays_a_mean():
+    torch.testing.assert_close(flow(ours(pooling="mean"), images((32, 48)), alpha=1.0), torch.full((2, 4, 3), 1 / 12))
+    assert (flow(ours(), images((32, 48)), alpha=1.0) == 0).all()  # what stays on CLS is in no map
+
+
+def test_too_many_tokens_are_refused_before_any_work():
+    """17 x 17 patches and CLS; 16 x 16 without CLS are the most that go."""
+    model = ours(size=(136, 272))
+
+    def run(_module: object, _inputs: object) -> None:
+        raise AssertionError("a forward pass was made")
+
+    model.module.register_forward_pre_hook(run)
+    with pytest.raises(UnsupportedError) as refusal:
+        flow(model, images((136, 272)))
+    message = str(refusal.value)
+    assert "at most 256 tokens" in message
+    assert "found 290 in ours" in message
+    assert "try --method rollout" in message
+    assert "\n" not in message
+
+
+@pytest.mark.slow
+def test_dinov2_at_its_own_size_is_refused():
+    from vitlens.models import zoo
+
+    model = zoo.load("timm:vit_small_patch14_dinov2", random_weights=True)
+    with pytest.raises(UnsupportedError, match="at most 256 tokens for attention flow, found 1370"):
+        flow(model, images((518, 518), batch=1))
+
+
+def test_256_tokens_are_not_too_many():
+    model = ours(size=(128, 256), pooling="mean", dim=4, depth=1, heads=1)
+    require_few(model, images((128, 256), batch=1))
+
+
+def test_refusals(monkeypatch):
+    with pytest.raises(UnsupportedError, match="one sequence of tokens for attention flow, found windows in swin"):
+        flow(FAMILIES["swin"](), images())
+    for alpha in (-0.5, 1.5, float("nan")):
+        with pytest.raises(InputError, match="alpha in"):
+            flow(ours(), images((32, 48)), alpha=alpha)
+    monkeypatch.setattr(chain_module, "fitting_batch_size", lambda _model: 2)
+    assert flow(ours(), images((32, 48), batch=3)).shape == (3, 4, 3)

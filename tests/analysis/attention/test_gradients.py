@@ -1,0 +1,110 @@
+"""The gradient of a logit with respect to the weights, beside autograd's own of attention spelled out."""
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+
+from tests.contracts.test_nothing_left_behind import state_of
+from tests.lens.tiny import FAMILIES, images, ours
+from vitlens.analysis.attention.gradients import check_targets, with_gradients
+from vitlens.analysis.attention.relevance import relevance
+from vitlens.errors import InputError, LensError
+from vitlens.lens.observe import capture
+from vitlens.models.model import Model
+
+
+def explicit_gradients(model: Model, batch: Tensor, targets: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights of every layer and ∂logit/∂weights, the model's attention made of matrix products that autograd sees."""
+    captured = capture(model, batch, explicit=True)
+    logits = captured.logits
+    chosen = logits.argmax(-1) if targets is None else targets
+    target_logits = [logits[image, int(chosen[image])] for image in range(len(logits))]
+    gradients = torch.autograd.grad(torch.stack(target_logits).sum(), captured.layers)
+    return [weights.detach() for weights in captured.layers], list(gradients)
+
+
+def close(found: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
+    """Equal to rtol, numbers near zero to the same part of the largest one; and not empty."""
+    largest = expected.abs().max().item()
+    assert largest > 0
+    torch.testing.assert_close(found, expected, atol=rtol * largest, rtol=rtol)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fused_gradients_are_autograds_of_explicit_attention(name):
+    model = FAMILIES[name]()
+    batch, targets = images(model.input_size, batch=3), torch.tensor([4, 0, 2])
+    logits, calls = with_gradients(model, batch, targets)
+    weights, gradients = explicit_gradients(model, batch, targets)
+    assert [call.site.layer for call in calls] == list(range(len(weights)))
+    for call, own, expected in zip(calls, weights, gradients):
+        found = call.weight_gradient()
+        assert found is not None
+        assert not found.requires_grad
+        torch.testing.assert_close(call.weights(), own, atol=1e-5, rtol=1e-4)
+        close(found, expected)
+    assert not logits.requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(logits, model(batch), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ours", "cait", "swinv2", "torchvision-swin"])
+def test_in_double_precision_nothing_is_left_of_the_difference(name):
+    model = FAMILIES[name]().double()
+    batch = images(model.input_size).double()
+    _, calls = with_gradients(model, batch)
+    for call, expected in zip(calls, explicit_gradients(model, batch)[1]):
+        found = call.weight_gradient()
+        assert found is not None
+        close(found, expected, rtol=1e-10)
+
+
+def test_the_gradient_says_how_the_logit_changes():
+    """A finite difference: one weight of one head a little larger, its row no longer of sum 1."""
+    model = ours().double()
+    batch, targets, step = images((32, 48), batch=1).double(), torch.tensor([3]), 1e-5
+    _, calls = with_gradients(model, batch, targets)
+    gradient = calls[1].weight_gradient()
+    assert gradient is not None
+    attention, output = model.module.blocks[1].attn, []
+    for sign in (1, -1):
+
+        def add(_module: object, inputs: tuple[Tensor], sign: int = sign) -> Tensor:
+            value = calls[1].scored.value[0, 1, 5]  # head 1, key 5
+            heads = inputs[0].unflatten(-1, (2, -1)).clone()  # (batch, query, heads, head_dim), before the projection
+            heads[0, 0, 1] += sign * step * value
+            return heads.flatten(-2)
+
+        handle = attention.proj.register_forward_pre_hook(add)
+        with torch.no_grad():
+            output.append(model(batch)[0, 3].item())
+        handle.remove()
+    assert gradient[0, 1, 0, 5].item() == pytest.approx((output[0] - output[1]) / (2 * step), rel=1e-6)
+
+
+def test_targets():
+    logits = torch.tensor([[0.1, 0.9, 0.0], [2.0, 1.0, -1.0]])
+    assert check_targets(None, logits).tolist() == [1, 0]
+    assert check_targets(torch.tensor([2, 2]), logits).tolist() == [2, 2]
+    for wrong in (-1, 3):
+        with pytest.raises(InputError, match=f"classes from 0 to 2, found {wrong}"):
+            check_targets(torch.tensor([0, wrong]), logits)
+
+
+def test_a_target_too_many(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of shapes would be first
+    with pytest.raises(InputError, match=r"one target an image \(2\), found 3"):
+        check_targets(torch.tensor([0, 1, 2]), torch.zeros(2, 3))
+    with pytest.raises(InputError, match=r"one target an image \(2\), found 3"):
+        relevance(ours(), images((32, 48)), targets=torch.tensor([0, 1, 2]))
+
+
+def test_a_layer_that_has_no_part_in_the_logit_is_named():
+    model = ours()
+    model.module.blocks[0].register_forward_hook(lambda _module, _inputs, output: output.detach())
+    model.requires_grad_(True)
+    before = state_of(model)
+    with pytest.raises(LensError, match=r"found none in 'blocks.0.attn'"):
+        with_gradients(model, images((32, 48)))
+    assert state_of(model) == before

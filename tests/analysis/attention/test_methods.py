@@ -1,0 +1,218 @@
+"""Every method of the registry: its name, its maps, its logits, and that it is the public function of that name."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
+from vitlens.analysis.attention.flow import flow
+from vitlens.analysis.attention.methods import METHODS, Way, require_possible, trace
+from vitlens.analysis.attention.relevance import gradient_rollout, relevance
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.weights import attention_maps
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.models.model import Model
+from vitlens.models.resnet import build_resnet
+from vitlens.names import ATTENTION_METHODS
+
+PUBLIC: dict[str, Callable[[Model, Tensor, Tensor], Tensor]] = {
+    "rollout": lambda model, batch, _targets: rollout(model, batch),
+    "relevance": lambda model, batch, targets: relevance(model, batch, targets=targets),
+    "gradient-rollout": lambda model, batch, targets: gradient_rollout(model, batch, targets=targets),
+    "attention": lambda model, batch, _targets: attention_maps(model, batch)[-1].maps.mean(1),
+    "flow": lambda model, batch, _targets: flow(model, batch),
+}
+MODELS = ("ours", "deit-distilled", "dinov2-registers", "beit", "siglip", "cait", "torchvision-vit", "swin")
+GRIDS = {"ours": (4, 3), "swin": (16, 16)}
+TARGETS = torch.tensor([1, 4])
+
+
+def defined(method: str, name: str) -> bool:
+    return not (method == "flow" and name == "swin")
+
+
+CASES = [(method, name) for method in METHODS for name in MODELS if defined(method, name)]
+
+
+def test_the_registry_has_every_name_and_no_other():
+    assert tuple(METHODS) == ATTENTION_METHODS
+    assert set(PUBLIC) == set(METHODS)
+    assert all(method.says and "\n" not in method.says for method in METHODS.values())
+    with pytest.raises(TypeError):
+        METHODS["other"] = METHODS["rollout"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("method", "name"), CASES)
+def test_maps_and_logits(method, name):
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
+    with torch.no_grad():
+        plain = model(batch)
+    traced = trace(model, batch, [Way(method)], targets=TARGETS)
+    assert torch.equal(batch, images(model.input_size))
+    assert not batch.requires_grad
+    (maps,) = traced.maps
+    grid = (8, 8) if (method, name) == ("attention", "swin") else GRIDS.get(name, (4, 4))  # the last stage's own
+    assert maps.shape == (2, *grid)
+    assert torch.isfinite(maps).all()
+    assert not maps.requires_grad
+    assert not traced.logits.requires_grad
+    assert maps.flatten(1).std(1).min() > 0  # an even map would show nothing
+    if METHODS[method].gradient or name == "torchvision-vit":  # the latter has another kernel when unobserved
+        torch.testing.assert_close(traced.logits, plain, atol=1e-5, rtol=1e-5)
+    else:
+        assert torch.equal(traced.logits, plain)
+    torch.testing.assert_close(maps, PUBLIC[method](model, batch, TARGETS), atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_gradients_need_a_target(method):
+    model = ours()
+    batch = images((32, 48))
+    one, other = (trace(model, batch, [Way(method)], targets=torch.full((2,), target)).maps[0] for target in (0, 3))
+    assert torch.equal(one, other) is not METHODS[method].gradient
+    with torch.no_grad():
+        predicted = model(batch).argmax(-1)
+    (own,), (named,) = (trace(model, batch, [Way(method)], targets=given).maps for given in (None, predicted))
+    assert torch.equal(own, named)
+
+
+@pytest.mark.parametrize("name", ["ours", "cait", "swin"])
+def test_several_ways_from_one_pass_are_each_alone(name):
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
+    ways = [Way(method) for method in METHODS if defined(method, name)]
+    ways += [Way("rollout", "max", 0.3, 0.2, 1), Way("relevance", start_layer=1), Way("attention", layer=0)]
+    ways += [Way("gradient-rollout", alpha=0.1, start_layer=1)]
+    together = trace(model, batch, ways, targets=TARGETS)
+    assert len(together.maps) == len(ways)
+    for way, maps in zip(ways, together.maps):
+        alone = trace(model, batch, [way], targets=TARGETS)
+        torch.testing.assert_close(maps, alone.maps[0], atol=1e-7, rtol=1e-5)
+        torch.testing.assert_close(together.logits, alone.logits, atol=1e-5, rtol=1e-5)
+
+
+def test_settings_reach_their_method():
+    model, batch = ours(depth=3), images((32, 48))
+    ways = [
+        Way("rollout", "min", 0.3, 0.2, 1),
+        Way("relevance", start_layer=2),
+        Way("gradient-rollout", alpha=0.1, start_layer=1),
+        Way("flow", alpha=0.2),
+    ]
+    expected = [
+        rollout(model, batch, fusion="min", discard=0.3, alpha=0.2, start_layer=1),
+        relevance(model, batch, start_layer=2),
+        gradient_rollout(model, batch, alpha=0.1, start_layer=1),
+        flow(model, batch, alpha=0.2),
+    ]
+    for maps, own in zip(trace(model, batch, ways).maps, expected):
+        torch.testing.assert_close(maps, own, atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ours", "vit-mean", "siglip", "cait", "swin", "torchvision-swin"])
+def test_attention_of_a_layer_is_that_layers(name):
+    """Of a windowed model at the resolution of the layer's own stage."""
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
+    layers = attention_maps(model, batch)
+    for number, layer in enumerate(layers):
+        (maps,) = trace(model, batch, [Way("attention", layer=number)]).maps
+        assert torch.equal(maps, layer.maps.mean(1))
+    if "swin" in name:
+        assert [layer.maps.shape[2:] for layer in layers] == [(16, 16)] * 2 + [(8, 8)] * 2
+    (last,) = trace(model, batch, [Way("attention")]).maps
+    assert torch.equal(last, maps)
+
+
+@pytest.mark.parametrize("readout", ["mean", "cls"])
+def test_another_readout(readout):
+    model, batch = ours(distillation=True), images((32, 48))
+    ways = [Way("rollout"), Way("relevance"), Way("gradient-rollout"), Way("flow")]
+    expected = [method(model, batch, readout=readout) for method in (rollout, relevance, gradient_rollout, flow)]
+    for maps, own in zip(trace(model, batch, ways, readout=readout).maps, expected):
+        torch.testing.assert_close(maps, own, atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16])
+def test_mixed_precision(precision):
+    for name in ("ours", "cait", "swin"):
+        model = FAMILIES[name]()
+        batch = images(model.input_size)
+        ways = [Way(method) for method in METHODS if defined(method, name)]
+        plain = trace(model, batch, ways, targets=TARGETS)
+        with torch.autocast("cpu", dtype=precision):
+            found = trace(model, batch, ways, targets=TARGETS)
+        for way, maps, expected in zip(ways, found.maps, plain.maps):
+            assert torch.isfinite(maps).all(), way
+            assert (maps - expected).abs().max() < 0.1 * expected.max(), way
+        if name == "swin":  # no prefix that keeps some of the mass
+            torch.testing.assert_close(found.maps[0].sum((1, 2)), torch.ones(2), atol=1e-3, rtol=0)
+
+
+def test_names_in_reports():
+    assert Way("rollout").name == "rollout-mean"
+    assert Way("rollout", "max").name == "rollout-max"
+    assert [Way(method).name for method in METHODS if method != "rollout"] == [m for m in METHODS if m != "rollout"]
+
+
+def check(model: Model, way: Way, error: type[Exception], message: str) -> None:
+    """Both before any work and from the work itself."""
+    batch = images(model.input_size)
+    for ask in (require_possible, trace):
+        with pytest.raises(error, match=message):
+            ask(model, batch, [Way("attention"), way])
+
+
+@pytest.mark.parametrize("layer", [-1, 2, 7])
+def test_a_layer_that_is_not_there(layer):
+    check(ours(), Way("attention", layer=layer), InputError, f"--layer from 0 to 1, found {layer}")
+
+
+@pytest.mark.parametrize("method", ["rollout", "relevance", "gradient-rollout", "flow"])
+def test_a_start_that_is_not_there(method):
+    check(ours(), Way(method, start_layer=2), InputError, "--start-layer of at least 0 and below 2 layers, found 2")
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.chained])
+def test_a_chain_that_is_not_there(method):
+    xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
+    with pytest.raises(UnsupportedError, match="channels look at channels"):
+        require_possible(xcit, images(), [Way(method)])
+
+
+def test_attention_of_channels_is_in_no_map():
+    """XCiT's last layer is a CLS that reads the patches; those before it are channels."""
+    xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
+    assert trace(xcit, images(), [Way("attention")]).maps[0].shape == (2, 2, 2)
+    with pytest.raises(UnsupportedError, match="pooled keys or channels in that of tiny; choose another --layer"):
+        trace(xcit, images(), [Way("attention", layer=0)])
+
+
+def test_flow_of_many_tokens_is_refused():
+    check(ours(size=(136, 272)), Way("flow"), UnsupportedError, "at most 256 tokens for attention flow, found 290")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_without_attention(method):
+    cnn = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
+    with pytest.raises(UnsupportedError, match="softmax attention in the forward pass of cnn, found none"):
+        require_possible(cnn, images(), [Way(method)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"discard": 1.0}, "discard in"), ({"alpha": -0.1}, "alpha in"), ({"start_layer": -1}, "start-layer of at least")],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(InputError, match=message):
+        Way("rollout", **settings)
+
+
+def test_an_unknown_method_names_the_known():
+    way = Way("rollout")
+    object.__setattr__(way, "method", "relevence")  # the type checker of the tests would stop it at the constructor
+    with pytest.raises(UnknownNameError, match="no method 'relevence'; did you mean 'relevance'"):
+        way.__post_init__()

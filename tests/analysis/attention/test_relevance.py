@@ -1,0 +1,362 @@
+"""Relevance and gradient-weighted rollout against Chefer 2021, equations 5 and 6, as full matrices written out here."""
+
+import copy
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
+
+from tests.analysis.attention.test_gradients import close, explicit_gradients
+from tests.contracts.test_nothing_left_behind import BrokenError, state_of
+from tests.lens.tiny import CHAINED, FAMILIES, TIMM, images, ours, timm_model
+from vitlens.analysis.attention import chain as chain_module
+from vitlens.analysis.attention.chain import chained
+from vitlens.analysis.attention.gradients import with_gradients
+from vitlens.analysis.attention.relevance import (
+    gradient_rollout,
+    gradient_rollout_of,
+    gradient_weighted,
+    relevance,
+    relevance_matrix,
+)
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.models.model import Model
+
+
+def asked_for(model: Model, batch: Tensor, targets: Tensor | None = None) -> list[Tensor]:
+    """Equation 5 for every layer, Ā = mean over heads of the positive part of ∂logit/∂A ⊙ A (batch, query, key)."""
+    weights, gradients = explicit_gradients(model, batch, targets)
+    found = []
+    for layer, gradient in zip(weights, gradients):
+        heads = [layer[:, head] * gradient[:, head] for head in range(layer.shape[1])]
+        found.append(torch.stack([torch.where(one > 0, one, 0.0) for one in heads]).sum(0) / len(heads))
+    return found
+
+
+def among_all(fused: Tensor, tokens: int) -> Tensor:
+    """A layer as a square matrix over (reader, tokens): the reader is a pooling query or a CLS that joins late."""
+    whole = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
+    if fused.shape[1] == tokens:
+        whole[:, 1:, 1:] = fused
+    elif fused.shape[2] == tokens:
+        whole[:, 0, 1:] = fused[:, 0]
+    else:
+        whole[:, 0] = fused[:, 0]
+    return whole
+
+
+def by_equation_six(layers: list[Tensor], tokens: int) -> Tensor:
+    """R - I over (reader, tokens): R ← R + Ā R from R = I."""
+    eye = torch.eye(tokens + 1, dtype=layers[0].dtype)
+    product = eye.expand(len(layers[0]), -1, -1)
+    for fused in layers:
+        product = product + among_all(fused, tokens) @ product
+    return product - eye
+
+
+def by_rollout(layers: list[Tensor], tokens: int, alpha: float) -> Tensor:
+    """Over (reader, tokens): the product of (1 - alpha) Ā + alpha I, rows scaled to 1."""
+    eye = torch.eye(tokens + 1, dtype=layers[0].dtype)
+    product = eye.expand(len(layers[0]), -1, -1)
+    for fused in layers:
+        mixed = (1 - alpha) * among_all(fused, tokens) + alpha * eye
+        if fused.shape[1:] == (1, tokens):
+            mixed[:, 0, 0] = 0  # a pooling query is no token: nothing of it is passed on
+        product = (mixed / mixed.sum(-1, keepdim=True)) @ product
+    return product
+
+
+READER = None  # the readout is the reader's row
+READOUTS = {  # the readout over the tokens by hand: prefix, then 12, 16 or another number of patches
+    "cls": (lambda: ours(depth=3), [1.0] + [0.0] * 12),
+    "one head": (lambda: ours(heads=1), [1.0] + [0.0] * 12),
+    "one block": (lambda: ours(depth=1), [1.0] + [0.0] * 12),
+    "registers": (lambda: ours(registers=4, depth=3), [1.0] + [0.0] * 16),
+    "distillation": (lambda: ours(distillation=True, depth=3), [0.5, 0.5] + [0.0] * 12),
+    "mean, prefix 0": (lambda: ours(pooling="mean", depth=3), [1 / 12] * 12),
+    "mean, prefix 2": (lambda: ours(pooling="mean", registers=2, depth=3), [0.0] * 2 + [1 / 12] * 12),
+    "another size": (lambda: ours(size=(48, 80)), [1.0] + [0.0] * 30),
+    "timm distilled": (lambda: timm_model(TIMM["deit-distilled"]), [0.5, 0.5] + [0.0] * 16),
+    "timm registers": (lambda: timm_model(TIMM["dinov2-registers"]), [1.0] + [0.0] * 20),
+    "timm mean of patches": (lambda: timm_model(TIMM["dinov3"]), [0.0] * 5 + [1 / 16] * 16),
+    "timm not square": (lambda: timm_model(TIMM["vit"], img_size=(32, 48)), [1.0] + [0.0] * 24),
+    "torchvision": (FAMILIES["torchvision-vit"], [1.0] + [0.0] * 16),
+    "siglip": (lambda: timm_model(TIMM["siglip"]), READER),
+    "siglip, not square": (lambda: timm_model(TIMM["siglip"], img_size=(48, 32)), READER),
+    "pooling beside cls": (lambda: timm_model(TIMM["perception-encoder"]), READER),
+    "cait": (lambda: timm_model(TIMM["cait"]), READER),
+    "cait, not square": (lambda: timm_model(TIMM["cait"], img_size=(32, 48)), READER),
+}
+
+
+def read(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
+    """The readout's row of a matrix over (reader, tokens), patches alone, as a map."""
+    tokens = matrix[:, 0, 1:] if row is None else torch.tensor(row, dtype=matrix.dtype) @ matrix[:, 1:, 1:]
+    return tokens[:, len(model.layout.prefix) :].unflatten(1, model.layout.grid)
+
+
+@pytest.fixture(scope="module", params=READOUTS)
+def case(request: pytest.FixtureRequest) -> tuple[Model, Tensor, list[float] | None, list[Tensor]]:
+    """A model, images, its readout by hand, and the Ā of all its layers."""
+    make, row = READOUTS[request.param]
+    model = make()
+    batch = images(model.input_size)
+    return model, batch, row, asked_for(model, batch)
+
+
+def test_the_map_from_every_layer_on(case):
+    model, batch, row, layers = case
+    for start in range(len(layers)):
+        expected = read(by_equation_six(layers[start:], model.layout.tokens), row, model)
+        close(relevance(model, batch, start_layer=start), expected)
+
+
+def test_gradient_rollout_from_every_layer_on(case):
+    model, batch, row, layers = case
+    for start in range(len(layers)):
+        for alpha in (0.5, 0.01):
+            matrix = by_rollout(layers[start:], model.layout.tokens, alpha)
+            expected = read(matrix, row, model)
+            if row is READER:  # what is left on a late CLS has no place in the image: it is shared out
+                expected = expected / matrix[:, 0, 1:].sum(-1)[:, None, None]
+            close(gradient_rollout(model, batch, start_layer=start, alpha=alpha), expected)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_every_layer_is_asked_for(name):
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
+    expected = asked_for(model, batch)
+    _, calls = with_gradients(model, batch)
+    assert len(calls) == len(expected)
+    for call, own in zip(calls, expected):
+        gradient = call.weight_gradient()
+        assert gradient is not None
+        close(gradient_weighted(call.weights(), gradient), own)
+
+
+def test_in_double_precision_nothing_is_left_of_the_difference():
+    for name in ("ours", "siglip", "cait"):
+        model = FAMILIES[name]().double()
+        batch, row = images(model.input_size).double(), [1.0] + [0.0] * 12 if name == "ours" else READER
+        layers = asked_for(model, batch)
+        expected = read(by_equation_six(layers, model.layout.tokens), row, model)
+        close(relevance(model, batch), expected, rtol=1e-10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(depth=st.integers(1, 5), tokens=st.integers(1, 8), seed=st.integers(0, 2**16))
+def test_the_matrix_is_a_product(depth, tokens, seed):
+    """R + Ā R = (I + Ā) R, so R is the product of all I + Ā, the last layer's on the left."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = [torch.rand(2, tokens, tokens, generator=generator, dtype=torch.float64) for _ in range(depth)]
+    expected = torch.eye(tokens, dtype=torch.float64).expand(2, -1, -1)
+    for fused in reversed(layers):
+        expected = expected @ (torch.eye(tokens, dtype=torch.float64) + fused)
+    torch.testing.assert_close(relevance_matrix(layers), expected, atol=1e-9, rtol=1e-9)
+
+
+def test_the_matrix_of_no_gradient_is_the_identity_and_of_no_layer_an_error():
+    assert torch.equal(relevance_matrix([torch.zeros(2, 5, 5)] * 3), torch.eye(5).expand(2, 5, 5))
+    with pytest.raises(InputError, match="at least one layer"):
+        relevance_matrix([])
+
+
+def test_negative_parts_are_dropped_head_by_head():
+    weights, gradient = torch.tensor([[[[0.5]], [[0.5]]]]), torch.tensor([[[[-8.0]], [[2.0]]]])
+    assert gradient_weighted(weights, gradient).item() == 0.5  # of the mean over heads first, it would be 0
+
+
+def test_another_readout_than_the_models_own():
+    distilled, pooled = ours(distillation=True), timm_model(TIMM["siglip"])
+    cases = (
+        (distilled, "cls", [1.0, 0.0] + [0.0] * 12),
+        (distilled, "mean", [0.0] * 2 + [1 / 12] * 12),
+        (pooled, "mean", [1 / 16] * 16),
+    )
+    for model, readout, row in cases:
+        batch = images(model.input_size)
+        layers = [layer for layer in asked_for(model, batch) if layer.shape[1] > 1]
+        expected = read(by_equation_six(layers, model.layout.tokens), row, model)
+        close(relevance(model, batch, readout=readout), expected)
+    for readout, message in (("pool", "attention pooling"), ("cls+distillation", "try --readout mean")):
+        with pytest.raises(UnsupportedError, match=message):
+            relevance(ours(), images((32, 48)), readout=readout)
+
+
+def test_images_of_another_size_are_resized():
+    model, batch = ours(), images((17, 90))
+    expected = read(by_equation_six(asked_for(model, batch), 13), [1.0] + [0.0] * 12, model)
+    close(relevance(model, batch), expected)
+
+
+def test_targets_predicted_and_given():
+    model, batch = ours(), images((32, 48), batch=4)
+    with torch.no_grad():
+        predicted = model(batch).argmax(-1)
+    own = relevance(model, batch)
+    assert torch.equal(own, relevance(model, batch, targets=predicted))
+    given_targets = torch.tensor([0, 3, 1, 4])
+    found = relevance(model, batch, targets=given_targets)
+    expected = read(by_equation_six(asked_for(model, batch, given_targets), 13), [1.0] + [0.0] * 12, model)
+    close(found, expected)
+    one_by_one = [
+        relevance(model, batch[i : i + 1], targets=given_targets[i : i + 1].to(torch.int32)) for i in range(4)
+    ]
+    close(torch.cat(one_by_one), found)
+    other = given_targets != predicted
+    assert ((found - own).abs().amax((1, 2))[other] > 0.01 * own.max()).all()
+
+
+@pytest.mark.parametrize("method", [relevance, gradient_rollout])
+def test_a_class_that_is_not_there(method):
+    for wrong in (-1, 5):
+        with pytest.raises(InputError, match=f"target classes from 0 to 4, found {wrong}"):
+            method(ours(), images((32, 48)), targets=torch.tensor([0, wrong]))
+
+
+def test_targets_go_with_their_images_through_several_batches(monkeypatch):
+    model, batch, targets = ours(), images((32, 48), batch=5), torch.tensor([0, 3, 1, 4, 2])
+    together = relevance(model, batch, targets=targets)
+    monkeypatch.setattr(chain_module, "fitting_batch_size", lambda _model: 2)
+    close(relevance(model, batch, targets=targets), together)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of shapes would be first
+    for count in (4, 6):
+        with pytest.raises(InputError, match=rf"one target an image \(5\), found {count}"):
+            relevance(model, batch, targets=torch.zeros(count, dtype=torch.long))
+
+
+def without_gradient(model: Model) -> Model:
+    """A classifier whose logits are the same for every image."""
+    for module in model.module.modules():
+        if isinstance(module, torch.nn.Linear) and module.out_features == 5:
+            module.weight.zero_()
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_gradient_gives_the_identity(name):
+    model = without_gradient(FAMILIES[name]())
+    batch = images(model.input_size)
+    assert (relevance(model, batch) == 0).all()
+    maps = gradient_rollout(model, batch)
+    if model.anatomy.readout == "mean":  # every patch keeps itself
+        torch.testing.assert_close(maps, torch.full_like(maps, 1 / maps[0].numel()))
+    else:
+        assert (maps == 0).all()
+
+
+@pytest.mark.parametrize("name", CHAINED)
+def test_gradient_rollout_of_all_tokens_sums_to_one(name):
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
+    row = gradient_rollout_of(chained(model, batch, gradient=True))
+    torch.testing.assert_close(row.sum(-1), torch.ones(2), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_image_does_not_depend_on_its_batch_mates(name):
+    model = FAMILIES[name]()
+    batch = images(model.input_size, batch=3)
+    for method in (relevance, gradient_rollout):
+        close(method(model, batch[1:2])[0], method(model, batch)[1])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_mixed_precision_gives_finite_maps_and_exact_chains(name):
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
+    plain = {method: method(model, batch) for method in (relevance, gradient_rollout)}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for method, expected in plain.items():
+            maps = method(model, batch)
+            assert maps.dtype == torch.float32
+            assert torch.isfinite(maps).all()
+            assert (maps - expected).abs().max() < 0.1 * expected.max()
+        layout = model.anatomy.layout
+        if layout is None or not layout.prefix:  # no prefix that keeps some of the mass
+            maps = gradient_rollout(model, batch)
+            torch.testing.assert_close(maps.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("way", [{"start_layer": 2}, {"start_layer": -1}])
+@pytest.mark.parametrize("method", [relevance, gradient_rollout])
+def test_a_layer_that_is_not_there(method, way):
+    with pytest.raises(InputError, match="start-layer of at least 0 and below 2 layers"):
+        method(ours(), images((32, 48)), **way)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
+def test_an_alpha_that_cannot_be(alpha):
+    with pytest.raises(InputError, match="alpha in"):
+        gradient_rollout(ours(), images((32, 48)), alpha=alpha)
+
+
+def breaks_forward(model: Model) -> torch.utils.hooks.RemovableHandle:
+    def broken(_module: object, _inputs: object) -> None:
+        raise BrokenError
+
+    return list(model.model.children())[-1].register_forward_pre_hook(broken)
+
+
+def breaks_backward(model: Model) -> torch.utils.hooks.RemovableHandle:
+    def broken(_gradient: Tensor) -> None:
+        raise BrokenError
+
+    def watch(_module: object, _inputs: object, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(broken)
+
+    return list(model.model.children())[-1].register_forward_hook(watch)
+
+
+def unsettled(name: str) -> tuple[Model, Tensor]:
+    """A model and images in a state worth keeping: some parts training, gradients asked for, one there already."""
+    model = FAMILIES[name]()
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
+    for number, module in enumerate(model.modules()):
+        module.training = number % 3 == 0
+    return model, images(model.input_size).requires_grad_()
+
+
+@pytest.mark.parametrize("broken", [None, breaks_forward, breaks_backward], ids=["success", "forward", "backward"])
+@pytest.mark.parametrize("method", [relevance, gradient_rollout])
+@pytest.mark.parametrize("name", ["ours", "deit-distilled", "swin", "torchvision-vit"])
+def test_nothing_is_left_behind(name, method, broken):
+    model, batch = unsettled(name)
+    weights = copy.deepcopy(model.state_dict())
+    handle = broken(model) if broken else None
+    before = state_of(model)
+    if broken:
+        with pytest.raises(BrokenError):
+            method(model, batch)
+    else:
+        assert not method(model, batch).requires_grad
+    assert state_of(model) == before
+    assert torch.equal(next(model.parameters()).grad, torch.ones_like(next(model.parameters())))
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert batch.grad is None
+    assert batch.requires_grad
+    assert torch.equal(batch, images(model.input_size))
+    assert torch.is_grad_enabled()
+    assert not _get_current_function_mode_stack()
+    if handle:  # and it works again
+        handle.remove()
+        assert torch.isfinite(method(model, batch)).all()
+
+
+def test_nothing_is_left_behind_by_a_wrong_target():
+    model, batch = unsettled("ours")
+    before = state_of(model)
+    with pytest.raises(InputError):
+        relevance(model, batch, targets=torch.tensor([0, 9]))
+    assert state_of(model) == before
+    with torch.no_grad():  # as in a command
+        assert relevance(model, batch).sum() > 0
+        assert not torch.is_grad_enabled()

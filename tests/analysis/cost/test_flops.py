@@ -1,0 +1,120 @@
+"""FLOPs: the counter equals the formula on our ViT, and an independent sum over layers on everything else."""
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from tests.lens.tiny import FAMILIES, images, ours, torchvision_vit
+from vitlens.analysis.cost.flops import crossover, flops_by_part, vit_flops
+from vitlens.analysis.cost.parts import MLP, PRODUCTS, PROJECTIONS
+from vitlens.errors import InputError
+from vitlens.lens.observe import observe
+from vitlens.models.zoo import load
+
+SHAPES = {
+    "plain": {},
+    "distilled": {"distillation": True, "registers": 3},
+    "mean": {"pooling": "mean", "mlp_ratio": 2.5},
+    "without attention": {"attention": False},
+    "without MLP": {"mlp": False, "depth": 3},
+    "square": {"patch_size": (4, 4), "heads": 4, "dim": 32},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_counter_equals_the_formula(shape, fused):
+    model = ours(fused=fused, **SHAPES[shape])
+    assert flops_by_part(model) == vit_flops(model.module.config)
+
+
+def test_the_formula_is_that_of_the_papers():
+    """8 N d² + 4 N² d for attention, 16 N d² for an MLP of four times the width (twice what counts as one MAC)."""
+    config = load("vit-tiny", random_weights=True).module.config
+    tokens, dim = 65, 192
+    found = vit_flops(config)
+    assert found[PROJECTIONS] == 6 * 8 * tokens * dim**2
+    assert found[PRODUCTS] == 6 * 4 * tokens**2 * dim
+    assert found[MLP] == 6 * 16 * tokens * dim**2
+
+
+class Weighted(TorchFunctionMode):
+    """Adds two for each multiplication of a linear map or a convolution, whoever calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if func in (F.linear, F.conv2d):
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            self.flops += 2 * found.numel() * weight[0].numel()  # of a convolution: its group's channels x window
+        return found
+
+
+def by_hand(model, *, width: int) -> int:
+    """Products with weights as they are called, and products of tokens as the lens sees them.
+
+    width: of a head, for models that make their weights themselves.
+    """
+    batch, products = images(model.input_size, batch=1), []
+
+    def add(call) -> None:
+        seen = width if call.output is None else call.output.shape[-1]
+        products.append(2 * 2 * call.weights().numel() * seen)
+
+    with torch.no_grad(), Weighted() as mode:
+        model(batch)
+    observe(model, batch, add)
+    return mode.flops + sum(products)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "torchvision-vit"])
+def test_other_families_count_what_a_sum_over_their_layers_gives(family):
+    model = FAMILIES[family]()
+    found = flops_by_part(model)
+    assert sum(found.values()) == by_hand(model, width=16 if family == "cait" else 8)
+    assert found[PRODUCTS] > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_family_loses_its_products(family):
+    model, seen = FAMILIES[family](), []
+    observe(model, images(model.input_size, batch=1), lambda call: seen.append(call.weights().shape))
+    least = sum(2 * prod(shape) for shape in seen)  # a head is at least one number wide, and there are two products
+    assert flops_by_part(model)[PRODUCTS] >= least
+
+
+def test_torch_s_multihead_attention_is_seen_into():
+    """Its inference kernel is one opaque operation; 16 tokens and CLS, width 32, two layers, an MLP of 64."""
+    found = flops_by_part(torchvision_vit())
+    tokens, dim, hidden = 17, 32, 64
+    assert found[PROJECTIONS] == 2 * 8 * tokens * dim**2
+    assert found[PRODUCTS] == 2 * 4 * tokens**2 * dim
+    assert found[MLP] == 2 * 4 * tokens * dim * hidden
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_resnet_has_the_flops_of_its_paper():
+    """He 2016, table 1: 1.8 billion multiplications and additions as one, at 224 px."""
+    found = flops_by_part(load("torchvision:resnet18", random_weights=True))
+    assert round(sum(found.values()) / 2e9, 1) == 1.8
+    assert list(found) == ["stem", "stage 1", "stage 2", "stage 3", "stage 4", "head"]
+    assert found["head"] == 2 * 512 * 1000
+
+
+def test_products_overtake_the_rest_at_the_crossover():
+    """2 d + h tokens: where 4 N² d = 8 N d² + 4 N d h."""
+    config = load("vit-tiny", random_weights=True).module.config
+    tokens = crossover(vit_flops(config), config.layout.tokens)
+    assert tokens == pytest.approx(2 * 192 + 768)
+    large = replace(config, image_size=(4 * 34, 4 * 34))
+    found = vit_flops(large)
+    assert (found[PRODUCTS] > found[PROJECTIONS] + found[MLP]) == (large.layout.tokens > tokens) is True
+    with pytest.raises(InputError, match="expected FLOPs of a model with attention"):
+        crossover({MLP: 5}, 10)

@@ -1,0 +1,72 @@
+import pytest
+import torch
+
+from vitlens.analysis.failures.disturbances import DISTURBANCES, covered, shuffled
+from vitlens.errors import InputError
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.rand(4, 3, 16, 24, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", DISTURBANCES)
+def test_the_first_level_changes_nothing_and_none_mutates(kind, images):
+    way, before = DISTURBANCES[kind], images.clone()
+    levels = way.levels((16, 24))
+    assert len(levels) > 2
+    torch.testing.assert_close(way.apply(images, levels[0], torch.arange(4)), images, atol=1e-6, rtol=0)
+    for level in levels[1:]:
+        changed = way.apply(images, level, torch.arange(4))
+        assert changed.shape == images.shape
+        assert changed.min() >= 0
+        assert changed.max() <= 1
+        assert not torch.equal(changed, images)
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("kind", DISTURBANCES)
+def test_an_image_does_not_depend_on_its_batch_mates(kind, images):
+    way = DISTURBANCES[kind]
+    level = way.levels((16, 24))[2]
+    together = way.apply(images, level, torch.arange(4))
+    alone = way.apply(images[2:3], level, torch.tensor([2]))
+    torch.testing.assert_close(alone[0], together[2])
+
+
+def test_shuffling_keeps_every_tile(images):
+    laid = shuffled(images, 4, torch.arange(4))
+    for before, after in zip(images, laid):
+        tiles = [part.unfold(1, 4, 4).unfold(2, 6, 6).permute(1, 2, 0, 3, 4).flatten(0, 1) for part in (before, after)]
+        found = {tuple(tile.flatten().tolist()) for tile in tiles[1]}
+        assert found == {tuple(tile.flatten().tolist()) for tile in tiles[0]}
+    assert not torch.equal(laid[0], images[0])
+
+
+def test_keys_decide_the_order():
+    image = torch.rand(1, 3, 16, 16).expand(8, -1, -1, -1)
+    orders = {tuple(one.flatten().tolist()) for one in shuffled(image, 4, torch.arange(8))}
+    assert len(orders) == 8
+    again = shuffled(image, 4, torch.zeros(8, dtype=torch.long))
+    assert (again == again[0]).all()
+
+
+@pytest.mark.parametrize(("share", "gone"), [(0.0, 0), (0.25, 16), (0.5, 32), (1.0, 64)])
+def test_so_many_tiles_are_covered_with_the_mean_colour(share, gone, images):
+    left = covered(images, share, torch.arange(4))
+    mean = images.mean((2, 3))[:, :, None, None]
+    tiles = (left == mean).all(1).unfold(1, 2, 2).unfold(2, 3, 3).flatten(3).all(-1)
+    assert tiles.flatten(1).sum(1).tolist() == [gone] * 4
+
+
+def test_what_is_covered_stays_covered(images):
+    some, more = (covered(images, share, torch.arange(4)) for share in (0.25, 0.75))
+    hidden = (some != images).any(1)
+    assert (more != images).any(1)[hidden].all()
+
+
+def test_what_cannot_be_cut_is_refused(images):
+    with pytest.raises(InputError, match="sides that 5 tiles divide, found images of 16x24 px"):
+        shuffled(images, 5, torch.arange(4))
+    with pytest.raises(InputError, match="share of tiles from 0 to 1"):
+        covered(images, 1.5, torch.arange(4))

@@ -1,0 +1,198 @@
+"""Features of a split: the same from memory, from disk, from several processes; read once, known by their content."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.lens.tiny import images, model_of, ours
+from tests.together import together
+from vitlens.analysis.features import cache as feature_cache
+from vitlens.analysis.features.extraction import extract
+from vitlens.analysis.features.features import Features, features
+from vitlens.data import identity
+from vitlens.data.reading import Files
+from vitlens.data.split import InMemory, Split
+from vitlens.errors import DataError, InputError
+from vitlens.lens.stages import stages
+from vitlens.models import fingerprint
+from vitlens.models.model import Model
+from vitlens.models.resnet import build_resnet
+from vitlens.preprocessing import Preprocessing
+from vitlens.processes import Processes
+
+SIZE = (32, 48)
+
+
+def split(count: int = 7, *, seed: int = 0) -> Split:
+    pixels = (images(SIZE, batch=count, seed=seed) * 255).byte()
+    return Split("noise", "test", InMemory(pixels), SIZE, ("a", "b"), labels=torch.arange(count) % 2)
+
+
+def runs_of(model: Model) -> list[int]:
+    """How many images each forward pass is given, from now on; the one that looks for layers is over."""
+    stages(model)
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda _module, inputs: seen.append(len(inputs[0])))
+    return seen
+
+
+def assert_same(one: Features, other: Features, *, within: float = 0.0) -> None:
+    assert (one.layers, one.pool, one.alias) == (other.layers, other.pool, other.alias)
+    for found, expected in zip((*one.values, one.logits), (*other.values, other.logits), strict=True):
+        torch.testing.assert_close(found, expected, atol=within, rtol=within)
+
+
+def test_as_features_of_the_images_themselves(tmp_path):
+    model, data = ours(), split()
+    expected = features(model, data.source.read(torch.arange(7)) / 255, batch_size=3)
+    assert_same(extract(model, data, batch_size=3), expected)
+    assert_same(extract(model, data, batch_size=3, cache=tmp_path), expected)
+
+
+def test_a_second_run_reads_nothing_again(tmp_path):
+    model, data, said, done = ours(), split(), list[str](), list[int]()
+    first = extract(model, data, cache=tmp_path)
+    seen = runs_of(model)
+    again = extract(model, data, cache=tmp_path, say=said.append, advance=done.append)
+    assert seen == []
+    assert sum(done) == 7
+    assert said == []
+    assert again.notes == ()
+    assert_same(again, first)
+
+
+def test_layers_that_are_missing_are_read_alone(tmp_path):
+    model, data = ours(), split()
+    extract(model, data, cache=tmp_path, layer=0)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    both = extract(model, data, cache=tmp_path)
+    assert_same(both, extract(model, data), within=1e-6)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+
+
+CHANGES = {
+    "pool": {"pool": "mean"},
+    "norm": {"norm": False},
+    "precision": {"precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "weights", "data", "order"])
+def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
+    model, data = ours(), split()
+    extract(model, data, cache=tmp_path)
+    if change == "weights":
+        with torch.no_grad():
+            model.module.blocks[0].mlp.fc1.bias[0] += 1
+    if change in ("data", "order"):
+        data = split(seed=1) if change == "data" else data.pick(torch.tensor([1, 0, 2, 3, 4, 5, 6]))
+    seen = runs_of(model)
+    options = CHANGES.get(change, {})
+    found = extract(model, data, cache=tmp_path, **options)
+    assert sum(seen) == 7
+    assert_same(found, extract(model, data, **options))
+
+
+def test_what_changes_no_feature_is_not_read_anew(tmp_path):
+    model, data = ours(), split()
+    extract(model, data, cache=tmp_path)
+    other = model_of(model.module, alias="renamed", size=SIZE)
+    other.architecture = model.architecture
+    named = Split("other name", "train", InMemory(data.source.read(torch.arange(7))), SIZE, ("c", "d"))
+    seen = runs_of(other)
+    assert extract(other, named, cache=tmp_path).alias == "renamed"
+    assert seen == []
+
+
+def test_a_damaged_or_old_cache_is_said_and_built_again(tmp_path, monkeypatch):
+    model, data, said = ours(), split(), list[str]()
+    first = extract(model, data, cache=tmp_path)
+    (file,) = tmp_path.rglob("block-1.safetensors")
+    whole = file.read_bytes()
+    file.unlink()  # what is mapped stays as it is
+    file.write_bytes(whole[:-20])
+    found = extract(model, data, cache=tmp_path, say=said.append)
+    assert_same(found, first)
+    assert len(said) == 1
+    assert "block-1.safetensors ignored and built again: half-written or damaged" in said[0]
+    assert found.notes == tuple(said)
+    assert str(tmp_path) not in said[0]  # what a report keeps names no place of this machine
+    monkeypatch.setattr(feature_cache, "VERSION", 2)
+    old = extract(model, data, cache=tmp_path)
+    assert [note.partition(": ")[2] for note in old.notes] == ["of version 1, not 2"] * 3
+    assert extract(model, data, cache=tmp_path).notes == ()
+
+
+def test_an_interrupted_run_leaves_nothing_that_could_be_taken_for_features(tmp_path):
+    model, data = ours(), split()
+
+    def stop(_images: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(model, data, cache=tmp_path, batch_size=2, advance=stop)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("cached", [True, False])
+def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cached):
+    data, models = split(7), [ours() for _ in range(count)]  # not in the threads: they share a generator
+    expected = extract(ours(), data, batch_size=2)
+
+    def work(processes: Processes) -> tuple[Features | None, list[int]]:
+        model = models[processes.index]
+        seen = runs_of(model)
+        cache = tmp_path / f"cache-{count}" if cached else None
+        found = extract(model, data, batch_size=2, cache=cache, processes=processes)
+        first = list(seen)
+        extract(model, data, batch_size=2, cache=cache, processes=processes)
+        return found, [sum(first), sum(seen) - sum(first)]
+
+    results = together(count, work, monkeypatch)
+    found, _ = results[0]
+    assert_same(found, expected, within=1e-5)
+    assert [features for features, _ in results[1:]] == [None] * (count - 1)
+    shares = [len(range(index, 7, count)) for index in range(count)]
+    assert [seen for _, seen in results] == [[share, 0 if cached else share] for share in shares]
+
+
+def test_too_few_images():
+    with pytest.raises(DataError, match="expected at least one image, found none in noise"):
+        extract(ours(), split(0))
+    with pytest.raises(InputError, match="expected an image for each of 3 processes, found 2"):
+        extract(ours(), split(2), processes=Processes(0, 3, torch.device("cpu")))
+
+
+def test_the_identity_of_data_is_what_it_shows(tmp_path):
+    data = split()
+    assert identity.identity(data) == identity.identity(data.pick(torch.arange(7)))
+    assert identity.identity(data) != identity.identity(data.pick(torch.arange(6)))
+    assert identity.identity(data) != identity.identity(split(seed=1))
+
+
+def test_files_are_known_by_their_content_and_never_decoded(tmp_path, pictures, monkeypatch):
+    paths = tuple(sorted(Path(pictures).glob("*.png")))
+    copies = tuple(tmp_path / f"copy-{path.name}" for path in paths)
+    for path, copy in zip(paths, copies):
+        copy.write_bytes(path.read_bytes())
+    monkeypatch.setattr(Files, "read", lambda _self, _indices: pytest.fail("decoded"))
+    how = Preprocessing((32, 32))
+    here, there, smaller = (
+        Split("x", "test", Files(*source), (32, 32), ())
+        for source in ((paths, how), (copies, how), (paths, Preprocessing((16, 16))))
+    )
+    assert identity.identity(here) == identity.identity(there)
+    assert identity.identity(here) != identity.identity(smaller)
+    assert identity.identity(here) != identity.identity(here.pick(torch.tensor([1, 0, 2])))
+
+
+def test_the_identity_of_a_model_is_what_it_computes():
+    one, same, other = ours(), ours(), ours(heads=4)
+    assert fingerprint.identity(one) == fingerprint.identity(same)
+    other.architecture, same.architecture = {"heads": 4}, {"heads": 2}
+    one.architecture = {"heads": 2}
+    assert fingerprint.identity(one) == fingerprint.identity(same) != fingerprint.identity(other)
+    cnn = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="ours")
+    assert fingerprint.identity(cnn) != fingerprint.identity(one)

@@ -1,0 +1,322 @@
+"""The stream of statistics: any batches, several processes, intervals over images, tables, published numbers."""
+
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import vitlens
+from tests.analysis.made import made_model, numbered, random_weights, uniform
+from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
+from vitlens.analysis.heads.measure import measure
+from vitlens.analysis.heads.statistics import (
+    STATISTICS,
+    TOKEN_STATISTICS,
+    Statistics,
+    Stream,
+    over_heads,
+    per_head,
+    statistics,
+)
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.observe import capture
+from vitlens.models.model import Anatomy, Model
+from vitlens.models.resnet import build_resnet
+
+MAKERS: dict[str, Callable[[], Model]] = {
+    "ours": lambda: ours(registers=4),
+    "swin": lambda: timm_model("swin_tiny_patch4_window7_224", img_size=(20, 28)),
+    "siglip": lambda: timm_model("vit_base_patch16_siglip_224"),
+}
+
+
+def streamed(model: Model, batches: list[Tensor]) -> Stream:
+    stream = Stream(model)
+    for batch in batches:
+        stream.add(batch)
+    return stream
+
+
+def assert_same_sums(found: Stream, expected: Stream, *, within: float) -> None:
+    for one, other in ((found.moments, expected.moments), (found.overall, expected.overall)):
+        assert one.count == other.count
+        assert set(one.sums) == set(other.sums)
+        for key in other.sums:
+            torch.testing.assert_close(one.sums[key], other.sums[key], atol=within, rtol=within)
+            torch.testing.assert_close(one.squares[key], other.squares[key], atol=within, rtol=within)
+    assert set(found.offsets) == set(expected.offsets)
+    for layer, mass in expected.offsets.items():
+        torch.testing.assert_close(found.offsets[layer], mass, atol=within, rtol=within)
+
+
+@pytest.mark.parametrize("sizes", [[9], [4, 5], [1] * 9, [8, 1]])
+def test_batches_change_nothing_for_the_same_weights(sizes):
+    """Made weights in float64: whatever the batch, the same attention."""
+    layers = [random_weights(9, 3, 17, seed=seed).double() for seed in range(2)]
+    model = made_model(*layers, grid=(4, 3), prefix=5)
+    batch = numbered(model, 9)
+    assert_same_sums(streamed(model, list(batch.split(sizes))), streamed(model, [batch]), within=1e-12)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_batches_change_nothing_for_a_model(name, size):
+    """To what fp32 allows: a model's own numbers differ in their last bits with the batch."""
+    model = MAKERS[name]()
+    batch = images(model.input_size, batch=5)
+    whole = statistics(model, batch, batch_size=5)
+    parts = statistics(model, batch, batch_size=size)
+    assert parts.images == whole.images == 5
+    assert set(parts.moments.sums) == set(whole.moments.sums)
+    for key, value in whole.moments.sums.items():
+        if key[0] not in ("sinks", "sink_mass", "high_norm_patches", "high_norm_prefix"):
+            torch.testing.assert_close(parts.moments.sums[key], value, atol=1e-7, rtol=1e-5)
+    for found, expected in zip(parts.offset_mass, whole.offset_mass):
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-5)
+
+
+def size_of(stream: Stream) -> int:
+    return len(pickle.dumps((stream.moments, stream.overall, stream.offsets, stream._sites)))
+
+
+def test_memory_does_not_grow_with_the_images():
+    model = ours()
+    stream = streamed(model, [images((32, 48), batch=2)])
+    before = size_of(stream)
+    for seed in range(6):
+        stream.add(images((32, 48), batch=8, seed=seed))
+    assert size_of(stream) == before
+    assert stream.result().images == 50
+
+
+def test_no_matrix_of_all_pairs_is_kept():
+    """Of what a stream holds, nothing has as many numbers as one image's queries x keys."""
+    model = ours(size=(64, 96))
+    stream = streamed(model, [images((64, 96), batch=2)])
+    pairs = model.layout.tokens**2
+    held = [*stream.moments.sums.values(), *stream.moments.squares.values(), *stream.offsets.values()]
+    assert all(tensor.untyped_storage().nbytes() < 8 * pairs for tensor in held)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_intervals_are_students_over_images(name):
+    model = MAKERS[name]()
+    batch = images(model.input_size, batch=6)
+    table = statistics(model, batch, batch_size=6)
+    values = measure(model, batch).values
+    for (statistic, layer), value in values.items():
+        each = value.double().numpy()
+        heads = each.shape[1]
+        mean, error = each.mean(0), stats.sem(each)
+        np.testing.assert_allclose(getattr(table, statistic)[layer, :heads].numpy(), mean, rtol=1e-9, atol=1e-12)
+        factor = stats.t.ppf(0.975, 5)
+        low, high = table.low(statistic)[layer, :heads], table.high(statistic)[layer, :heads]
+        np.testing.assert_allclose(low.numpy(), mean - factor * error, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(high.numpy(), mean + factor * error, rtol=1e-6, atol=1e-6)
+
+
+def test_one_image_has_no_interval():
+    table = statistics(ours(), images((32, 48), batch=1))
+    assert table.distance.isfinite().all()
+    assert table.low("distance").isnan().all()
+    assert table.high("distance").isnan().all()
+
+
+def test_means_over_heads_are_of_all_layers():
+    model = ours()
+    batch = images((32, 48), batch=4)
+    table, values = statistics(model, batch), measure(model, batch).values
+    for statistic in ("distance", "entropy"):
+        each = torch.cat([values[statistic, 0], values[statistic, 1]], 1).double().mean(1)
+        torch.testing.assert_close(table.overall.mean((statistic, 0)), each.mean()[None])
+        low, high = stats.t.interval(0.95, 3, loc=each.mean(), scale=stats.sem(each.numpy()))
+        assert table.overall.half_width((statistic, 0)).item() == pytest.approx((high - low) / 2)
+    rows = {("entropy", 0): torch.tensor([[1.0, 3.0]]), ("entropy", 1): torch.tensor([[8.0]])}
+    assert over_heads(rows)["entropy", 0].tolist() == [[4.0]]  # heads weigh alike, not layers
+
+
+def joined(parts: list[Stream]) -> list[Stream]:
+    """Streams joined as processes join: each says its tensors in order, and hears the sum of all at that moment."""
+    said: list[list[Tensor]] = []
+    for part in parts:
+        spoken: list[Tensor] = []
+        copy = pickle.loads(pickle.dumps((part.moments, part.overall, part.offsets)))
+        speaker = Stream(part.model)
+        speaker.moments, speaker.overall, speaker.offsets = copy
+        speaker.join(lambda tensor, spoken=spoken: spoken.append(tensor) or tensor)
+        said.append(spoken)
+    assert len({len(spoken) for spoken in said}) == 1
+    sums = [sum(tensors) for tensors in zip(*said)]
+    for part in parts:
+        heard = iter(sums)
+        part.join(lambda _tensor, heard=heard: next(heard))
+    return parts
+
+
+@pytest.mark.parametrize("shares", [[4, 5], [1, 8], [3, 3, 3]])
+def test_streams_joined_are_one_stream(shares):
+    layers = [random_weights(9, 2, 13, seed=seed).double() for seed in range(2)]
+    model = made_model(*layers, grid=(4, 3), prefix=1)
+    batch = numbered(model, 9)
+    parts = joined([streamed(model, [share]) for share in batch.split(shares)])
+    whole = streamed(model, [batch])
+    for part in parts:
+        assert_same_sums(part, whole, within=1e-12)
+        torch.testing.assert_close(part.result().low("entropy"), whole.result().low("entropy"), atol=0, rtol=1e-9)
+        torch.testing.assert_close(part.result().offset_mass[1], whole.result().offset_mass[1], atol=0, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "expected"),
+    [(224, 16, 116.492), (224, 32, 115.503), (224, 14, 116.565), (384, 16, 200.048), (32, 4, 16.546)],
+)
+def test_a_model_that_looks_evenly_has_the_published_distance(size, patch, expected):
+    grid = (size // patch, size // patch)
+    model = made_model(uniform(1, 1, grid[0] ** 2 + 1), grid=grid, prefix=1, patch_size=(patch, patch))
+    table = statistics(model, numbered(model, 1))
+    assert table.distance.item() == pytest.approx(expected, abs=1e-3)
+    assert table.uniform_distance().item() == pytest.approx(expected, abs=5e-4)
+    assert table.normalised_entropy.item() == pytest.approx(1, abs=1e-5)
+    assert table.hoyer.item() == pytest.approx(0, abs=1e-6)
+    if (size, patch) == (224, 16):
+        assert [table.entropy.item(), table.cls_entropy.item()] == pytest.approx([5.2832] * 2, abs=5e-5)
+        assert table.effective_keys.item() == pytest.approx(197, rel=1e-5)
+
+
+def test_identity_attention_has_no_distance():
+    model = made_model(torch.eye(13).expand(2, 1, 13, 13).contiguous(), grid=(4, 3), prefix=1)
+    table = statistics(model, numbered(model, 2))
+    assert table.distance.item() == 0
+    assert table.self_mass.item() == 1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_tables_of_layers_and_heads(name):
+    model = FAMILIES[name]()
+    batch = images(model.input_size)
+    table, sites = statistics(model, batch), capture(model, batch).sites
+    assert table.sites == sites
+    widest = max(site.heads for site in sites)
+    names = {statistic for statistic, _ in table.moments.sums}
+    assert names <= {*STATISTICS, *TOKEN_STATISTICS}
+    assert {"distance", "entropy", "hoyer", "gini", "sinks", "self_mass", "token_norm"} <= names
+    for statistic in names:
+        values = getattr(table, statistic)
+        assert values.shape == (len(sites), 1 if statistic in TOKEN_STATISTICS else widest)
+        for site in sites:
+            measured = (statistic, site.layer) in table.moments.sums
+            assert values[site.layer, : site.heads].isfinite().all() == measured
+            assert values[site.layer, site.heads :].isnan().all()
+    for site, place, mass in zip(table.sites, table.geometries, table.offset_mass):
+        assert (place is None) == (mass is None) == (site.kind == "class")
+        if mass is not None:
+            assert mass.shape == (site.heads, 2 * place.grid[0] - 1, 2 * place.grid[1] - 1)
+            assert table.uniform_distance()[site.layer] > 0
+            assert (table.distance[site.layer, : site.heads] >= 0).all()
+        else:
+            assert table.uniform_distance()[site.layer].isnan()
+    for fraction in names & {
+        "normalised_entropy",
+        "hoyer",
+        "gini",
+        "self_mass",
+        "neighbour_mass",
+        "cls_mass",
+        "sink_mass",
+    }:
+        values = getattr(table, fraction)
+        assert ((values >= -1e-6) & (values <= 1 + 1e-5) | values.isnan()).all(), fraction
+
+
+def test_a_table_has_nan_where_a_layer_has_fewer_heads_or_none():
+    table = per_head({0: torch.tensor([1.0, 2.0, 3.0]), 2: torch.tensor([4.0])}, 4)
+    nan = float("nan")
+    expected = torch.tensor([[1, 2, 3], [nan] * 3, [4, nan, nan], [nan] * 3], dtype=torch.float64)
+    torch.testing.assert_close(table, expected, equal_nan=True)
+    assert per_head({}, 2).isnan().all()
+
+
+def test_an_unknown_statistic_names_the_known():
+    table = statistics(ours(), images((32, 48)))
+    with pytest.raises(AttributeError, match=r"no statistic 'distanc'; known: distance, entropy.*high_norm_prefix"):
+        _ = table.distanc
+    assert not hasattr(table, "__array__")
+    assert statistics(ours(pooling="mean"), images((32, 48))).cls_entropy.isnan().all()  # known, and not there
+
+
+def test_a_result_can_be_pickled():
+    table = statistics(ours(), images((32, 48)))
+    again = pickle.loads(pickle.dumps(table))
+    assert isinstance(again, Statistics)
+    assert torch.equal(again.distance, table.distance)
+
+
+def test_no_images_are_refused():
+    with pytest.raises(InputError, match="at least one image, found none"):
+        Stream(ours()).result()
+    with pytest.raises(InputError, match="batch > 0"):
+        statistics(ours(), images((32, 48), batch=0))
+
+
+def test_models_without_attention_are_refused():
+    cnn = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
+    with pytest.raises(UnsupportedError, match="softmax attention"):
+        statistics(cnn, images())
+
+
+def test_channels_alone_are_refused():
+    """A model whose channels look at channels: streams of tokens it has, but nowhere that it looks."""
+
+    class Channels(nn.Module):
+        num_heads = 2
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = nn.Identity()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            split = tokens.unflatten(-1, (2, -1)).permute(0, 2, 3, 1)  # (batch, heads, channels, tokens)
+            mixed = torch.softmax(split @ split.transpose(-1, -2), -1) @ split
+            return self.inside(mixed.permute(0, 3, 1, 2).flatten(2))
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = Channels()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return tokens + self.attn(tokens)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Block()])
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            return self.blocks[0](pixels.flatten(2)[..., :40].transpose(1, 2).repeat(1, 1, 4)).mean(1)
+
+    plain = ours()
+    model = Model(
+        Model(),
+        alias="channels",
+        anatomy=Anatomy("other", ("blocks.0",)),
+        preprocessing=plain.preprocessing,
+        classes=tuple("abcdefghijkl"),
+        provenance=plain.provenance,
+        architecture={},
+    )
+    with pytest.raises(UnsupportedError, match="channels alone in channels"):
+        statistics(model, images((32, 48)))
+
+
+def test_the_public_name_is_this_function():
+    assert vitlens.statistics is statistics
+    table = vitlens.statistics(ours(), images((32, 48)), renormalise=False)
+    assert not table.renormalised
+    assert (table.distance < statistics(ours(), images((32, 48))).distance).all()

@@ -1,0 +1,286 @@
+"""Activation patching: every number is that of a full forward with the part put in, and the identities hold."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
+from vitlens.analysis.patching.corruption import CORRUPTIONS
+from vitlens.analysis.patching.patching import PARTS, Patching, corrupt, patch
+from vitlens.analysis.patching.transplant import heads_given, mlp_outputs, tokens_given, transplants
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.lens.intervened import intervened
+from vitlens.lens.intervention import MLPReplaced
+from vitlens.lens.layers import layers
+from vitlens.lens.replay import replaying
+from vitlens.models.model import Model
+from vitlens.models.resnet import build_resnet
+
+small_swin = partial(timm_model, "swin_tiny_patch4_window7_224", alias="swin", depths=(1, 1))
+MADE = {**FAMILIES, "swin": small_swin}
+
+TARGETS, OTHERS = torch.tensor([0, 1]), torch.tensor([2, 3])
+
+
+def pair(model: Model) -> tuple[Tensor, Tensor]:
+    """Two images and two others, darker."""
+    return images(model.input_size), 0.2 * images(model.input_size, seed=1)
+
+
+def difference(logits: Tensor) -> Tensor:
+    which = torch.arange(2)
+    return logits[which, TARGETS] - logits[which, OTHERS]
+
+
+@torch.no_grad()
+def gap(model: Model) -> tuple[Tensor, Tensor]:
+    clean, corrupted = pair(model)
+    return difference(model(clean)), difference(model(corrupted))
+
+
+@pytest.mark.parametrize("name", ["ours", "vit-mean", "deit-distilled", "eva02", "siglip", "swin", "torchvision-vit"])
+@torch.no_grad()
+def test_every_number_is_that_of_a_full_forward(name):
+    model = MADE[name]()
+    clean, corrupted = pair(model)
+    tokens = (0, 3)
+    found = patch(model, clean, corrupted, targets=TARGETS, others=OTHERS, tokens=tokens)
+    assert [found.heads.shape[1], found.positions.shape[1]] == [len(layers(model))] * 2
+    mlps = mlp_outputs(model, clean)
+    with replaying(model, clean) as donor:
+        for layer in layers(model):
+            heads = heads_given(layer, donor.head_output(layer.index))
+            mlp = {} if layer.index not in mlps else {MLPReplaced(layer.index, "given"): mlps[layer.index]}
+            places = tokens_given(layer, donor.block_input(layer.index), tokens)
+            sets = [({what: heads[what]}, found.heads[:, layer.index, head]) for head, what in enumerate(heads)]
+            sets += [({what: mlp[what]}, found.mlps[:, layer.index]) for what in mlp]
+            sets += [({**heads, **mlp}, found.blocks[:, layer.index])]
+            sets += [({w: places[w]}, found.positions[:, layer.index, p]) for p, w in zip(tokens, places)]
+            for what, change in sets:
+                with intervened(model, what, replacements=what):
+                    full = difference(model(corrupted)) - found.corrupted
+                torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_blocks_and_tokens_of_ours_by_hand():
+    model = ours()
+    module = model.module
+
+    def streams(batch: Tensor) -> list[Tensor]:
+        found = [module.tokens(model.prepare(batch))]
+        for block in module.blocks:
+            found.append(block(found[-1]))
+        return found
+
+    def after(stream: Tensor, layer: int) -> Tensor:
+        for block in module.blocks[layer:]:
+            stream = block(stream)
+        return difference(module.forward_head(module.norm(stream)))
+
+    clean, corrupted = pair(model)
+    found = patch(model, clean, corrupted, targets=TARGETS, others=OTHERS)
+    good, bad = streams(clean), streams(corrupted)
+    for layer in range(2):
+        block = after(bad[layer] + good[layer + 1] - good[layer], layer + 1) - found.corrupted
+        torch.testing.assert_close(found.blocks[:, layer], block, atol=1e-6, rtol=0)
+        for token in range(model.layout.tokens):
+            mixed = bad[layer].clone()
+            mixed[:, token] = good[layer][:, token]
+            expected = after(mixed, layer) - found.corrupted
+            torch.testing.assert_close(found.positions[:, layer, token], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.clean, after(good[0], 0))
+    torch.testing.assert_close(found.corrupted, after(bad[0], 0))
+    assert found.positions.abs().amax((0, 2)).min() > 1e-3  # what was compared is not all zero
+
+
+@pytest.mark.parametrize("name", ["ours", "vit", "cait"])
+@torch.no_grad()
+def test_all_tokens_before_the_first_block_are_the_clean_run(name):
+    model = MADE[name]()
+    clean, corrupted = pair(model)
+    first = layers(model)[0]
+    with replaying(model, clean) as donor:
+        what = tokens_given(first, donor.block_input(0), range(first.tokens))
+        with intervened(model, what, replacements=what):
+            torch.testing.assert_close(model(corrupted), donor.logits, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["ours", "siglip", "swin"])
+def test_a_run_put_into_itself_changes_nothing(name):
+    model = MADE[name]()
+    clean, _ = pair(model)
+    with replaying(model, clean) as donor:
+        for part, runs in transplants(donor, donor, mlps=mlp_outputs(model, clean), tokens=(0, 1)).items():
+            for logits in runs:
+                there = logits[~logits.isnan().any(-1).any(-1)]
+                torch.testing.assert_close(there, donor.logits.expand_as(there), atol=1e-6, rtol=0)
+                assert len(there), part
+
+
+def test_all_of_it_comes_back_through_an_attention_pooling():
+    """The pooling is the last block, and all that the classifier reads of the stream."""
+    model = FAMILIES["siglip"]()
+    found = patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("blocks",))
+    torch.testing.assert_close(found.restored("blocks")[-1], torch.tensor(1.0), atol=1e-4, rtol=0)
+
+
+def test_by_default_the_two_predictions_are_compared():
+    model = ours()
+    clean, corrupted = pair(model)
+    with torch.no_grad():
+        ends = [model.module.forward_features(model.prepare(batch))[:, 0].mean(0) for batch in (clean, corrupted)]
+        head = model.module.head
+        head.weight[3], head.weight[1] = 100 * (ends[0] - ends[1]), 100 * (ends[1] - ends[0])
+        head.bias[:] = -(head.weight @ (ends[0] + ends[1])) / 2
+        own, other = model(clean).argmax(-1), model(corrupted).argmax(-1)
+    assert [own.tolist(), other.tolist()] == [[3, 3], [1, 1]]
+    found = patch(model, clean, corrupted, parts=("heads",))
+    assert torch.equal(found.targets, own)
+    assert torch.equal(found.others, other)
+    assert (found.clean > 0).all()
+    assert (found.corrupted < 0).all()
+
+
+def test_only_what_was_asked_for():
+    model = ours()
+    found = patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("positions",), tokens=(1, 4))
+    assert found.heads is found.blocks is found.mlps is None
+    there = ~found.positions.isnan()
+    assert there.all(0).all(0).nonzero().flatten().tolist() == [1, 4]
+    with pytest.raises(InputError, match=r"expected one of the parts that were patched \(positions\), found 'heads'"):
+        found.restored("heads")
+
+
+def test_layers_of_unlike_size_are_padded():
+    model = small_swin()
+    found = patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("heads", "positions"), tokens=(0, 100))
+    assert found.heads.isnan().any((0, 2)).tolist() == [True, False]  # 2 heads, then 4
+    assert (~found.positions.isnan()).all(0).sum(1).tolist() == [2, 1]  # 16 x 16 patches, then 8 x 8
+
+
+def test_the_share_of_several_pairs():
+    made = Patching(
+        heads=torch.tensor([[[1.0, 0.0]], [[-1.0, 1.0]]]),
+        blocks=None,
+        mlps=None,
+        positions=None,
+        clean=torch.tensor([2.0, -1.0]),
+        corrupted=torch.tensor([0.0, 1.0]),
+        targets=torch.tensor([0, 0]),
+        others=torch.tensor([1, 1]),
+    )
+    assert made.changed("heads").tolist() == [[0.0, 0.5]]
+    assert made.restored("heads").tolist() == [[0.5, -0.25]]  # half of either gap; none, and half the wrong way
+    one = replace(
+        made, **{name: getattr(made, name)[:1] for name in ("heads", "clean", "corrupted", "targets", "others")}
+    )
+    assert one.restored("heads").tolist() == [[0.5, 0.0]]
+
+
+def test_pairs_the_wrong_way_round_are_told():
+    model = ours()
+    clean, corrupted = gap(model)
+    wrong = int((clean < corrupted).sum())
+    found = patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("mlps",))
+    turned = patch(model, *pair(model)[::-1], targets=TARGETS, others=OTHERS, parts=("mlps",))
+    notes = [f"{count} of 2 pairs: the corrupted image is nearer" if count else "" for count in (wrong, 2 - wrong)]
+    assert notes[0] in found.note
+    assert notes[1] in turned.note
+    assert any(notes)
+
+
+def test_what_was_spent_is_counted():
+    """Two clean passes; a pass for the MLPs' outputs; two replays, of which one begins in the last block."""
+    model = ours()
+    heads, mlps = (
+        patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=(part,)).forward_equivalents
+        for part in ("heads", "mlps")
+    )
+    assert 3 < mlps < 5
+    assert 2 < heads < 6  # four replays
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"others": TARGETS}, r"found the same logit difference \(a - a\) in both runs of pair 0; choose other images"),
+        ({"targets": torch.tensor([0, 9])}, "expected target classes from 0 to 4, found 9"),
+        ({"tokens": (99,)}, "expected token positions from 0 to 12 in layer 0"),
+        ({"parts": ("head",)}, "did you mean 'heads'"),
+    ],
+)
+def test_wrong_calls(change, message):
+    model = ours()
+    with pytest.raises(InputError, match=message):
+        patch(model, *pair(model), **{"targets": TARGETS, "others": OTHERS, **change})
+
+
+def test_images_that_are_no_pairs_or_the_same():
+    model = ours()
+    clean, corrupted = pair(model)
+    with pytest.raises(InputError, match=r"found clean \(2, 3, 32, 48\) and corrupted \(1, 3, 32, 48\)"):
+        patch(model, clean, corrupted[:1])
+    with pytest.raises(InputError, match="expected clean and corrupted runs that differ"):
+        patch(model, clean, clean, targets=TARGETS, others=OTHERS)
+
+
+def test_a_cnn_has_nothing_to_patch():
+    cnn = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)))
+    with pytest.raises(UnsupportedError, match="expected softmax attention"):
+        patch(cnn, *pair(cnn))
+
+
+def test_inputs_are_left_as_they_are():
+    model = ours()
+    clean, corrupted = pair(model)
+    before = clean.clone(), corrupted.clone()
+    patch(model, clean, corrupted, targets=TARGETS, others=OTHERS, parts=PARTS)
+    assert torch.equal(clean, before[0])
+    assert torch.equal(corrupted, before[1])
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("how", CORRUPTIONS)
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (7, 5), (1, 1)])
+def test_corrupted_images(how, size):
+    batch = images(size, batch=3)
+    before = batch.clone()
+    found = corrupt(batch, how, seed=5)
+    assert found.shape == batch.shape
+    assert found.min() >= 0
+    assert found.max() <= 1
+    assert torch.equal(batch, before)
+    assert torch.equal(found, corrupt(batch, how, seed=5))
+    assert torch.equal(found[:1], corrupt(batch[:1], how, seed=5))
+    if size == (32, 32):
+        assert not torch.allclose(found, batch, atol=0.1)
+        assert torch.equal(found, corrupt(batch, how, seed=6)) == (how in ("blur", "mean"))
+
+
+def test_what_each_corruption_keeps():
+    batch = images((32, 32))
+    shuffled = corrupt(batch, "shuffle")
+    assert torch.equal(shuffled.flatten(2).sort().values, batch.flatten(2).sort().values)
+    assert torch.equal(corrupt(batch, "mean"), batch.mean((2, 3), keepdim=True).expand_as(batch))
+    blurred = corrupt(batch, "blur")
+    assert (blurred.std((2, 3)) < 0.2 * batch.std((2, 3))).all()
+    torch.testing.assert_close(blurred.mean((2, 3)), batch.mean((2, 3)), atol=0.05, rtol=0)
+    grey = torch.full((1, 3, 64, 64), 0.5)
+    assert 0.3 < corrupt(grey, "noise").std() < 0.5  # 0.5, cut off at black and white
+
+
+def test_tiles_are_moved_whole():
+    ramp = torch.arange(64.0).view(1, 8, 8).expand(3, 8, 8).unsqueeze(0) / 64
+    tiles = corrupt(ramp, "shuffle")[0, 0].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1).flatten(1)
+    own = ramp[0, 0].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1).flatten(1)
+    assert sorted(map(tuple, tiles.tolist())) == sorted(map(tuple, own.tolist()))
+    assert not torch.equal(tiles, own)
+
+
+def test_an_unknown_corruption():
+    with pytest.raises(UnknownNameError, match="no corruption 'blurr'; did you mean 'blur'"):
+        corrupt(images(), "blurr")

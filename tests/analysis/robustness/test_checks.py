@@ -1,0 +1,194 @@
+"""Every check passes for an attack that is sound, and fails for one that is broken in the way it looks for."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.lens.tiny import images, ours
+from vitlens.analysis.robustness import checks as checks
+from vitlens.analysis.robustness.curve import Outcome
+from vitlens.analysis.robustness.masking_signs import failures, never_rises, same_from_below, stronger_in_order, verdict
+from vitlens.errors import NonFiniteError
+from vitlens.models.model import Model
+
+INF = float("inf")
+
+
+@dataclass
+class Result:
+    images: Tensor
+    success: Tensor
+    tried: Tensor
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return ours()
+
+
+@pytest.fixture(scope="module")
+def batch(model: Model) -> tuple[Tensor, Tensor]:
+    pictures = images(model.input_size, batch=8)
+    with torch.no_grad():
+        return pictures, model(pictures).argmax(-1)
+
+
+def gradient_steps(model: Model, *, leak: float = 0.0, blind: bool = False, lazy: bool = False):
+    """A plain iterated attack; leak: how far beyond epsilon it goes; blind: it sees no gradient; lazy: one step."""
+
+    def attempt(pictures, labels, *, epsilon, steps=None, batch_size=None):
+        found = pictures.clone()
+        count = 1 if lazy else steps or 10
+        for _ in range(count):
+            inputs = found.clone().requires_grad_()
+            loss = torch.nn.functional.cross_entropy(model(inputs), labels, reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, inputs)
+            sign = torch.zeros_like(gradient) if blind else gradient.sign()
+            found = found + 2.5 * (epsilon + leak) / count * sign
+            found = (pictures + (found - pictures).clamp(-epsilon - leak, epsilon + leak)).clamp(0, 1)
+        with torch.no_grad():
+            before, after = model(pictures).argmax(-1), model(found).argmax(-1)
+        tried = before == labels
+        success = tried & (after != labels)
+        found = torch.where(success[:, None, None, None], found, pictures)
+        return Result(found, success, tried)
+
+    return attempt
+
+
+def test_a_sound_attack_passes(model, batch):
+    attempt = gradient_steps(model)
+    found = [
+        checks.nothing_for_nothing("a", attempt, *batch),
+        checks.within_budget("a", model, attempt(*batch, epsilon=0.3), *batch, epsilon=0.3, norm="linf"),
+        checks.same_alone("a", attempt(*batch, epsilon=0.1), attempt(*batch, epsilon=0.1)),
+        checks.visible_gradients(model, *batch),
+        checks.unlimited("a", attempt, *batch, steps=30),
+        checks.more_steps("a", attempt, *batch, epsilon=0.1, steps=10),
+    ]
+    assert [check.name for check in failures(found)] == []
+    assert verdict(found) == "These attacks look sound: all 6 self-checks are as expected."
+
+
+def test_an_attack_that_sees_no_gradient_is_suspicious(model, batch):
+    check = checks.unlimited("a", gradient_steps(model, blind=True), *batch)
+    assert not check.passed
+    assert "8 of 8 right images left" in check.found
+    assert verdict([check]).startswith("These attacks look suspicious in 1 of 1 self-checks: no limit (a): 8 of 8")
+
+
+def test_examples_beyond_the_budget_or_the_range_are_seen(model, batch):
+    result = gradient_steps(model, leak=0.1)(*batch, epsilon=0.3)
+    assert int(result.success.sum())
+    assert not checks.within_budget("a", model, result, *batch, epsilon=0.3, norm="linf").passed
+    outside = Result(batch[0] + 0.5, torch.zeros(8).bool(), torch.ones(8).bool())
+    assert not checks.within_budget("a", model, outside, *batch, epsilon=1.0, norm="linf").passed
+
+
+def test_successes_that_are_none_are_seen(model, batch):
+    pictures, labels = batch
+    unmoved = Result(pictures, torch.ones(8).bool(), torch.ones(8).bool())
+    check = checks.within_budget("a", model, unmoved, pictures, labels, epsilon=1.0, norm="l2")
+    assert "8 false successes of 8" in check.found
+    assert not check.passed
+    moved = gradient_steps(model)(pictures, labels, epsilon=1.0, steps=30)
+    assert bool(moved.success.all())
+    other = (labels + 1) % 5  # images that were wrong before
+    assert not checks.within_budget("a", model, moved, pictures, other, epsilon=1.0, norm="linf").passed
+
+
+def test_change_at_epsilon_0_is_seen(batch):
+    def restless(pictures, labels, *, epsilon, steps=None, batch_size=None):
+        return Result((pictures + 1e-3).clamp(0, 1), torch.zeros(8).bool(), torch.ones(8).bool())
+
+    assert not checks.nothing_for_nothing("a", restless, *batch).passed
+
+
+def test_results_that_hang_on_the_batch_are_seen(batch):
+    every = torch.ones(8).bool()
+    one, other = Result(batch[0], every, every), Result(batch[0], ~every, every)
+    assert not checks.same_alone("a", one, other).passed
+    assert checks.same_alone("a", one, one).passed
+
+
+def test_more_steps_that_break_more_or_fewer_are_seen(batch):
+    def counting(rises):
+        def attempt(pictures, labels, *, epsilon, steps=None, batch_size=None):
+            return Result(pictures, torch.full((8,), (steps > 10) == rises), torch.ones(8).bool())
+
+        return attempt
+
+    short = checks.more_steps("a", counting(True), *batch, epsilon=0.1, steps=10)
+    assert not short.passed
+    assert "too few steps" in short.found
+    worse = checks.more_steps("a", counting(False), *batch, epsilon=0.1, steps=10)
+    assert not worse.passed
+    assert "more steps break fewer" in worse.found
+
+
+def test_gradients_that_vanish_are_seen_and_broken_ones_named(batch):
+    silent = ours()
+    with torch.no_grad():
+        silent.module.head.weight.zero_()
+    assert not checks.visible_gradients(silent, *batch).passed
+    broken = ours()
+    with torch.no_grad():
+        broken.module.head.weight.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="from ours on image 0"):
+        checks.vanishing(broken, *batch)
+
+
+def test_parameters_get_no_gradient(model, batch):
+    checks.vanishing(model, *batch)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def outcome(name: str, broken_at: list[float]) -> Outcome:
+    found = torch.tensor(broken_at)
+    return Outcome(name, "m", (0.1, 0.2), found > 0, found)
+
+
+def test_a_weaker_attack_that_breaks_more_is_a_sign_of_masking():
+    weak, strong = outcome("fgsm", [0.1] * 12), outcome("pgd", [INF] * 12)
+    assert not stronger_in_order(weak, strong, reason="r").passed
+    assert stronger_in_order(strong, weak, reason="r").passed
+    mixed = outcome("pgd", [0.1] * 6 + [INF] * 6)
+    assert not stronger_in_order(weak, outcome("pgd", [0.1] * 3 + [INF] * 9), reason="r").passed
+    assert stronger_in_order(mixed, outcome("pgd", [INF] * 3 + [0.1] * 9), reason="r").passed  # chance
+
+
+def test_a_curve_that_rises_is_seen():
+    assert never_rises(outcome("a", [0, 0.1, 0.2, INF])).passed
+    assert verdict([]) == "These attacks could not be checked: there was no image to attack."
+
+
+def test_lengths():
+    change = torch.tensor([3.0, -4.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2) / 10
+    assert float(checks.lengths(change, "linf")) == pytest.approx(0.4)
+    assert float(checks.lengths(change, "l2")) == pytest.approx(0.5 * 3**0.5)
+
+
+def test_an_image_that_breaks_sooner_from_below_is_found():
+    above, same = torch.tensor([0.2, INF, 0.1]), torch.tensor([0.2, INF, 0.1])
+    assert same_from_below("pgd-linf", above, same).passed
+    sooner = same_from_below("pgd-linf", above, torch.tensor([0.2, 0.1, 0.1]))
+    assert not sooner.passed
+    assert sooner.found == "1 of 3 do"
+
+
+def test_a_check_in_which_nothing_was_fooled_is_inconclusive_not_passed(batch):
+    none, every = torch.zeros(8).bool(), torch.ones(8).bool()
+
+    def attempt(pictures, labels, *, epsilon, steps=None, batch_size=None):
+        return Result(pictures, none, every)
+
+    idle, busy = Result(batch[0], none, every), Result(batch[0], every, every)
+    assert checks.more_steps("a", attempt, *batch, epsilon=0.1, steps=10).state is checks.State.INCONCLUSIVE
+    assert checks.same_alone("a", idle, idle).state is checks.State.INCONCLUSIVE
+    assert checks.same_alone("a", busy, busy).state is checks.State.PASSED
+    assert checks.same_alone("a", idle, busy).state is checks.State.FAILED
+    whole = outcome("a", [INF] * 8)
+    assert never_rises(whole).state is checks.State.INCONCLUSIVE
+    assert stronger_in_order(whole, whole, reason="r").state is checks.State.INCONCLUSIVE

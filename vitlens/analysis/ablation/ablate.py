@@ -1,0 +1,165 @@
+"""What every head, MLP and block is good for: the exact change of loss and accuracy when it is removed, image by image.
+
+A head's output before the output projection is replaced: by its mean over the data at each token, by zero, or by
+another image's. Each unit is one replay from its own layer on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace as changed
+
+from vitlens.analysis.ablation.effects import Effects, Unit
+from vitlens.analysis.ablation.importance import Importance, summarise
+from vitlens.analysis.ablation.joint import Memory as Memory
+from vitlens.analysis.ablation.joint import measure_together as measure_together
+from vitlens.analysis.ablation.replacements import Means, instead_of_mean, means_of, other_images, replacement_for
+from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.lens.layers import layers
+from vitlens.lens.replay import DEFAULT_BUDGET
+from vitlens.models.model import Model
+from vitlens.models.support import NEEDS, require
+from vitlens.names import UNIT_KINDS, Replacement, UnitKind
+from vitlens.pixels import takes_images
+from vitlens.shapes import Images, Labels
+
+
+def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> tuple[Unit, ...]:
+    """All heads, MLPs and blocks that can be removed: kind after kind, layer after layer.
+
+    Heads whose layer has no output projection that reads them side by side are left out. Raises UnsupportedError for
+    a model without attention (a CNN) or without such units.
+    """
+    for kind in kinds:
+        if kind not in UNIT_KINDS:
+            raise UnknownNameError("kind of unit", kind, UNIT_KINDS)
+    known = layers(model)
+    whole = {layer.unit: layer for layer in reversed(known)}  # a block with two attentions is one block
+    own = {layer.index for layer in whole.values()}
+    found: dict[UnitKind, list[Unit]] = {
+        "head": [Unit("head", layer.index, head) for layer in known if layer.head_dim for head in range(layer.heads)],
+        "mlp": [Unit("mlp", layer.index) for layer in known if layer.mlp is not None and layer.index in own],
+        "block": [
+            Unit("block", layer.index)
+            for layer in known
+            if layer.removable and layer.unit != layer.attention and layer.index in own
+        ],
+    }
+    units = tuple(unit for kind in kinds for unit in found[kind])
+    if not units:
+        raise UnsupportedError(
+            f"expected {' or '.join(kinds)} to remove from {model.alias}, found none that can be replaced alone"
+        )
+    return units
+
+
+def require_heads(model: Model) -> None:
+    """Raise UnsupportedError for a model without a head whose output alone can be replaced."""
+    if not any(layer.head_dim for layer in layers(model)):
+        raise UnsupportedError(
+            f"expected heads whose outputs stand side by side before an output projection in {model.alias}, found "
+            "none: no head can be replaced alone"
+        )
+
+
+def measure_effects(
+    model: Model,
+    images: Images,
+    labels: Labels,
+    units: Sequence[Unit],
+    *,
+    replace: Replacement = "mean",
+    means: Means | None = None,
+    donors: Images | None = None,
+    seed: int = 0,
+    offset: int = 0,
+    budget: int = DEFAULT_BUDGET,
+    advance: Callable[[int], object] = lambda _: None,
+    memory: Memory | None = None,
+) -> Effects:
+    """The loss and the answer of every image of one batch without each of the units, by replay.
+
+    labels (batch,): the true class as a column of the model's logits. means: of the data, for "mean" (None: of this
+    batch's clean pass). "resample" gives each image another one's output: that of `donors`, one an image, which must
+    be another image; or without donors that of another image of the batch, in a seeded order (one cycle of all, so
+    none keeps its own). seed + offset draws it; offset: the number of the batch's first image, also for messages.
+    budget: bytes the replay may keep; advance: told the number of units just done. Raises InputError for a batch of
+    one without donors, NonFiniteError naming unit and image.
+    """
+    found = measure_together(
+        model,
+        images,
+        labels,
+        [(unit,) for unit in units],
+        replace=replace,
+        means=means,
+        donors=donors,
+        seed=seed,
+        offset=offset,
+        budget=budget,
+        advance=advance,
+        memory=memory,
+    )
+    return Effects(
+        tuple(units),
+        replace,
+        found.labels,
+        found.clean_loss,
+        found.clean_correct,
+        found.loss,
+        found.correct,
+        found.forward_equivalents,
+        found.note,
+    )
+
+
+@takes_images
+def ablate(
+    model: Model,
+    images: Images,
+    labels: Labels,
+    *,
+    replace: Replacement | None = None,
+    kinds: Sequence[UnitKind] = ("head",),
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> Importance:
+    """How much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with intervals.
+
+    images (n, 3, height, width) in [0, 1]; labels (n,): columns of the model's logits; replace: what stands in a
+    head's place, its "mean" over the images (of 8 at least), "zero", or another image's output, "resample" (None: the
+    mean; of 2 to 7 images another's, of one zero, as the result's `replace` and `note` say); batch_size: images at a
+    time (None: chosen to fit). Raises UnsupportedError for a model without attention or without a classifier,
+    InputError for too few images.
+
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> effect = vitlens.ablate(vit, torch.rand(8, 3, 32, 32), torch.arange(8))
+    >>> effect.delta_loss.shape == effect.low.shape  # (layers, heads), nats
+    True
+    """
+    model.require_classifier()
+    if len(images) != len(labels):
+        raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
+    require(model, *(NEEDS["ablate"] if "head" in kinds else ("classifier", "attention")))
+    by = replacement_for(len(images), replace)
+    size, units = batch_size or fitting_batch_size(model), units_of(model, kinds=kinds)
+    batches = [batch.to(model.device) for batch in images.split(size)]
+    several = by == "mean" and len(batches) > 1
+    means = means_of(model, batches) if several else None
+    others = images[other_images(len(images), seed=seed).to(images.device)] if by == "resample" else None
+    parts = []
+    for index, batch in enumerate(batches):
+        part = slice(index * size, index * size + len(batch))
+        donors = None if others is None else others[part].to(model.device)
+        parts.append(
+            measure_effects(
+                model, batch, labels[part], units, replace=by, means=means, donors=donors, offset=part.start
+            )
+        )
+    effects = Effects.join(parts)
+    if replace is None and by != "mean":
+        said = "; ".join(filter(None, (effects.note, instead_of_mean(len(images), by))))
+        effects = changed(effects, note=said)
+    if several:
+        effects = changed(effects, forward_equivalents=effects.forward_equivalents + 1)  # the pass for the means
+    return summarise(effects, seed=seed)

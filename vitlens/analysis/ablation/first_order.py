@@ -1,0 +1,106 @@
+"""The cheap estimate beside the exact effect: gradient times what would change, one backward pass for all heads."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.ablation.effects import Unit, UnitsByImage
+from vitlens.analysis.ablation.replacements import Means, prepared
+from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.attention.gradients import check_targets
+from vitlens.devices import evaluating
+from vitlens.lens.inside import Inside, overridden
+from vitlens.lens.layers import Layer, layer_of
+from vitlens.models.model import Model
+from vitlens.names import Replacement
+from vitlens.shapes import Heads, Images, Labels
+
+GRAPH = 4  # a backward pass keeps what a forward forgets: so many times fewer images at once
+
+
+def first_order(
+    model: Model,
+    images: Images,
+    labels: Labels,
+    units: Sequence[Unit],
+    *,
+    replace: Replacement = "mean",
+    means: Means | None = None,
+    donors: Images | None = None,
+    seed: int = 0,
+    offset: int = 0,
+) -> UnitsByImage:
+    """Each image's gradient of the cross-entropy with respect to a head's output · (replacement - output), nats.
+
+    (units, batch), signed, float64 on the CPU; NaN for MLPs and blocks. The replacement is the one that measure_effects
+    puts in with the same arguments; with zero it is Michel 2019's estimate before the absolute value.
+    """
+    result = torch.full((len(units), len(images)), torch.nan, dtype=torch.float64)
+    rows = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
+    if not rows:
+        return result
+    size = max(1, fitting_batch_size(model) // GRAPH)
+    with prepared(model, images, tuple(rows), replace=replace, means=means, donors=donors, seed=seed + offset) as ready:
+        truth, instead = check_targets(labels, ready.replay.logits), ready.replacements(tuple(rows))
+    for start in range(0, len(images), size):
+        part = slice(start, min(start + size, len(images)))
+        found = head_gradients(model, images[part], truth[part], {unit.layer for unit in rows})
+        for unit, row in rows.items():
+            tensor = instead.get(unit.intervention(replace))
+            result[row, part] = towards(
+                found, unit, tensor[part] if tensor is not None and tensor.dim() == 3 else tensor
+            )
+    return result
+
+
+def towards(found: Mapping[int, tuple[Heads, Heads]], unit: Unit, instead: Tensor | None) -> Float[Tensor, " batch"]:
+    """Gradient · (instead - output) of one head, float64 on the CPU; instead: None is zero."""
+    output, gradient = (heads[:, unit.head] for heads in found[unit.layer])  # (batch, tokens, head_dim)
+    new = 0.0 if instead is None else instead.to(output)
+    return (gradient * (new - output)).flatten(1).cpu().double().sum(1)
+
+
+def head_gradients(model: Model, images: Images, labels: Labels, which: set[int]) -> dict[int, tuple[Heads, Heads]]:
+    """By layer: what the output projection reads of each head, and the gradient of each image's loss there."""
+    read: dict[int, Tensor] = {}
+    with torch.enable_grad(), evaluating(model), _reading(model, which, read):
+        loss = F.cross_entropy(model(images), labels, reduction="sum")  # an image's loss knows no other image
+    gradients = torch.autograd.grad(loss, list(read.values()), allow_unused=True, materialize_grads=True)
+    return {
+        index: (_by_head(tensor.detach(), layer_of(model, index)), _by_head(gradient, layer_of(model, index)))
+        for (index, tensor), gradient in zip(read.items(), gradients)
+    }
+
+
+@contextmanager
+def _reading(model: Model, which: set[int], read: dict[int, Tensor]) -> Iterator[None]:
+    def wrap_of(index: int, attention: torch.nn.Module) -> Callable[..., Any]:
+        def take(joined: Tensor) -> Tensor:
+            read[index] = joined if joined.requires_grad else joined.detach().requires_grad_()
+            return read[index]
+
+        def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                with Inside(attention, joined=take):
+                    return forward(*args, **kwargs)
+
+            return watched
+
+        return wrap
+
+    with ExitStack() as stack:
+        for index in sorted(which):
+            attention = model.module.get_submodule(layer_of(model, index).attention)
+            stack.enter_context(overridden(attention, wrap_of(index, attention)))
+        yield
+
+
+def _by_head(joined: Tensor, layer: Layer) -> Heads:
+    per_image = joined.unflatten(0, (-1, layer.windows)).flatten(1, 2)  # (batch, tokens, heads x head_dim)
+    heads: Tensor = per_image.unflatten(-1, (layer.heads, layer.head_dim)).transpose(1, 2)
+    return heads

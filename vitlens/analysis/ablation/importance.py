@@ -1,0 +1,236 @@
+"""From every image's effects to how much each unit matters: means, intervals, tests, classes."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy import stats
+from torch import Tensor
+
+from vitlens.analysis.ablation.effects import Effects, PerUnit, Unit, UnitsByImage
+from vitlens.analysis.answers.paired import intervals, sign_flips
+from vitlens.errors import InputError
+from vitlens.names import Replacement, UnitKind
+from vitlens.uncertainty import DRAWS, holm
+
+LEVEL = 0.05  # of the tests, after Holm's correction
+
+PerLayer = Float[Tensor, "layers heads"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The mean change of a metric without each unit, with its 95 % interval over images.
+
+    mean (units,); low, high (units,): percentile bootstrap of the paired differences, NaN for fewer than 2 images (or
+    groups); p (units,): two-sided, by sign flips; p_holm (units,): adjusted for the units of the same kind. float64.
+    """
+
+    mean: PerUnit
+    low: PerUnit
+    high: PerUnit
+    p: PerUnit
+    p_holm: PerUnit
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Mean changes by true class, NaN where a class has no image. images (classes,): how many it has."""
+
+    images: Int[Tensor, " classes"]
+    loss: Float[Tensor, "units classes"]
+    accuracy: Float[Tensor, "units classes"]
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How much each unit matters: what the model loses without it (positive: the unit helps).
+
+    n: images; replace: what stood in its place; loss: change of the mean cross-entropy, nats; accuracy: of accuracy,
+    points; clean_loss, clean_accuracy: of the unchanged model, nats and fraction; first_order (units,): the mean
+    estimate, nats (NaN where there is none), or None; rank_correlation: Spearman of it and the exact change of loss
+    over the heads (NaN where undefined); by_class: None unless asked for; forward_equivalents: full forwards spent on
+    an image, a mean; note: what a report must say, or "".
+    """
+
+    units: tuple[Unit, ...]
+    n: int
+    replace: Replacement
+    loss: Change
+    accuracy: Change
+    clean_loss: float
+    clean_accuracy: float
+    first_order: PerUnit | None = None
+    rank_correlation: float = float("nan")
+    by_class: ByClass | None = None
+    forward_equivalents: float = 0.0
+    note: str = ""
+
+    @property
+    def matters(self) -> Bool[Tensor, " units"]:
+        """Which units change the loss, after Holm's correction among the units of their kind."""
+        return self.loss.p_holm <= LEVEL
+
+    def is_ranked(self, kind: UnitKind = "head") -> bool:
+        """Whether a unit of the kind has an effect after Holm's correction; without one a ranking orders noise."""
+        return bool(self.matters[self.of_kind(kind)].any())
+
+    @property
+    def delta_loss(self) -> PerLayer:
+        """Change of the mean cross-entropy without each head, nats."""
+        return self.table(self.loss.mean)
+
+    @property
+    def delta_accuracy(self) -> PerLayer:
+        """Points of accuracy lost without each head."""
+        return self.table(self.accuracy.mean)
+
+    @property
+    def low(self) -> PerLayer:
+        """Lower end of delta_loss's 95 % interval."""
+        return self.table(self.loss.low)
+
+    @property
+    def high(self) -> PerLayer:
+        """Upper end of delta_loss's 95 % interval."""
+        return self.table(self.loss.high)
+
+    def of_kind(self, kind: UnitKind) -> list[int]:
+        """Where the units of a kind stand in `units`."""
+        return [index for index, unit in enumerate(self.units) if unit.kind == kind]
+
+    def ranking(self, kind: UnitKind = "head") -> tuple[Unit, ...]:
+        """The units of a kind, the most important (greatest change of loss) first."""
+        mean = self.loss.mean.tolist()
+        return tuple(self.units[index] for index in sorted(self.of_kind(kind), key=lambda index: -mean[index]))
+
+    def table(self, values: Tensor, kind: UnitKind = "head") -> PerLayer:
+        """Values (units,) as (layers, heads), float64; (layers, 1) for MLPs and blocks; NaN where there is no unit."""
+        own = self.of_kind(kind)
+        layers = 1 + max(unit.layer for unit in self.units)
+        heads = 1 + max((self.units[index].head or 0 for index in own), default=0)
+        table = torch.full((layers, heads), torch.nan, dtype=torch.float64)
+        for index in own:
+            table[self.units[index].layer, self.units[index].head or 0] = float(values[index])
+        return table
+
+
+def summarise(
+    effects: Effects,
+    *,
+    groups: Tensor | None = None,
+    first: UnitsByImage | None = None,
+    classes: int = 0,
+    seed: int = 0,
+) -> Importance:
+    """Means, intervals and tests of effects on all images.
+
+    groups (n,): what images share; whole groups are drawn and flipped; first (units, n): of first_order; classes: how
+    many classes the effects' labels number, for by_class (0: none).
+    """
+    loss, accuracy = changes(
+        (effects.delta_loss, effects.delta_accuracy),
+        families=[unit.kind for unit in effects.units],
+        groups=groups,
+        seed=seed,
+    )
+    estimate = None if first is None else first.mean(1)
+    heads = [index for index, unit in enumerate(effects.units) if unit.kind == "head"]
+    return Importance(
+        effects.units,
+        len(effects),
+        effects.replace,
+        loss,
+        accuracy,
+        float(effects.clean_loss.mean()),
+        float(effects.clean_correct.double().mean()),
+        estimate,
+        float("nan") if estimate is None else spearman(estimate[heads], loss.mean[heads]),
+        _by_class(effects, classes) if classes else None,
+        effects.forward_equivalents,
+        "; ".join(filter(None, (effects.note, *_remarks(effects, groups)))),
+    )
+
+
+def changes(
+    values: Sequence[Float[Tensor, "cases batch"]],
+    *,
+    families: Sequence[Hashable],
+    groups: Tensor | None = None,
+    seed: int = 0,
+) -> list[Change]:
+    """The mean, interval and test of each row of some metrics' differences, Holm within each family of rows.
+
+    All metrics share their draws. NaN instead of interval and p-values for fewer than 2 images or groups.
+    """
+    count = len(families)
+    every = torch.cat([each.double() for each in values])
+    mean = every.mean(1)
+    nothing = torch.full_like(mean, torch.nan)
+    low = high = p = nothing
+    if _clusters(every.shape[1], groups) > 1:
+        low, high = intervals(every, groups=groups, seed=seed)
+        largest = max(families.count(family) for family in set(families))
+        draws = max(DRAWS, 2 * round(largest / LEVEL))  # fewer could not pass Holm's correction
+        p = sign_flips(every, groups=groups, seed=seed, draws=draws)
+    parts = [slice(start, start + count) for start in range(0, len(every), count)]
+    return [Change(mean[part], low[part], high[part], p[part], _holm(p[part], families)) for part in parts]
+
+
+def agreement(
+    importances: Mapping[Replacement, Importance], *, kind: UnitKind = "head"
+) -> Float[Tensor, "replacements others"]:
+    """Spearman's correlation of the rankings (change of loss) that different replacements give, in their order.
+
+    Raises InputError unless all are of the same units.
+    """
+    found = list(importances.values())
+    if len({each.units for each in found}) != 1:
+        raise InputError("expected the importance of the same units under each replacement, found others or none")
+    own = found[0].of_kind(kind)
+    rows = [each.loss.mean[own] for each in found]
+    return torch.tensor([[spearman(one, two) for two in rows] for one in rows], dtype=torch.float64)
+
+
+def spearman(first: Tensor, second: Tensor) -> float:
+    """The correlation of the ranks; NaN where one of them is all equal or has a NaN, or for fewer than 2 values."""
+    one, two = (np.asarray(each.double().numpy()) for each in (first, second))
+    if len(one) < 2 or not (np.ptp(one) > 0 and np.ptp(two) > 0):
+        return float("nan")
+    return float(np.corrcoef(stats.rankdata(one), stats.rankdata(two))[0, 1])
+
+
+def _holm(p: Tensor, families: Sequence[Hashable]) -> Tensor:
+    adjusted = torch.full_like(p, torch.nan)
+    for family in dict.fromkeys(families):
+        own = [index for index, each in enumerate(families) if each == family]
+        adjusted[own] = torch.tensor(holm(p[own].tolist()), dtype=p.dtype)
+    return adjusted.where(p.isfinite(), p)
+
+
+def _clusters(images: int, groups: Tensor | None) -> int:
+    return images if groups is None else len(groups.unique())
+
+
+def _remarks(effects: Effects, groups: Tensor | None) -> list[str]:
+    found = []
+    clusters, what = _clusters(len(effects), groups), "images" if groups is None else "groups of images"
+    if clusters < 2:
+        found.append(f"no intervals and no tests: they need at least 2 {what}, found {clusters}")
+    if not effects.clean_correct.any():
+        found.append(
+            f"the unchanged model is right on none of the {len(effects)} images, so accuracy can only rise; read the "
+            "change of loss, and see whether labels and classes fit"
+        )
+    return found
+
+
+def _by_class(effects: Effects, classes: int) -> ByClass:
+    if int(effects.labels.min()) < 0 or int(effects.labels.max()) >= classes:
+        raise InputError(f"expected labels from 0 to {classes - 1}, found {int(effects.labels.max())}")
+    member = torch.nn.functional.one_hot(effects.labels.long(), classes).double()
+    images = member.sum(0)
+    loss, accuracy = (values @ member / images for values in (effects.delta_loss, effects.delta_accuracy))
+    return ByClass(images.long(), loss, accuracy)

@@ -1,0 +1,138 @@
+"""Every image's loss and answer without several units at once, by replay: what all of ablation is made of."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.ablation.effects import Together, Unit
+from vitlens.analysis.ablation.replacements import Means, Prepared, prepared
+from vitlens.analysis.attention.gradients import check_targets
+from vitlens.errors import NonFiniteError
+from vitlens.lens.replay import DEFAULT_BUDGET
+from vitlens.models.model import Model
+from vitlens.names import Replacement
+from vitlens.shapes import Images, Labels
+
+Losses = Float[Tensor, "sets batch"]
+Right = Bool[Tensor, "sets batch"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The outcomes of some sets on one batch: loss (nats) and correct (sets, batch).
+
+    cost: multiply-adds of linear layers that measuring them took, so that a resumed run reports all that was spent.
+    """
+
+    loss: Losses
+    correct: Right
+    cost: int
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """Where outcomes of a batch are kept while they are measured, so that a killed run goes on where it was."""
+
+    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> Measured | None:
+        """The outcomes of these, or None where they were not measured before."""
+        ...
+
+    def remember(self, sets: Sequence[tuple[Unit, ...]], found: Measured) -> None:
+        """Keep the outcomes of these."""
+        ...
+
+
+def measure_together(
+    model: Model,
+    images: Images,
+    labels: Labels,
+    sets: Sequence[tuple[Unit, ...]],
+    *,
+    replace: Replacement = "mean",
+    means: Means | None = None,
+    donors: Images | None = None,
+    seed: int = 0,
+    offset: int = 0,
+    budget: int = DEFAULT_BUDGET,
+    advance: Callable[[int], object] = lambda _: None,
+    memory: Memory | None = None,
+) -> Together:
+    """As measure_effects, with several units removed at once; an empty set is the unchanged model.
+
+    memory: what was measured before and need not be again, a few sets at a time (those that begin at one layer).
+    """
+    every = tuple(dict.fromkeys(unit for each in sets for unit in each))
+    with prepared(
+        model, images, every, replace=replace, means=means, donors=donors, seed=seed + offset, budget=budget
+    ) as ready:
+        truth = check_targets(labels, ready.replay.logits)
+        clean_loss, clean_correct = judge(ready.replay.logits[None], truth)
+        _require_finite(clean_loss, [()], model.alias, offset)
+        loss = clean_loss.new_zeros(len(sets), len(images))
+        correct = clean_correct.new_zeros(loss.shape)
+        recalled = 0  # what an earlier attempt spent on what is recalled
+        for rows in _by_first_layer(sets):
+            some = [sets[row] for row in rows]
+            known = None if memory is None else memory.recall(some)
+            found = known or _measured(ready, some, replace, truth)
+            loss[rows], correct[rows] = found.loss, found.correct
+            _require_finite(loss[rows], some, model.alias, offset)
+            if known is not None:
+                recalled += known.cost
+            elif memory is not None:
+                memory.remember(some, found)
+            advance(len(rows))
+        return Together(
+            tuple(sets),
+            replace,
+            labels.cpu(),
+            clean_loss[0],
+            clean_correct[0],
+            loss,
+            correct,
+            (ready.cost + recalled) / ready.replay.forward_cost,
+            ready.replay.note,
+        )
+
+
+def judge(logits: Float[Tensor, "sets batch classes"], labels: Labels) -> tuple[Losses, Right]:
+    """Cross-entropy (sets, batch) in nats, float64, and whether the prediction is the label; on the CPU."""
+    loss = F.cross_entropy(logits.float().flatten(0, 1), labels.repeat(len(logits)), reduction="none")
+    return loss.view(logits.shape[:2]).cpu().double(), (logits.argmax(-1) == labels).cpu()
+
+
+def _measured(ready: Prepared, sets: Sequence[tuple[Unit, ...]], replace: Replacement, labels: Labels) -> Measured:
+    before = ready.cost
+    loss, correct = judge(_without(ready, sets, replace), labels)
+    return Measured(loss, correct, ready.cost - before)
+
+
+def _without(
+    ready: Prepared, sets: Sequence[tuple[Unit, ...]], replace: Replacement
+) -> Float[Tensor, "sets batch classes"]:
+    tensors = ready.replacements(tuple(dict.fromkeys(unit for each in sets for unit in each)))
+    interventions = [[unit.intervention(replace) for unit in each] for each in sets]
+    return ready.replay.run(interventions, replacements=tensors)
+
+
+def _by_first_layer(sets: Sequence[tuple[Unit, ...]]) -> list[list[int]]:
+    """Which sets begin at the same layer: they are replayed together, and their tensors held no longer than that."""
+    rows: dict[int, list[int]] = {}
+    for row, each in enumerate(sets):
+        rows.setdefault(min((unit.layer for unit in each), default=-1), []).append(row)
+    return [rows[layer] for layer in sorted(rows)]
+
+
+def _require_finite(loss: Losses, sets: Sequence[tuple[Unit, ...]], alias: str, offset: int) -> None:
+    broken = (~loss.isfinite()).nonzero()
+    if len(broken):
+        row, image = broken[0].tolist()
+        without = " and ".join(unit.name for unit in sets[row])
+        raise NonFiniteError(
+            f"expected a finite loss, found {float(loss[row, image])} from {alias} on image {offset + image}"
+            + (f" without {without}" if without else "")
+        )

@@ -1,0 +1,207 @@
+"""What stands in place of a head's or an MLP's output: its mean over images, or another image's."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitlens.analysis.ablation.effects import Unit
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.lens.intervention import Intervention
+from vitlens.lens.layers import layer_of, layers
+from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
+from vitlens.models.model import Model
+from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, Replacement
+from vitlens.shapes import Heads, Images, Tokens
+
+Replacements = dict[Intervention, Tensor]
+Batches = Iterable[Float[Tensor, "_ 3 height width"]]  # of any sizes
+
+
+class Means:
+    """Running means of every head's and MLP's output over images, at each token; memory does not grow with them.
+
+    images: how many were taken in.
+    """
+
+    def __init__(self) -> None:
+        self.images = 0
+        self._sums: dict[tuple[str, int], Tensor] = {}  # float64: heads (heads, tokens, head_dim), mlp (tokens, dim)
+
+    def add(self, replay: Replay, images: int) -> None:
+        """Take in the clean pass of a batch of so many images."""
+        for layer in layers(replay.model):
+            if layer.head_dim:
+                self._take("head", layer.index, replay.head_mean(layer.index) * images)
+            if layer.mlp is not None:
+                self._take("mlp", layer.index, replay.mlp_mean(layer.index) * images)
+        self.images += images
+
+    def add_heads(self, outputs: Mapping[int, Heads], images: int) -> None:
+        """Take in the outputs of some layers' heads, by layer, on a batch of so many images."""
+        for layer, heads in outputs.items():
+            self._take("head", layer, heads.sum(0))
+        self.images += images
+
+    def join(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Add up what several processes took in; total: the sum of a tensor over all of them."""
+        self.images = round(float(total(torch.tensor([self.images], dtype=torch.float64))))
+        self._sums = {key: total(self._sums[key]) for key in sorted(self._sums)}
+
+    def replacements(self, units: Iterable[Unit]) -> Replacements:
+        """The tensors that removing these units by their mean needs. Raises InputError before the first image."""
+        found = {}
+        for unit in units:
+            if unit.kind == "block":
+                continue
+            if (unit.kind, unit.layer) not in self._sums:
+                raise InputError(f"expected the mean of {unit.name} over images, found none; add images of this model")
+            mean = (self._sums[unit.kind, unit.layer] / self.images).float()
+            found[unit.intervention("mean")] = mean if unit.head is None else mean[unit.head]
+        return found
+
+    def _take(self, kind: str, layer: int, total: Tensor) -> None:
+        exact = total.detach().cpu().double()
+        self._sums[kind, layer] = self._sums[kind, layer] + exact if (kind, layer) in self._sums else exact
+
+
+def means_of(model: Model, batches: Batches) -> Means:
+    """The means over all images of some batches, by clean passes that keep nothing else."""
+    means = Means()
+    for images in batches:
+        with replaying(model, images, budget=0) as replay:
+            means.add(replay, len(images))
+    return means
+
+
+def other_images(count: int, *, seed: int) -> Int[Tensor, " batch"]:
+    """For each of `count` images another one, each once: a seeded cycle through all of them.
+
+    Raises InputError for fewer than two.
+    """
+    if count < 2:
+        raise InputError(f"expected at least 2 images to resample from, found {count}; try --replace zero")
+    cycle = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    others = torch.empty_like(cycle)
+    others[cycle] = cycle.roll(-1)
+    return others
+
+
+def replacement_for(images: int, asked: Replacement | None) -> Replacement:
+    """What stands in for a unit on so many images; asked: None takes the mean, or on few images what is defined there.
+
+    The mean over few images is nearly each image's own output, so that removing a unit would seem to change nothing:
+    fewer than FEWEST_FOR_MEAN are resampled, and one image takes zero. Raises InputError for a mean or a resampling
+    that was asked for on too few.
+    """
+    instead: Replacement = "resample" if images > 1 else "zero"
+    if asked is None:
+        return "mean" if images >= FEWEST_FOR_MEAN else instead
+    if asked == "mean" and images < FEWEST_FOR_MEAN:
+        raise InputError(
+            f"expected at least {FEWEST_FOR_MEAN} images to replace by their mean, found {images}; give more, or "
+            f"--replace {instead}"
+        )
+    if asked == "resample" and images < 2:
+        other_images(images, seed=0)  # refuses
+    return asked
+
+
+def instead_of_mean(images: int, replace: Replacement) -> str:
+    """What must be said where another replacement was taken than the mean."""
+    by = "another image's output" if replace == "resample" else "zero, which overstates what they do"
+    many = f"{images} images are" if images != 1 else "1 image is"
+    return f"{many} too few for a mean over the data (at least {FEWEST_FOR_MEAN}), so units are replaced by {by}"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A clean pass of a batch, and the tensors that removals from it need.
+
+    replay: of the images; replacements: of some units; donor: the pass of the images that stand in, or None.
+    """
+
+    replay: Replay
+    replacements: Callable[[Collection[Unit]], Replacements]
+    donor: Replay | None = None
+
+    @property
+    def cost(self) -> int:
+        """Multiply-adds of linear layers spent so far, those on the images that stand in included."""
+        return self.replay.cost + (0 if self.donor is None else self.donor.cost)
+
+    @property
+    def forward_equivalents(self) -> float:
+        """The same in full forwards of the batch."""
+        return self.cost / self.replay.forward_cost
+
+
+@contextmanager
+def prepared(
+    model: Model,
+    images: Images,
+    units: Collection[Unit],
+    *,
+    replace: Replacement,
+    means: Means | None = None,
+    donors: Images | None = None,
+    seed: int = 0,
+    budget: int = DEFAULT_BUDGET,
+) -> Iterator[Prepared]:
+    """A batch ready for the removal of any of the units. means, donors, seed: as for measure_effects."""
+    if replace not in REPLACEMENTS:
+        raise UnknownNameError("replacement", replace, REPLACEMENTS)
+    if replace != "resample":
+        with replaying(model, images, budget=budget) as replay:
+            own = means if means is not None or replace == "zero" else Means()
+            if own is not None and own is not means:
+                own.add(replay, len(images))
+            yield Prepared(replay, lambda some: {} if replace == "zero" or own is None else own.replacements(some))
+        return
+    if donors is not None and len(donors) != len(images):
+        raise InputError(f"expected another image for each of {len(images)} images, found {len(donors)}")
+    order = other_images(len(images), seed=seed) if donors is None else torch.arange(len(images))
+    outputs: dict[int, Tokens] = {}
+    watched = [unit.layer for unit in units if unit.kind == "mlp"]
+    with ExitStack() as stack:
+        with _watching(model, watched, outputs):
+            source = stack.enter_context(replaying(model, images if donors is None else donors, budget=budget))
+        replay = source if donors is None else stack.enter_context(replaying(model, images, budget=budget))
+        rows = order.to(images.device)
+        yield Prepared(replay, lambda some: _others(source, some, rows, outputs), None if donors is None else source)
+
+
+def _others(source: Replay, units: Iterable[Unit], rows: Tensor, outputs: dict[int, Tokens]) -> Replacements:
+    heads: dict[int, Tensor] = {}
+    found: Replacements = {}
+    for unit in units:
+        if unit.kind == "mlp":
+            found[unit.intervention("resample")] = outputs[unit.layer][rows]
+        if unit.head is not None:
+            if unit.layer not in heads:
+                heads[unit.layer] = source.head_output(unit.layer)[rows]
+            found[unit.intervention("resample")] = heads[unit.layer][:, unit.head]
+    return found
+
+
+@contextmanager
+def _watching(model: Model, which: Iterable[int], outputs: dict[int, Tokens]) -> Iterator[None]:
+    """What the MLPs of some layers put out in the last forward pass of the block, (batch, tokens, dim)."""
+
+    def keep(layer: int) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
+            outputs[layer] = output.detach().flatten(1, 2) if output.dim() == 4 else output.detach()
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer in dict.fromkeys(which):
+            name = layer_of(model, layer).mlp
+            if name is None:
+                raise InputError(f"expected a layer with an MLP in {model.alias}, found none at layer {layer}")
+            stack.callback(model.module.get_submodule(name).register_forward_hook(keep(layer)).remove)
+        yield

@@ -1,0 +1,188 @@
+"""How often a model is right, where it is not, and whether its confidence can be trusted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vitlens.analysis.answers.classes import reading
+from vitlens.data.split import Split, takes_splits
+from vitlens.devices import autocast, evaluating
+from vitlens.errors import DataError, NonFiniteError
+from vitlens.models.model import Model
+from vitlens.models.support import NEEDS, require
+from vitlens.shapes import Labels, Logits
+from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
+
+BINS = 15  # of the calibration error, of equal width
+_PIXELS_AT_ONCE = {"cpu": 32 * 224 * 224, "other": 128 * 224 * 224}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model answered on a split.
+
+    logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then what else the model
+    knows; labels: (n,); groups: (n,) what images share, or None.
+    """
+
+    alias: str
+    classes: tuple[str, ...]
+    logits: Logits
+    labels: Labels
+    groups: Tensor | None = None
+
+    @property
+    def probabilities(self) -> Logits:
+        """Softmax of the logits."""
+        return self.logits.softmax(-1)
+
+    @property
+    def predictions(self) -> Labels:
+        """The likeliest class of each image."""
+        return self.logits.argmax(-1)
+
+    @property
+    def correct(self) -> Bool[Tensor, " batch"]:
+        """Whether each prediction is the label."""
+        return self.predictions == self.labels
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class: how many of its n images are right, None where it has no images."""
+
+    name: str
+    n: int
+    accuracy: Estimate | None
+
+
+@dataclass(frozen=True)
+class CalibrationBins:
+    """Confidence against accuracy in equal-width bins (low, high] of confidence.
+
+    confidence, accuracy: means over each bin's images, fractions, 0 where the bin is empty; count: images; error:
+    expected calibration error, the mean over images of |confidence - accuracy| of their bin.
+    """
+
+    confidence: Float[Tensor, " bins"]
+    accuracy: Float[Tensor, " bins"]
+    count: Int[Tensor, " bins"]
+    error: float
+
+
+@takes_splits
+def evaluate(
+    model: Model,
+    split: Split,
+    *,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    advance: Callable[[int], object] = lambda _: None,
+) -> Evaluation:
+    """The model's answers on every image of a labelled split.
+
+    batch_size: images at a time (None: chosen to fit); advance: told the number of images just done. Raises DataError
+    for a split without labels, InputError when the classes do not match (UnsupportedError where the model has no
+    classifier), NonFiniteError naming model and image.
+    """
+    require(model, *NEEDS["evaluate"])
+    labels = require_labels(split)
+    read = reading(model.classes, split.classes)
+    logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)
+    return Evaluation(model.alias, read.classes, read.read(logits), labels.cpu().long(), split.groups)
+
+
+def require_labels(split: Split) -> Labels:
+    """The labels of a split. Raises DataError when it has none, or no images."""
+    if split.labels is None or not len(split):
+        found = "images without labels" if len(split) else "no images"
+        raise DataError(f"expected labelled images to evaluate on, found {found} in {split.name}; try vitlens predict")
+    return split.labels
+
+
+def answers(
+    model: Model,
+    split: Split,
+    *,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    advance: Callable[[int], object] = lambda _: None,
+) -> Logits:
+    """The model's logits (n, classes) on a split, labelled or not: fp32, on the CPU, in the model's own order."""
+    device, parts = model.device, []
+    size = batch_size or fitting_batch_size(model)
+    with torch.inference_mode(), evaluating(model), autocast(device, precision):
+        for batch in split.batches(size, device=device):
+            logits = model(batch.images).float().cpu()
+            broken = (~logits.isfinite()).any(-1).nonzero().flatten()
+            if len(broken):
+                index = int(batch.indices[broken[0]])
+                image = split.files[index] if split.files else f"image {index}"
+                raise NonFiniteError(
+                    f"expected finite logits, found NaN or infinity from {model.alias} on {image} of {split.name}"
+                )
+            parts.append(logits)
+            advance(len(logits))
+    return torch.cat(parts)  # outside inference mode: a normal tensor, usable with autograd
+
+
+def fitting_batch_size(model: Model) -> int:
+    """Images at a time that fit easily: by the pixels of the model's input; at least 1, at most 512."""
+    height, width = model.input_size
+    budget = _PIXELS_AT_ONCE["cpu" if model.device.type == "cpu" else "other"]
+    return max(1, min(512, budget // (height * width)))
+
+
+def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
+    """The fraction of correct predictions, with Wilson's interval.
+
+    Where several images share a group (scenes of one source digit), its bootstrap over groups instead; when all or
+    none are correct that has no width, and Wilson's over the number of groups is given.
+    """
+    n, right = len(correct), int(correct.sum())
+    if groups is None or len(groups.unique()) == n:
+        return wilson(right, n)
+    if right in (0, n):
+        clusters = len(groups.unique())
+        bound = wilson(clusters if right else 0, clusters)
+        return Estimate(right / n, bound.low, bound.high, n)
+    if len(groups.unique()) == 1:
+        return Estimate(right / n, 0.0, 1.0, n)  # one group, partly right: anything is possible for another
+    return bootstrap_mean(correct.cpu().numpy(), groups=groups.cpu().numpy(), seed=seed)
+
+
+def per_class(evaluation: Evaluation, *, count: int, seed: int = 0) -> tuple[ClassScore, ...]:
+    """The accuracy of each of the first count classes (those of the data), on the images that have it as label."""
+    scores = []
+    for index, name in enumerate(evaluation.classes[:count]):
+        members = evaluation.labels == index
+        n = int(members.sum())
+        groups = None if evaluation.groups is None else evaluation.groups[members]
+        found = accuracy(evaluation.correct[members], groups=groups, seed=seed) if n else None
+        scores.append(ClassScore(name, n, found))
+    return tuple(scores)
+
+
+def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor, "truth prediction"]:
+    """How many images of each class (rows) are taken for each class (columns)."""
+    return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
+
+
+def top_k(logits: Logits, labels: Labels, *, k: int) -> Bool[Tensor, " batch"]:
+    """Whether the label is among the k likeliest classes."""
+    return (logits.topk(min(k, logits.shape[-1]), dim=-1).indices == labels[:, None]).any(-1)
+
+
+def calibration(probabilities: Logits, labels: Labels, *, bins: int = BINS) -> CalibrationBins:
+    """Confidence (the prediction's probability) against accuracy, and the expected calibration error (Guo 2017)."""
+    confidence, predictions = probabilities.double().max(-1)
+    member = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
+    count = torch.bincount(member, minlength=bins)
+    share = count.clamp(min=1)
+    mean_confidence = torch.bincount(member, weights=confidence, minlength=bins) / share
+    mean_accuracy = torch.bincount(member, weights=(predictions == labels).double(), minlength=bins) / share
+    error = (count * (mean_confidence - mean_accuracy).abs()).sum() / count.sum()
+    return CalibrationBins(mean_confidence, mean_accuracy, count, float(error))

@@ -1,0 +1,61 @@
+"""Attention with gradients: every layer's call, and how a class's logit changes with its weights.
+
+Where the model uses the fused kernel, autograd sees the heads' outputs alone: the gradient of the weights is
+∂logit/∂output · valueᵀ, computed when it is asked for, so no N x N matrix is kept for the backward pass.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vitlens.errors import InputError, LensError
+from vitlens.lens.call import AttentionCall
+from vitlens.lens.observe import observe
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Labels, Logits
+
+
+def with_gradients(
+    model: Model, images: Images, targets: Labels | None = None
+) -> tuple[Logits, tuple[AttentionCall, ...]]:
+    """Logits and every attention call, each with the gradient of its image's target logit.
+
+    targets: class indices (batch,); None: the predicted classes. Neither the model nor the images keep a gradient.
+    Raises InputError for a target that is no class, LensError where a layer has no part in the logit.
+    """
+    calls: list[AttentionCall] = []
+    logits = observe(model, images, calls.append, graph=True)
+    chosen = check_targets(targets, logits)
+    with torch.enable_grad():
+        total = logits.gather(1, chosen[:, None]).sum()
+    gradients = torch.autograd.grad(total, [_traced(call) for call in calls], allow_unused=True)
+    silent = [call.site.module for call, gradient in zip(calls, gradients) if gradient is None]
+    if silent:
+        raise LensError(f"expected a gradient in every attention layer, found none in {silent[0]!r}")
+    return logits.detach(), tuple(_kept(call, gradient) for call, gradient in zip(calls, gradients))
+
+
+def check_targets(targets: Labels | None, logits: Logits) -> Labels:
+    """The classes asked for, or those predicted. Raises InputError unless there is one a image, and each exists."""
+    if targets is None:
+        return logits.argmax(-1)
+    classes = logits.shape[-1]
+    if len(targets) != len(logits):
+        raise InputError(f"expected one target an image ({len(logits)}), found {len(targets)}")
+    wrong = [int(target) for target in targets if not 0 <= target < classes]
+    if wrong:
+        raise InputError(f"expected target classes from 0 to {classes - 1}, found {wrong[0]}")
+    return targets.to(logits.device)
+
+
+def _traced(call: AttentionCall) -> Tensor:
+    traced = call.made if call.scored is None else call.output
+    assert traced is not None
+    return traced
+
+
+def _kept(call: AttentionCall, gradient: Tensor) -> AttentionCall:
+    """The call out of autograd's graph, with its gradient."""
+    call = call.detach()
+    return replace(call, gradient=gradient, output=None)

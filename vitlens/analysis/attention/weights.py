@@ -1,0 +1,169 @@
+"""Attention weights of a model, and the maps that can be read from them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.analysis.heads.geometry import Geometry, square_grid
+from vitlens.errors import UnsupportedError
+from vitlens.layout import TokenLayout
+from vitlens.lens.call import AttentionCall
+from vitlens.lens.layers import probe_images
+from vitlens.lens.observe import capture, observe, survey
+from vitlens.lens.site import NO_PLACE, Site
+from vitlens.lens.windows import received
+from vitlens.models.model import Model
+from vitlens.models.support import require
+from vitlens.pixels import takes_images
+from vitlens.shapes import Images
+
+RowChoice = Literal["all", "cls"]
+
+
+@takes_images
+def attention(model: Model, images: Images, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
+    """The weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
+
+    rows: "all", or "cls" for the CLS row alone (query axis of length 1), which costs N and not N² a head. Of a windowed
+    model, batch is images x windows. Raises UnsupportedError where there is no attention or no CLS.
+
+    >>> import torch, vitlens
+    >>> weights = vitlens.attention(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
+    >>> len(weights), weights[0].shape  # six layers of four heads; 64 patches and CLS
+    (6, torch.Size([2, 4, 65, 65]))
+    """
+    images = images.to(model.device)
+    require(model, "attention")
+    if rows == "all":
+        return capture(model, images).layers
+    places = model.layout.positions("cls")
+    if not places:
+        raise UnsupportedError(f"expected a CLS token in {model.alias}, found none; try rows='all'")
+    return capture(model, images, rows=places).layers
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """What one layer's heads look at, for the readout's query: maps (batch, heads, rows, columns), not scaled.
+
+    prefix: mass (batch, heads) that lies on CLS and other prefix tokens and is not in the map; reading: whose row it
+    is, in words.
+    """
+
+    site: Site
+    maps: Float[Tensor, "batch heads rows columns"]
+    prefix: Float[Tensor, "batch heads"]
+    reading: str
+
+
+def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
+    """For every layer, where its heads look: the CLS row, the mean over patch rows where there is no CLS, the pooling
+    query's row, or, in windows, how much each patch is looked at. Layers of pooled keys or channels are left out, and
+    windows whose place in the image is not known. Raises UnsupportedError where no layer is left."""
+    require(model, "maps")
+    layers: list[LayerMaps] = []
+
+    def keep(call: AttentionCall) -> None:
+        read = layer_map(call, model)
+        if read is not None:
+            layers.append(read)
+
+    observe(model, images, keep)
+    return tuple(layers)
+
+
+def require_attention(model: Model) -> None:
+    """Raise UnsupportedError for a model without attention, LensError for one whose attention is not all seen."""
+    survey(model, probe_images(model, 1))
+
+
+def require_maps(model: Model) -> None:
+    """Raise UnsupportedError unless a layer's attention can be drawn as a map of the image."""
+    sites = survey(model, probe_images(model, 1))
+    if not any(has_map(site, model) for site in sites):
+        kinds = Counter(site.kind for site in sites)
+        found = ", ".join(f"{count} of kind {kind} ({NO_PLACE[kind]})" for kind, count in kinds.items())
+        raise UnsupportedError(
+            f"expected layers whose attention has a known place in the image, found in {model.alias} {found}"
+        )
+
+
+def has_map(site: Site, model: Model) -> bool:
+    """Whether what a layer's heads look at is a map of the image."""
+    layout = model.anatomy.layout
+    if site.windows is not None:
+        return True
+    if site.kind != "patch":
+        return site.kind == "class" and layout is not None
+    whole = layout is not None and site.keys == layout.tokens
+    return whole or square_grid(site.keys, model.input_size) is not None
+
+
+def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
+    """What one layer's heads look at, or None for a layer whose queries or keys are no patches."""
+    site, layout, readout = call.site, model.anatomy.layout, model.anatomy.readout
+    if not has_map(site, model):
+        return None
+    if site.windows is not None:
+        maps = received(call.weights(), site.windows)
+        return LayerMaps(site, maps, maps.new_zeros(maps.shape[:2]), "mean over the patches of a window")
+    if site.kind == "class" and layout is not None:
+        return _of_row(site, call.weights()[:, :, 0], layout.grid, "the pooling query")
+    if layout is None or site.keys != layout.tokens:
+        grid = square_grid(site.keys, model.input_size)
+        assert grid is not None  # or it would have no map
+        return _of_row(site, call.weights().mean(2), grid, "mean over all patches")
+    if readout in ("cls", "cls+distillation"):
+        return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
+    rows = range(len(layout.prefix), layout.tokens)
+    return _of_row(site, call.rows(rows).mean(2), layout.grid, "mean over all patches")
+
+
+def _of_row(site: Site, row: Float[Tensor, "batch heads key"], grid: tuple[int, int], reading: str) -> LayerMaps:
+    patches = grid[0] * grid[1]
+    return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches].sum(-1), reading)
+
+
+def position_similarity(model: Model) -> Float[Tensor, "patches patches"] | None:
+    """Cosine similarity of the learned position embeddings of all pairs of patches, or None where there are none."""
+    positions = _positions(model)
+    if positions is None:
+        return None
+    unit = torch.nn.functional.normalize(positions, dim=-1)
+    return unit @ unit.T
+
+
+def distance_correlation(similarity: Float[Tensor, "patches patches"], layout: TokenLayout) -> float | None:
+    """Pearson's correlation, over all pairs of patches, of their positions' similarity with the distance in pixels.
+
+    Negative where near positions are more alike than far ones; 0 without such structure. None where either is the same
+    for all pairs.
+    """
+    distances = Geometry(layout.grid, (float(layout.patch_size[0]), float(layout.patch_size[1]))).distances()[0]
+    above = torch.ones_like(distances, dtype=torch.bool).triu(1)
+    pairs = torch.stack((similarity.detach().double().cpu()[above], distances[above]))
+    if pairs.shape[1] < 2 or bool((pairs.std(1) < 1e-9).any()):
+        return None
+    return float(torch.corrcoef(pairs)[0, 1])
+
+
+def _positions(model: Model) -> Float[Tensor, "patches dim"] | None:
+    found = getattr(model.module, "pos_embed", None)
+    if found is None:
+        found = getattr(getattr(model.module, "encoder", None), "pos_embedding", None)
+    if not isinstance(found, Tensor) or model.anatomy.layout is None:
+        return None
+    tokens = found.detach().flatten(0, -2)
+    patches = model.layout.patches
+    # learned on this grid, with all, some or none of the prefix before the patches
+    return tokens[-patches:] if patches <= len(tokens) <= model.layout.tokens else None
+
+
+def head_mean(layers: Sequence[LayerMaps]) -> tuple[Float[Tensor, "batch rows columns"], ...]:
+    """Each layer's map, mean over its heads."""
+    return tuple(layer.maps.mean(1) for layer in layers)

@@ -1,0 +1,142 @@
+"""Floating-point operations of one image's forward pass, by part: counted in any model, and by formula for our ViT.
+
+One multiplication with its addition counts as two operations. Matrix products and convolutions are counted; norms,
+softmax, activations, biases, residual sums and the resizing of positions are not: they grow with the tokens, not with
+tokens times width.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitlens.analysis.cost.parts import EMBEDDING, HEAD, MLP, PRODUCTS, PROJECTIONS, Parts, in_order
+from vitlens.devices import evaluating
+from vitlens.errors import InputError
+from vitlens.models.model import Model
+from vitlens.models.vit_config import ViTConfig
+
+CONVENTION: Final = (
+    "One multiplication with its addition counts as 2 FLOPs; matrix products and convolutions are counted, norms, "
+    "softmax, activations, biases and residual sums are not."
+)
+_ATEN: Final = torch.ops.aten
+_FUSED: Final = tuple(  # the kernels that F.scaled_dot_product_attention takes, those that this torch has
+    getattr(_ATEN, f"_scaled_dot_product_{kernel}")
+    for kernel in (
+        "flash_attention",
+        "flash_attention_for_cpu",
+        "efficient_attention",
+        "cudnn_attention",
+        "fused_attention_overrideable",
+        "attention_math_for_mps",
+    )
+    if hasattr(_ATEN, f"_scaled_dot_product_{kernel}")
+)
+_BETWEEN_TOKENS: Final = (*_FUSED, _ATEN.bmm, _ATEN.baddbmm)  # in attention, a product without weights
+
+
+def flops_by_part(model: Model) -> dict[str, int]:
+    """FLOPs of each part for one image of the model's own size, counted in a forward pass.
+
+    Projections are the products of attention with weights, products those without: of tokens with tokens.
+    """
+    height, width = model.input_size
+    images = torch.rand(1, 3, height, width, device=model.device)
+    parts, found = Parts(model), Counter[str]()
+    counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        _whole_multihead(),
+        counter,
+        _shared_out(model.module, counter) as own,
+    ):
+        model(images)
+    for (name, operation), count in own.items():
+        part = parts.of_module(name)
+        found[PRODUCTS if part == PROJECTIONS and operation in _BETWEEN_TOKENS else part] += count
+    return {part: found[part] for part in in_order(found) if found[part]}
+
+
+def vit_flops(config: ViTConfig) -> dict[str, int]:
+    """FLOPs of each part of our ViT for one image of the config's size, by formula.
+
+    With N tokens of width d, P patches of p pixels and an MLP of h hidden units, each block takes 8 N d² for the four
+    projections, 4 N² d for the two products, 4 N d h for the MLP.
+    """
+    tokens, patches, dim = config.layout.tokens, config.layout.patches, config.dim
+    heads = 2 if config.distillation else 1
+    found = {
+        EMBEDDING: 2 * patches * 3 * prod(config.patch_size) * dim,
+        PROJECTIONS: config.depth * 8 * tokens * dim**2 * config.attention,
+        PRODUCTS: config.depth * 4 * tokens**2 * dim * config.attention,
+        MLP: config.depth * 4 * tokens * dim * config.hidden * config.mlp,
+        HEAD: heads * 2 * dim * config.classes,
+    }
+    return {part: count for part, count in found.items() if count}
+
+
+def crossover(flops: Mapping[str, int], tokens: int) -> float:
+    """The number of tokens at which the products of attention take as much as all that grows with the tokens alone.
+
+    flops: by part, counted at this many tokens in a model with one sequence of tokens. Raises InputError without
+    attention.
+    """
+    if not flops.get(PRODUCTS):
+        raise InputError("expected FLOPs of a model with attention products, found none")
+    return tokens * (flops.get(PROJECTIONS, 0) + flops.get(MLP, 0)) / flops[PRODUCTS]
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Of shapes (..., query, head_dim), (..., key, head_dim), (..., key, value_dim): both products."""
+    *leading, queries, head_dim = query
+    return int(2 * prod(leading) * queries * key[-2] * (head_dim + value[-1]))
+
+
+@contextmanager
+def _shared_out(model: nn.Module, counter: FlopCounterMode) -> Iterator[Counter[tuple[str, Any]]]:
+    """What each module computes itself, its children's aside, by (name, operation), filled as it runs.
+
+    Differences of the counter's total at entry and exit of each call; so nothing is counted twice or lost, in
+    whatever order modules call each other.
+    """
+    own: Counter[tuple[str, Any]] = Counter()
+    stack: list[tuple[str, Counter[Any], Counter[Any]]] = []  # name, total at entry, what its children took
+
+    def total() -> Counter[Any]:
+        return Counter(counter.flop_counts["Global"])
+
+    def leave() -> None:
+        name, before, inside = stack.pop()
+        taken = total() - before
+        for operation, count in (taken - inside).items():
+            own[name, operation] += count
+        if stack:
+            stack[-1][2].update(taken)
+
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append((name, total(), Counter()))))
+        handles.append(module.register_forward_hook(lambda *_: leave()))
+    try:
+        yield own
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _whole_multihead() -> Iterator[None]:
+    """nn.MultiheadAttention without its one opaque inference kernel, which no counter sees into."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

@@ -1,0 +1,142 @@
+"""How long a forward pass takes: quartiles of wall time, after warming up; of several models in turns."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+import torch
+
+from vitlens.analysis.cost.memory import device_peak
+from vitlens.devices import autocast, evaluating
+from vitlens.errors import InputError
+from vitlens.models.model import Model
+from vitlens.shapes import Images
+
+ROUNDS: Final = 3  # turns in which several models are timed, one after the other
+LONGEST: Final = 1.0  # seconds of one pass, beyond which no larger batch is tried
+_ROUND: Final = 0.25  # seconds that one model is timed in a round, about
+_FEWEST, _MOST = 2, 10  # passes in a round
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds for one forward pass of a batch of `images`: lower quartile, median, upper quartile of `repeats`."""
+
+    low: float
+    median: float
+    high: float
+    repeats: int
+    images: int
+
+    @property
+    def images_per_second(self) -> float:
+        """At the median."""
+        return self.images / self.median
+
+
+@dataclass(frozen=True)
+class TimedBatch:
+    """One model on one batch size: quartiles, all passes in seconds, the peak of CUDA's tensors in bytes or None."""
+
+    latency: Latency
+    seconds: tuple[float, ...]
+    device_bytes: int | None
+
+
+def latency(
+    model: Model,
+    images: Images,
+    repeats: int = 20,
+    *,
+    warm_up: int = 3,
+    clock: Callable[[], float] = perf_counter,
+) -> Latency:
+    """How long a model takes for these images, normalisation included; nothing is kept of its answers.
+
+    repeats: timed passes; warm_up: passes before them that are not timed; clock: seconds. What else the machine does
+    is in the numbers: time two models one after the other, more than once. Raises InputError for fewer than 1 repeat.
+    """
+    return quartiles(passes(model, images, repeats, warm_up=warm_up, clock=clock), len(images))
+
+
+def quartiles(seconds: Sequence[float], images: int) -> Latency:
+    """The quartiles of some passes over a batch of so many images."""
+    low, median, high = (float(value) for value in np.quantile(seconds, (0.25, 0.5, 0.75)))
+    return Latency(low, median, high, len(seconds), images)
+
+
+def passes(
+    model: Model, images: Images, repeats: int, *, warm_up: int = 1, clock: Callable[[], float] = perf_counter
+) -> list[float]:
+    """Seconds of each of `repeats` forward passes. Raises InputError for fewer than 1."""
+    if repeats < 1 or warm_up < 0:
+        raise InputError(f"expected at least 1 repeat, found {repeats} (and {warm_up} to warm up); try repeats=20")
+    seconds = []
+    with evaluating(model), torch.inference_mode():
+        for turn in range(warm_up + repeats):
+            _wait(images.device)
+            begin = clock()
+            model(images)
+            _wait(images.device)
+            if turn >= warm_up:
+                seconds.append(clock() - begin)
+    return seconds
+
+
+def latencies(
+    models: Sequence[Model],
+    batch_sizes: Sequence[int],
+    *,
+    precision: str = "fp32",
+    longest: float | None = None,
+    clock: Callable[[], float] = perf_counter,
+    advance: Callable[[int], object] = lambda _: None,
+) -> list[list[TimedBatch]]:
+    """Every model on every batch size of random pixels, in turns, so that what else the machine does is shared out.
+
+    longest: seconds of one pass; a model that took more is given no larger batch, nor one for which a CUDA device
+    has no room (None: every batch is measured, whatever it takes); advance: told after each batch size of a model.
+    """
+    found: list[list[TimedBatch]] = [[] for _ in models]
+    going = set(range(len(models)))
+    for size in batch_sizes:
+        seconds: dict[int, list[float]] = {}
+        peaks: dict[int, int | None] = {}
+        for turn in range(ROUNDS):
+            for index in sorted(going):
+                try:
+                    timed, peak = _round(models[index], size, precision, clock)
+                except torch.cuda.OutOfMemoryError:
+                    if longest is None:
+                        raise
+                    going.discard(index)
+                    seconds.pop(index, None)
+                    continue
+                seconds.setdefault(index, []).extend(timed)
+                peaks[index] = peak if turn == 0 else max(peak or 0, peaks[index] or 0) or None
+        for index, timed in seconds.items():
+            found[index].append(TimedBatch(quartiles(timed, size), tuple(timed), peaks[index]))
+            advance(1)
+            if longest is not None and found[index][-1].latency.median > longest:
+                going.discard(index)
+    return found
+
+
+def _round(model: Model, size: int, precision: str, clock: Callable[[], float]) -> tuple[list[float], int | None]:
+    """Passes of one model for about a quarter of a second, and the peak of the device's memory."""
+    height, width = model.input_size
+    with device_peak(model.device) as peak, autocast(model.device, precision):
+        images = torch.rand(size, 3, height, width, device=model.device)
+        (first,) = passes(model, images, 1, clock=clock)
+        repeats = max(_FEWEST, min(_MOST, int(_ROUND / max(first, 1e-6))))
+        return passes(model, images, repeats, warm_up=0, clock=clock), peak()
+
+
+def _wait(device: torch.device) -> None:
+    """A GPU answers before it is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

@@ -1,0 +1,103 @@
+"""What a model costs: parameters and FLOPs by part, memory of its activations, latency by batch size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vitlens.analysis.cost.flops import flops_by_part, vit_flops
+from vitlens.analysis.cost.latency import Latency, latencies
+from vitlens.analysis.cost.memory import inference_peak, saved_for_training
+from vitlens.analysis.cost.parts import parameters_by_part
+from vitlens.devices import evaluating
+from vitlens.errors import LensError
+from vitlens.models.model import Model
+from vitlens.models.vit import VisionTransformer
+
+_TRAINED = 2  # images of the step whose memory is measured: batch norm needs more than one
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a model costs at its own image size.
+
+    parameters, flops (of one image, 2 for each multiplication with its addition): by part, see
+    `vitlens.analysis.cost.parts.PARTS`; by_formula: whether the FLOPs were also found by formula, and equal; tokens:
+    those of its sequence, prefix included, or the positions that its first block works on; training_bytes: what
+    autograd keeps for a training step, per image; inference_bytes: the most that tensors take at once, for one image;
+    latencies: by batch size.
+    """
+
+    parameters: Mapping[str, int]
+    flops: Mapping[str, int]
+    by_formula: bool
+    tokens: int
+    training_bytes: int
+    inference_bytes: int
+    latencies: tuple[Latency, ...] = ()
+
+
+def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str = "fp32") -> Profile:
+    """What a model costs, measured with random pixels on its device: the weights play no part in it.
+
+    Raises LensError where counter and formula do not agree on our own ViT.
+
+    >>> import vitlens
+    >>> cost = vitlens.profile(vitlens.load("vit-digits"), batch_sizes=[1])
+    >>> sum(cost.parameters.values())
+    1205898
+    >>> cost.flops["attention products"]  # 6 blocks of 4 N² d, with N = 65 tokens of width d = 128
+    12979200
+    """
+    height, width = model.input_size
+    images = torch.rand(_TRAINED, 3, height, width, device=model.device)
+    flops = flops_by_part(model)
+    (timed,) = latencies([model], batch_sizes, precision=precision)
+    return Profile(
+        parameters=parameters_by_part(model),
+        flops=flops,
+        by_formula=agrees_with_formula(model, flops),
+        tokens=tokens_of(model),
+        training_bytes=saved_for_training(model, images, precision=precision) // _TRAINED,
+        inference_bytes=inference_peak(model, images[:1].clone(), precision=precision),
+        latencies=tuple(one.latency for one in timed),
+    )
+
+
+def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
+    """True where there is a formula and the count equals it, False where there is none (any model but our own ViT).
+
+    Raises LensError where they differ.
+    """
+    module = model.module
+    if not isinstance(module, VisionTransformer) or model.architecture["pruned"]:
+        return False
+    if module.config.image_size != model.input_size:  # positions of another size: so are the formula's tokens
+        return False
+    expected = vit_flops(module.config)
+    if expected != dict(flops):
+        raise LensError(f"expected {expected} FLOPs of {model.alias} by formula, counted {dict(flops)}")
+    return True
+
+
+def tokens_of(model: Model) -> int:
+    """How many tokens a model's sequence has, prefix included; without one, the positions its first block works on."""
+    if model.anatomy.layout is not None:
+        return model.anatomy.layout.tokens
+    height, width = model.input_size
+    if not model.anatomy.blocks:
+        return height * width
+    seen: list[torch.Size] = []
+    block = model.module.get_submodule(model.anatomy.blocks[0])
+    handle = block.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].shape[1:]))
+    try:
+        with evaluating(model), torch.no_grad():
+            model(torch.rand(1, 3, height, width, device=model.device))
+    finally:
+        handle.remove()
+    shape = seen[0]
+    if len(shape) != 3:
+        return shape[0]
+    # windows keep channels last; maps of a CNN have them first
+    last = model.anatomy.family == "windowed" or shape[0] == shape[1] != shape[2]
+    return shape[0] * shape[1] if last else shape[1] * shape[2]

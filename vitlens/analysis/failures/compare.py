@@ -1,0 +1,68 @@
+"""Two models on the same labelled images: their answers side by side."""
+
+from collections.abc import Callable
+
+from vitlens.analysis.answers.classes import require_shared
+from vitlens.analysis.answers.evaluate import Evaluation, answers, require_labels
+from vitlens.analysis.failures.errors import Comparison, compare_answers
+from vitlens.data.split import Split, takes_splits
+from vitlens.errors import InputError
+from vitlens.models.model import Model
+from vitlens.models.support import NEEDS, require
+
+
+@takes_splits
+def compare(
+    first: Model,
+    second: Model,
+    split: Split,
+    *,
+    second_split: Split | None = None,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    advance: Callable[[int], object] = lambda _: None,
+) -> Comparison:
+    """Who is right where: the answers of two models to the same labelled images, each image in one cell of errors.
+
+    second_split: the same images in the same order as the second model takes them (None: as the first does). Classes
+    are matched by name. Raises DataError without labels, InputError when a model does not know the data's classes.
+
+    >>> import vitlens
+    >>> from vitlens.data.digits import digits
+    >>> vit, cnn = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
+    >>> found = vitlens.compare(vit, cnn, digits("test").limit(20))
+    >>> sum(found.counts.values())
+    20
+    """
+    one, two = evaluations(
+        (first, second),
+        (split, second_split or split),
+        batch_size=batch_size,
+        precision=precision,
+        advance=advance,
+    )
+    return compare_answers(one, two)
+
+
+def evaluations(
+    models: tuple[Model, Model],
+    splits: tuple[Split, Split],
+    *,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    advance: Callable[[int], object] = lambda _: None,
+) -> tuple[Evaluation, Evaluation]:
+    """What both models answer, in the data's classes; errors as `compare`."""
+    for model in models:
+        require(model, *NEEDS["compare"])
+    if len(splits[0]) != len(splits[1]) or splits[0].classes != splits[1].classes:
+        raise InputError(f"expected the same images for both models, found {len(splits[0])} and {len(splits[1])}")
+    for model in models:
+        model.require_classifier()
+    readings = require_shared(models[0].classes, models[1].classes, splits[0].classes)
+    found = []
+    for model, split, read in zip(models, splits, readings):
+        labels = require_labels(split).cpu().long()
+        logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)
+        found.append(Evaluation(model.alias, read.classes, read.read(logits), labels, split.groups))
+    return found[0], found[1]

@@ -1,0 +1,58 @@
+"""Agreement: do two methods mark the same places?"""
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy import stats
+from torch import Tensor
+
+from vitlens.analysis.faithfulness.resampled import AnyMaps, on_grid
+from vitlens.errors import InputError
+
+TOP = 0.1  # share of the places that counts as the top
+PerImage = Float[Tensor, " batch"]
+
+
+def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
+    """The rank correlation of two maps of each image, -1 to 1; NaN where one of them is constant.
+
+    Maps of two resolutions are compared at the coarser one of each axis. Ties have their mean rank.
+    """
+    one, other = _together(first, second)
+    ranks = [stats.rankdata(maps.flatten(1).double().cpu().numpy(), axis=1) for maps in (one, other)]
+    centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
+    norms = [np.sqrt((rank**2).sum(1)) for rank in centred]
+    product = norms[0] * norms[1]
+    found = np.divide((centred[0] * centred[1]).sum(1), product, out=np.full(len(product), np.nan), where=product > 0)
+    return torch.from_numpy(found).float()
+
+
+def top_overlap(first: AnyMaps, second: AnyMaps, *, share: float = TOP) -> PerImage:
+    """The share of the top places of one map that are among the top of the other; chance gives `share`.
+
+    Where several places are equal at the edge of the top, the first of them in reading order are taken.
+    """
+    if not 0 < share <= 1:
+        raise InputError(f"expected a share above 0 and at most 1, found {share}")
+    one, other = (maps.flatten(1) for maps in _together(first, second))
+    count = max(1, round(share * one.shape[1]))
+    marked = [_top(maps, count) for maps in (one, other)]
+    return (marked[0] & marked[1]).sum(1).float() / count
+
+
+def map_iou(first: AnyMaps, second: AnyMaps) -> PerImage:
+    """Intersection over union of what lies above each map's own mean; NaN where nothing does in either."""
+    one, other = (maps.flatten(1) > maps.flatten(1).mean(1, keepdim=True) for maps in _together(first, second))
+    return (one & other).sum(1).float() / (one | other).sum(1).float()
+
+
+def _top(maps: Float[Tensor, "batch places"], count: int) -> Tensor:
+    order = maps.argsort(dim=1, descending=True, stable=True)[:, :count]
+    return torch.zeros_like(maps, dtype=torch.bool).scatter_(1, order, torch.ones_like(order, dtype=torch.bool))
+
+
+def _together(first: AnyMaps, second: AnyMaps) -> tuple[AnyMaps, AnyMaps]:
+    if len(first) != len(second):
+        raise InputError(f"expected maps of the same images, found {len(first)} and {len(second)}")
+    grid = min(first.shape[1], second.shape[1]), min(first.shape[2], second.shape[2])
+    return on_grid(first.float(), grid), on_grid(second.float(), grid)

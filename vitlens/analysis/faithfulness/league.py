@@ -1,0 +1,181 @@
+"""The league of explanation methods: every check on every method, on the same images and targets."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.analysis.faithfulness.baselines import centre_maps, random_maps
+from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, along_map
+from vitlens.analysis.faithfulness.deletion import STEPS, Faithfulness, faithfulness
+from vitlens.analysis.faithfulness.effort import forward_equivalents
+from vitlens.analysis.faithfulness.localisation import pointing_hits
+from vitlens.analysis.faithfulness.map_faults import MapFaults, map_faults
+from vitlens.analysis.faithfulness.masking import Cells
+from vitlens.analysis.faithfulness.overlap import (
+    average_precision,
+    has_edge,
+    mask_iou,
+    mass_inside,
+    pixel_accuracy,
+    roc_auc,
+)
+from vitlens.analysis.faithfulness.randomisation import Explain, Randomisation, randomisation
+from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.road import road
+from vitlens.devices import evaluating
+from vitlens.models.model import Model
+from vitlens.names import Substrate
+from vitlens.shapes import Images, Labels, Maps, Masks
+
+RANDOM, CENTRE = "random", "centre"  # the baselines' names
+BASELINES: Final = (RANDOM, CENTRE)
+RANDOMISED = 32  # images of the randomisation check, which explains each of them once a stage
+WEIGHED = 4  # images on which the cost in forwards is counted
+
+SCORES: Final[Mapping[str, Callable[[Maps, Masks], Float[Tensor, " batch"]]]] = {
+    "roc_auc": roc_auc,
+    "average_precision": average_precision,
+    "iou": mask_iou,
+    "pixel_accuracy": pixel_accuracy,
+    "mass": mass_inside,
+    "pointing": lambda maps, masks: pointing_hits(maps, masks).float(),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """substrate: what stands where a patch is removed; steps: of the removal curves; road: whether ROAD is run too;
+    counterfactuals: whether sets that turn the prediction are looked for; seed: of ties, baselines, randomised weights.
+    """
+
+    substrate: Substrate = "blur"
+    steps: int | None = STEPS
+    road: bool = True
+    counterfactuals: bool = True
+    seed: int = 0
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What one method reached, image by image.
+
+    maps (batch, rows, columns), raw, with zeros where they were not finite (faults says which); scores: by name,
+    (images with a mask,); seconds: an image; forwards: passes of the model that it is worth, None for a baseline.
+    """
+
+    name: str
+    maps: Maps
+    faults: MapFaults
+    fidelity: Faithfulness
+    road: Faithfulness | None
+    counterfactuals: Counterfactuals | None
+    scores: Mapping[str, Float[Tensor, " masked"]]
+    randomisation: Randomisation | None
+    seconds: float
+    forwards: float | None
+
+
+def league(
+    model: Model,
+    images: Images,
+    targets: Labels,
+    methods: Mapping[str, Explain],
+    *,
+    masks: Masks | None = None,
+    made: Mapping[str, tuple[Maps, float]] | None = None,
+    settings: Settings | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+) -> tuple[Marks, ...]:
+    """Every method in every check, and after them the baselines random and centre.
+
+    images, targets: on the model's device, all at once; masks: of the images, None where none are known; those
+    without an object or without anything beside it are left out of the scores. made: the maps of methods that have been
+    made already, with the seconds that one image took. A map that is not finite counts as constant: it says nothing,
+    and is flagged. advance: told one for each check done, of `checks_in` them.
+    """
+    settings = settings or Settings()
+    grid = removal_grid(model)
+    known = {
+        name: (made or {}).get(name) or _explained(model, images, targets, explain) for name, explain in methods.items()
+    }
+    known |= {name: (maps, 0.0) for name, maps in _baselines(len(images), grid, settings.seed)}
+    advance(len(known))
+    faults = {name: map_faults(maps) for name, (maps, _) in known.items()}
+    sound = {name: _without_broken(maps, faults[name]).to(images.device) for name, (maps, _) in known.items()}
+    common = {"grid": grid, "seed": settings.seed, "batch_size": settings.batch_size}
+    kinds = {"substrate": settings.substrate, **common}
+    every = list(sound.values())
+    fidelity = faithfulness(model, images, targets, every, steps=settings.steps, **kinds)  # type: ignore[arg-type]
+    advance(len(every))
+    imputed = road(model, images, targets, every, **common) if settings.road else [None] * len(every)  # type: ignore[arg-type]
+    advance(len(every))
+    found = []
+    for place, name in enumerate(sound):
+        turned = along_map(model, images, sound[name], **kinds) if settings.counterfactuals else None  # type: ignore[arg-type]
+        advance(1)
+        explain, few = methods.get(name), (images[:WEIGHED], targets[:WEIGHED])
+        found.append(
+            Marks(
+                name,
+                sound[name].cpu(),
+                faults[name],
+                fidelity[place],
+                imputed[place],
+                turned,
+                _scores(sound[name], masks),
+                None if explain is None else _randomised(model, images, targets, explain, settings.seed),
+                known[name][1],
+                None if explain is None else forward_equivalents(model, *few, explain),
+            )
+        )
+        advance(1)
+    return tuple(found)
+
+
+def checks_in(methods: int) -> int:
+    """How often `league` calls advance, for so many methods."""
+    return 5 * (methods + len(BASELINES))
+
+
+def _explained(model: Model, images: Images, targets: Labels, explain: Explain) -> tuple[Maps, float]:
+    """A method's maps of all images, and the seconds that one took."""
+    if images.device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    with evaluating(model):
+        maps = explain(model, images, targets)
+    if images.device.type == "cuda":
+        torch.cuda.synchronize()
+    return maps, (time.perf_counter() - start) / len(images)
+
+
+def _baselines(count: int, grid: Cells, seed: int) -> Iterator[tuple[str, Maps]]:
+    yield RANDOM, random_maps(count, grid, seed=seed)
+    yield CENTRE, centre_maps(count, grid)
+
+
+def _without_broken(maps: Maps, faults: MapFaults) -> Maps:
+    return torch.where(faults.not_finite[:, None, None], 0.0, maps.float())
+
+
+def _scores(maps: Maps, masks: Masks | None) -> dict[str, Float[Tensor, " masked"]]:
+    if masks is None:
+        return {}
+    usable = has_edge(masks)
+    if not bool(usable.any()):
+        return {}
+    kept = maps.cpu()[usable.cpu()], masks[usable].cpu()
+    return {name: score(*kept) for name, score in SCORES.items()}
+
+
+def _randomised(model: Model, images: Images, targets: Labels, explain: Explain, seed: int) -> Randomisation | None:
+    few = images[:RANDOMISED], targets[:RANDOMISED]
+    if not bool(explain(model, *few).isfinite().all()):
+        return None
+    return randomisation(model, *few, explain, seed=seed)

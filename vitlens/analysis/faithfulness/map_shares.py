@@ -1,0 +1,136 @@
+"""Where a map looks, how concentrated it is, and how much two maps of one image share.
+
+Maps of any resolution are brought to one grid of cells first: their positive part, bilinear to the image, then the sum
+over each cell as a share of the whole. What speaks against the target (negative values) is left out.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.faithfulness.agreement import spearman, top_overlap
+from vitlens.analysis.faithfulness.resampled import on_grid
+from vitlens.errors import InputError
+from vitlens.shapes import Maps, Masks
+
+PerImage = Float[Tensor, " batch"]
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Looking:
+    """How each of n maps looks; what is of an unusable map is 0.
+
+    usable: finite, with something positive, and not equal everywhere; row, column: of its centre of mass, shares of
+    the height and width; spread: root of the mean squared distance from there, a share of the image's shorter side;
+    half: the smallest share of the image's cells that holds half of the map (0.5 where it is even); central: share of
+    the map on the middle quarter of the image (0.25 where it is even); inside: share on the object, None without masks.
+    """
+
+    usable: Bool[Tensor, " batch"]
+    row: PerImage
+    column: PerImage
+    spread: PerImage
+    half: PerImage
+    central: PerImage
+    inside: PerImage | None = None
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How alike two maps of each image are, on one grid; 0 where either is unusable.
+
+    usable: both are; spearman: rank correlation of the raw maps, -1 to 1; top: share of the top tenth of one that is in
+    the top tenth of the other, 0 to 1; shared: mass of their positive parts that lies in the same cells, 0 to 1.
+    """
+
+    usable: Bool[Tensor, " batch"]
+    spearman: PerImage
+    top: PerImage
+    shared: PerImage
+
+
+def as_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size) -> Maps:
+    """Maps of any resolution on a grid of cells: positive part, shares that sum to 1; all 0 where nothing is positive.
+
+    size: px (height, width) to which maps are enlarged; grid: (rows, columns) that divide it. A value that is not
+    finite counts as 0 here; `usable` tells of it.
+    """
+    if size[0] % grid[0] or size[1] % grid[1]:
+        raise InputError(f"expected a grid that divides images of {size[0]}x{size[1]} px, found {grid[0]}x{grid[1]}")
+    positive = maps.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0).clamp_min(0)[:, None]
+    large = F.interpolate(positive, size=size, mode="bilinear", align_corners=False)
+    cells = F.adaptive_avg_pool2d(large, grid)[:, 0]
+    whole = cells.sum((1, 2), keepdim=True)
+    return torch.where(whole > 0, cells / whole.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+
+
+def usable(maps: Float[Tensor, "batch _ _"]) -> Bool[Tensor, " batch"]:
+    """Which maps say something: finite everywhere, somewhere positive, and not equal everywhere."""
+    flat = maps.detach().cpu().double().flatten(1)
+    finite = flat.isfinite().all(1)
+    flat = flat.nan_to_num(0.0, 0.0, 0.0)
+    greatest, least = flat.amax(1), flat.amin(1)
+    return finite & (greatest > 0) & (greatest - least > 1e-6 * flat.abs().amax(1))
+
+
+def look(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size, masks: Masks | None = None) -> Looking:
+    """Where n maps look, how concentrated, and how much of each lies on its object where masks are known."""
+    cells = as_shares(maps, size=size, grid=grid)
+    works = usable(maps)
+    row, column, spread = _place(cells, size)
+    inside = None
+    if masks is not None:
+        pixels = (masks.shape[-2], masks.shape[-1])  # a mask is known to the pixel
+        inside = (as_shares(maps, size=pixels, grid=pixels) * masks.cpu()).sum((1, 2)) * works
+    return Looking(
+        works, row * works, column * works, spread * works, _half(cells) * works, _central(cells) * works, inside
+    )
+
+
+def overlap(first: Float[Tensor, "batch _ _"], second: Float[Tensor, "_ _ _"], *, size: Size, grid: Size) -> Overlap:
+    """How alike two models' maps of the same n images are; each may have its own resolution."""
+    if len(first) != len(second):
+        raise InputError(f"expected maps of the same images, found {len(first)} and {len(second)}")
+    both = usable(first) & usable(second)
+    one, two = (as_shares(maps, size=size, grid=grid).flatten(1) for maps in (first, second))
+    coarser = min(first.shape[1], second.shape[1]), min(first.shape[2], second.shape[2])
+    raw = [on_grid(maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0), coarser) for maps in (first, second)]
+    ranked = torch.where(both, spearman(*raw).double().nan_to_num(0.0), 0.0)
+    return Overlap(both, ranked, top_overlap(*raw).double() * both, torch.minimum(one, two).sum(1) * both)
+
+
+def _place(cells: Maps, size: Size) -> tuple[PerImage, PerImage, PerImage]:
+    """Centre of mass (row, column) as shares of the sides, and the spread around it, a share of the shorter side."""
+    rows, columns = ((torch.arange(count, dtype=cells.dtype) + 0.5) / count for count in cells.shape[-2:])
+    row = (cells.sum(2) * rows).sum(1)
+    column = (cells.sum(1) * columns).sum(1)
+    down = (cells.sum(2) * (rows - row[:, None]).square()).sum(1) * size[0] ** 2
+    across = (cells.sum(1) * (columns - column[:, None]).square()).sum(1) * size[1] ** 2
+    return row, column, (down + across).sqrt() / min(size)
+
+
+def _half(cells: Maps) -> PerImage:
+    """The share of the cells, greatest first, that holds half of the map; the last of them counts in part."""
+    ordered = cells.flatten(1).sort(1, descending=True).values
+    reached = ordered.cumsum(1)
+    last = (reached < 0.5 - 1e-12).sum(1).clamp_max(ordered.shape[1] - 1)
+    before = torch.where(last > 0, reached.gather(1, (last - 1).clamp_min(0)[:, None])[:, 0], 0.0)
+    step = ordered.gather(1, last[:, None])[:, 0]
+    part = torch.where(step > 0, (0.5 - before) / step.clamp_min(1e-300), 0.0)
+    return (last + part) / ordered.shape[1]
+
+
+def _central(cells: Maps) -> PerImage:
+    """The mass on the middle half of the height and of the width; a cell that it cuts counts in part."""
+    rows, columns = (_inside_middle(count) for count in cells.shape[-2:])
+    return torch.einsum("brc,r,c->b", cells, rows, columns)
+
+
+def _inside_middle(count: int) -> Float[Tensor, " count"]:
+    """How much of each of count equal parts of [0, 1] lies between 0.25 and 0.75."""
+    edges = torch.linspace(0, 1, count + 1, dtype=torch.float64).clamp(0.25, 0.75)
+    return edges.diff() * count

@@ -1,0 +1,194 @@
+"""Images with some of their patches removed: many variants of many images in one batch, each asked once.
+
+Where a model makes one token of each patch, clean and removed patches are embedded once and the variants are put
+together from tokens; the last block is computed for the token that the classifier reads. Elsewhere (CNNs, windows) the
+variants are put together from pixels. Both give the same logits.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.lens.from_tokens import Entry, entry_of
+from vitlens.lens.onednn import quick_linear, quick_mlps
+from vitlens.models.model import Model
+from vitlens.names import SUBSTRATES, Substrate
+from vitlens.shapes import Images, Logits
+
+Cells = tuple[int, int]  # rows and columns of patches
+
+BLUR = 1 / 8  # standard deviation of the blur as a share of the image's shorter side
+_WORKING_SET = {"cpu": 12 << 20}  # bytes of the widest tensor of one forward, which a processor's cache holds
+_LARGE_WORKING_SET = 512 << 20
+
+
+def substrate_images(images: Images, substrate: Substrate) -> Images:
+    """What is seen where a patch is removed: the image blurred, its mean colour, or black.
+
+    The blur is Gaussian, its standard deviation an eighth of the shorter side, the image mirrored at its edges.
+    """
+    if substrate == "blur":
+        return blurred(images, BLUR * min(images.shape[-2:]))
+    if substrate == "mean":
+        return images.mean((2, 3), keepdim=True).expand_as(images)
+    if substrate == "black":
+        return torch.zeros_like(images)
+    raise UnknownNameError("substrate of pixels", substrate, ("blur", "mean", "black"))
+
+
+def blurred(images: Images, sigma: float) -> Images:
+    """Images under a Gaussian of that standard deviation in px, cut at three of them, mirrored at the edges."""
+    for axis in (2, 3):
+        side = images.shape[axis]
+        radius = min(int(3 * sigma + 0.5), side - 1)
+        places = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
+        kernel = torch.exp(-(places**2) / (2 * sigma**2))
+        kernel = (kernel / kernel.sum()).view(1, 1, -1, 1) if axis == 2 else (kernel / kernel.sum()).view(1, 1, 1, -1)
+        room = (0, 0, radius, radius) if axis == 2 else (radius, radius, 0, 0)
+        padded = F.pad(images, room, mode="reflect")
+        images = F.conv2d(padded, kernel.expand(3, 1, *kernel.shape[2:]), groups=3)
+    return images
+
+
+def require_substrate(model: Model, substrate: str) -> None:
+    """Raise UnknownNameError for a substrate that is none, UnsupportedError for one that this model cannot have."""
+    if substrate not in SUBSTRATES:
+        raise UnknownNameError("substrate", substrate, SUBSTRATES)
+    if substrate == "absent" and (entry_of(model) is None or not _can_be_absent(entry_of(model))):
+        raise UnsupportedError(
+            f"expected a model whose patches can be left out of the sequence, found {model.alias}; try the "
+            "substrate blur"
+        )
+
+
+@torch.no_grad()
+def answers_without(
+    model: Model,
+    images: Images,
+    which: Int[Tensor, " variants"],
+    removed: Bool[Tensor, "variants patches"],
+    *,
+    grid: Cells,
+    substrate: Substrate = "blur",
+    batch_size: int | None = None,
+    by_tokens: bool = True,
+) -> Float[Tensor, "variants classes"]:
+    """The logits (variants, classes) of images[which], each without its removed patches (row by row of the grid).
+
+    A variant that is asked for twice is computed once. substrate: what stands in the place of a removed patch; absent:
+    nothing, its token is left out (at least one stays, so a variant without any patch is refused). batch_size: variants
+    in one forward (None: chosen to fit). by_tokens: put variants together from tokens where the model allows it. Raises
+    InputError, UnknownNameError or UnsupportedError.
+    """
+    require_substrate(model, substrate)
+    if removed.shape != (len(which), grid[0] * grid[1]):
+        raise InputError(f"expected removed of shape ({len(which)}, {grid[0] * grid[1]}), found {tuple(removed.shape)}")
+    if substrate == "absent" and bool(removed.all(1).any()):
+        raise InputError("expected at least one patch in each variant, found one without any; try the substrate blur")
+    images = resized(model, images)
+    place, back = once(which, removed)
+    which, removed = which[place].to(images.device), removed[place].to(images.device)
+    entry = entry_of(model) if by_tokens and _is_layout(model, grid) else None
+    with evaluating(model), quick_linear(images.device), quick_mlps(model, images.device):
+        parts = (
+            _by_pixels(model, images, which, removed, grid, substrate, batch_size)
+            if entry is None
+            else _by_tokens(entry, model, images, which, removed, substrate, batch_size)
+        )
+        found = torch.cat(list(parts))
+    order = torch.empty_like(place)
+    if substrate == "absent":  # variants of one length stand together
+        order[removed.sum(1).argsort(stable=True).cpu()] = torch.arange(len(place))
+        found = found[order.to(found.device)]
+    return found[back.to(found.device)]
+
+
+def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
+    """Images at the model's own size, as it would make them: so that patches of pixels are patches of tokens."""
+    if tuple(images.shape[-2:]) == tuple(model.input_size):
+        return images
+    return F.interpolate(images, size=model.input_size, mode="bilinear", antialias=True, align_corners=False)
+
+
+def pixel_masks(removed: Bool[Tensor, "variants patches"], grid: Cells, size: Cells) -> Bool[Tensor, "variants 1 h w"]:
+    """Which pixels (height, width) belong to removed patches."""
+    cells = removed.view(-1, 1, *grid).float()
+    return F.interpolate(cells, size=size, mode="nearest-exact") > 0.5
+
+
+def once(
+    which: Int[Tensor, " variants"], removed: Bool[Tensor, "variants patches"]
+) -> tuple[Int[Tensor, " different"], Int[Tensor, " variants"]]:
+    """Where each different variant stands first (different,), and for every variant which of these it is."""
+    bits = np.packbits(removed.cpu().numpy(), axis=1)
+    names = which.cpu().numpy().astype(np.int64).view(np.uint8).reshape(len(which), -1)
+    rows = np.ascontiguousarray(np.concatenate([names, bits], 1))
+    keys = rows.view(np.dtype((np.void, rows.shape[1]))).ravel()
+    _, place, back = np.unique(keys, return_index=True, return_inverse=True)
+    return torch.from_numpy(place), torch.from_numpy(back.ravel())
+
+
+def _is_layout(model: Model, grid: Cells) -> bool:
+    layout = model.anatomy.layout
+    return layout is not None and layout.grid == grid
+
+
+def _can_be_absent(entry: Entry | None) -> bool:
+    return entry is not None and entry.only_tokens
+
+
+def _by_pixels(
+    model: Model,
+    images: Images,
+    which: Tensor,
+    removed: Tensor,
+    grid: Cells,
+    substrate: Substrate,
+    batch_size: int | None,
+) -> Iterator[Logits]:
+    other = substrate_images(images, substrate)
+    for some in torch.arange(len(which), device=images.device).split(batch_size or fitting_batch_size(model)):
+        gone = pixel_masks(removed[some], grid, model.input_size)
+        yield model(torch.where(gone, other[which[some]], images[which[some]])).float()
+
+
+def _by_tokens(
+    entry: Entry,
+    model: Model,
+    images: Images,
+    which: Tensor,
+    removed: Tensor,
+    substrate: Substrate,
+    batch_size: int | None,
+) -> Iterator[Logits]:
+    prefix = len(model.layout.prefix)
+    size = batch_size or max(1, _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET) // entry.largest)
+    clean = entry.tokens(images)
+    if substrate == "absent":
+        yield from _absent(entry, clean, which, removed, prefix, size)
+        return
+    other = entry.tokens(substrate_images(images, substrate))
+    for some in torch.arange(len(which), device=images.device).split(size):
+        gone = F.pad(removed[some], (prefix, 0)).unsqueeze(-1)
+        yield entry.logits(torch.where(gone, other[which[some]], clean[which[some]]))
+
+
+def _absent(
+    entry: Entry, clean: Float[Tensor, "batch tokens dim"], which: Tensor, removed: Tensor, prefix: int, size: int
+) -> Iterator[Logits]:
+    """Variants of one length at a time, from those that lack least to those that lack most."""
+    stays = F.pad(~removed, (prefix, 0), value=True)
+    lengths = stays.sum(1)
+    for length in lengths.unique().flip(0):
+        members = (lengths == length).nonzero().squeeze(1)
+        # shorter sequences are as many more at once
+        for some in members.split(max(1, size * stays.shape[1] // int(length))):
+            tokens = clean[which[some]][stays[some]].view(len(some), int(length), -1)
+            yield entry.logits(tokens)

@@ -1,0 +1,106 @@
+"""Features on a plane: t-SNE and PCA, seeded, and how far their neighbourhoods can be trusted."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.analysis.features.trustworthiness import trustworthiness
+from vitlens.errors import DataError, InputError, UnknownNameError
+from vitlens.names import PROJECTIONS, Projection
+
+PERPLEXITY: Final = 30.0
+NEIGHBOURS: Final = 10  # among which trustworthiness looks
+_REDUCED: Final = 50  # dimensions that t-SNE is given (van der Maaten and Hinton 2008, section 4.2)
+
+Points = Float[Tensor, "images 2"]
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Points on a plane.
+
+    points: (n, 2), float64; trustworthiness: fraction in [0, 1], how far the neighbours on the plane are neighbours in
+    the features (Venna and Kaski 2001), about 0.5 for points thrown at random; neighbours: among how many it looked;
+    perplexity: t-SNE's; explained: the two components' shares of the variance, PCA's.
+    """
+
+    method: Projection
+    points: Points
+    trustworthiness: float
+    neighbours: int
+    perplexity: float | None = None
+    explained: Float[Tensor, " 2"] | None = None
+
+
+def embed(
+    values: Float[Tensor, "images dim"], *, method: Projection = "tsne", perplexity: float = PERPLEXITY, seed: int = 0
+) -> Embedding:
+    """Features (of images, or of patches) as points on a plane.
+
+    Vectors are first scaled to length 1, so that t-SNE's distances order them as the cosine does; t-SNE starts from
+    the PCA, whose first 50 components it is given. What t-SNE shows is who lies beside whom: sizes of and distances
+    between groups mean nothing. Raises InputError for a perplexity that is not below a third of the images, DataError
+    for fewer than 4 images or features that are all the same.
+    """
+    if method not in PROJECTIONS:
+        raise UnknownNameError("projection", method, PROJECTIONS)
+    if len(values) < 4:
+        raise DataError(f"expected at least 4 images to lay out on a plane, found {len(values)}; give more")
+    if method == "tsne":
+        require_perplexity(perplexity, len(values))
+    lengths = values.double().norm(dim=1, keepdim=True)
+    units = values.double() / lengths.where(lengths > 0, 1)
+    scores, explained = principal(units, count=min(_REDUCED, *values.shape))
+    if method == "pca":
+        points = torch.nn.functional.pad(scores, (0, 2))[:, :2]  # one column alone where the features have no second
+        shares = torch.nn.functional.pad(explained, (0, 2))[:2]
+        return Embedding("pca", points, *_trust(units, points), explained=shares)
+    points = _tsne(scores, perplexity, seed)
+    return Embedding("tsne", points, *_trust(units, points), perplexity=perplexity)
+
+
+def require_perplexity(perplexity: float, images: int) -> None:
+    """Raise InputError unless t-SNE's perplexity, the neighbours an image has in effect, suits so many images."""
+    most = (images - 1) / 3  # van der Maaten's own limit: it looks at three times as many
+    if not 1 <= perplexity <= most:
+        room = f"from 1 to {most:.4g}" if most >= 1 else "with more images"
+        raise InputError(
+            f"expected a perplexity {room} for {images} images, found {perplexity:g}; give another, or more images"
+        )
+
+
+def principal(
+    values: Float[Tensor, "rows dim"], *, count: int
+) -> tuple[Float[Tensor, "rows count"], Float[Tensor, " count"]]:
+    """Principal components: scores (rows, count) of the centred rows and their shares of the variance, float64.
+
+    Signs are fixed: of each component the loading greatest in size is positive. Raises DataError for rows that are all
+    the same, which have none.
+    """
+    centred = values.double() - values.double().mean(0)
+    covariance = centred.T @ centred
+    total = float(covariance.trace())
+    if total <= 1e-20 * float(values.double().square().sum()) or not total:
+        raise DataError("expected features that differ, found all the same; choose another layer")
+    found, directions = torch.linalg.eigh(covariance)  # ascending
+    directions = directions.flip(1)[:, :count]
+    strongest = directions.abs().argmax(0, keepdim=True)
+    directions = directions * directions.gather(0, strongest).sign()
+    return centred @ directions, found.flip(0)[:count].clamp_min(0) / total
+
+
+def _tsne(scores: Tensor, perplexity: float, seed: int) -> Points:
+    from sklearn.manifold import TSNE
+
+    start = scores[:, :2] if scores.shape[1] > 1 else torch.nn.functional.pad(scores, (0, 1))
+    start = 1e-4 * start / scores[:, 0].std()  # scikit-learn's own scale of a start by PCA
+    model = TSNE(2, perplexity=perplexity, init=start.numpy(), learning_rate="auto", random_state=seed)
+    return torch.from_numpy(model.fit_transform(scores.numpy())).double()
+
+
+def _trust(units: Tensor, points: Points) -> tuple[float, int]:
+    neighbours = min(NEIGHBOURS, (len(points) - 1) // 2)  # it is defined for fewer than half of them
+    return trustworthiness(units, points, neighbours=neighbours), neighbours

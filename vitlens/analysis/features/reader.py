@@ -1,0 +1,127 @@
+"""Reads the features of one batch at the layers chosen: tokens pooled as they are made, nothing kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
+from vitlens.lens.stages import FinalNorm, Stage, StageKind, final_norm, stages, watching_stages
+from vitlens.models.model import Model
+from vitlens.names import FEATURE_POOLS, FeaturePool
+from vitlens.shapes import Images, Tokens
+
+Vectors = Float[Tensor, "images dim"]
+
+
+@dataclass(frozen=True)
+class FeatureLayer:
+    """Where features were read.
+
+    index: from 0; title: from 1, as a figure names it ("block 6"); kind: "block" or "stage"; module: whose output;
+    dim: of the features; norm: the model's final norm where they stand behind it, None where they do not.
+    """
+
+    index: int
+    title: str
+    kind: StageKind
+    module: str
+    dim: int
+    norm: str | None
+
+
+class Read(NamedTuple):
+    """One batch: vectors (batch, dim) by layer, and logits (batch, classes); fp32, on the CPU."""
+
+    vectors: list[Tensor]
+    logits: Tensor
+
+
+class Reader:
+    """Reads the chosen layers of a model in one pass a batch, and keeps nothing.
+
+    layer, pool, norm: as in `features`; layers: what it reads. Raises what `features` raises.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        layer: int | Sequence[int] | None = None,
+        pool: FeaturePool | None = None,
+        norm: bool = True,
+    ) -> None:
+        self.model = model
+        self.stages = chosen_stages(model, layer)
+        self.pool = resolve_pool(model, pool)
+        self._norm = final_norm(model) if norm else None
+        self.layers = tuple(self._layer(stage) for stage in self.stages)
+
+    def read(self, images: Images) -> Read:
+        """The features of a batch. Raises NonFiniteError naming the layer."""
+        found: dict[int, Tensor] = {}
+
+        def take(stage: Stage, tokens: Tokens) -> None:
+            found[stage.index] = self._pooled(stage, tokens).float().cpu()
+
+        with torch.no_grad(), evaluating(self.model), watching_stages(self.model, self.stages, take):
+            logits = self.model(images).float().cpu()
+        for stage in self.stages:
+            if not found[stage.index].isfinite().all():
+                raise NonFiniteError(
+                    f"expected finite features, found NaN or infinity in {stage.title} of {self.model.alias}"
+                )
+        return Read([found[stage.index] for stage in self.stages], logits)
+
+    def _layer(self, stage: Stage) -> FeatureLayer:
+        norm = fitting_norm(self._norm, stage)
+        dim = stage.width * (2 if self.pool == "cls+mean" else 1)
+        return FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, norm.module if norm else None)
+
+    def _pooled(self, stage: Stage, tokens: Tokens) -> Float[Tensor, "batch _"]:
+        norm = fitting_norm(self._norm, stage)
+        apply = self.model.module.get_submodule(norm.module) if norm else torch.nn.Identity()
+        parts = []
+        if "cls" in self.pool:
+            parts.append(apply(tokens[:, stage.prefix.index("cls")]))
+        if "mean" in self.pool:
+            patches = tokens[:, len(stage.prefix) :]
+            # as the model does it: the mean of normalised tokens, or the normalised mean (timm's fc_norm)
+            parts.append(apply(patches).mean(1) if norm and norm.on_tokens else apply(patches.mean(1)))
+        return torch.cat(parts, 1)
+
+
+def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
+    """What a vector is of; None: what the classifier reads. Raises UnsupportedError for a CLS that is not there."""
+    has_cls = "cls" in stages(model)[0].prefix
+    if pool is None:
+        return "cls" if has_cls and model.anatomy.readout in ("cls", "cls+distillation") else "mean"
+    if pool not in FEATURE_POOLS:
+        raise UnknownNameError("pooling of features", pool, FEATURE_POOLS)
+    if "cls" in pool and not has_cls:
+        raise UnsupportedError(
+            f"expected a CLS token for the pooling {pool!r}, found none in {model.alias} "
+            f"({model.anatomy.family}); try the pooling 'mean'"
+        )
+    return pool
+
+
+def chosen_stages(model: Model, layer: int | Sequence[int] | None) -> tuple[Stage, ...]:
+    """The layers asked for, by index from 0 (-1: the last); None: all. Raises InputError where there is none such."""
+    known = stages(model)
+    if layer is None:
+        return known
+    wanted = [layer] if isinstance(layer, int) else layer
+    for index in wanted:
+        if not -len(known) <= index < len(known):
+            raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
+    return tuple(known[index] for index in sorted({index % len(known) for index in wanted}))
+
+
+def fitting_norm(norm: FinalNorm | None, stage: Stage) -> FinalNorm | None:
+    """The norm, where it is as wide as the layer."""
+    return norm if norm is not None and norm.width == stage.width else None

@@ -1,0 +1,103 @@
+"""How alike layers are, of one model or of two: CKA, and the rank correlation of the distances between images."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from vitlens.analysis.features.cka import FEWEST, CKAStream, Matrix
+from vitlens.analysis.features.features import Features
+from vitlens.errors import InputError
+
+_AT_ONCE = 1024  # images taken in at a time
+GROUPS = 10  # of images, each left out in turn for the interval
+MOST = 1000  # images whose distances are ranked: half a million pairs
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """values (layers of the first, layers of the second), float64; NaN where a layer's features do not vary.
+
+    low, high: the 95 % interval over images, or None where none is defined; n: images.
+    """
+
+    values: Matrix
+    n: int
+    low: Matrix | None = None
+    high: Matrix | None = None
+
+
+def similarity(
+    first: Features, second: Features | None = None, *, biased: bool = False, groups: int = GROUPS, seed: int = 0
+) -> Similarity:
+    """Linear CKA of every pair of layers of two models on the same images, or of one model with itself.
+
+    Unbiased HSIC unless biased is asked for; see vitlens.analysis.features.cka. 1 for the same features up to rotation,
+    scale and shift, about 0 (or a little less) for unrelated ones. The interval is a jackknife: seeded groups of images
+    are left out in turn (none with fewer than 4 images a group). Raises InputError for fewer than 4 images, or other ones.
+
+    >>> import torch, vitlens
+    >>> images = torch.rand(8, 3, 32, 32)
+    >>> vit, cnn = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
+    >>> found = vitlens.similarity(vitlens.features(vit, images), vitlens.features(cnn, images))
+    >>> found.values.shape  # layers of the first, layers of the second
+    torch.Size([6, 3])
+    """
+    _require_same(first, second)
+    whole = CKAStream()
+    _take(whole, first, second, torch.arange(len(first)))
+    values = whole.cka(biased=biased)
+    groups = min(groups, len(first) // FEWEST)
+    if groups < 2:
+        return Similarity(values, len(first))
+    left = []
+    for members in torch.randperm(len(first), generator=torch.Generator().manual_seed(seed)).chunk(groups):
+        part = CKAStream(whole.centres)
+        _take(part, first, second, members)
+        left.append(whole.without(part).cka(biased=biased))
+    others = torch.stack(left)
+    error = ((len(left) - 1) / len(left) * (others - others.mean(0)).square().sum(0)).sqrt()
+    half = float(stats.t.ppf(0.975, len(left) - 1)) * error
+    return Similarity(values, len(first), values - half, (values + half).clamp_max(1.0))
+
+
+def distance_correlation(
+    first: Features, second: Features | None = None, *, limit: int = MOST, seed: int = 0
+) -> Similarity:
+    """Spearman's rank correlation of the distances between images, of every pair of layers (Kriegeskorte 2008).
+
+    Distance is 1 - cosine. Of more than limit images a seeded sample is taken. Raises InputError for fewer than 4
+    images, or other images.
+    """
+    _require_same(first, second)
+    chosen = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))[:limit].sort().values
+    one = [_ranks(values[chosen]) for values in first.values]
+    two = one if second is None else [_ranks(values[chosen]) for values in second.values]
+    return Similarity(torch.stack(one) @ torch.stack(two).T, len(chosen))
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """The ranks of the distances of all pairs, centred and of length 1; NaN where all are equal."""
+    lengths = values.double().norm(dim=1, keepdim=True)
+    units = values.double() / lengths.where(lengths > 0, 1)
+    rows, columns = torch.triu_indices(len(values), len(values), 1)
+    cosines = (units @ units.T)[rows, columns].round(decimals=12)  # equal ones share a rank
+    ranks = torch.from_numpy(np.asarray(stats.rankdata(-cosines.numpy())))
+    centred = ranks - ranks.mean()
+    ranked: Tensor = centred / centred.norm()
+    return ranked
+
+
+def _take(stream: CKAStream, first: Features, second: Features | None, images: Tensor) -> None:
+    for some in images.split(_AT_ONCE):
+        one = [values[some] for values in first.values]
+        stream.add(one, None if second is None else [values[some] for values in second.values])
+
+
+def _require_same(first: Features, second: Features | None) -> None:
+    if second is not None and len(first) != len(second):
+        raise InputError(f"expected the same images of both models, found {len(first)} and {len(second)}")
+    if len(first) < FEWEST:
+        raise InputError(f"expected at least {FEWEST} images to compare layers on, found {len(first)}; give more")

@@ -1,0 +1,112 @@
+"""Classes by their names alone: a language-image model as a classifier, and how much the wording of prompts matters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.errors import InputError
+from vitlens.models.language_image import text_tower, with_prompts
+from vitlens.models.model import Model
+from vitlens.models.prompting import PHOTO, PLACE, ByTemplate, classified, joined
+from vitlens.shapes import Labels
+from vitlens.uncertainty import Estimate, bootstrap_difference, holm, mcnemar
+
+ENSEMBLE: Final = "ensemble of all"
+
+
+@dataclass(frozen=True)
+class TemplateScore:
+    """How right a model is with one template (or the ensemble of all), on n images.
+
+    accuracy: with its interval; gain: minus the ensemble's, in points, paired over images (None for the ensemble);
+    p, p_holm: McNemar's exact test against the ensemble, and corrected for the number of templates; correct: (n,).
+    """
+
+    template: str
+    accuracy: Estimate
+    gain: Estimate | None
+    p: float | None
+    p_holm: float | None
+    correct: Bool[Tensor, " batch"]
+
+
+def zero_shot(
+    model: Model,
+    classes: Sequence[str],
+    *,
+    templates: Sequence[str] = PHOTO,
+    names: Sequence[str] | None = None,
+) -> Model:
+    """A language-image model as a classifier of these classes, without any training: a model for everything here.
+
+    templates: prompts with {} in place of a class, all of which make the class (the mean of their embeddings); names:
+    what the prompts call the classes (default: the classes, ImageNet's in words that tell them apart). Raises
+    UnsupportedError for a model without a text tower, InputError for a template without {}.
+
+    clip = vitlens.load("open-clip:ViT-B-32/openai")
+    maps = vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
+    """
+    return classified(model, classes, templates=templates, names=names)
+
+
+def prompted(model: Model, prompts: Sequence[str]) -> Model:
+    """A language-image model whose logits are the similarity of an image to each of these texts, taken as they are."""
+    tower = text_tower(model)
+    return with_prompts(model, tuple(prompts), tower.embed(list(prompts), device=model.device))
+
+
+def template_scores(
+    embeddings: Float[Tensor, "batch dim"],
+    labels: Labels,
+    each: ByTemplate,
+    templates: Sequence[str],
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
+) -> tuple[TemplateScore, ...]:
+    """The accuracy of the ensemble of all templates, which comes first, and of each, on the same images.
+
+    embeddings: of the images, of any length; groups: (batch,) what images share, for the intervals.
+    """
+    if len(templates) != len(each):
+        raise InputError(f"expected {len(each)} templates, found {len(templates)}")
+    unit = F.normalize(embeddings.to(each), dim=-1)
+
+    def right(classes: Tensor) -> Tensor:
+        return (unit @ classes.T).argmax(-1).cpu() == labels.cpu()
+
+    whole = right(joined(each))
+    corrects = [right(classes) for classes in each]
+    tests = [mcnemar(int((one & ~whole).sum()), int((whole & ~one).sum())) for one in corrects]
+    found = [TemplateScore(ENSEMBLE, accuracy(whole, groups=groups, seed=seed), None, None, None, whole)]
+    members = None if groups is None else groups.cpu().numpy()
+    for template, one, p, p_holm in zip(templates, corrects, tests, holm(tests)):
+        gain = bootstrap_difference(
+            100.0 * one.numpy(), 100.0 * whole.numpy(), groups=members, seed=seed, unit="points"
+        )
+        found.append(TemplateScore(template, accuracy(one, groups=groups, seed=seed), gain, p, p_holm, one))
+    return tuple(found)
+
+
+def chosen_templates(asked: Sequence[str], sets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Templates from words, each the name of a set or a template with {}; every template once.
+
+    Raises InputError for a word that is neither.
+    """
+    found: dict[str, None] = {}
+    for word in asked:
+        if word in sets:
+            found |= dict.fromkeys(sets[word])
+        elif PLACE in word:
+            found[word] = None
+        else:
+            raise InputError(
+                f"expected a template with {PLACE} in place of the class, a file of such lines, or one of "
+                f"{', '.join(sets)}, found {word!r}; e.g. --clip-templates {PHOTO[0]!r}"
+            )
+    return tuple(found)

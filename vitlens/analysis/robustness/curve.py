@@ -1,0 +1,135 @@
+"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, pairs, classes.
+
+One number an image says it all: an image is robust at epsilon when the model had it right and nothing that was tried up
+to epsilon turned it wrong. So an image broken at one epsilon is broken at every larger one, and no curve rises.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vitlens.analysis.answers.evaluate import ClassScore, accuracy
+from vitlens.errors import InputError
+from vitlens.shapes import Labels
+from vitlens.uncertainty import Estimate, bootstrap_difference, holm, mcnemar, median_of
+
+ROUNDING = 1e-6  # pixel units: how far from a tried epsilon a stored one may lie
+
+PerImage = Float[Tensor, " batch"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attack did to one model on n images.
+
+    name: the attack with its norm ("pgd-linf"); epsilons: those tried, pixel units, rising, without 0; clean: which
+    images the model has right before; broken_at: the smallest epsilon that turned each wrong, 0 where it was wrong
+    before, infinite where all failed; groups: (n,) what images share, or None.
+    """
+
+    name: str
+    alias: str
+    epsilons: tuple[float, ...]
+    clean: Bool[Tensor, " batch"]
+    broken_at: PerImage
+    groups: Tensor | None = None
+
+    def robust(self, epsilon: float) -> Bool[Tensor, " batch"]:
+        """Which images are right, and stay so up to this epsilon; at 0, which are right."""
+        return self.clean & (self.broken_at > epsilon + ROUNDING)
+
+    def accuracies(self, *, seed: int = 0) -> list[Estimate]:
+        """Robust accuracy at each epsilon, with its interval over images (or over groups of them)."""
+        return [accuracy(self.robust(epsilon), groups=self.groups, seed=seed) for epsilon in self.epsilons]
+
+    def median_distance(self, *, unit: float = 1.0) -> Estimate | None:
+        """The median, over the images that the model has right, of the smallest epsilon that broke each; in units.
+
+        None where the model has nothing right, or at least half survive: then it lies beyond all that was tried. An
+        upper end beyond all that was tried is left out.
+        """
+        found = self.broken_at[self.clean].double().numpy()
+        if not len(found):
+            return None
+        beyond = 1 + 2 * max([*self.epsilons, *found[np.isfinite(found)].tolist()], default=1.0)
+        middle = median_of(np.where(np.isfinite(found), found, beyond), unit="")
+        if middle.value >= beyond / 2:  # also where it lies between a broken image and one that survived
+            return None
+        ends = [None if end is None or end >= beyond else end / unit for end in (middle.low, middle.high)]
+        return replace(middle, value=middle.value / unit, low=ends[0], high=ends[1])
+
+
+@dataclass(frozen=True)
+class PairedOutcome:
+    """Two models under one attack at one epsilon (0: before any).
+
+    only_first, only_second: images on which this model alone is robust; difference: robust accuracy of the first minus
+    the second's, points, paired; p: McNemar's exact test, p_holm: corrected for all tests of the call.
+    """
+
+    name: str
+    epsilon: float
+    first: str
+    second: str
+    only_first: int
+    only_second: int
+    difference: Estimate
+    p: float
+    p_holm: float
+
+
+def paired(outcomes: Iterable[tuple[Outcome, Outcome]], *, seed: int = 0) -> tuple[PairedOutcome, ...]:
+    """The models of each pair tested against each other at every epsilon, all p-values corrected together (Holm).
+
+    A pair is two models under the same attack on the same images. The clean images are tested once for two models.
+    Raises InputError for another pair.
+    """
+    found: list[PairedOutcome] = []
+    clean: set[tuple[str, str]] = set()
+    for first, second in outcomes:
+        if (first.name, first.epsilons) != (second.name, second.epsilons) or len(first.clean) != len(second.clean):
+            raise InputError(f"expected two models under one attack on the same images, found {first} and {second}")
+        both = first.alias, second.alias
+        for epsilon in (*(() if both in clean else (0.0,)), *first.epsilons):
+            found.append(_tested(first, second, epsilon, seed))
+        clean.add(both)
+    adjusted = holm([one.p for one in found])
+    return tuple(replace(one, p_holm=p) for one, p in zip(found, adjusted))
+
+
+def _tested(first: Outcome, second: Outcome, epsilon: float, seed: int) -> PairedOutcome:
+    one, two = first.robust(epsilon), second.robust(epsilon)
+    only_first, only_second = int((one & ~two).sum()), int((~one & two).sum())
+    difference = bootstrap_difference(
+        100.0 * one.numpy(), 100.0 * two.numpy(), seed=seed, unit="points",
+        groups=None if first.groups is None else first.groups.numpy(),
+    )  # fmt: skip
+    p = mcnemar(only_first, only_second)
+    name = "clean" if epsilon == 0 else first.name
+    return PairedOutcome(name, epsilon, first.alias, second.alias, only_first, only_second, difference, p, p)
+
+
+def robust_by_class(
+    outcome: Outcome, labels: Labels, classes: Sequence[str], *, epsilon: float, seed: int = 0
+) -> tuple[ClassScore, ...]:
+    """Robust accuracy at one epsilon (0: clean) of each class, on the images that have it as label."""
+    robust, scores = outcome.robust(epsilon), []
+    for index, name in enumerate(classes):
+        members = labels == index
+        n = int(members.sum())
+        groups = None if outcome.groups is None else outcome.groups[members]
+        scores.append(ClassScore(name, n, accuracy(robust[members], groups=groups, seed=seed) if n else None))
+    return tuple(scores)
+
+
+def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
+    """The smallest epsilon tried at which every model lost at least half of what it had right; else the largest."""
+    if not outcomes or not outcomes[0].epsilons:
+        raise InputError("expected an attack with at least one epsilon, found none")
+    for epsilon in outcomes[0].epsilons:
+        if all(2 * int(one.robust(epsilon).sum()) <= int(one.clean.sum()) for one in outcomes):
+            return epsilon
+    return outcomes[0].epsilons[-1]

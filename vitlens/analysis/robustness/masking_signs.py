@@ -1,0 +1,87 @@
+"""Signs in results that gradients hide: a weaker attack that breaks more; and the verdict of all checks."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.analysis.robustness.checks import SURE, Check, State
+from vitlens.analysis.robustness.curve import Outcome
+from vitlens.uncertainty import mcnemar
+
+PerImage = Float[Tensor, " batch"]
+
+
+def stronger_in_order(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
+    """An attack that should be the weaker one leaves at least as many images robust, at every epsilon, but for chance.
+
+    reason: why it should be ("one step against many"). Both must have tried the same epsilons; others are left out.
+    """
+    worst, where = 1.0, None
+    both = [epsilon for epsilon in weaker.epsilons if epsilon in stronger.epsilons]
+    for epsilon in both:
+        one, other = weaker.robust(epsilon), stronger.robust(epsilon)
+        more, fewer = int((~one & other).sum()), int((one & ~other).sum())
+        p = min(1.0, len(both) * mcnemar(more, fewer))  # Bonferroni: the worst of them is looked at
+        if more > fewer and p < worst:
+            worst, where = p, (epsilon, more, fewer)
+    found = "nowhere weaker"
+    if where is not None:
+        found = f"at {where[0]:.3g}, {where[1]} broken by {weaker.name} alone, {where[2]} by {stronger.name} alone"
+    return Check(
+        reason, f"{weaker.name}, {stronger.name}", f"{stronger.name} breaks at least what {weaker.name} does",
+        f"{found}{'' if where is None else f' (p = {worst:.2g})'}", worst > SURE,
+        conclusive=any(_broke(one, epsilon) for one in (weaker, stronger) for epsilon in both),
+    )  # fmt: skip
+
+
+def _broke(outcome: Outcome, epsilon: float) -> bool:
+    return bool((outcome.clean & ~outcome.robust(epsilon)).any())
+
+
+def never_rises(outcome: Outcome) -> Check:
+    """Robust accuracy falls or stays as epsilon grows."""
+    counts = [int(outcome.robust(epsilon).sum()) for epsilon in (0.0, *outcome.epsilons)]
+    rises = sum(after > before for before, after in pairwise(counts))
+    return Check(
+        "curve", outcome.name, "never rises", f"{' '.join(map(str, counts))} images right", rises == 0,
+        conclusive=len(set(counts)) > 1,
+    )  # fmt: skip
+
+
+def same_from_below(attack: str, above: PerImage, below: PerImage) -> Check:
+    """Whether what stands at one epsilon stands at all smaller ones, which a sweep from the largest takes for granted.
+
+    above, below: the smallest epsilon that breaks each image, found from the largest and from the smallest.
+    """
+    sooner = int((below < above).sum())
+    return Check(
+        "from below", attack, "tried from the smallest epsilon up, no image breaks at a smaller one",
+        f"{sooner} of {len(below)} do", sooner == 0, conclusive=bool((above.isfinite() | below.isfinite()).any()),
+    )  # fmt: skip
+
+
+def failures(checks: Iterable[Check]) -> list[Check]:
+    """The checks that are not as they should be."""
+    return [check for check in checks if not check.passed]
+
+
+def verdict(checks: Sequence[Check], *, of: str = "These attacks") -> str:
+    """What all checks come to, in a plain sentence about the attacks that they are of."""
+    if not checks:
+        return f"{of} could not be checked: there was no image to attack."
+    failed = failures(checks)
+    if not failed:
+        open_ones = sum(check.state is State.INCONCLUSIVE for check in checks)
+        if not open_ones:
+            return f"{of} look sound: all {len(checks)} self-checks are as expected."
+        return (
+            f"{of} show no fault: {len(checks) - open_ones} of {len(checks)} self-checks are as expected, {open_ones} "
+            "inconclusive, as nothing was fooled in them."
+        )
+    listed = "; ".join(f"{check.name} ({check.attack}): {check.found}" for check in failed)
+    return (
+        f"{of} look suspicious in {len(failed)} of {len(checks)} self-checks: {listed}. Robust accuracies may be too "
+        "high."
+    )

@@ -1,0 +1,153 @@
+"""Model: one type for every model, pixels in [0, 1] in and logits out."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitlens.errors import UnsupportedError
+from vitlens.layout import TokenLayout
+from vitlens.names import CommandName, Readout
+from vitlens.preprocessing import Preprocessing
+from vitlens.shapes import Images, Logits
+
+Family = Literal["vit", "windowed", "cnn", "other"]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a model comes from.
+
+    name: as the user gave it; weights: file name, "hub", "bundled", "random" or "training"; sha256: of the weights
+    file; versions: of the libraries that built it; notes: whatever was done to load it (wrappers taken off,
+    positions resized), in words.
+    """
+
+    name: str
+    weights: str
+    sha256: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What the model is made of, read from the model and never guessed.
+
+    family: "vit" (one sequence of tokens all the way), "windowed" (Swin), "cnn" or "other"; blocks: module names of
+    its blocks in forward order; layout: of the token sequence (None where there is none); readout: what the
+    classifier reads (None for a CNN).
+    """
+
+    family: Family
+    blocks: tuple[str, ...]
+    layout: TokenLayout | None = None
+    readout: Readout | None = None
+
+
+class Model(nn.Module):
+    """Any model behind one face: images (batch, 3, height, width) in [0, 1] -> logits (batch, classes).
+
+    Normalisation is the first step, so distances between images are distances in pixels. Images of another size are
+    resized to the model's (bilinear, antialiased, differentiable).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        alias: str,
+        anatomy: Anatomy,
+        preprocessing: Preprocessing,
+        classes: tuple[str, ...],
+        provenance: Provenance,
+        architecture: Mapping[str, object],
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.alias = alias
+        self.anatomy = anatomy
+        self.preprocessing = preprocessing
+        self.classes = classes
+        self.provenance = provenance
+        self.architecture = dict(architecture)  # what zoo.build needs to make the same model again
+        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
+        self.mean: Tensor
+        self.std: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.mean.device
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Pixels (height, width) that the model itself takes."""
+        return self.preprocessing.size
+
+    @property
+    def layout(self) -> TokenLayout:
+        """Where its tokens stand. Raises UnsupportedError for a model without one token sequence."""
+        if self.anatomy.layout is None:
+            raise UnsupportedError(
+                f"expected a vision transformer, found {self.alias!r} ({self.anatomy.family}), "
+                "which has no one sequence of tokens; see vitlens models"
+            )
+        return self.anatomy.layout
+
+    @property
+    def has_classifier(self) -> bool:
+        """Whether its outputs are logits of classes; those of a headless model (timm's num_classes=0) are features."""
+        return bool(self.classes)
+
+    def require_classifier(self) -> None:
+        """Raise UnsupportedError, with what works without a classifier and how to add one, where it has none."""
+        from vitlens.models.support import require_classifier
+
+        require_classifier(self)
+
+    def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
+        """Pixels in [0, 1] as the model wants them: its size, its normalisation."""
+        if images.shape[-2:] != self.input_size:
+            images = F.interpolate(images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False)
+        return (images - self.mean) / self.std
+
+    def forward(self, images: Images) -> Logits:
+        """Logits (batch, classes) for images (batch, 3, height, width) in [0, 1]; of a headless model, features."""
+        logits = self.module(self.prepare(images))
+        # a distilled model in training mode answers with a pair; whoever trains it asks the model itself
+        return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
+
+    def supports(self, command: CommandName) -> str | None:
+        """Why this model cannot do what a command does, and which commands it supports; None where it can.
+
+        Raises UnknownNameError for a command that takes no model.
+        """
+        from vitlens.models.support import unsupported  # which needs to know what a model is
+
+        return unsupported(self, command)
+
+    def parameter_count(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+
+@contextmanager
+def trainable(model: Model) -> Iterator[Model]:
+    """The model in training mode with gradients on its parameters; both come back as they were on exit."""
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    modes = {name: module.training for name, module in model.named_modules()}
+    model.train().requires_grad_(True)
+    try:
+        yield model
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(flags[name])
+        for name, module in model.named_modules():
+            module.training = modes[name]
