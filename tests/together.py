@@ -10,8 +10,8 @@ import torch
 from torch import distributed
 
 from tests.waiting import HANGS
+from vitlens.commands.scaffold import processes as of_runs
 from vitlens.processes import Processes
-from vitlens.runs import processes as of_runs
 
 Result = TypeVar("Result")
 

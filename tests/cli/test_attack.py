@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from vitlens.cli.main import run
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.options import ModelOptions, RunOptions
 
 
 def test_defaults(stand_in):

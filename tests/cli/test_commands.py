@@ -6,8 +6,8 @@ import pytest
 
 from vitlens.cli.main import EXAMPLES, run
 from vitlens.cli.words import one_option_an_image
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.names import COMMANDS, FUSIONS
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vitlens.cli.main import run
-from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 
 
 def test_defaults(stand_in):

@@ -3,8 +3,8 @@
 import pytest
 
 from vitlens.cli.main import run
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.runs.features_choices import FeatureChoices
-from vitlens.runs.options import ModelOptions, RunOptions
 
 
 def test_defaults(stand_in):

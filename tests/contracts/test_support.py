@@ -18,6 +18,7 @@ from vitlens import ablate, attack, compare, evaluate, explain, features, profil
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.attribution.registry import methods_for
 from vitlens.cli import main
+from vitlens.commands.scaffold import load as loading
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
 from vitlens.data.split import Split
@@ -26,7 +27,6 @@ from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
 from vitlens.models.resnet import build_resnet
 from vitlens.models.support import CHECKS, NEEDS, supported
-from vitlens.runs import load as loading
 from vitlens.runs import train_start
 
 

@@ -13,13 +13,13 @@ from vitlens.analysis.ablation import joint as analysis
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.ablation.importance import summarise
 from vitlens.cli.main import run as main
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models.zoo import load, save
 from vitlens.runs.ablate import ablate
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_rows import Ranking, fewest_images, missed, ranked_rows, ranking_of
-from vitlens.runs.options import ModelOptions, RunOptions
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True)
 PLAIN = AblateChoices(curves=False, pairs=0, patch=False)

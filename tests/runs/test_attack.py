@@ -11,16 +11,16 @@ import torch
 
 from tests.together import together
 from vitlens.analysis.robustness.curve import Outcome
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_run
 from vitlens.models.zoo import load, save
-from vitlens.report import metrics
 from vitlens.runs import attack_checks, attack_sweep
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attack_sample import spread
 from vitlens.runs.attack_sweep import Swept, Work
-from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.sections import metrics
 
 FEW = AttackChoices(
     attacks=("fgsm", "pgd", "cw"), epsilons=(0.0, 4.0, 32.0), epsilons_l2=(0.5, 2.0), steps=3, predicted=True,

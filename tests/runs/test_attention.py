@@ -11,11 +11,11 @@ import torch
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.cli.main import run as main
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.sheets import DRAWN, sheets
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.zoo import load, save
 from vitlens.runs.attention import attention
-from vitlens.runs.options import ModelOptions, RunOptions
-from vitlens.runs.sheets import DRAWN, sheets
 from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True)

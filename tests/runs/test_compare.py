@@ -6,13 +6,13 @@ import torch
 from PIL import Image
 
 from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.shapes import CLASSES
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.files import read_run
 from vitlens.models.zoo import load, save, untrained
-from vitlens.report import metrics
 from vitlens.runs.compare import compare
-from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.runs.sections import metrics
 
 IMAGES = 24
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}

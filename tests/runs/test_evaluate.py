@@ -5,15 +5,15 @@ import pytest
 import torch
 from PIL import Image
 
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError, OutputError
 from vitlens.files import read_run
 from vitlens.labels import imagenet_classes
 from vitlens.models.zoo import save, untrained
-from vitlens.report import metrics
 from vitlens.runs.evaluate import evaluate
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import report
+from vitlens.runs.sections import metrics
 
 DIGITS = tuple("0123456789")
 

@@ -13,10 +13,10 @@ import pytest
 from tests.together import together
 from tests.waiting import HANGS
 from vitlens.cli.main import run as vitlens
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.errors import DataError, InputError, RunError
 from vitlens.files import read_run
 from vitlens.runs.evaluate import evaluate
-from vitlens.runs.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +82,7 @@ def test_several_find_what_one_does(
 def test_the_first_alone_speaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vitlens.runs.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("vitlens.commands.scaffold.progress.PATIENCE", 0.0)
     monkeypatch.setenv("TERM", "dumb")
     assert together(2, lambda _: vitlens(command(tmp_path / "run")), monkeypatch) == [0, 0]
     printed = capsys.readouterr()

@@ -11,11 +11,11 @@ import torch
 from vitlens.attribution.gradients import completeness_error
 from vitlens.attribution.registry import METHODS, methods_for
 from vitlens.attribution.registry import explain as attribute
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.zoo import load, save
 from vitlens.runs.explain import DEFAULT_METHODS, chosen_methods, explain
-from vitlens.runs.options import ModelOptions, RunOptions
 
 OPTIONS = RunOptions(device="cpu", limit=5, batch_size=3, quiet=True)
 

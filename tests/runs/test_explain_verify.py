@@ -10,16 +10,16 @@ import torch
 from vitlens.analysis.faithfulness.league import BASELINES, Settings, league
 from vitlens.analysis.faithfulness.overlap import roc_auc
 from vitlens.attribution.registry import explain
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.models.zoo import load
-from vitlens.runs.describe import described
 from vitlens.runs.explain_verdict import Evidence, verdict
 from vitlens.runs.explain_verify import keep_league
 from vitlens.runs.explain_verify_draw import draw_league
 from vitlens.runs.explain_verify_tell import tell_league
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
 from vitlens.runs.report import publish
 
 OPTIONS = RunOptions(device="cpu", quiet=True)

@@ -13,13 +13,13 @@ from vitlens.analysis.attention.weights import attention_maps
 from vitlens.analysis.features.features import features as read
 from vitlens.analysis.features.knn import knn
 from vitlens.analysis.features.similarity import similarity
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models.zoo import load
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_keep_look import _last_heads
-from vitlens.runs.options import ModelOptions, RunOptions
 
 OPTIONS = RunOptions(device="cpu", limit=24, batch_size=12, quiet=True)
 FAST = FeatureChoices(ks=(1, 3), probe=False, tsne=False, bank=40, cache=False)

@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.errors import InputError
 from vitlens.files import read_run
 from vitlens.models.zoo import load, save, untrained
-from vitlens.runs.options import RunOptions
 from vitlens.runs.predict import Prediction, predict
 
 OPTIONS = RunOptions(device="cpu", quiet=True)

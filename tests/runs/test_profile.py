@@ -11,10 +11,10 @@ from tests.lens.tiny import FAMILIES
 from vitlens.analysis.cost import latency
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.parts import PRODUCTS, parameters_by_part
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import load
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.profile import profile
 from vitlens.runs.profile_models import default_sizes
 

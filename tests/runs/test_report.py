@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import RunRecord, read_run
-from vitlens.report import Section
 from vitlens.runs import report as reports
-from vitlens.runs.folder import RunFolder
 from vitlens.runs.report import Drawn, publish, report
+from vitlens.runs.sections import Section
 from vitlens.uncertainty import Estimate
 
 

@@ -11,10 +11,10 @@ from vitlens.analysis.attention.methods import Way, trace
 from vitlens.analysis.attention.rollout import rollout as rollout_maps
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.cli.main import run as main
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.zoo import load, save
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.rollout import rollout
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)

@@ -16,10 +16,10 @@ from tests.waiting import HANGS
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.specialisation import LABELS, specialise
 from vitlens.analysis.heads.statistics import statistics
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.models.zoo import load, save, untrained
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.stats import stats
 from vitlens.uncertainty import holm
 

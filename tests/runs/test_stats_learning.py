@@ -13,13 +13,13 @@ from PIL import Image
 from tests.together import together
 from vitlens.analysis.attention.weights import position_similarity
 from vitlens.analysis.heads.statistics import statistics
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import CLASSES, digits
 from vitlens.errors import InputError
 from vitlens.files import write_text
 from vitlens.models.zoo import load, save, untrained
 from vitlens.processes import Processes
 from vitlens.runs import stats_learning
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import report
 from vitlens.runs.stats import stats
 from vitlens.runs.stats_learning import kept_of, over_training, similarity_by_offset

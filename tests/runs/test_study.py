@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from tests.whole_folder import whole_folder
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.errors import InputError
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.study import study
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True, command="vitlens study mine resnet20")

@@ -12,18 +12,18 @@ import torch
 
 import vitlens
 from vitlens.analysis.cost.flops import vit_flops
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.training_progress import training_progress
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_arrays, read_run
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.names import PRESETS, STUDY_KINDS
 from vitlens.runs import study_trial
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.study import study
 from vitlens.runs.study_kinds import KINDS, Point
 from vitlens.runs.study_points_tell import significant, tell_points
 from vitlens.runs.study_trial import Ground, run_trial
-from vitlens.runs.training_progress import training_progress
 from vitlens.training.metrics import Progress, read_metrics
 
 OPTIONS = RunOptions(device="cpu", limit=20, batch_size=10, quiet=True)
@@ -184,7 +184,7 @@ def test_overwriting_takes_earlier_results_away(done, tmp_path):
     folder = tmp_path / "again"
     pooling(epochs=1, seeds=1, options=replace(OPTIONS, out=folder))
     assert "There was one seed" in (folder / "report.md").read_text()
-    from vitlens.runs.folder import RunFolder
+    from vitlens.commands.scaffold.folder import RunFolder
 
     RunFolder.create("study", out=folder, overwrite=True)
     assert not [path for path in folder.glob("points/**/*") if path.is_file()]
@@ -229,7 +229,7 @@ def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, done):
 
 
 def test_another_study_is_not_resumed_as_one_of_points(done, tmp_path, monkeypatch):
-    from vitlens.runs.folder import RunFolder
+    from vitlens.commands.scaffold.folder import RunFolder
 
     whole = tmp_path / "whole"
     RunFolder.create("study", out=whole, config={"options": {"models": ["vit-micro"]}})

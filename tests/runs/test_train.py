@@ -12,13 +12,13 @@ import torch
 
 import vitlens
 from tests.waiting import interrupt, interruptible
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.training_progress import in_one_line
 from vitlens.errors import InputError, OutputError, UnknownNameError
 from vitlens.runs import train as module
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
 from vitlens.runs.report import report
 from vitlens.runs.train import train
-from vitlens.runs.training_progress import in_one_line
 from vitlens.training.metrics import Progress
 
 TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8]}

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.waiting import HANGS, wait_until
-from vitlens.runs.options import RunOptions
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.runs.train import train
 from vitlens.training.checkpoint import read_checkpoint
 from vitlens.training.metrics import read_metrics

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import vitlens
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import CLASSES
 from vitlens.errors import InputError
 from vitlens.models.zoo import load, save
-from vitlens.runs.options import RunOptions
 from vitlens.runs.report import report
 from vitlens.runs.train import train
 from vitlens.runs.train_options import Teaching

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import vitlens
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.errors import InputError
 from vitlens.models.zoo import save, untrained
-from vitlens.runs.options import RunOptions
 from vitlens.runs.report import report
 from vitlens.runs.train import train
 from vitlens.runs.train_options import Tuning
@@ -110,8 +110,8 @@ def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
     """A timm model that was trained here is not tested on what it was trained on."""
     from PIL import Image
 
+    from vitlens.commands.scaffold.load import load_split
     from vitlens.data.digits import digits
-    from vitlens.runs.load import load_split
 
     for batch in digits("test").limit(20).batches(1):
         place = tmp_path / "pictures" / "ab"[int(batch.labels[0]) // 5]

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import one_of
 from vitlens.cli.options import Data, Images, Model, Predicted
 from vitlens.cli.terminal import say
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.parsing import one_of
 from vitlens.errors import InputError
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS
 from vitlens.runs.ablate_choices import AblateChoices
-from vitlens.runs.options import ModelOptions, RunOptions
 
 _MORE, _PRUNE = "Beyond importance", "Pruning"
 

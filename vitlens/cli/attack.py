@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import amounts, count_or_counts, one_of
 from vitlens.cli.options import Data, Images, Models, Predicted
 from vitlens.cli.terminal import say
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.parsing import amounts, count_or_counts, one_of
 from vitlens.names import ATTACK_NAMES
 from vitlens.runs.attack_choices import AttackChoices, require_sensible
-from vitlens.runs.options import ModelOptions, RunOptions
 
 _MORE = "Beside the curves"
 _PATCH = "The patch attack"

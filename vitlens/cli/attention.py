@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import two_counts
 from vitlens.cli.options import Data, Images, Model
 from vitlens.cli.terminal import say
-from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.parsing import two_counts
 
 _VIEWS = "Views (layers, heads, rows and columns from 0)"
 

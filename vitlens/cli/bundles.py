@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from vitlens.cli.options import model_options, run_options
 from vitlens.cli.train_options import teaching_options, tuning_options
 from vitlens.cli.train_recipe import recipe_options, shape_options
-from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.runs.train_options import Changes, Shape, Teaching, Tuning
 
 _MAKERS: dict[object, Callable[..., object]] = {

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import names_of, one_of
 from vitlens.cli.options import Data, Images, Models
 from vitlens.cli.terminal import say
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.parsing import names_of, one_of
 from vitlens.names import ATTRIBUTIONS, Substrate
-from vitlens.runs.options import ModelOptions, RunOptions
 
 
 def explain(

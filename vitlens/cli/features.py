@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import counts, names_of
 from vitlens.cli.options import Data, Images, Models
 from vitlens.cli.terminal import say
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.parsing import counts, names_of
 from vitlens.names import TEMPLATE_SETS, FeaturePool
 from vitlens.runs.features_choices import FeatureChoices
-from vitlens.runs.options import ModelOptions, RunOptions
 
 _READ, _SPACE, _LANGUAGE = "How features are read", "Maps and retrieval", "Models that know texts (open-clip:ARCH/TAG)"
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.completion import complete_data, complete_model
-from vitlens.cli.lists import numbers, one_of, side_lengths
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.parsing import numbers, one_of, side_lengths
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
-from vitlens.runs.options import ModelOptions, RunOptions
 
 COMMAND_LINE: ContextVar[str] = ContextVar("command_line", default="")  # as it was typed, for config.json
 

@@ -2,7 +2,7 @@
 
 from vitlens.cli.options import Data, Images, Model
 from vitlens.cli.terminal import say
-from vitlens.runs.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 
 
 def predict(

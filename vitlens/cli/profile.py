@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import counts, many_side_lengths
 from vitlens.cli.options import Models
 from vitlens.cli.terminal import say
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.parsing import counts, many_side_lengths
 from vitlens.errors import InputError
-from vitlens.runs.options import ModelOptions, RunOptions
 
 
 def profile(

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import one_of
 from vitlens.cli.options import Data, Images, Model
 from vitlens.cli.terminal import say
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.parsing import one_of
 from vitlens.names import ATTENTION_METHODS, DEFAULT_ALPHA, FUSIONS, Readout
-from vitlens.runs.options import ModelOptions, RunOptions
 
 
 def rollout(

@@ -6,8 +6,8 @@ import typer
 
 from vitlens.cli.options import Data, Images, Models, Predicted
 from vitlens.cli.terminal import say
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.names import AnimationFormat
-from vitlens.runs.options import ModelOptions, RunOptions
 
 
 def stats(

@@ -8,9 +8,9 @@ import typer
 from vitlens.cli.completion import complete_kind, complete_model
 from vitlens.cli.options import Data, Images, Predicted
 from vitlens.cli.terminal import say
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.errors import UnknownNameError
 from vitlens.names import STUDY_KINDS
-from vitlens.runs.options import ModelOptions, RunOptions
 
 _KIND = "One question (--kind)"
 

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.completion import complete_model
-from vitlens.cli.lists import one_of
 from vitlens.cli.options import Data
 from vitlens.cli.terminal import say
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.parsing import one_of
 from vitlens.names import TRACKERS, Compile
-from vitlens.runs.options import RunOptions
 from vitlens.runs.train_options import Changes, Shape, Teaching, Tuning
 
 _COST = "Speed and memory"

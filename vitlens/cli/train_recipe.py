@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.lists import recipe_settings, side_lengths
 from vitlens.cli.train_options import TUNING
+from vitlens.commands.scaffold.parsing import recipe_settings, side_lengths
 from vitlens.names import RecipeName
 from vitlens.runs.train_options import Changes, Shape
 

@@ -8,6 +8,15 @@ from pathlib import Path
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.ablation.replacements import instead_of_mean, replacement_for
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.digests import model_digest
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.resume import require_same
+from vitlens.commands.scaffold.targets import labels_of
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
@@ -20,17 +29,8 @@ from vitlens.runs.ablate_progress import FOLDER, Store
 from vitlens.runs.ablate_prune import keep_pruned
 from vitlens.runs.ablate_tell import tell
 from vitlens.runs.ablate_work import Work
-from vitlens.runs.describe import described
-from vitlens.runs.digests import model_digest
-from vitlens.runs.expected import say_expected
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_split
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import ablate_parts
-from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
-from vitlens.runs.resume import require_same
-from vitlens.runs.targets import labels_of
 
 __all__ = ["ablate", "draw", "tell"]
 

@@ -9,7 +9,6 @@ from vitlens.figures.ablate import importance_map, importance_ranking, replaceme
 from vitlens.figures.removal import Curve, removal_curves
 from vitlens.figures.teamwork import redundancy_matrix, synergy_matrix
 from vitlens.files import RunRecord
-from vitlens.report import metrics
 from vitlens.runs.ablate_draw_inside import draw_contributions, draw_lens, draw_patching
 from vitlens.runs.ablate_rows import (
     LEVEL,
@@ -30,6 +29,7 @@ from vitlens.runs.ablate_rows import (
     unit_label,
 )
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import metrics
 
 REPLACED = {
     "mean": "its mean over the data",

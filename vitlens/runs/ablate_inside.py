@@ -7,11 +7,11 @@ from torch import Tensor
 
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logit_lens
 from vitlens.analysis.patching.patching import Patching, patch
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.runs.ablate_keep import number
 from vitlens.runs.ablate_work import Work
-from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import wilson
 
 LENSED = 64  # images of the logit lens and of the contributions, at most

@@ -14,9 +14,9 @@ from vitlens.analysis.ablation.importance import Change, Importance
 from vitlens.analysis.ablation.pairs import Redundancy, Synergy
 from vitlens.analysis.ablation.removal import Curve
 from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.names import Replacement
 from vitlens.runs.ablate_work import Found, Work
-from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 FIRST_ORDER = "first-order"

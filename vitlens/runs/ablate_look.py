@@ -15,11 +15,11 @@ from vitlens.analysis.ablation.pairs import Pairs, Redundancy, RedundancyStream,
 from vitlens.analysis.ablation.removal import Curve, carries, random_order, removal_curves, share_removable, steps
 from vitlens.analysis.ablation.replacements import Means, means_of
 from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.commands.scaffold.progress import progress
 from vitlens.devices import autocast
 from vitlens.names import Replacement
 from vitlens.processes import share_of
 from vitlens.runs.ablate_work import Found, Work
-from vitlens.runs.progress import progress
 
 POINTS = 9  # of a removal curve
 CURVED = 256  # images of a removal curve and of pairs, at most: every point costs most of a forward pass

@@ -12,10 +12,10 @@ from torch import Tensor
 from vitlens.analysis.ablation.effects import Unit
 from vitlens.analysis.ablation.joint import Measured
 from vitlens.archives import Form, require_forms
+from vitlens.commands.scaffold.digests import batch_digest
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
 from vitlens.names import Replacement
-from vitlens.runs.digests import batch_digest
 
 FOLDER = "progress"
 

@@ -6,13 +6,13 @@ import torch
 
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.cost.latency import Latency, latency
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.unseen import pass_on
 from vitlens.errors import InputError
 from vitlens.models.pruning import prune_heads
 from vitlens.models.zoo import WEIGHTS_FILE, save
 from vitlens.processes import Processes
 from vitlens.runs.ablate_work import Found, Work
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.unseen import pass_on
 from vitlens.uncertainty import Estimate
 
 ROUNDS = 3  # turns of timing, whole and pruned after each other

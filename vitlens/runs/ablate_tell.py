@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from vitlens.commands.scaffold.describe import data_words, label_words
 from vitlens.files import RunRecord
-from vitlens.report import Section, Table, in_words, metrics
 from vitlens.runs.ablate_draw import ORDERS, REPLACED
 from vitlens.runs.ablate_rows import (
     Ranking,
@@ -20,7 +20,7 @@ from vitlens.runs.ablate_rows import (
     unit_label,
 )
 from vitlens.runs.ablate_tell_inside import tell_inside, tell_pruned
-from vitlens.runs.describe import data_words, label_words
+from vitlens.runs.sections import Section, Table, in_words, metrics
 from vitlens.uncertainty import Estimate
 
 Row = Mapping[str, Any]

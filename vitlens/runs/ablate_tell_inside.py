@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vitlens.files import RunRecord
-from vitlens.report import Section, Table
 from vitlens.runs.ablate_rows import Ranking, all_rows, has_table, main_rows, ranking_of
+from vitlens.runs.sections import Section, Table
 from vitlens.uncertainty import Estimate
 
 

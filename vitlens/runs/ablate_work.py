@@ -13,13 +13,13 @@ from vitlens.analysis.ablation.pairs import Redundancy, Synergy
 from vitlens.analysis.ablation.removal import Curve
 from vitlens.analysis.ablation.replacements import other_images
 from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.processes import Processes
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_progress import Store
-from vitlens.runs.options import RunOptions
 from vitlens.uncertainty import Estimate
 
 

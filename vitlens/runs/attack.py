@@ -4,6 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.resume import require_same
+from vitlens.commands.scaffold.targets import labels_of
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import share_of
@@ -26,16 +34,8 @@ from vitlens.runs.attack_progress import FOLDER, Store
 from vitlens.runs.attack_sample import sampled, transferred
 from vitlens.runs.attack_sweep import Swept, Work, swept
 from vitlens.runs.attack_tell import tell
-from vitlens.runs.describe import described
-from vitlens.runs.expected import say_expected
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_split
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import attack_parts
-from vitlens.runs.processes import join_run
 from vitlens.runs.report import publish
-from vitlens.runs.resume import require_same
-from vitlens.runs.targets import labels_of
 
 __all__ = ["attack", "draw", "tell"]
 

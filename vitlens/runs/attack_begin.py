@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from vitlens.attacks.registry import ATTACKS, Setting, machine_of, members_of
+from vitlens.commands.scaffold.digests import model_digest
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
 from vitlens.processes import Processes
 from vitlens.runs.attack_choices import AttackChoices, require_sensible
-from vitlens.runs.digests import model_digest
-from vitlens.runs.options import RunOptions
 
 
 def require_attacks(choices: AttackChoices) -> None:

@@ -22,10 +22,10 @@ from vitlens.analysis.robustness.curve import Outcome
 from vitlens.analysis.robustness.masking_signs import never_rises, same_from_below, stronger_in_order
 from vitlens.analysis.robustness.minimum import all_found, as_near
 from vitlens.attacks.registry import ATTACKS, Attack
+from vitlens.commands.scaffold.progress import progress
 from vitlens.runs.attack_keep import steps_of
 from vitlens.runs.attack_sample import attempt_of, spread
 from vitlens.runs.attack_sweep import Swept, Work, attempted
-from vitlens.runs.progress import progress
 
 CHECKED: Final = 16  # right images that are attacked again and again
 _SLOW: Final = ("auto", "square")  # thousands of passes an image: checked on few images, with few

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES, Corrupted, on_corrupted
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.progress import progress
 from vitlens.errors import UnknownNameError
 from vitlens.models.model import Model
 from vitlens.processes import share_of
 from vitlens.runs.attack_sweep import Work
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.progress import progress
 
 
 def on_all_corruptions(works: Sequence[Work]) -> list[Corrupted]:

@@ -16,11 +16,11 @@ from vitlens.figures.attack_classes import ByClass, class_robustness
 from vitlens.figures.robustness import Hardening, robustness_curves
 from vitlens.figures.transfer import transfer_matrix
 from vitlens.files import RunRecord
-from vitlens.report import metrics
 from vitlens.runs.attack_draw_inside import Rows, aliases_of, draw_examples, draw_inside, rows_of
 from vitlens.runs.attack_keep import AXES, scale_of
 from vitlens.runs.attack_words import epsilon_words
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import metrics
 
 
 def draw(record: RunRecord) -> Iterator[Drawn]:

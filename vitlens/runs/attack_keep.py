@@ -10,10 +10,10 @@ from vitlens.analysis.robustness.checks import Check
 from vitlens.analysis.robustness.curve import Outcome, paired, robust_by_class
 from vitlens.analysis.robustness.transfer import Transfer
 from vitlens.attacks.registry import ATTACKS, Attack
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.runs.attack_choices import UNIT, AttackChoices
 from vitlens.runs.attack_sample import Sample
 from vitlens.runs.attack_sweep import Swept, Work
-from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate
 
 Row = dict[str, object]

@@ -9,10 +9,10 @@ from torch import Tensor
 from vitlens.analysis.faithfulness.map_shares import as_shares
 from vitlens.analysis.robustness.inside import parting
 from vitlens.attribution.registry import METHODS
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.runs.attack_inside import KINDS, Inside
 from vitlens.runs.attack_sample import Sample, logits_of, spread
 from vitlens.runs.attack_sweep import Work
-from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 SHOWN: Final = 5  # images with their maps in the figure

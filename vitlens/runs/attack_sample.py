@@ -12,10 +12,10 @@ from vitlens.analysis.robustness.curve import halving_epsilon
 from vitlens.analysis.robustness.transfer import Transfer, transfer
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.devices import evaluating
 from vitlens.runs.attack_sweep import Swept, Work
-from vitlens.runs.progress import progress
 
 SAMPLED: Final = 256  # images that are attacked once more, at one epsilon
 # the first of these that was asked for: gradients, many steps, a budget

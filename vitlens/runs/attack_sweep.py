@@ -11,14 +11,14 @@ from vitlens.archives import Form
 from vitlens.attacks.attack import fitting_batch
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import Sweep, sweep
+from vitlens.commands.scaffold.digests import batch_digest
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import Advance, progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import Processes
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attack_progress import Store
-from vitlens.runs.digests import batch_digest
-from vitlens.runs.options import RunOptions
-from vitlens.runs.progress import Advance, progress
 
 A_PART = 4  # batches that are attacked, and remembered, together: the queue is refilled from all of them
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from vitlens.analysis.heads.statistics import STATISTICS
 from vitlens.analysis.robustness.checks import State, state_of
+from vitlens.commands.scaffold.describe import data_words, label_words
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs import attack_words as words
 from vitlens.runs.attack_draw_inside import aliases_of, rows_of
 from vitlens.runs.attack_words_inside import inside_words, path_words, shift_words
-from vitlens.runs.describe import data_words, label_words
+from vitlens.runs.sections import Cell, Section, Table, in_words, metrics, number
 from vitlens.uncertainty import Estimate, Side, apart
 
 _LIMITS = (

@@ -5,7 +5,7 @@ from typing import Any
 
 from vitlens.analysis.robustness.checks import Check
 from vitlens.analysis.robustness.masking_signs import verdict
-from vitlens.report import in_words, number
+from vitlens.runs.sections import in_words, number
 from vitlens.uncertainty import Estimate, Side, beyond
 
 Row = Mapping[str, Any]

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from vitlens.report import in_words, number
 from vitlens.runs.attack_words import Found, Row, epsilon_words, estimate
+from vitlens.runs.sections import in_words, number
 from vitlens.uncertainty import Side, beyond
 
 

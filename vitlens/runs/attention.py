@@ -8,6 +8,11 @@ import torch
 
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps, distance_correlation, position_similarity
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, say_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.lens.observe import survey
@@ -24,12 +29,7 @@ from vitlens.runs.attention_views import (
     over_training,
     require_head,
 )
-from vitlens.runs.describe import described
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_split
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import publish
-from vitlens.runs.sheets import DRAWN, left_out_words, say_left_out
 from vitlens.uncertainty import Estimate
 
 __all__ = ["attention", "draw", "tell"]  # draw and tell: `vitlens report` asks the command's module for them

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from vitlens.commands.scaffold.describe import data_words
+from vitlens.commands.scaffold.sheets import sheets
 from vitlens.figures.attention import attention_grid, attention_overlays, evolution
 from vitlens.figures.patches import patch_grid
 from vitlens.figures.positions import position_maps, position_matrix
 from vitlens.figures.views import images_on_a_page, shared_scale
 from vitlens.files import RunRecord
 from vitlens.lens.site import NO_PLACE
-from vitlens.report import Section, Table, metrics
 from vitlens.runs.attention_views_report import draw_views, tell_views
-from vitlens.runs.describe import data_words
 from vitlens.runs.report import Drawn
-from vitlens.runs.sheets import sheets
+from vitlens.runs.sections import Section, Table, metrics
 from vitlens.runs.stats_words import in_ranges
 
 _NOT = "Bright means looked at; it does not mean that the prediction rests on it."

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from vitlens.analysis.attention.views import PatchView
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import ModelOptions
 from vitlens.errors import InputError
 from vitlens.models.naming import parse_model
 from vitlens.models.zoo import load
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import ModelOptions
 from vitlens.shapes import Images, Maps
 from vitlens.training.kept import Kept, weights_over_training
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from vitlens.figures.views import head_over_training, images_on_a_page, key_view, patch_words, query_view
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import Cell, Section, Table
 
 _SHARED = "One scale of colours for all panels."
 _NOTICED = 1e-4  # a fraction of a row that is worth a column

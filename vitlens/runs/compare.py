@@ -11,10 +11,18 @@ from vitlens.analysis.failures.compare import evaluations
 from vitlens.analysis.failures.disturbed import passes
 from vitlens.analysis.failures.errors import compare_answers
 from vitlens.analysis.failures.image_traits import image_traits
+from vitlens.commands.scaffold.budgets import keep_budgets
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.displayed import for_figures
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_splits, read_as
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.targets import PREDICTED, chosen_targets
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.runs.budgets import keep_budgets
 from vitlens.runs.compare_draw import draw
 from vitlens.runs.compare_harder import HARDENED, conflicts, keep_robustness, keep_shape_bias
 from vitlens.runs.compare_keep import keep_answers, keep_numbers, keep_separations
@@ -22,16 +30,8 @@ from vitlens.runs.compare_keep_maps import keep_images, keep_looks, sheets_of
 from vitlens.runs.compare_maps import attention_numbers, chosen_methods, computed, examples, looks, sample
 from vitlens.runs.compare_panels import write_panels
 from vitlens.runs.compare_tell import tell
-from vitlens.runs.describe import described
-from vitlens.runs.displayed import for_figures
-from vitlens.runs.expected import say_expected
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_splits, read_as
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import compare_parts
-from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
-from vitlens.runs.targets import PREDICTED, chosen_targets
 
 __all__ = ["compare", "draw", "tell"]
 

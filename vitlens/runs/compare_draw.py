@@ -11,10 +11,10 @@ from vitlens.figures.calibration import Calibration, reliability_diagram
 from vitlens.figures.errors import Course, Row, error_cells, errors_by_number, separation_chart
 from vitlens.figures.robustness import Bias, Hardening, robustness_curves, shape_bias_chart
 from vitlens.files import RunRecord
-from vitlens.report import metrics
 from vitlens.runs.compare_harder import level_words
 from vitlens.runs.compare_sheets import aliases_of, cell_counts, cell_names, draw_looks, draw_sheets
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import metrics
 
 Rows = Sequence[Mapping[str, Any]]
 

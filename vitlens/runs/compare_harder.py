@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.failures.disturbed import passes, robustness
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of
 from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
-from vitlens.runs.progress import progress
 
 HARDENED = 500  # images that are made harder, at every level
 

@@ -10,9 +10,9 @@ from vitlens.analysis.answers.evaluate import Evaluation, accuracy, calibration
 from vitlens.analysis.answers.separation import Separation, corrected, separations
 from vitlens.analysis.failures.errors import CELLS, Comparison, Slice, by_class, by_number, confusions
 from vitlens.analysis.failures.image_traits import MEASURES, OBJECT_SIZE
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.runs.compare_keep_maps import LOOKS
 from vitlens.runs.compare_maps import Looks, Maps
-from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate
 
 TRAITS = {**{name: measure.title for name, measure in MEASURES.items()}, OBJECT_SIZE: "object size"}

@@ -10,9 +10,9 @@ from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.failures.errors import CELLS, Comparison
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.analysis.faithfulness.map_shares import as_shares
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.split import Split
 from vitlens.runs.compare_maps import Looks, Maps
-from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import bootstrap_difference, bootstrap_mean
 
 LOOKS = {

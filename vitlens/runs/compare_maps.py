@@ -13,12 +13,12 @@ from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.statistics import STATISTICS, over_heads
 from vitlens.attribution.registry import METHODS, explain, methods_for, require_method
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
-from vitlens.runs.options import RunOptions
-from vitlens.runs.progress import progress
-from vitlens.runs.targets import chosen_targets
 
 EXAMPLES = 6  # images of each cell that are shown with their maps
 _PREFERRED = ("relevance", "gradcam", "attention", "occlusion")  # the first that a model has

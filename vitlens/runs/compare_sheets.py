@@ -9,9 +9,9 @@ from vitlens.analysis.failures.errors import CELLS
 from vitlens.attribution.registry import METHODS
 from vitlens.figures.compare import Side, contact_sheet, mean_looks
 from vitlens.files import RunRecord
-from vitlens.report import metrics
 from vitlens.runs.compare_keep import word_of
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import metrics
 
 A_SHEET = 10  # images
 

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vitlens.attribution.registry import METHODS
+from vitlens.commands.scaffold.budgets import budget_words
+from vitlens.commands.scaffold.describe import data_words
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs import compare_words as words
-from vitlens.runs.budgets import budget_words
 from vitlens.runs.compare_harder import level_words
 from vitlens.runs.compare_keep import word_of
 from vitlens.runs.compare_panels import FOLDER
 from vitlens.runs.compare_sheets import A_SHEET, aliases_of, cell_counts, cell_names, sheet_images
-from vitlens.runs.describe import data_words
+from vitlens.runs.sections import Cell, Section, Table, in_words, metrics, number
 from vitlens.uncertainty import Side, apart
 
 _ROWS = 12  # of a table in the report; results.json has them all

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from vitlens.report import in_words, number
+from vitlens.runs.sections import in_words, number
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
 Found = Mapping[str, Estimate]

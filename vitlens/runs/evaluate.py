@@ -21,19 +21,19 @@ from vitlens.analysis.answers.evaluate import (
 )
 from vitlens.analysis.answers.evaluate import evaluate as evaluate_model
 from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.scaffold.budgets import keep_budgets
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.expected import Part, say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_splits, read_as
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
-from vitlens.runs.budgets import keep_budgets
-from vitlens.runs.describe import described
 from vitlens.runs.evaluate_draw import draw
 from vitlens.runs.evaluate_tell import tell
-from vitlens.runs.expected import Part, say_expected
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_splits, read_as
-from vitlens.runs.options import ModelOptions, RunOptions
-from vitlens.runs.processes import join_run
-from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
 

@@ -10,9 +10,9 @@ from vitlens.figures.calibration import Calibration, reliability_diagram
 from vitlens.figures.confusion import confusion_matrix
 from vitlens.figures.evaluate import per_class_bars, prediction_grid
 from vitlens.files import RunRecord
-from vitlens.report import metrics
 from vitlens.runs.evaluate_rows import ending_of, enough_by_class, metric_of, models_of
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import metrics
 
 _GRIDS = {
     "random": (

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from vitlens.commands.scaffold.budgets import budget_words
+from vitlens.commands.scaffold.describe import data_words
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table, in_words, metrics, number
-from vitlens.runs.budgets import budget_words
-from vitlens.runs.describe import data_words
 from vitlens.runs.evaluate_rows import ENOUGH, ending_of, enough_by_class, metric_of, models_of
+from vitlens.runs.sections import Cell, Section, Table, in_words, metrics, number
 from vitlens.uncertainty import Estimate, Side, beyond, bootstrap_mean
 
 _HOW_PAIRED = (

@@ -8,24 +8,24 @@ from vitlens.analysis.answers.evaluate import answers
 from vitlens.analysis.faithfulness.league import Settings
 from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.attribution.registry import METHODS, methods_for, require_method
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_splits
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.sheets import DRAWN, say_left_out
+from vitlens.commands.scaffold.targets import PREDICTED, chosen_targets
 from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
 from vitlens.models.model import Model
 from vitlens.names import Substrate
-from vitlens.runs.describe import described
-from vitlens.runs.expected import say_expected
 from vitlens.runs.explain_keep import Rows, keep_maps
 from vitlens.runs.explain_maps import explained, precision
 from vitlens.runs.explain_report import SHOWN, draw, tell
 from vitlens.runs.explain_verify import keep_league
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_splits
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import explain_parts
-from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
-from vitlens.runs.sheets import DRAWN, say_left_out
-from vitlens.runs.targets import PREDICTED, chosen_targets
 from vitlens.shapes import Labels
 
 __all__ = ["draw", "explain", "tell"]

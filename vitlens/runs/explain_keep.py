@@ -7,11 +7,11 @@ from torch import Tensor
 
 from vitlens.analysis.faithfulness.map_faults import map_faults
 from vitlens.attribution.registry import METHODS
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.runs.explain_maps import Explained
 from vitlens.runs.explain_report import SHOWN
-from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import bootstrap_mean
 
 Rows = list[dict[str, object]]

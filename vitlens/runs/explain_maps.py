@@ -9,11 +9,11 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.attribution.gradients import BACKWARD, logit_gain
 from vitlens.attribution.registry import explain
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import Advance
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
-from vitlens.runs.options import RunOptions
-from vitlens.runs.progress import Advance
 
 
 @dataclass(frozen=True)

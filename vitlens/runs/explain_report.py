@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from vitlens.commands.scaffold.describe import data_words
+from vitlens.commands.scaffold.sheets import left_out_words, sheets
+from vitlens.commands.scaffold.targets import PREDICTED, TRUE
 from vitlens.figures.explain import attribution_overlays, lines_of
 from vitlens.files import RunRecord
-from vitlens.report import Section, Table, metrics
-from vitlens.runs.describe import data_words
 from vitlens.runs.explain_verify_draw import draw_league
 from vitlens.runs.explain_verify_tell import tell_league
 from vitlens.runs.report import Drawn
-from vitlens.runs.sheets import left_out_words, sheets
-from vitlens.runs.targets import PREDICTED, TRUE
+from vitlens.runs.sections import Section, Table, metrics
 
 _LINES = 6  # of panels in a figure, at most
 _ROWS = 24  # of the report's table of images

@@ -14,13 +14,13 @@ from vitlens.analysis.faithfulness.league import Marks, Settings, checks_in, lea
 from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.registry import explain, methods_for, require_method
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.runs.explain_verdict import league_row, masked_groups
 from vitlens.runs.explain_verify_more import SEARCHED, keep_agreement, keep_counterfactuals, named, shares_gone
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
-from vitlens.runs.progress import progress
 from vitlens.uncertainty import Estimate
 
 

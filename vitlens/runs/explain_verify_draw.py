@@ -10,9 +10,9 @@ from vitlens.analysis.faithfulness.league import BASELINES
 from vitlens.figures.counterfactual import counterfactual_panels
 from vitlens.figures.league import Column, fidelity_curves, league_figure
 from vitlens.files import RunRecord
-from vitlens.report import metrics
 from vitlens.runs.explain_verify_more import SEARCH
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import metrics
 from vitlens.uncertainty import Estimate
 
 _CURVES = 8  # methods in the figure of curves, the best by gap

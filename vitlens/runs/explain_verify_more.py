@@ -13,9 +13,9 @@ from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overl
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals
 from vitlens.analysis.faithfulness.league import BASELINES, Marks
 from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate
 
 SEARCHED = 32  # images on which the greedy search is run too

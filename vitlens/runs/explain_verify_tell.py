@@ -5,9 +5,9 @@ from typing import Any
 
 from vitlens.analysis.faithfulness.league import BASELINES
 from vitlens.files import RunRecord
-from vitlens.report import Section, Table, number
 from vitlens.runs.explain_verify_draw import SUBSTRATE_WORDS, League, leagues
 from vitlens.runs.explain_verify_more import SEARCH
+from vitlens.runs.sections import Section, Table, number
 from vitlens.uncertainty import Estimate, Side, apart
 
 

@@ -11,13 +11,18 @@ from vitlens.analysis.features.extraction import extract
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.probe import held_out
 from vitlens.analysis.features.reader import resolve_pool
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.lens.stages import stages
 from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
-from vitlens.runs.describe import described
-from vitlens.runs.expected import say_expected
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_draw import draw
 from vitlens.runs.features_keep import keep_knowledge
@@ -28,12 +33,7 @@ from vitlens.runs.features_keep_space import keep_space, require_enough
 from vitlens.runs.features_language import keep_language, require_language
 from vitlens.runs.features_load import Sets, load_sets
 from vitlens.runs.features_tell import tell
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import features_parts
-from vitlens.runs.processes import join_run
-from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 
 __all__ = ["draw", "features", "tell"]

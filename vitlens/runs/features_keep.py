@@ -13,15 +13,15 @@ from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.knn import same_class, vote
 from vitlens.analysis.features.neighbours import Neighbours, nearest
 from vitlens.analysis.features.probe import Probe, probe
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.names import Weighting
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import Sets
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
-from vitlens.runs.progress import progress
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 HEADLINE: Final[Weighting] = "dino"  # weighting of the votes

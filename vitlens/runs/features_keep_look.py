@@ -13,13 +13,13 @@ from vitlens.analysis.features.correspondence import correspond
 from vitlens.analysis.features.features import Features, patch_tokens
 from vitlens.analysis.features.neighbours import Neighbours, nearest
 from vitlens.analysis.features.patch_colours import patch_components
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.split import Split
 from vitlens.errors import UnsupportedError
 from vitlens.lens.stages import stages
 from vitlens.models.model import Model
 from vitlens.runs.features_load import SHOWN, names_of, pixels, some
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
 
 NEIGHBOURS = 7  # shown of each query
 PAIRS = 2  # of images whose patches are matched

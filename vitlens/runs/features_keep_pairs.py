@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import combinations
 
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.split import Split
 from vitlens.runs.features_keep import PROBE, Knowledge, end_of
-from vitlens.runs.folder import RunFolder
 from vitlens.uncertainty import Estimate, bootstrap_difference, holm, mcnemar
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vitlens.analysis.features.cka import FEWEST
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.similarity import Similarity, distance_correlation, similarity
-from vitlens.runs.folder import RunFolder
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.uncertainty import Estimate
 
 Matrix = NDArray[np.float64]

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from vitlens.analysis.features.embedding import Embedding, embed, require_perplexity
 from vitlens.analysis.features.features import Features, patch_tokens
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.lens.stages import stages
 from vitlens.models.model import Model
@@ -15,9 +18,6 @@ from vitlens.names import PROJECTIONS
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_keep import Knowledge
 from vitlens.runs.features_load import Sets, pixels, some
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
-from vitlens.runs.progress import progress
 from vitlens.uncertainty import Estimate
 
 POINTS = 2000  # images, or patches, of a map at most

@@ -11,6 +11,9 @@ from vitlens.analysis.attention.chain import chain_length
 from vitlens.analysis.attention.relevance import relevance
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.zero_shot import TemplateScore, chosen_templates, prompted, template_scores
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.errors import ModelError
 from vitlens.lens.layers import probe_images
@@ -20,9 +23,6 @@ from vitlens.models.prompting import PHOTO, by_template, spoken
 from vitlens.names import TEMPLATE_SETS
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import SHOWN, Sets, names_of, pixels, some
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
-from vitlens.runs.progress import progress
 
 _DEFAULT: Final = FeatureChoices().templates
 

@@ -8,6 +8,9 @@ from pathlib import Path, PurePath
 import torch
 from torch import Tensor
 
+from vitlens.commands.scaffold.load import load_splits, say_data
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.unseen import Known, known_of, seen
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.holdout import describe_hold_out
 from vitlens.data.split import Split
@@ -16,9 +19,6 @@ from vitlens.models.model import Model
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
 from vitlens.runs.features_choices import FeatureChoices
-from vitlens.runs.load import load_splits, say_data
-from vitlens.runs.options import RunOptions
-from vitlens.runs.unseen import Known, known_of, seen
 
 SHOWN = 6  # images of a sheet
 _LETTERS = 11  # of a file's name below its picture

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from vitlens.commands.scaffold.describe import data_words
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table, metrics
 from vitlens.runs import features_words as words
-from vitlens.runs.describe import data_words
 from vitlens.runs.features_record import (
     ROWS,
     aliases_of,
@@ -17,6 +16,7 @@ from vitlens.runs.features_record import (
     rows_of,
 )
 from vitlens.runs.features_tell_depth import depth_sections
+from vitlens.runs.sections import Cell, Section, Table, metrics
 from vitlens.uncertainty import Estimate
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table
 from vitlens.runs import features_words as words
 from vitlens.runs.features_record import ROWS, aliases_of, name_of_classifier, neighbours_asked, rows_of
+from vitlens.runs.sections import Cell, Section, Table
 from vitlens.uncertainty import Estimate
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from vitlens.report import in_words, number
+from vitlens.runs.sections import in_words, number
 from vitlens.uncertainty import Estimate
 
 Found = Mapping[str, Estimate]

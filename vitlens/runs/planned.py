@@ -18,10 +18,10 @@ from vitlens.attacks.scores import QUERIES
 from vitlens.attribution.gradients import SAMPLES, STEPS
 from vitlens.attribution.rise import MASKS
 from vitlens.attribution.shap import COALITIONS
+from vitlens.commands.scaffold.expected import Part
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_look import CURVED, POINTS, RANDOM_ORDERS
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.expected import Part
 from vitlens.runs.stats_learning import IMAGES, MOMENTS
 
 WATCHED: Final = 2.0  # forward passes that a pass is worth whose attention weights are all computed

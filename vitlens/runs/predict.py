@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import answers
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.display import shortened, visible
 from vitlens.figures.evaluate import prediction_grid
 from vitlens.files import RunRecord
 from vitlens.models.model import Model
-from vitlens.report import Section, Table
-from vitlens.runs.describe import described
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_split
-from vitlens.runs.options import ModelOptions, RunOptions
-from vitlens.runs.progress import progress
 from vitlens.runs.report import Drawn, publish
+from vitlens.runs.sections import Section, Table
 
 LIKELIEST = 5
 SHOWN = 18  # images of the prediction grid

@@ -14,17 +14,17 @@ from vitlens.analysis.cost.memory import process_peak
 from vitlens.analysis.cost.parts import in_order
 from vitlens.analysis.cost.profile import Profile
 from vitlens.analysis.cost.profile import profile as profile_model
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.progress import Advance, progress
 from vitlens.devices import autocast, device_name
 from vitlens.models.model import Model
 from vitlens.models.resizing import untrained_at
-from vitlens.runs.describe import described
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.profile_draw import draw
 from vitlens.runs.profile_growth import growth, keep_growth
 from vitlens.runs.profile_models import Size, load_for_cost
 from vitlens.runs.profile_tell import tell
-from vitlens.runs.progress import Advance, progress
 from vitlens.runs.report import publish
 from vitlens.uncertainty import Estimate, median_of
 

@@ -9,8 +9,8 @@ from vitlens.analysis.cost.latency import latencies
 from vitlens.analysis.cost.parts import PRODUCTS
 from vitlens.analysis.cost.profile import tokens_of
 from vitlens.analysis.cost.scaling import exponent
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.models.model import Model
-from vitlens.runs.folder import RunFolder
 from vitlens.runs.profile_models import Size, sized
 
 _SWEPT: Final = {"cpu": 1, "other": 32}  # images at a time: a GPU is not busy with one

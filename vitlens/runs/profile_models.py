@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from vitlens.commands.scaffold.load import load_models
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
 from vitlens.models.assembly import default_classes
@@ -14,8 +16,6 @@ from vitlens.models.resizing import untrained_at
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import untrained
 from vitlens.names import BUNDLED
-from vitlens.runs.load import load_models
-from vitlens.runs.options import ModelOptions, RunOptions
 
 Size = tuple[int, int]
 FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the model's own image side

@@ -7,7 +7,6 @@ from vitlens.analysis.cost.flops import CONVENTION
 from vitlens.analysis.cost.parts import PARTS, STAGE
 from vitlens.figures.profile import in_thousands
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table, metrics, number
 from vitlens.runs.profile_words import (
     best_rate,
     exponent_words,
@@ -17,6 +16,7 @@ from vitlens.runs.profile_words import (
     speed_words,
     untrained_words,
 )
+from vitlens.runs.sections import Cell, Section, Table, metrics, number
 
 Row = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from vitlens.analysis.cost.flops import crossover
 from vitlens.analysis.cost.parts import PRODUCTS
 from vitlens.figures.profile import in_thousands
 from vitlens.files import RunRecord
-from vitlens.report import in_words, metrics, number
+from vitlens.runs.sections import in_words, metrics, number
 from vitlens.uncertainty import Side, apart
 
 Row = Mapping[str, Any]

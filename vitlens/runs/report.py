@@ -8,12 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from vitlens.commands.scaffold.displayed import for_figures, for_sentences
+from vitlens.commands.scaffold.folder import RunFolder, require_plain
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
 from vitlens.places import inside
-from vitlens.report import Section, markdown
-from vitlens.runs.displayed import for_figures, for_sentences
-from vitlens.runs.folder import RunFolder, require_plain
+from vitlens.runs.sections import Section, markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

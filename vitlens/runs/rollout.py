@@ -10,21 +10,21 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.attention.methods import METHODS, Way, require_possible, trace
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.sheets import DRAWN, say_left_out
+from vitlens.commands.scaffold.targets import PREDICTED, chosen_targets
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_ALPHA, AttentionMethod, CommandName, Fusion, Readout
 from vitlens.processes import Processes, share_of
-from vitlens.runs.describe import described
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_split
-from vitlens.runs.options import ModelOptions, RunOptions
-from vitlens.runs.processes import join_run
-from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 from vitlens.runs.rollout_report import SHOWN, draw, tell
-from vitlens.runs.sheets import DRAWN, say_left_out
-from vitlens.runs.targets import PREDICTED, chosen_targets
 from vitlens.uncertainty import bootstrap_mean
 
 __all__ = ["draw", "rollout", "tell"]

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from vitlens.analysis.attention.methods import METHODS
+from vitlens.commands.scaffold.describe import data_words
+from vitlens.commands.scaffold.sheets import left_out_words, sheets
 from vitlens.figures.rollout import method_overlays, rollout_overlays
 from vitlens.figures.views import shared_scale
 from vitlens.files import RunRecord
 from vitlens.names import AttentionMethod
-from vitlens.report import Section, Table, in_words, metrics
-from vitlens.runs.describe import data_words
 from vitlens.runs.report import Drawn
-from vitlens.runs.sheets import left_out_words, sheets
+from vitlens.runs.sections import Section, Table, in_words, metrics
 from vitlens.uncertainty import Estimate, Side, apart
 
 SHOWN = 6  # images on a sheet, and of a data set in all

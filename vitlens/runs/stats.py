@@ -6,19 +6,19 @@ from pathlib import Path
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.heads.statistics import Stream
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_splits
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
 from vitlens.names import AnimationFormat
 from vitlens.processes import Processes, share_of
-from vitlens.runs.describe import described
-from vitlens.runs.expected import say_expected
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_splits
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import stats_parts
-from vitlens.runs.processes import join_run
-from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
 from vitlens.runs.stats_draw import draw
 from vitlens.runs.stats_film import require_writer, write_film

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from vitlens.analysis.heads.statistics import STATISTICS
 from vitlens.files import RunRecord
-from vitlens.report import Section, Table, metrics
+from vitlens.runs.sections import Section, Table, metrics
 from vitlens.runs.stats_draw import are_identical, backbones, title_of
 from vitlens.uncertainty import Estimate
 

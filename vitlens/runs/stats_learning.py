@@ -15,6 +15,9 @@ from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.weights import position_similarity
 from vitlens.analysis.heads.offsets import offset_counts, offset_sums
 from vitlens.analysis.heads.statistics import STATISTICS, Statistics, Stream
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
@@ -22,9 +25,6 @@ from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
 from vitlens.models.zoo import load
 from vitlens.processes import Processes, share_of
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
-from vitlens.runs.progress import progress
 from vitlens.training.kept import Kept, weights_over_training
 from vitlens.uncertainty import Estimate
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from vitlens.figures.learning import MOMENTS, head_courses, position_courses
 from vitlens.files import RunRecord
-from vitlens.report import Section, Table, in_words, metrics
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import Section, Table, in_words, metrics
 from vitlens.runs.stats_film import PLACE
 from vitlens.runs.stats_learning import ARRAYS, CHOSEN, near
 

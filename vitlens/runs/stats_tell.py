@@ -8,9 +8,9 @@ import numpy as np
 
 from vitlens.analysis.heads.specialisation import MIXED, THRESHOLD
 from vitlens.analysis.heads.statistics import STATISTICS, TOKEN_STATISTICS
+from vitlens.commands.scaffold.describe import data_words
 from vitlens.files import RunRecord
-from vitlens.report import Section, Table, metrics
-from vitlens.runs.describe import data_words
+from vitlens.runs.sections import Section, Table, metrics
 from vitlens.runs.stats_differences import difference_section
 from vitlens.runs.stats_draw import MAPS, aliases_of, are_identical, backbones, is_measured, title_of
 from vitlens.runs.stats_learning_report import tell_learning

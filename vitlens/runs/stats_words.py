@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from vitlens.report import in_words
+from vitlens.runs.sections import in_words
 from vitlens.uncertainty import Estimate
 
 Row = Mapping[str, object]

@@ -6,6 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from vitlens.commands.scaffold.budgets import keep_budgets
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.targets import require_labelled
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import RunRecord
 from vitlens.models.assembly import default_classes
@@ -13,19 +19,13 @@ from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.support import require_supported
 from vitlens.models.zoo import untrained
-from vitlens.report import Section
-from vitlens.runs.budgets import keep_budgets
-from vitlens.runs.describe import described
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import load_models, load_split
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.report import Drawn, publish
+from vitlens.runs.sections import Section
 from vitlens.runs.study_chapters import Chapters, Ground, trained_first, typed
 from vitlens.runs.study_points import study_points
 from vitlens.runs.study_points_draw import draw_points, kind_of
 from vitlens.runs.study_points_tell import tell_points
 from vitlens.runs.study_whole import LEFT_OUT, draw_whole, gathered, left_out_words, tell_whole
-from vitlens.runs.targets import require_labelled
 
 DEFAULT_MODELS: Final = ("vit-micro", "resnet20")
 WHOLE: Final = "whole"  # the kind that is all of this module

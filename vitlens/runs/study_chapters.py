@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
+from vitlens.commands.scaffold.expected import Part, say_expected
+from vitlens.commands.scaffold.load import load_models, load_splits
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models
 from vitlens.names import PRESETS
@@ -18,13 +21,10 @@ from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attention import attention
 from vitlens.runs.compare import compare
 from vitlens.runs.evaluate import evaluate
-from vitlens.runs.expected import Part, say_expected
 from vitlens.runs.explain import explain
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import bank_of
-from vitlens.runs.load import load_models, load_splits
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, features_parts, stats_parts
 from vitlens.runs.profile import profile
 from vitlens.runs.rollout import rollout

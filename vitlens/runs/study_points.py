@@ -6,6 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.training_progress import training_progress
+from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.data.catalogue import load_data
 from vitlens.data.shares import images_in
 from vitlens.devices import resolve_device
@@ -13,10 +19,6 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import CONFIG, read_run
 from vitlens.models.zoo import untrained
 from vitlens.preprocessing import Side
-from vitlens.runs.describe import described
-from vitlens.runs.expected import say_expected
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import ModelOptions, RunOptions
 from vitlens.runs.planned import train_parts
 from vitlens.runs.report import publish
 from vitlens.runs.study_kinds import KINDS, SEEDS, Kind, Point, epochs_for
@@ -25,8 +27,6 @@ from vitlens.runs.study_points_keep import POINTS, keep
 from vitlens.runs.study_points_tell import tell_points
 from vitlens.runs.study_trial import Ground, Trial, run_trial
 from vitlens.runs.train_plan import KeptOptions
-from vitlens.runs.training_progress import training_progress
-from vitlens.runs.unseen import keep_training_images
 from vitlens.schema import Between, Text, read_as
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from vitlens.figures.study_points import Rung, along, rungs
 from vitlens.files import RunRecord
-from vitlens.report import metrics
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import metrics
 from vitlens.runs.study_kinds import KINDS, Kind
 
 Row = Mapping[str, Any]

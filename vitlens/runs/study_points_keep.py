@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
-from vitlens.runs.folder import RunFolder
+from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.runs.study_kinds import Kind, Point
 from vitlens.runs.study_trial import Trial
 from vitlens.uncertainty import holm

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from vitlens.commands.scaffold.describe import data_words
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table, in_words, metrics, number
-from vitlens.runs.describe import data_words
+from vitlens.runs.sections import Cell, Section, Table, in_words, metrics, number
 from vitlens.runs.study_points_draw import how_long, kind_of
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from vitlens.analysis.answers.evaluate import evaluate
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.archives import Form, require_forms
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.shares import images_in, share_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
 from vitlens.models.model import Model
 from vitlens.models.zoo import untrained
-from vitlens.runs.options import RunOptions
 from vitlens.runs.study_kinds import Point
 from vitlens.schema import Between, Count, read_as
 from vitlens.training import checkpoint

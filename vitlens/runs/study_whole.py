@@ -6,6 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from vitlens.commands.scaffold.budgets import budget_words
+from vitlens.commands.scaffold.describe import label_words
+from vitlens.commands.scaffold.displayed import for_figures, for_sentences
 from vitlens.errors import UnknownNameError
 from vitlens.figures.study import Estimate as Bar
 from vitlens.figures.study import study_summary
@@ -14,12 +17,9 @@ from vitlens.models.naming import parse_models
 from vitlens.models.saved import WEIGHTS_FILE
 from vitlens.names import CommandName
 from vitlens.places import inside
-from vitlens.report import Section, in_words, metrics
 from vitlens.runs.attack_words import epsilon_words, estimate, verdict_words
-from vitlens.runs.budgets import budget_words
-from vitlens.runs.describe import label_words
-from vitlens.runs.displayed import for_figures, for_sentences
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import Section, in_words, metrics
 from vitlens.schema import read_as
 from vitlens.uncertainty import Estimate
 

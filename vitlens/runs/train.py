@@ -7,6 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import say_data
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.trackers import require_trackers
+from vitlens.commands.scaffold.tracking import TrackerWatcher
+from vitlens.commands.scaffold.training_progress import training_progress
+from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
@@ -16,25 +27,14 @@ from vitlens.models.model import Model
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import untrained
 from vitlens.names import TrackerName
-from vitlens.runs.describe import described
-from vitlens.runs.expected import say_expected
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.load import say_data
-from vitlens.runs.options import RunOptions
 from vitlens.runs.planned import train_parts
-from vitlens.runs.processes import join_run
-from vitlens.runs.progress import progress
 from vitlens.runs.report import publish
-from vitlens.runs.trackers import require_trackers
-from vitlens.runs.tracking import TrackerWatcher
 from vitlens.runs.train_compared import compare
 from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning, require_together
 from vitlens.runs.train_plan import Plan, as_begun
 from vitlens.runs.train_report import draw, tell
 from vitlens.runs.train_start import from_scratch, started_from, trained_start, usual_recipe
 from vitlens.runs.train_taught import Lesson, keep_lesson, lesson_of, look_ahead, shape_with_token, taking_part
-from vitlens.runs.training_progress import training_progress
-from vitlens.runs.unseen import keep_training_images
 from vitlens.training.head import fit_head
 from vitlens.training.kept import require_interval
 from vitlens.training.loop import fit

@@ -6,14 +6,14 @@ from typing import Any
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate
 from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.catalogue import load_data
 from vitlens.figures.train_beside import Bar, side_by_side
 from vitlens.files import RunRecord
 from vitlens.models.model import Model
-from vitlens.report import Section, Table, in_words, metrics
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import Section, Table, in_words, metrics
 
 _ROLES = {"student": "taught", "teacher": "its teacher", "plain": "without a teacher"}
 

@@ -9,18 +9,18 @@ import torch
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy
 from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.scaffold.describe import described
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.processes import join_run
 from vitlens.errors import InputError
 from vitlens.figures.train_compared import Point, learning_compared
 from vitlens.files import RESULTS, RunRecord, read_run
 from vitlens.models.naming import parse_model
 from vitlens.models.zoo import load
 from vitlens.processes import Processes
-from vitlens.report import Cell, Section, Table, in_words, metrics
-from vitlens.runs.describe import described
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.options import RunOptions
-from vitlens.runs.processes import join_run
 from vitlens.runs.report import Drawn, publish
+from vitlens.runs.sections import Cell, Section, Table, in_words, metrics
 from vitlens.runs.train_beside import answers_of
 from vitlens.runs.train_plan import Plan
 from vitlens.schema import read_as

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, read_run
 from vitlens.models.build import Overrides
 from vitlens.names import Precision
 from vitlens.preprocessing import Side
-from vitlens.runs.options import RunOptions
 from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning
 from vitlens.schema import Between, Text, read_as
 

@@ -7,8 +7,8 @@ from vitlens.figures.confusion import confusion_matrix
 from vitlens.figures.evaluate import per_class_bars
 from vitlens.figures.train import training_curves
 from vitlens.files import RunRecord
-from vitlens.report import Section, Table, in_words, metrics
 from vitlens.runs.report import Drawn
+from vitlens.runs.sections import Section, Table, in_words, metrics
 from vitlens.runs.train_beside import draw_beside, has_beside, tell_beside
 from vitlens.runs.train_compared import draw as draw_comparison
 from vitlens.runs.train_compared import is_comparison

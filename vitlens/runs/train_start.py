@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.errors import InputError
@@ -14,7 +15,6 @@ from vitlens.models.new_head import for_classes
 from vitlens.models.support import require_supported
 from vitlens.models.zoo import load
 from vitlens.names import PRESETS, Part
-from vitlens.runs.options import RunOptions
 from vitlens.runs.train_options import Tuning
 from vitlens.training.finetune import require_last, require_learned, trained_share
 from vitlens.training.head import require_cacheable

@@ -13,11 +13,11 @@ from torch import Tensor
 import vitlens
 from tests.lens.tiny import ours
 from vitlens.cli.main import run
+from vitlens.commands.scaffold.load import load_split
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.errors import DataError
 from vitlens.models.model import Model
 from vitlens.preprocessing import Preprocessing
-from vitlens.runs.load import load_split
-from vitlens.runs.options import RunOptions
 
 RANDOM = np.random.default_rng(0).integers(0, 256, (50, 41, 4), dtype=np.uint8)
 TURNED = Image.Exif()

@@ -36,7 +36,8 @@ def similarity(
 
     Unbiased HSIC unless biased is asked for; see vitlens.analysis.features.cka. 1 for the same features up to rotation,
     scale and shift, about 0 (or a little less) for unrelated ones. The interval is a jackknife: seeded groups of images
-    are left out in turn (none with fewer than 4 images a group). Raises InputError for fewer than 4 images, or other ones.
+    are left out in turn (none with fewer than 4 images a group). Raises InputError for fewer than 4 images, or for
+    others.
 
     >>> import torch, vitlens
     >>> images = torch.rand(8, 3, 32, 32)

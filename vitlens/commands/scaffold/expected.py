@@ -9,11 +9,11 @@ from time import perf_counter
 import torch
 
 from vitlens.analysis.cost.latency import passes
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
-from vitlens.report import in_time
-from vitlens.runs.options import RunOptions
+from vitlens.runs.sections import in_time
 
 PATIENCE = 120.0  # seconds that a run may take without a word before it
 _TIMED = 8  # images in the pass that is timed

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.analysis.answers.evaluate import answers
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.models.model import Model
-from vitlens.runs.options import RunOptions
 
 PREDICTED: Final = "predicted"
 TRUE: Final = "true"

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.files import RunRecord
-from vitlens.runs.options import RunOptions
 
 if TYPE_CHECKING:
     from vitlens.data.split import Split

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.devices import resolve_device
 from vitlens.processes import Processes, join
-from vitlens.runs.options import RunOptions
 
 
 def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:

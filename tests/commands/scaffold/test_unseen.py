@@ -12,10 +12,10 @@ from PIL import Image
 
 import vitlens
 from vitlens.cli.main import run
+from vitlens.commands.scaffold.load import load_split, load_splits
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import load_sets
-from vitlens.runs.load import load_split, load_splits
-from vitlens.runs.options import RunOptions
 from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True)

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.unseen import run_of
 from vitlens.files import RunRecord
 from vitlens.models.model import Model
 from vitlens.names import PRESETS
-from vitlens.report import in_words
-from vitlens.runs.folder import RunFolder
-from vitlens.runs.unseen import run_of
+from vitlens.runs.sections import in_words
 from vitlens.training.recipe import Recipe, recipe_for
 
 TABLE: Final = "training"

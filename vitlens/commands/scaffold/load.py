@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from vitlens.analysis.answers.classes import reading
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.unseen import Known, divided, known_of, unseen
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
@@ -21,8 +23,6 @@ from vitlens.models.naming import parse_models, require_rule
 from vitlens.models.support import require_supported
 from vitlens.models.zoo import load
 from vitlens.names import CommandName
-from vitlens.runs.options import ModelOptions, RunOptions
-from vitlens.runs.unseen import Known, divided, known_of, unseen
 
 
 def load_models(

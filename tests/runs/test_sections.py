@@ -4,7 +4,7 @@ import pytest
 
 from vitlens.errors import InputError
 from vitlens.files import RunRecord
-from vitlens.report import Cell, Section, Table, in_time, in_words, markdown, metrics
+from vitlens.runs.sections import Cell, Section, Table, in_time, in_words, markdown, metrics
 from vitlens.uncertainty import Estimate
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import vitlens
+from vitlens.commands.scaffold.budgets import Budget, Difference, budget_of, budget_words, differences
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.files import read_run
-from vitlens.runs.budgets import Budget, Difference, budget_of, budget_words, differences
 from vitlens.runs.evaluate import evaluate
-from vitlens.runs.options import RunOptions
 from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20)

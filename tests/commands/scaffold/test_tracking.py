@@ -13,12 +13,12 @@ from tests.training.test_loop import TEST, same, state, trained
 from tests.training.tiny import tiny_model, tiny_recipe
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.cli.main import run
+from vitlens.commands.scaffold import trackers as module
+from vitlens.commands.scaffold.trackers import Tracker, require_trackers
+from vitlens.commands.scaffold.tracking import EVERY_STEPS, TrackerWatcher, entropies, overlay
 from vitlens.errors import InputError
 from vitlens.lens.observe import capture
 from vitlens.models import zoo
-from vitlens.runs import trackers as module
-from vitlens.runs.trackers import Tracker, require_trackers
-from vitlens.runs.tracking import EVERY_STEPS, TrackerWatcher, entropies, overlay
 from vitlens.training.watch import StepFacts, Watcher
 
 CONFIG = {"model": "tiny", "recipe": {"epochs": 3, "betas": [0.9, 0.999], "clip": None}}
@@ -143,7 +143,7 @@ def test_a_look_that_fails_does_no_harm(backends, tmp_path, heard, monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("in the look")
 
-    monkeypatch.setattr("vitlens.runs.tracking.statistics", broken)
+    monkeypatch.setattr("vitlens.commands.scaffold.tracking.statistics", broken)
     trained(tmp_path, watchers=[watcher(tmp_path, heard)])
     assert heard == ["attention is tracked no more (in the look); the training goes on"]
     assert [step for name, step in backends["tensorboard"].told if name == "log"] == [5, 10, 10, 15]

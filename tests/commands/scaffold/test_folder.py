@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from vitlens import files
+from vitlens.commands.scaffold.folder import RunFolder, versions
 from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
 from vitlens.files import read_json, read_run, write_text
-from vitlens.runs.folder import RunFolder, versions
 from vitlens.uncertainty import Estimate
 
 

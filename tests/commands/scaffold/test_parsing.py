@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitlens.cli.lists import counts, many_side_lengths, numbers, one_of, side_lengths, two_counts
+from vitlens.commands.scaffold.parsing import counts, many_side_lengths, numbers, one_of, side_lengths, two_counts
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import FUSIONS
 

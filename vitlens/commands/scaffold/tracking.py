@@ -15,13 +15,13 @@ from torch import Tensor
 
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.heads.statistics import Statistics, statistics
+from vitlens.commands.scaffold.trackers import Tracker
 from vitlens.data.split import Split
 from vitlens.display import for_terminal
 from vitlens.errors import UnsupportedError
 from vitlens.figures.overlays import overlay_rows
 from vitlens.models.model import Model
 from vitlens.names import TrackerName
-from vitlens.runs.trackers import Tracker
 from vitlens.shapes import Images
 from vitlens.training.metrics import EpochMetrics
 from vitlens.training.watch import StepFacts

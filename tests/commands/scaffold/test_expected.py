@@ -8,12 +8,12 @@ from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.attribution.registry import METHODS
 from vitlens.cli.main import run
+from vitlens.commands.scaffold import expected
+from vitlens.commands.scaffold.expected import Load, Pace, Part, advice, pace_of, seconds_of
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
-from vitlens.runs import expected
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.expected import Load, Pace, Part, advice, pace_of, seconds_of
-from vitlens.runs.options import RunOptions
 from vitlens.runs.planned import METHOD_COSTS, ablate_parts, attack_parts, explain_parts
 
 ANSWERS, DAMAGE = Part("answers", forwards=100), Part("damage", forwards=1000, shorter="--no-damage")

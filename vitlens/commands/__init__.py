@@ -1,0 +1,1 @@
+"""What a user types: one folder a command, from its options to its report."""
