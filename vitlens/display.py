@@ -71,6 +71,11 @@ def protected(name: str) -> str:
     return name.translate(_PROTECT)
 
 
+def unprotected(text: str) -> str:
+    """The same name as anything but a sentence shows it."""
+    return text.translate(_RESTORE)
+
+
 def as_markdown(text: str) -> str:
     """A paragraph of ours with names in it: **bold** and `code` are ours, all else is written so that it is only read.
 

@@ -196,8 +196,8 @@ def read_run(folder: Path) -> RunRecord:
     if missing:
         raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
     config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
-    if "schema" in results and results["schema"] != 1:
-        raise InputError(f"expected results of schema 1 in {folder / RESULTS}, found schema {results['schema']!s:.40}")
+    if "schema" in results and results["schema"] not in (1, 2):
+        raise InputError(f"expected results of schema 2 in {folder / RESULTS}, found schema {results['schema']!s:.40}")
     read_as(Results, results, source=str(folder / RESULTS), hint=_AGAIN)
     _require_short_cells(results, folder / RESULTS)
     read_as(Config, config, source=str(folder / CONFIG), unknown="ignore", hint=_AGAIN)

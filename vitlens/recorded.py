@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from vitlens.displayed import Given, Verbatim
 from vitlens.names import FigureFormat
 from vitlens.schema import Between, Count, Length, Name, Text
 
@@ -23,7 +24,7 @@ class Measured:
 class Results:
     """results.json, but for what the rows of its tables are: each command knows its own."""
 
-    schema: Literal[1]
+    schema: Literal[1, 2]
     command: Name
     status: Literal["running", "done", "failed", "interrupted"]
     seconds: Annotated[float, Between(0, 1e10)]
@@ -36,8 +37,8 @@ class ModelEntry:
     """One of the models in config.json: what becomes part of file names, and what every report says of it."""
 
     alias: Name
-    name: Text = ""
-    weights: Text = ""
+    name: Annotated[Text, Given()] = ""
+    weights: Annotated[Text, Given()] = ""
     sha256: str | None = None
     parameters: Count = 0
     notes: tuple[Text, ...] = ()
@@ -47,7 +48,7 @@ class ModelEntry:
 class Skipped:
     """An image that was left out."""
 
-    file: Text
+    file: Annotated[Text, Given()]
     reason: Text
 
 
@@ -55,7 +56,8 @@ class Skipped:
 class Data:
     """What config.json says of the images."""
 
-    title: Text = ""
+    title: Annotated[Text, Given()] = ""
+    part: Text = ""
     images: Count = 0
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Text, ...] = ()
@@ -68,7 +70,10 @@ class Config:
     title: Text = ""
     formats: tuple[FigureFormat, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    command_line: Text = ""
+    command_line: Annotated[Text, Verbatim()] = ""
+    device: Text = ""
+    precision: Text = ""
+    seed: int | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     models: tuple[ModelEntry, ...] = ()
     data: Data | None = None

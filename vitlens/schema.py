@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -85,9 +86,9 @@ def read_as(
 ) -> T:
     """What was found in a file as a frozen dataclass, whose fields are read by their annotations.
 
-    Understood in fields: str, int, float (finite), bool, None, Literal, unions, tuple[X, ...], tuple[X, Y], list[X],
-    Mapping[str, X], dataclasses, and object for anything. A field that is missing takes its default. source: the
-    file's name in messages; unknown: what to do with keys that no field has; hint: what to type, at the end of a
+    Understood in fields: str, int, float (finite), bool, Path, None, Literal, unions, tuple[X, ...], tuple[X, Y],
+    list[X], Mapping[str, X], dataclasses, and object for anything. A field that is missing takes its default. source:
+    the file's name in messages; unknown: what to do with keys that no field has; hint: what to type, at the end of a
     message. Raises `error` at the first place that does not fit, or that a dataclass refuses itself.
     """
     try:
@@ -129,6 +130,8 @@ class _Reader:
             return found if found is None else _refuse(place, "null", found)
         if kind in (str, int, float, bool):
             return _plain(kind, found, place, bounds)
+        if kind is Path:
+            return Path(str(_plain(str, found, place, bounds)))
         if origin in (tuple, list):
             return self._items(kind, found, place, bounds)
         if isinstance(origin, type) and issubclass(origin, Mapping):

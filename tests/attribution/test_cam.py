@@ -99,7 +99,7 @@ def test_ablation_takes_channels_away_as_in_the_paper(make):
     plain = reading.logits.gather(1, TARGETS[:, None])
     expected = torch.zeros_like(found)
     with torch.no_grad():
-        handle = model.model.get_submodule(place.module).register_forward_hook(cut)
+        handle = model.module.get_submodule(place.module).register_forward_hook(cut)
         for number in range(reading.activations.shape[1]):
             channel[:] = [number]
             fall = (plain - model(batch).gather(1, TARGETS[:, None])) / plain.abs()

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from vitlens.commands.registry import COMMANDS
+
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
-    """Replaces vitlens.runs.<word>.<word> by a function that keeps its arguments, or raises what it is given."""
+    """Replaces what a command runs by a function that keeps its arguments, or raises what it is given.
+
+    Of a command of the registry: `measure`, whose one argument is its options.
+    """
 
     def replace(word: str, *, error: BaseException | None = None, result: object = ()) -> Calls:
         calls: Calls = []
@@ -23,8 +28,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
                 raise error
             return result
 
-        module = ModuleType(f"vitlens.runs.{word}")
-        setattr(module, word, run)
+        place, name = (f"commands.{word}.measure", "measure") if word in COMMANDS else (f"runs.{word}", word)
+        module = ModuleType(f"vitlens.{place}")
+        setattr(module, name, run)
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return calls
 

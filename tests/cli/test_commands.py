@@ -6,21 +6,22 @@ import pytest
 
 from vitlens.cli.main import EXAMPLES, run
 from vitlens.cli.words import one_option_an_image
+from vitlens.commands.registry import COMMANDS as REGISTRY
+from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.names import COMMANDS, FUSIONS
+from vitlens.names import COMMANDS
 from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning
+
+WORDS = {command.__name__: example for command, example in EXAMPLES.items()} | {
+    word: command.example for word, command in REGISTRY.items()
+}
 
 
 def test_defaults_of_the_command_line_are_those_of_the_options(stand_in):
     calls = stand_in("rollout")
     assert run(["rollout", "vit-digits"]) == 0
-    [(args, options)] = calls
-    assert args == ("vit-digits",)
-    assert options["options"] == RunOptions(command="vitlens rollout vit-digits")
-    assert options["model_options"] == ModelOptions()
-    assert (options["images"], options["data"]) == (None, None)
-    assert options["fusion"] == FUSIONS
-    assert (options["method"], options["target"]) == ((), "predicted")  # the run takes those that the model has
+    [((options,), _)] = calls
+    assert options == RolloutOptions("vit-digits", run=RunOptions(command="vitlens rollout vit-digits"))
 
 
 def test_every_shared_option_arrives(stand_in):
@@ -32,8 +33,8 @@ def test_every_shared_option_arrives(stand_in):
     )
     calls = stand_in("rollout")
     assert run(line.split()) == 0
-    [(_, options)] = calls
-    assert options.pop("options") == RunOptions(
+    [((options,), _)] = calls
+    assert options.run == RunOptions(
         device="cuda:1",
         precision="bf16",
         seed=5,
@@ -46,7 +47,7 @@ def test_every_shared_option_arrives(stand_in):
         data_dir=Path("c"),
         command=f"vitlens {line}",
     )
-    assert options.pop("model_options") == ModelOptions(
+    assert options.model_options == ModelOptions(
         weights=Path("w.safetensors"),
         random_weights=True,
         arch="a",
@@ -55,18 +56,20 @@ def test_every_shared_option_arrives(stand_in):
         std=(0.5, 0.5, 0.5),
         classes=Path("names.txt"),
     )
-    assert options == {
-        "images": None,
-        "data": "d",
-        "method": ("relevance", "flow"),
-        "target": "cat",
-        "fusion": ("max",),
-        "discard": 0.5,
-        "alpha": 0.25,
-        "start_layer": 2,
-        "layer": 1,
-        "readout": "mean",
-    }
+    assert options == RolloutOptions(
+        "timm:x",
+        data="d",
+        method=("relevance", "flow"),
+        target="cat",
+        fusion=("max",),
+        discard=0.5,
+        alpha=0.25,
+        start_layer=2,
+        layer=1,
+        readout="mean",
+        model_options=options.model_options,
+        run=options.run,
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,13 +202,12 @@ def test_attention_passes_on_the_views(stand_in, capsys):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("command", EXAMPLES, ids=COMMANDS)
-def test_the_example_of_each_command_parses(command, stand_in):
-    word = command.__name__
+@pytest.mark.parametrize("word", COMMANDS)
+def test_the_example_of_each_command_parses(word, stand_in):
     if word in ("models", "data"):
         pytest.skip("has no run to stand in for; tests/runs tries it")
     calls = stand_in(word)
-    for line in EXAMPLES[command].split(" && "):
+    for line in WORDS[word].split(" && "):
         if line.split()[1] == word:
             assert run(line.split()[1:]) == 0
     assert calls

@@ -9,11 +9,14 @@ import pytest
 
 from tests.waiting import interrupt, interruptible
 from vitlens.cli.main import EXAMPLES, run
+from vitlens.commands.registry import COMMANDS as REGISTRY
 from vitlens.errors import InputError, StorageError, UnknownNameError
 from vitlens.names import COMMANDS
 from vitlens.version import __version__
 
-WORDS = {command.__name__: example for command, example in EXAMPLES.items()}
+WORDS = {command.__name__: example for command, example in EXAMPLES.items()} | {
+    word: command.example for word, command in REGISTRY.items()
+}
 
 
 def fails(arguments: str, capsys, code: int) -> str:
@@ -102,11 +105,11 @@ def test_interrupted_leaves_with_130(tmp_path: Path):
     program = f"""
 import sys, threading, types
 from pathlib import Path
-module = types.ModuleType("vitlens.runs.rollout")
-def rollout(*args, **options):
+module = types.ModuleType("vitlens.commands.rollout.measure")
+def measure(options):
     Path({str(started)!r}).touch()
     threading.Event().wait()
-module.rollout = rollout
+module.measure = measure
 sys.modules[module.__name__] = module
 sys.argv = ["vitlens", "rollout", "vit-digits"]
 from vitlens.cli.main import main

@@ -73,7 +73,7 @@ def test_logits_are_unchanged_and_every_layer_is_seen(family):
 def test_anatomy(family):
     name, model = family
     anatomy = model.anatomy
-    assert all(model.model.get_submodule(block) for block in anatomy.blocks)
+    assert all(model.module.get_submodule(block) for block in anatomy.blocks)
     assert len(anatomy.blocks) == (4 if name in ("cait", "swin", "swinv2", "torchvision-swin") else 2)
     if name not in EXPECTED:
         assert (anatomy.family, anatomy.layout, anatomy.readout) == ("windowed", None, "mean")

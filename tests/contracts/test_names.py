@@ -9,6 +9,7 @@ import pytest
 import vitlens
 from vitlens import names
 from vitlens.cli.main import EXAMPLES
+from vitlens.commands.registry import COMMANDS
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.training.recipe import RECIPES
 
@@ -27,12 +28,15 @@ def test_every_preset_has_a_recipe():
     assert {name.partition("/")[0] for name in RECIPES} == set(names.PRESETS)
 
 
-def test_every_command_has_its_file_at_each_layer():
+def test_every_command_has_its_files():
     folder = Path(vitlens.__file__).parent
-    assert {command.__name__ for command in EXAMPLES} == set(names.COMMANDS)
-    for word in names.COMMANDS:
+    assert {command.__name__ for command in EXAMPLES} | set(COMMANDS) == set(names.COMMANDS)
+    for word in set(names.COMMANDS) - set(COMMANDS):
         assert (folder / "cli" / f"{word}.py").is_file()
         assert (folder / "runs" / f"{word}.py").is_file()
+    for word in COMMANDS:
+        files = {path.name for path in (folder / "commands" / word).iterdir()}
+        assert {"options.py", "measure.py"} <= files
 
 
 def test_the_public_names_are_what_the_type_checker_is_told():

@@ -18,6 +18,7 @@ from vitlens import ablate, attack, compare, evaluate, explain, features, profil
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.attribution.registry import methods_for
 from vitlens.cli import main
+from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold import load as loading
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
@@ -75,7 +76,7 @@ WITHOUT = {  # the commands that a family lacks: from what the family is, not fr
 
 
 @cache
-def model(name: str) -> Model:
+def family(name: str) -> Model:
     model = MODELS[name]()
     model.alias = name
     outputs = model(images(model.input_size, batch=1)).shape[1]
@@ -114,11 +115,11 @@ def test_every_command_that_takes_a_model_has_its_needs():
         command.__name__
         for command in main.EXAMPLES
         if {"model", "models"} & set(inspect.signature(command).parameters)
-    }
+    } | {word for word, command in COMMANDS.items() if command.needs is not None}
     assert set(NEEDS) == takes
     assert {need for needs in NEEDS.values() for need in needs} <= set(CHECKS)
     with pytest.raises(UnknownNameError):
-        model("resnet20").supports("data")
+        family("resnet20").supports("data")
 
 
 SLOW = pytest.mark.slow
@@ -130,11 +131,11 @@ def quick(name: str) -> bool:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if quick(name) else SLOW) for name in MODELS])
 def test_a_family_supports_what_it_is_made_for(name):
-    model = module(name)
+    model = family(name)
     refused = {command for command in NEEDS if model.supports(command) is not None}
     assert refused == WITHOUT.get(name, set())
     assert supported(model) == tuple(command for command in NEEDS if command not in refused)
-    meta = model_of(deepcopy(model.model), alias=name, size=model.input_size).to("meta")
+    meta = model_of(deepcopy(model.module), alias=name, size=model.input_size).to("meta")
     meta.classes = model.classes
     assert supported(meta) == supported(model)  # shapes decide
     for command in refused:
@@ -150,7 +151,7 @@ PAIRS = [pytest.param(name, command, marks=() if quick(name) else SLOW) for name
 
 @pytest.mark.parametrize(("name", "command"), PAIRS)
 def test_what_is_supported_works_and_what_is_not_is_refused_with_the_same_reason(name, command):
-    model = module(name)
+    model = family(name)
     batch, labels, reason = images(model.input_size), torch.tensor([0, 1]), model.supports(command)
     if reason is None:
         assert FUNCTIONS[command](model, batch, labels) is not None
@@ -187,7 +188,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def load(name: str, **_options: object) -> Model:
         alias, _, short = name.rpartition("=")
-        found = model(short)
+        found = family(short)
         twin = model_of(found.module, alias=alias or short, size=found.input_size)
         twin.classes, twin.provenance = found.classes, found.provenance
         return twin
@@ -199,7 +200,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("command", ["evaluate", "attention", "rollout"])
 def test_a_command_refuses_before_it_makes_a_folder(command, named, tmp_path, capsys):
     for name in ("headless", "resnet20", "mobilevit"):
-        reason = model(name).supports(command)
+        reason = family(name).supports(command)
         if reason is not None:
             assert main.run(typed(command, name, tmp_path / "out")) == 2
             assert reason in capsys.readouterr().err
@@ -210,7 +211,7 @@ def test_a_command_refuses_before_it_makes_a_folder(command, named, tmp_path, ca
 @pytest.mark.parametrize("command", LINES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_command_runs_where_it_is_supported_and_is_refused_elsewhere(name, command, named, tmp_path, capsys):
-    reason = model(name).supports(command)
+    reason = family(name).supports(command)
     code = main.run(typed(command, name, tmp_path / "out"))
     said = capsys.readouterr().err
     assert code == (0 if reason is None else 2), said

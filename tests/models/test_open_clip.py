@@ -70,7 +70,7 @@ def test_an_ensemble_of_templates_is_the_librarys(model):
 
 
 def test_the_text_tower_is_beside_the_model_and_not_in_it(model):
-    visual = sum(part.numel() for part in model.model.visual.parameters())
+    visual = sum(part.numel() for part in model.module.visual.parameters())
     whole = sum(part.numel() for part in text_tower(model).model.parameters())
     assert model.parameter_count() == visual < whole
     assert not any(part.requires_grad for part in text_tower(model).model.parameters())

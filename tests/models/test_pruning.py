@@ -53,7 +53,7 @@ def assert_same(first: Model, second: Model) -> None:
 def test_the_logits_of_masked_heads_with_fewer_parameters(name, heads):
     whole = CUT[name]()
     batch = images(whole.input_size)
-    before = {key: value.clone() for key, value in whole.model.state_dict().items()}
+    before = {key: value.clone() for key, value in whole.module.state_dict().items()}
     expected, clean = masked(whole, heads, batch), whole(batch)
     pruned = prune_heads(whole, heads)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_the_logits_of_masked_heads_with_fewer_parameters(name, heads):
     assert pruned.parameter_count() == whole.parameter_count() - lost
     assert not any(parameter.requires_grad for parameter in pruned.parameters())
     assert not pruned.training
-    assert all(torch.equal(value, before[key]) for key, value in whole.model.state_dict().items())
+    assert all(torch.equal(value, before[key]) for key, value in whole.module.state_dict().items())
     assert whole.architecture["pruned"] == {}
     assert pruned.provenance.notes[-1].startswith(f"removed {sum(map(len, heads.values()))} of ")
 
@@ -195,15 +195,15 @@ def test_timms_comes_back_from_its_file(tmp_path):
 @torch.no_grad()
 def test_lost_heads_are_put_back_as_zeros(name, removed):
     whole = CUT[name]()
-    attention = next(attention_modules(whole.model))
-    cut = copy.deepcopy(whole.model)
+    attention = next(attention_modules(whole.module))
+    cut = copy.deepcopy(whole.module)
     cut_heads(cut, {attention: removed})
     made = cut.get_submodule(attention)
     assert isinstance(made, Headless) == (len(removed) == 2)
     assert isinstance(made, MultiheadCut) == (name == "torchvision-vit" and len(removed) == 1)
     assert not made.training
-    again = copy.deepcopy(whole.model)
-    again.load_state_dict(with_lost_heads(cut.state_dict(), whole.model, {attention: removed}))
+    again = copy.deepcopy(whole.module)
+    again.load_state_dict(with_lost_heads(cut.state_dict(), whole.module, {attention: removed}))
     batch = images()
     torch.testing.assert_close(again(batch), cut(batch), atol=1e-5, rtol=0)
     cut_heads(again, {attention: removed})

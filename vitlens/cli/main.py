@@ -13,6 +13,7 @@ import typer
 from vitlens.cli.ablate import ablate
 from vitlens.cli.attack import attack
 from vitlens.cli.attention import attention
+from vitlens.cli.build import command_function
 from vitlens.cli.bundles import expanded
 from vitlens.cli.compare import compare
 from vitlens.cli.data import data
@@ -24,12 +25,13 @@ from vitlens.cli.models import models
 from vitlens.cli.predict import predict
 from vitlens.cli.profile import profile
 from vitlens.cli.report import report
-from vitlens.cli.rollout import rollout
 from vitlens.cli.stats import stats
 from vitlens.cli.study import study
 from vitlens.cli.terminal import close, complain, fault_of, output_failed, say, take_any_letter
 from vitlens.cli.train import train
 from vitlens.cli.words import Command, Commands
+from vitlens.commands.registry import COMMANDS
+from vitlens.names import COMMANDS as WORDS
 from vitlens.version import __version__
 
 EXAMPLES: dict[Callable[..., None], str] = {
@@ -38,7 +40,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     train: "vitlens train vit-micro --epochs 1",
     evaluate: "vitlens evaluate vit-digits cnn-digits",
     attention: "vitlens attention vit-digits",
-    rollout: "vitlens rollout vit-digits --fusion mean,max,min",
     stats: "vitlens stats vit-digits --limit 100",
     ablate: "vitlens ablate vit-digits --limit 100",
     compare: "vitlens compare vit-digits cnn-digits",
@@ -61,8 +62,13 @@ app = typer.Typer(
     epilog="Example: vitlens study",
     pretty_exceptions_enable=False,
 )
-for command, example in EXAMPLES.items():
-    app.command(command.__name__, cls=Command, epilog=f"Example: {example}")(expanded(command))
+_FUNCTIONS: dict[str, tuple[Callable[..., None], str]] = {
+    **{command.__name__: (expanded(command), example) for command, example in EXAMPLES.items()},
+    **{word: (command_function(command), command.example) for word, command in COMMANDS.items()},
+}
+for word in WORDS:
+    function, example = _FUNCTIONS[word]
+    app.command(word, cls=Command, epilog=f"Example: {example}")(function)
 
 
 def _say_version(wanted: bool | None) -> bool:

@@ -8,8 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.displayed import for_figures, for_sentences
 from vitlens.commands.scaffold.folder import RunFolder, require_plain
+from vitlens.commands.scaffold.publish import report as report_of
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
 from vitlens.places import inside
@@ -33,7 +35,6 @@ _COMMANDS: Final = {
     "predict": "vitlens.runs.predict",
     "profile": "vitlens.runs.profile",
     "attention": "vitlens.runs.attention",
-    "rollout": "vitlens.runs.rollout",
     "stats": "vitlens.runs.stats",
     "train": "vitlens.runs.train",
     "study": "vitlens.runs.study",
@@ -69,6 +70,8 @@ def report(folder: Path) -> Path:
     UnknownNameError when its command leaves no report.
     """
     record = read_run(folder)
+    if record.command in COMMANDS:
+        return report_of(folder)
     if record.command not in _COMMANDS:
         raise UnknownNameError("report of the command", record.command, _COMMANDS)
     require_plain(folder)

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
+from vitlens.commands.rollout.measure import measure as rollout
+from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.expected import Part, say_expected
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
@@ -27,7 +29,6 @@ from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import bank_of
 from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, features_parts, stats_parts
 from vitlens.runs.profile import profile
-from vitlens.runs.rollout import rollout
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
 from vitlens.runs.train import train
@@ -141,7 +142,15 @@ class Chapters:
         elif word == "attention":
             attention(names[0], **shared)
         else:
-            rollout(names[0], **shared)
+            rollout(
+                RolloutOptions(
+                    names[0],
+                    self.ground.images,
+                    self.ground.data or None,
+                    model_options=self.model_options,
+                    run=options,
+                )
+            )
 
     def explain(self, name: str) -> None:
         """Which map of a model can be trusted: a few methods of each kind in every check."""

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from vitlens.commands.scaffold.budgets import budget_words
 from vitlens.commands.scaffold.describe import label_words
-from vitlens.commands.scaffold.displayed import for_figures, for_sentences
+from vitlens.commands.scaffold.displayed import for_sentences
 from vitlens.errors import UnknownNameError
 from vitlens.figures.study import Estimate as Bar
 from vitlens.figures.study import study_summary
@@ -18,6 +17,7 @@ from vitlens.models.saved import WEIGHTS_FILE
 from vitlens.names import CommandName
 from vitlens.places import inside
 from vitlens.runs.attack_words import epsilon_words, estimate, verdict_words
+from vitlens.runs.moved import draw, tell
 from vitlens.runs.report import Drawn
 from vitlens.runs.sections import Section, in_words, metrics
 from vitlens.schema import read_as
@@ -79,7 +79,8 @@ def gathered(path: Path, chapters: Sequence[Chapter]) -> Mapping[str, Estimate]:
                 continue  # of the model's own predictions: 1 by definition
             first, *rest = name.split("/")
             # what two chapters measure is that of the first: the later ones take fewer images
-            found.setdefault("/".join((first, chapter.alias, *rest)) if chapter.alias else name, measured)
+            named = chapter.alias and record.results["schema"] == 1  # else its name says whose it is
+            found.setdefault("/".join((first, chapter.alias, *rest)) if named else name, measured)
     return found
 
 
@@ -90,8 +91,7 @@ def draw_whole(record: RunRecord) -> Iterator[Drawn]:
             "summary", _summary(record), "Accuracy on the test images, and how often the map's peak is on the object."
         )
     for chapter in _chapters(record):
-        module = import_module(f"vitlens.runs.{chapter.word}")
-        for drawn in module.draw(for_figures(read_run(inside(record.folder, chapter.folder)))):
+        for drawn in draw(read_run(inside(record.folder, chapter.folder))):
             yield replace(drawn, name=_figure_name(chapter, drawn.name))
 
 
@@ -152,8 +152,7 @@ def tell_whole(record: RunRecord) -> list[Section]:
     sections = [Section("Summary", tuple(lines), figures=("summary",) if known else ())]
     limits: dict[str, None] = {}
     for chapter in _chapters(record):
-        module = import_module(f"vitlens.runs.{chapter.word}")
-        for section in module.tell(for_sentences(read_run(inside(record.folder, chapter.folder)))):
+        for section in tell(read_run(inside(record.folder, chapter.folder))):
             if section.title == "Limits":
                 limits |= dict.fromkeys(section.paragraphs)
                 continue

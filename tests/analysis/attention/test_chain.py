@@ -107,8 +107,8 @@ def model(
 
 
 @pytest.mark.parametrize(("fusion", "alpha"), [("mean", 0.5), ("mean", 0.0), ("max", 0.3), ("min", 0.5)])
-def test_rollout_is_the_product_of_whole_matrices(module, fusion, alpha):
-    model, batch, weights, _, maps = module
+def test_rollout_is_the_product_of_whole_matrices(model, fusion, alpha):
+    model, batch, weights, _, maps = model
     fuse = {"mean": lambda w: w.mean(1), "max": lambda w: w.amax(1), "min": lambda w: w.amin(1)}[fusion]
     layers = [mixed(fuse(layer), alpha) for layer in weights]
     for start in range(len(layers)):
@@ -123,9 +123,9 @@ def asked_for(weights: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
     return [(layer * gradient).clamp_min(0).mean(1) for layer, gradient in zip(weights, gradients)]
 
 
-def test_relevance_is_the_product_of_whole_matrices(module):
+def test_relevance_is_the_product_of_whole_matrices(model):
     """Equation 6, R ← R + Ā R; where patches merge, R is theirs. What nothing was asked of is taken off: R - I."""
-    model, batch, *_, maps = module
+    model, batch, *_, maps = model
     exact = copy.deepcopy(model).double()  # R - I is a small difference
     weights, gradients, _ = whole_layers(exact, batch.double())
     steps = [torch.eye(layer.shape[-1]) + layer for layer in asked_for(weights, gradients)]
@@ -136,8 +136,8 @@ def test_relevance_is_the_product_of_whole_matrices(module):
     close(relevance(model, batch, start_layer=start), expected.float(), rtol=1e-3)
 
 
-def test_gradient_rollout_is_the_product_of_whole_matrices(module):
-    model, batch, weights, gradients, maps = module
+def test_gradient_rollout_is_the_product_of_whole_matrices(model):
+    model, batch, weights, gradients, maps = model
     layers = [mixed(layer, 0.1) for layer in asked_for(weights, gradients)]
     for start in range(len(layers)):
         found = gradient_rollout(model, batch, alpha=0.1, start_layer=start)

@@ -300,7 +300,7 @@ def breaks_forward(model: Model) -> torch.utils.hooks.RemovableHandle:
     def broken(_module: object, _inputs: object) -> None:
         raise BrokenError
 
-    return list(model.model.children())[-1].register_forward_pre_hook(broken)
+    return list(model.module.children())[-1].register_forward_pre_hook(broken)
 
 
 def breaks_backward(model: Model) -> torch.utils.hooks.RemovableHandle:
@@ -311,7 +311,7 @@ def breaks_backward(model: Model) -> torch.utils.hooks.RemovableHandle:
         if output.requires_grad:
             output.register_hook(broken)
 
-    return list(model.model.children())[-1].register_forward_hook(watch)
+    return list(model.module.children())[-1].register_forward_hook(watch)
 
 
 def unsettled(name: str) -> tuple[Model, Tensor]:

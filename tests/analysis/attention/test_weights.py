@@ -107,7 +107,7 @@ def test_channels_are_no_map():
 @pytest.mark.parametrize("make", [ours, lambda: ours(registers=2), torchvision_vit])
 def test_position_similarity_is_the_cosine(make):
     model = make()
-    module = model.model
+    module = model.module
     positions = module.pos_embed[0] if hasattr(module, "pos_embed") else module.encoder.pos_embedding[0]
     patches = positions[1:]
     similarity = position_similarity(model)

@@ -51,7 +51,7 @@ def test_weights_come_back_bit_by_bit(name):
     with randomised(model, every, seed=3):
         inside = weights(model)
     changed = {key for key in before if not torch.equal(before[key], inside[key])}
-    assert {f"model.{key}" for key, value in model.module.named_parameters() if value.unique().numel() > 4} <= changed
+    assert {f"module.{key}" for key, value in model.module.named_parameters() if value.unique().numel() > 4} <= changed
     for key in before:
         assert torch.equal(before[key].flatten().sort().values, inside[key].flatten().sort().values)
     after = weights(model)
@@ -67,7 +67,7 @@ def test_weights_come_back_after_an_exception_and_when_nested(error):
     assert all(torch.equal(value, before[key]) for key, value in weights(model).items())
 
     def breaks(own: Model, batch: Tensor, targets: Tensor) -> Tensor:
-        if not torch.equal(own.module.head.weight, before["model.head.weight"]):
+        if not torch.equal(own.module.head.weight, before["module.head.weight"]):
             raise error
         return relevance(own, batch, targets=targets)
 
@@ -83,7 +83,7 @@ def test_the_head_alone_changes_the_head_alone():
         inside = weights(model)
     changed = {key for key in before if not torch.equal(before[key], inside[key])}
     assert changed
-    assert all(key.startswith(("model.head", "model.norm")) for key in changed)
+    assert all(key.startswith(("module.head", "module.norm")) for key in changed)
 
 
 def test_a_weights_draw_is_its_own():
@@ -92,7 +92,7 @@ def test_a_weights_draw_is_its_own():
     found = []
     for count in (1, None):
         with randomised(model, stages(model)[:count], seed=5):
-            found.append(weights(model)["model.head.weight"])
+            found.append(weights(model)["module.head.weight"])
     assert torch.equal(*found)
 
 

@@ -293,7 +293,7 @@ def test_channels_alone_are_refused():
         def forward(self, tokens: Tensor) -> Tensor:
             return tokens + self.attn(tokens)
 
-    class Model(nn.Module):
+    class Network(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.ModuleList([Block()])
@@ -303,7 +303,7 @@ def test_channels_alone_are_refused():
 
     plain = ours()
     model = Model(
-        Model(),
+        Network(),
         alias="channels",
         anatomy=Anatomy("other", ("blocks.0",)),
         preprocessing=plain.preprocessing,

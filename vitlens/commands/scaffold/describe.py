@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.files import RunRecord
+from vitlens.recorded import Data
+from vitlens.records import Record
+from vitlens.report.document import Sentence
 
 if TYPE_CHECKING:
     from vitlens.data.split import Split
@@ -35,6 +38,26 @@ def described(
     return content if split is None else {**content, "data": _split(split)}
 
 
+def settings(
+    options: Any, run: RunOptions, *, models: "Sequence[Model]" = (), split: "Split | None" = None, **more: object
+) -> dict[str, object]:
+    """The settings of a run for RunFolder.create(config=...), read back by `Record.options` and `Record.config`.
+
+    options: the dataclass that the command took; run: its run options as they hold in this process; more: what else
+    config.json says at its top.
+    """
+    content: dict[str, object] = {
+        "command_line": run.command,
+        "seed": run.seed,
+        "precision": run.precision,
+        "device": str(models[0].device) if models else run.device,
+        "options": asdict(options),
+        "models": [_model(model) for model in models],
+        **more,
+    }
+    return content if split is None else {**content, "data": _split(split)}
+
+
 def _model(model: "Model") -> dict[str, object]:
     return {
         "alias": model.alias,
@@ -58,6 +81,24 @@ def _split(split: "Split") -> dict[str, object]:
         "skipped": [asdict(skipped) for skipped in split.skipped],
         "notes": list(split.notes),
     }
+
+
+def data_sentences(record: Record) -> tuple[Sentence, ...]:
+    """What a report must say of its images: how many of what, which were left out, and what was done to them."""
+    data = record.config.data
+    return () if data is None else (Sentence(" ".join(_data_words(data)), (data,)),)
+
+
+def _data_words(data: Data) -> Iterator[str]:
+    loose = data.title == "images"  # of no data set: what --images named
+    yield f"{data.images:,} image{'s' if data.images != 1 else ''}{'' if loose else ' of ' + data.title}."
+    for note in data.notes:
+        yield f"{note[:1].upper()}{note[1:].rstrip('.')}."
+    if data.skipped:
+        files = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in data.skipped[:10])
+        more = f"; and {len(data.skipped) - 10} more in config.json" if len(data.skipped) > 10 else ""
+        were = "images were" if len(data.skipped) > 1 else "image was"
+        yield f"{len(data.skipped)} {were} left out ({files}{more})."
 
 
 def data_words(record: RunRecord) -> Iterator[str]:

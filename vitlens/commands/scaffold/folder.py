@@ -4,16 +4,17 @@ import errno
 import platform
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
+from vitlens.commands.registry import COMMANDS
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import (
     CONFIG,
@@ -27,9 +28,12 @@ from vitlens.files import (
     write_json,
 )  # fmt: skip
 from vitlens.places import inside, require_no_links
+from vitlens.records import ArraysOf, TableOf, as_arrays, as_row
 from vitlens.uncertainty import Estimate
 from vitlens.version import __version__
 
+Row = TypeVar("Row")
+Kind = TypeVar("Kind")
 Status = Literal["running", "done", "failed", "interrupted"]
 
 # All that a run ever writes; --overwrite takes these away and touches nothing else.
@@ -172,6 +176,14 @@ class RunFolder:
         """Write arrays/<name>.npz, from which figures are drawn again."""
         write_arrays(self.place("arrays", named_file(name, ".npz")), arrays)
 
+    def write(self, table: TableOf[Row], rows: Iterable[Row]) -> None:
+        """Keep a table of the rows that it declares."""
+        self._tables[table.name] = [as_row(table, row) for row in rows]
+
+    def save(self, arrays: ArraysOf[Kind], values: Kind, **parts: str) -> None:
+        """Write the arrays that a command declares, from which figures are drawn again."""
+        self.arrays(arrays(**parts), **as_arrays(values))
+
     def place(self, *parts: str) -> Path:
         """Where something is written in this folder. Raises InputError for a link, and for what leads out of it."""
         return inside(self.path, *parts)
@@ -186,11 +198,16 @@ class RunFolder:
         self._seconds = self._elapsed()
         return RunRecord(self.path, self.config, self._content("done"))
 
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, or took."""
+        return round(self._elapsed(), 3)
+
     def _elapsed(self) -> float:
         return self._before + time.monotonic() - self._start if self._seconds is None else self._seconds
 
     def _content(self, status: Status) -> dict[str, object]:
-        return _results(self.command, status, round(self._elapsed(), 3), self._metrics, self._tables)
+        return _results(self.command, status, self.seconds, self._metrics, self._tables)
 
     def _write(self, status: Status) -> None:
         write_json(self.place(RESULTS), self._content(status))
@@ -216,7 +233,7 @@ def _results(
     command: str, status: Status, seconds: float, metrics: Mapping[str, object], tables: Mapping[str, object]
 ) -> dict[str, object]:
     return {
-        "schema": 1,
+        "schema": 2 if command in COMMANDS else 1,
         "command": command,
         "status": status,
         "seconds": seconds,

@@ -1,9 +1,15 @@
-"""What every run is told, whoever calls it; free of torch, so that the command line can name it at once."""
+"""The options that commands share, one definition each; free of torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from vitlens.names import DEFAULT_SEED, Precision
+from vitlens.commands.scaffold.flags import argument, choices, option
+from vitlens.commands.scaffold.parsing import numbers, side_lengths
+from vitlens.names import DEFAULT_SEED, FORMATS, Precision
+
+_RUN = "Run and report"
+_MODEL = "Your own weights"
 
 
 @dataclass(frozen=True)
@@ -15,16 +21,26 @@ class RunOptions:
     where downloaded data is kept; command: the line that was typed, for config.json.
     """
 
-    device: str = "auto"
-    precision: Precision = "auto"
-    seed: int = DEFAULT_SEED
-    batch_size: int | None = None
-    limit: int | None = None
-    out: Path | None = None
-    overwrite: bool = False
-    quiet: bool = False
-    formats: tuple[str, ...] = ("png",)
-    data_dir: Path = Path("data")
+    limit: int | None = option(
+        "--limit", "At most N images, as many of each class.", default=None, metavar="N", low=1, panel=_RUN
+    )
+    batch_size: int | None = option(
+        "--batch-size", "Images at a time (default: fits).", default=None, metavar="N", low=1, panel=_RUN
+    )
+    device: str = option("--device", "auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME", panel=_RUN)
+    precision: Precision = option("--precision", "Number format of the arithmetic.", default="auto", panel=_RUN)
+    seed: int = option("--seed", "Of everything random.", default=DEFAULT_SEED, metavar="N", low=0, panel=_RUN)
+    out: Path | None = option(
+        "--out", "Folder to write (default: a new one, named by time).", default=None, metavar="DIR", panel=_RUN
+    )
+    overwrite: bool = option("--overwrite", "Replace --out where it exists.", default=False, panel=_RUN)
+    formats: tuple[str, ...] = choices(
+        "--format", "Figures as png, svg, pdf (comma-separated).", FORMATS, default=("png",), panel=_RUN
+    )
+    data_dir: Path = option(
+        "--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR", panel=_RUN
+    )
+    quiet: bool = option("--quiet", "Say nothing but errors and results.", default=False, panel=_RUN)
     command: str = ""
 
 
@@ -36,10 +52,66 @@ class ModelOptions:
     image_size: pixels (height, width); mean, std: per channel, in [0, 1]; classes: a file with one name a line.
     """
 
-    weights: Path | None = None
-    random_weights: bool = False
-    arch: str | None = None
-    image_size: tuple[int, int] | None = None
-    mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
-    classes: Path | None = None
+    weights: Path | None = option(
+        "--weights", "Weights for MODEL, from a file.", default=None, metavar="FILE", panel=_MODEL
+    )
+    random_weights: bool = option(
+        "--random-weights", "Untrained weights (a sanity check).", default=False, panel=_MODEL
+    )
+    arch: str | None = option(
+        "--arch",
+        "Architecture of a weights file: a preset, timm:NAME or torchvision:NAME.",
+        default=None,
+        metavar="NAME",
+        panel=_MODEL,
+        complete="model",
+    )
+    image_size: tuple[int, int] | None = option(
+        "--image-size", "Input size in pixels.", default=None, metavar="N|HxW", parse=side_lengths, panel=_MODEL
+    )
+    mean: tuple[float, float, float] | None = option(
+        "--mean", "Mean it was trained with, in [0, 1].", default=None, metavar="R,G,B", parse=numbers, panel=_MODEL
+    )
+    std: tuple[float, float, float] | None = option(
+        "--std", "Spread it was trained with.", default=None, metavar="R,G,B", parse=numbers, panel=_MODEL
+    )
+    classes: Path | None = option("--classes", "Class names, one a line.", default=None, metavar="FILE", panel=_MODEL)
+
+
+def one_model() -> Any:
+    """The argument MODEL."""
+    return argument(
+        "MODEL",
+        "vit-digits, timm:NAME, torchvision:NAME, open-clip:ARCH/TAG, a run folder or a weights file; "
+        "see vitlens models.",
+        complete="model",
+    )
+
+
+def several_models() -> Any:
+    """The argument MODEL..."""
+    return argument("MODEL...", "One or several, each as [alias=]NAME[@WEIGHTS]; see vitlens models.", complete="model")
+
+
+def data_option() -> Any:
+    """--data."""
+    return option(
+        "--data",
+        "digits, cifar10 ..., a folder of class folders or of images, or an .npz; see vitlens data.",
+        default=None,
+        metavar="DATA",
+        shown=False,
+        complete="data",
+    )
+
+
+def images_option() -> Any:
+    """--images."""
+    return option(
+        "--images", "Image files or folders of them, as many as you like.", default=(), metavar="PATH...", shown=False
+    )
+
+
+def predicted_option() -> Any:
+    """--predicted."""
+    return option("--predicted", "Take what the model predicts for the label, of images without labels.", default=False)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+EACH: Final = 6  # images on a sheet, and of a data set in all
 DRAWN: Final = 24  # images of --images that are drawn, unless --limit asks for fewer or more
 
 

@@ -11,11 +11,12 @@ from vitlens.analysis.attention.methods import Way, trace
 from vitlens.analysis.attention.rollout import rollout as rollout_maps
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.cli.main import run as main
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.rollout.measure import measure
+from vitlens.commands.rollout.options import RolloutOptions
+from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.zoo import load, save
-from vitlens.runs.rollout import rollout
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
 
@@ -23,7 +24,7 @@ OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
 def run(model: Path | str, out: Path, **changes: object) -> dict:
     from dataclasses import replace
 
-    written = rollout(str(model), model_options=ModelOptions(), options=replace(OPTIONS, out=out), **changes)
+    written = measure(RolloutOptions(str(model), run=replace(OPTIONS, out=out), **changes))
     assert written == out / "report.md"
     return json.loads((out / "results.json").read_text())
 
@@ -34,17 +35,17 @@ def test_metrics_are_the_pointing_game_on_the_masks(tiny_vit, tmp_path):
     model = load(str(tiny_vit))
     maps = torch.cat([rollout_maps(model, batch.images, fusion="max") for batch in split.batches(7)])
     hits = pointing_hits(maps, split.masks)
-    metric = results["metrics"]["localisation/pointing/rollout-max"]
+    metric = results["metrics"]["localisation/tiny-vit/pointing/rollout-max"]
     assert metric["value"] == pytest.approx(hits.float().mean().item())
     assert metric["n"] == 12
-    area = results["metrics"]["localisation/pointing/mask-area"]
+    area = results["metrics"]["localisation/tiny-vit/pointing/mask-area"]
     assert area["value"] == pytest.approx(mask_areas(split.masks).mean().item(), abs=1e-6)
     kept = np.load(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
     assert torch.from_numpy(kept[:, 0]).allclose(maps, atol=1e-6)
 
 
 def test_images_have_no_pointing_game(tiny_vit, pictures, tmp_path):
-    results = run(tiny_vit, tmp_path / "out", images=[str(pictures)])
+    results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
     assert not [name for name in results["metrics"] if name.startswith("localisation")]
     assert len(results["tables"]["images"]) == 3
     usual = ["rollout-mean", "rollout-max", "rollout-min", "relevance"]
@@ -54,7 +55,14 @@ def test_images_have_no_pointing_game(tiny_vit, pictures, tmp_path):
 def test_an_unreadable_image_is_counted_and_named(tiny_vit, pictures, tmp_path):
     broken = tmp_path / "broken.jpg"
     broken.write_text("no image")
-    run(tiny_vit, tmp_path / "out", images=[str(pictures), str(broken)])
+    run(
+        tiny_vit,
+        tmp_path / "out",
+        images=(
+            str(pictures),
+            str(broken),
+        ),
+    )
     text = (tmp_path / "out" / "report.md").read_text()
     assert "1 image was left out" in text
     assert "broken.jpg" in text
@@ -75,7 +83,7 @@ def test_every_method_is_the_function_of_its_name(tiny_vit, tmp_path):
 
 @pytest.mark.parametrize("target", ["3", "predicted"])
 def test_a_named_class_is_asked_of_every_image(tiny_vit, pictures, tmp_path, target):
-    results = run(tiny_vit, tmp_path / "out", images=[str(pictures)], method=("relevance",), target=target)
+    results = run(tiny_vit, tmp_path / "out", images=(str(pictures),), method=("relevance",), target=target)
     asked = [row["target"] for row in results["tables"]["images"]]
     predicted = [row["prediction"] for row in results["tables"]["images"]]
     assert asked == (predicted if target == "predicted" else ["3"] * 3)
@@ -96,7 +104,7 @@ def test_maps_that_are_zero_everywhere_are_said(tmp_path):
 )
 def test_targets_that_cannot_be(tiny_vit, pictures, tmp_path, target, message):
     with pytest.raises(InputError, match=message):
-        run(tiny_vit, tmp_path / "out", images=[str(pictures)], target=target)
+        run(tiny_vit, tmp_path / "out", images=(str(pictures),), target=target)
     assert not (tmp_path / "out").exists()
 
 
@@ -106,7 +114,7 @@ def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
         (InputError, tiny_vit, {"discard": 1.0}),
         (InputError, tiny_vit, {"start_layer": 2}),
         (InputError, tiny_vit, {"method": ("attention",), "layer": 2}),
-        (InputError, tiny_vit, {"images": [str(pictures)], "data": "digits"}),
+        (InputError, tiny_vit, {"images": (str(pictures),), "data": "digits"}),
         (InputError, tmp_path / "nothing", {}),
     ):
         with pytest.raises(error):
@@ -118,11 +126,13 @@ def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
 def test_all_images_given_are_drawn_or_said(command, tiny_vit, pictures, tmp_path, monkeypatch, capsys):
     more = ["--fusion", "mean", "--method", "rollout"] if command == "rollout" else ["--method", "rollout"]
     line = [command, str(tiny_vit), "--images", str(pictures), "--device", "cpu", *more]
-    monkeypatch.setattr(f"vitlens.runs.{command}_report.SHOWN", 2)  # on a sheet
+    sheet = "commands.rollout.report.EACH" if command == "rollout" else "runs.explain_report.SHOWN"
+    monkeypatch.setattr(f"vitlens.{sheet}", 2)
     assert main([*line, "--out", str(tmp_path / "all")]) == 0
     assert {path.stem for path in (tmp_path / "all" / "figures").glob("*.png")} == {f"{command}_1", f"{command}_2"}
     assert "of the 3 images" not in capsys.readouterr().err
-    monkeypatch.setattr(f"vitlens.runs.{command}.DRAWN", 1)
+    place = "commands.rollout.measure" if command == "rollout" else "runs.explain"
+    monkeypatch.setattr(f"vitlens.{place}.DRAWN", 1)
     assert main([*line, "--out", str(tmp_path / "one")]) == 0
     assert "1 of the 3 images" in capsys.readouterr().err
     assert "1 of the 3 images" in (tmp_path / "one" / "report.md").read_text()

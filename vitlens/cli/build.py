@@ -1,0 +1,125 @@
+"""The command line of a command, made of its options: a function that Typer registers.
+
+Typer reads a function's signature. `command_function` writes one in which each field of the options dataclass, and of
+the bundles in it, is a parameter; when it is called, the options are made again and the command is run.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Final, get_args, get_origin
+
+import typer
+
+from vitlens.cli.completion import complete_data, complete_kind, complete_model
+from vitlens.cli.options import COMMAND_LINE
+from vitlens.cli.terminal import say
+from vitlens.commands.registry import Command
+from vitlens.commands.scaffold.flags import Flag, flags_of
+from vitlens.commands.scaffold.options import RunOptions
+
+_COMPLETIONS: Final = {"model": complete_model, "data": complete_data, "kind": complete_kind}
+_RUN: Final = "Run and report"
+_DEBUG: Final = inspect.Parameter(
+    "debug",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,  # the boundary in main.py reads it from the command line itself
+    annotation=Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_RUN)],
+)
+
+
+def command_function(command: Command) -> Callable[..., None]:
+    """The function that Typer registers for a command."""
+    kind = command.options
+
+    def call(**values: Any) -> None:
+        values.pop("debug")
+        outcome = command.measure(_made(kind, values))
+        if outcome is None:  # of several processes the first alone has something to say
+            return
+        for line in (outcome,) if isinstance(outcome, str | Path) else _lines(outcome):
+            say(line)
+
+    parameters = [*_parameters(kind), _DEBUG]
+    call.__name__, call.__doc__, call.__annotations__ = command.word, command.help, {}
+    # arguments first, then the command's own options, then those of the bundles
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def _lines(outcome: object) -> Iterator[object]:
+    if isinstance(outcome, Iterable):
+        yield from outcome
+
+
+def _parameters(kind: type) -> Iterator[inspect.Parameter]:
+    bundles = []
+    for field, annotation, flag in flags_of(kind):
+        if flag is None:
+            bundles.append(annotation)
+        else:
+            yield _parameter(field, annotation, flag)
+    for bundle in bundles:
+        yield from _parameters(bundle)
+
+
+def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> inspect.Parameter:
+    """One option or argument as Typer reads it."""
+    default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+    plain = _typed(annotation)
+    if flag.parse is not None:
+        plain, default = str | None, _as_text(default)
+    elif get_origin(plain) is tuple:
+        plain, default = list[str], default if default is inspect.Parameter.empty else None
+        plain = plain if default is inspect.Parameter.empty else plain | None
+    shared: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "show_default": flag.shown}
+    if flag.panel is not None:
+        shared["rich_help_panel"] = flag.panel
+    if flag.complete is not None:
+        shared["autocompletion"] = _COMPLETIONS[flag.complete]
+    if flag.parse is None and (flag.low is not None or flag.high is not None):
+        shared |= {"min": flag.low, "max": flag.high}
+    info = typer.Option(flag.name, **shared) if flag.name else typer.Argument(**shared)
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[plain, info]
+    )
+
+
+def _typed(annotation: Any) -> Any:
+    """An annotation without its marks."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _as_text(default: Any) -> Any:
+    """A default as it would be typed."""
+    if default is None or default is inspect.Parameter.empty:
+        return default
+    if isinstance(default, tuple):
+        return ",".join(map(str, default)) or None
+    return str(default)
+
+
+def _made(kind: type, values: Mapping[str, Any]) -> Any:
+    """The options that were typed. Raises InputError for a text that cannot be read."""
+    made: dict[str, Any] = {}
+    for field, annotation, flag in flags_of(kind):
+        if flag is None:
+            made[field.name] = _made(annotation, values)
+            continue
+        value = values[field.name]
+        if isinstance(value, list):
+            value = tuple(value)
+        if flag.parse is not None and value is not None:
+            value = flag.parse(flag.name.partition("/")[0], value)
+        if value is None and not _takes_none(annotation):  # nothing was typed
+            value = field.default
+        made[field.name] = value
+    if kind is RunOptions:
+        made["command"] = COMMAND_LINE.get()
+    return kind(**made)
+
+
+def _takes_none(annotation: Any) -> bool:
+    return NoneType in get_args(_typed(annotation))

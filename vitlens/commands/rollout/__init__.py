@@ -1,0 +1,1 @@
+"""`vitlens rollout`: attention followed through all layers to the image."""

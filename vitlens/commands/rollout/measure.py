@@ -1,0 +1,180 @@
+"""Maps of attention followed to the image by several methods, and whether they point at a known object."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
+from vitlens.analysis.attention.methods import METHODS, Way, require_possible, trace
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
+from vitlens.commands.rollout.options import RolloutOptions
+from vitlens.commands.rollout.record import (
+    IMAGES,
+    MAPS,
+    MASK_AREA,
+    PATCH_MASS,
+    POINTING,
+    ROLLOUT,
+    MapRow,
+    RolloutArrays,
+    RolloutImageRow,
+)
+from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.publish import publish
+from vitlens.commands.scaffold.sheets import DRAWN, EACH, say_left_out
+from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.data.split import Split
+from vitlens.devices import autocast
+from vitlens.models.model import Model
+from vitlens.names import AttentionMethod, CommandName, Readout
+from vitlens.processes import Processes, share_of
+from vitlens.uncertainty import bootstrap_mean
+
+DEFAULT_METHODS: Final[tuple[AttentionMethod, ...]] = ("rollout", "relevance")  # as far as a model has them
+KEPT: Final = 2000  # images whose maps are kept as arrays
+_BACKWARD: Final = 3  # a backward pass holds about this many times what a forward pass does
+
+
+def measure(options: RolloutOptions) -> Path | None:
+    """Follow the attention of a model over images by each method and write the report; returns the report's path.
+
+    Of several processes each takes its share of the images; all but the first return None. Raises UnsupportedError for
+    a method that needs the classifier that a model has not.
+    """
+    ways = [
+        Way(name, fused, options.discard, options.alpha, options.start_layer, options.layer)
+        for name in options.method or DEFAULT_METHODS
+        for fused in (options.fusion if name == "rollout" else ("mean",))
+    ]
+    processes, run = join_run(options.run)
+    with processes.first_ahead():
+        # one layer's attention can be drawn where it cannot be followed
+        chained = any(METHODS[way.method].chained for way in ways)
+        command: CommandName = "rollout" if chained else "attention"
+        (model,) = load_models((options.model,), command=command, model_options=options.model_options, options=run)
+        split = load_split(model, options=run, data=options.data, images=options.images)
+    ways = _supported(model, ways, asked=bool(options.method))
+    targets = chosen_targets(options.target, model, split)
+    (first,) = split.pick(torch.arange(1)).batches(1, device=model.device)
+    require_possible(model, first.images, ways)
+    share_of(split, processes)
+    readout = options.readout or model.anatomy.readout
+    if not processes.is_first:
+        _maps(model, split, ways, targets, readout, processes, run)
+        return None
+    with RunFolder.create(
+        "rollout",
+        name_parts=(model.alias, split.name),
+        title=f"Attention of {model.alias} followed to the image, on {split.title or split.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=settings(options, run, models=(model,), split=split),
+        formats=run.formats,
+    ) as folder:
+        maps, logits = _maps(model, split, ways, targets, readout, processes, run)
+        hits = _localise(folder, model, split, ways, maps)
+        for index, way in enumerate(ways):
+            if way.method == "rollout":
+                mass = maps[:, index].flatten(1).sum(1).numpy()
+                folder.metric(PATCH_MASS(model=model.alias, fusion=way.fusion), bootstrap_mean(mass))
+        folder.write(MAPS, _map_rows(ways, maps, readout))
+        folder.write(IMAGES, _image_rows(model, split, logits, targets))
+        drawn = min(DRAWN if options.images else EACH, len(split))
+        say_left_out(drawn, len(split), quiet=run.quiet, more="maps of all are in arrays/")
+        folder.save(ROLLOUT, _arrays(split, maps, hits, drawn))
+        return publish(folder)
+
+
+def _supported(model: Model, ways: Sequence[Way], *, asked: bool) -> list[Way]:
+    """The ways, of a model without a classifier those that ask about no class.
+
+    Raises UnsupportedError where others were asked for, or none is left.
+    """
+    classless = [way for way in ways if not METHODS[way.method].gradient]
+    if len(classless) < len(ways) and (asked or not classless):
+        model.require_classifier()
+    return list(ways) if model.has_classifier else classless
+
+
+def _maps(
+    model: Model,
+    split: Split,
+    ways: Sequence[Way],
+    targets: Tensor | None,
+    readout: Readout | None,
+    processes: Processes,
+    options: RunOptions,
+) -> tuple[Tensor, Tensor]:
+    """Maps (n, ways, rows, columns) and logits (n, classes) of every image, of all processes, on the CPU."""
+    maps, logits = [], []
+    split = share_of(split, processes)
+    targets = None if targets is None else targets[processes.index :: processes.count]
+    size = options.batch_size or fitting_batch_size(model)
+    if options.batch_size is None and any(METHODS[way.method].gradient for way in ways):
+        size = max(1, size // _BACKWARD)
+    with progress("Following attention", len(split), quiet=options.quiet) as advance:
+        for batch in split.batches(size, device=model.device):
+            own = None if targets is None else targets[batch.indices.cpu()]
+            with autocast(model.device, options.precision):
+                traced = trace(model, batch.images, ways, targets=own, readout=readout)
+            maps.append(torch.stack(traced.maps, 1).float().cpu())
+            logits.append(traced.logits.float().cpu())
+            advance(len(batch.images))
+    return processes.gathered(torch.cat(maps)), processes.gathered(torch.cat(logits))
+
+
+def _map_rows(ways: Sequence[Way], maps: Tensor, readout: Readout | None) -> list[MapRow]:
+    empty = (maps.flatten(2) == 0).all(-1).sum(0).tolist()
+    return [
+        MapRow(way.name, way.method, way.fusion if way.method == "rollout" else None, readout, count)
+        for way, count in zip(ways, empty)
+    ]
+
+
+def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[RolloutImageRow]:
+    """The prediction of each image, and the target class; None where the model has no classifier."""
+    files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
+    some = range(min(len(split), KEPT))
+    if not model.has_classifier:
+        return [RolloutImageRow(files[index], None, None, None) for index in some]
+    confidence, predicted = logits.softmax(-1).max(-1)
+    asked = predicted if targets is None else targets
+    return [
+        RolloutImageRow(
+            files[index],
+            model.classes[int(predicted[index])],
+            round(float(confidence[index]), 4),
+            model.classes[int(asked[index])],
+        )
+        for index in some
+    ]
+
+
+def _localise(folder: RunFolder, model: Model, split: Split, ways: Sequence[Way], maps: Tensor) -> Tensor | None:
+    """Whether each map's highest point lies on the object (n, ways), where masks are known; metrics beside."""
+    if split.masks is None:
+        return None
+    groups = None if split.groups is None else split.groups.numpy()
+    hits = torch.stack([pointing_hits(maps[:, index], split.masks) for index in range(len(ways))], 1)
+    for index, way in enumerate(ways):
+        name = POINTING(model=model.alias, method=way.name)
+        folder.metric(name, accuracy(hits[:, index], groups=split.groups))
+    areas = mask_areas(split.masks).numpy()
+    folder.metric(POINTING(model=model.alias, method=MASK_AREA), bootstrap_mean(areas, groups=groups))
+    return hits
+
+
+def _arrays(split: Split, maps: Tensor, hits: Tensor | None, drawn: int) -> RolloutArrays:
+    shown = torch.arange(drawn)
+    images, kept = split.source.read(shown).numpy(), maps[:KEPT].numpy()
+    if split.masks is None or hits is None:
+        return RolloutArrays(images, kept)
+    return RolloutArrays(images, kept, split.masks[shown].numpy(), hits[:KEPT].numpy())

@@ -1,0 +1,55 @@
+"""What `vitlens rollout` writes."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.archives import Form
+from vitlens.names import AttentionMethod, Fusion, Readout
+from vitlens.records import ArraysOf, Contents, GivenName, Masks, MetricName, Pixels, TableOf
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """One kind of map. method: its name in metrics ("rollout-mean"); kind, fusion: what that is made of (fusion: None
+    but for rollout); readout: whose row is read; empty_maps: how many maps are zero everywhere."""
+
+    method: str
+    kind: AttentionMethod
+    fusion: Fusion | None
+    readout: Readout | None
+    empty_maps: int
+
+
+@dataclass(frozen=True)
+class RolloutImageRow:
+    """One image: the prediction with its probability, and the target class; None where there is no classifier."""
+
+    image: GivenName
+    prediction: GivenName | None
+    probability: float | None
+    target: GivenName | None
+
+
+@dataclass(frozen=True)
+class RolloutArrays:
+    """images: pixels of those that are drawn; maps (images, methods, rows, columns), raw; masks: of the objects, where
+    known; hits (images, methods): whether a map's highest point lies on the object."""
+
+    images: Pixels
+    maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
+    masks: Masks | None = None
+    hits: Annotated[NDArray[np.bool_], Form("b", (None, None))] | None = None
+
+
+MAPS = TableOf("methods", MapRow)
+IMAGES = TableOf("images", RolloutImageRow)
+ROLLOUT = ArraysOf("rollout", RolloutArrays)
+
+PATCH_MASS = MetricName("rollout/{model}/patch_mass/{fusion}")
+POINTING = MetricName("localisation/{model}/pointing/{method}")
+MASK_AREA = "mask-area"  # the method's place in POINTING for the share of a mask in its image: a random point
+
+RECORD = Contents(metrics=(PATCH_MASS, POINTING), tables=(MAPS, IMAGES), arrays=(ROLLOUT,))

@@ -1,0 +1,249 @@
+"""The report of `vitlens rollout`, from its record."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from vitlens.analysis.attention.methods import METHODS
+from vitlens.commands.rollout.options import RolloutOptions
+from vitlens.commands.rollout.record import (
+    IMAGES,
+    MAPS,
+    MASK_AREA,
+    POINTING,
+    ROLLOUT,
+    MapRow,
+    RolloutArrays,
+    RolloutImageRow,
+)
+from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.sheets import EACH, left_out_words, sheets
+from vitlens.records import Record
+from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Estimate, Side, apart
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_READOUTS: Final = {
+    "cls": "the CLS token",
+    "cls+distillation": "the mean of the CLS and distillation tokens",
+    "mean": "the mean over all patches",
+    "pool": "the attention pooling's query",
+    None: "the model's own",
+}
+
+
+def report(record: Record) -> Document:
+    """Overlays, how often each map points at the object, and the predictions."""
+    kinds, images = record.rows(MAPS), record.rows(IMAGES)
+    classless = not any(row.prediction for row in images)
+    arrays = record.arrays(ROLLOUT)
+    drawn, n = len(arrays.images), record.config.data.images if record.config.data else len(images)
+    figures = [*_fusion_sheets(record, arrays), *_method_sheets(record, arrays)]
+    first = (
+        *data_sentences(record),
+        *sentences(*(f"{words}." for words in left_out_words(drawn, n))),
+        *_classless_sentences(classless),
+        *_empty_sentences(kinds, n),
+        *_pointing_sentences(record, kinds),
+    )
+    sections = [
+        Section("What was found", first, figures=tuple(figures), leading=True),
+        *_localisation(record, kinds),
+        _predictions(images, n, classless),
+    ]
+    return Document(record.config.title, tuple(sections), limits=tuple(_limits(kinds, classless)))
+
+
+def _fusion_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]:
+    """Overlays of rollout for each way of fusing heads."""
+    columns = [index for index, row in enumerate(record.rows(MAPS)) if row.fusion]
+    if not columns:
+        return
+    titles = [f"{record.rows(MAPS)[index].fusion} of heads" for index in columns]
+    for name, part in sheets("rollout", len(arrays.images), EACH):
+        yield FigureSpec(name, _rollout_caption(record), partial(_draw_fusions, record, arrays, part, columns, titles))
+
+
+def _draw_fusions(
+    record: Record, arrays: RolloutArrays, part: slice, columns: Sequence[int], titles: Sequence[str]
+) -> "Figure":
+    from vitlens.figures.rollout import rollout_overlays
+    from vitlens.figures.views import shared_scale
+
+    maps: Any = arrays.maps[: len(arrays.images)]
+    return rollout_overlays(
+        images=_fractions(arrays)[part],
+        masks=None if arrays.masks is None else arrays.masks[part],
+        maps=maps[part][:, columns],
+        titles=titles,
+        names=[_prediction(row) for row in record.rows(IMAGES)[part]],
+        hits=None if arrays.hits is None else arrays.hits[part][:, columns],
+        scale=shared_scale(list(maps[:, columns].swapaxes(0, 1))),  # of all sheets
+    )
+
+
+def _method_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]:
+    """Overlays of all methods beside each other, where there are more than rollout."""
+    kinds = record.rows(MAPS)
+    others = [index for index, row in enumerate(kinds) if not row.fusion]
+    if not others:
+        return
+    columns = [*[index for index, row in enumerate(kinds) if row.fusion][:1], *others]
+    caption = _methods_caption(record, [kinds[index] for index in columns])
+    for name, part in sheets("methods", len(arrays.images), EACH):
+        yield FigureSpec(name, caption, partial(_draw_methods, record, arrays, part, columns))
+
+
+def _draw_methods(record: Record, arrays: RolloutArrays, part: slice, columns: Sequence[int]) -> "Figure":
+    from vitlens.figures.rollout import method_overlays
+    from vitlens.figures.views import shared_scale
+
+    maps: Any = arrays.maps[: len(arrays.images)]
+    sums = maps.sum((2, 3), keepdims=True)
+    shares = maps[:, columns] / np.where(sums > 0, sums, 1.0)[:, columns]
+    predicted = record.options(RolloutOptions).target == "predicted"
+    return method_overlays(
+        images=_fractions(arrays)[part],
+        masks=None if arrays.masks is None else arrays.masks[part],
+        maps=maps[part][:, columns],
+        titles=[_title(record.rows(MAPS)[index]) for index in columns],
+        # the target class, where it is not the prediction that is named anyway
+        names=[_prediction(row) if predicted else f"target: {row.target}" for row in record.rows(IMAGES)[part]],
+        hits=None if arrays.hits is None else arrays.hits[part][:, columns],
+        scale=shared_scale(list(shares.swapaxes(0, 1))),
+    )
+
+
+def _fractions(arrays: RolloutArrays) -> Any:
+    return arrays.images / np.float32(255)
+
+
+def _prediction(row: RolloutImageRow) -> str:
+    if row.prediction is None or row.probability is None:
+        return Path(row.image).name
+    return f"{row.prediction} ({100 * row.probability:.0f} %)"
+
+
+def _title(row: MapRow) -> str:
+    return f"rollout, {row.fusion}" if row.fusion else row.method
+
+
+def _rollout_caption(record: Record) -> str:
+    options, rows = record.options(RolloutOptions), record.rows(MAPS)
+    classless = record.rows(IMAGES)[0].prediction is None
+    dropped = f", the lowest {100 * options.discard:.0f} % of each row dropped" if options.discard else ""
+    beside = "its file" if classless else "the prediction and its probability"
+    return (
+        f"Rollout (Abnar & Zuidema 2020), alpha = {options.alpha}{dropped}{_start(options)}; readout: "
+        f"{_READOUTS[rows[0].readout]}. Beside each image: {beside}. Colours share one scale, in % of the readout's "
+        "row; a panel that looks flat has small values beside the others', not less structure. Bright patches reach "
+        "the readout most through attention and residual connections; that does not show that the "
+        f"{'output' if classless else 'prediction'} rests on them: rollout knows neither values nor the class."
+    )
+
+
+def _methods_caption(record: Record, rows: Sequence[MapRow]) -> str:
+    options = record.options(RolloutOptions)
+    classless = record.rows(IMAGES)[0].prediction is None
+    described = "; ".join(f"{_title(row)}: {METHODS[row.kind].says}" for row in rows)
+    target = {"predicted": "the predicted class", "true": "the true class"}.get(options.target, "the class named")
+    gradients = "" if classless else f" Gradients are of the logit of {target}."
+    layer = "" if options.layer is None else f" Attention is that of layer {options.layer}."
+    return (
+        f"Methods beside each other{_start(options)}; readout: {_READOUTS[rows[0].readout]}. {described}."
+        f"{gradients}{layer} Each map is drawn as shares of its own sum, all in one scale of colours: places can be "
+        f"compared between methods, amounts cannot. Bright does not mean that the "
+        f"{'output' if classless else 'prediction'} rests on it."
+    )
+
+
+def _start(options: RolloutOptions) -> str:
+    return f", from layer {options.start_layer}" if options.start_layer else ""
+
+
+def _classless_sentences(classless: bool) -> Iterator[Sentence]:
+    if classless:
+        yield Sentence("The model has no classifier: nothing is predicted, and methods that need a class are left out.")
+
+
+def _empty_sentences(kinds: Sequence[MapRow], n: int) -> Iterator[Sentence]:
+    for row in kinds:
+        if row.empty_maps:
+            yield Sentence(
+                f"**{row.empty_maps} of {n} maps of {_title(row)} are zero everywhere** and say nothing: no attention "
+                "weight raises the target's logit there.",
+                (row,),
+            )
+
+
+def _pointing(record: Record, kinds: Sequence[MapRow]) -> dict[str, Estimate]:
+    """How often the maps point at the object, by title; nothing where no masks are known."""
+    known = {parts["method"]: hits for parts, hits in record.all(POINTING)}
+    return {_title(row): known[row.method] for row in kinds if row.method in known}
+
+
+def _pointing_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sentence]:
+    """How often each map points at the object, and which do better than chance; of rollout the first fusion alone."""
+    fusions = [row for row in kinds if row.fusion]
+    hits = _pointing(record, [row for row in kinds if row not in fusions[1:]])
+    if not hits:
+        return
+    area = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
+    listed = "; ".join(f"{title}: {in_words(hit)}" for title, hit in hits.items())
+    yield Sentence(
+        f"How often the highest point of the map lies on the object: {listed}. A random point would in "
+        f"{in_words(area, with_n=False)}."
+    )
+    for words, side in (
+        ("more often than chance (the intervals are apart)", Side.ABOVE),
+        ("less often than chance (the intervals are apart)", Side.BELOW),
+        ("not shown to differ from chance (the intervals overlap, or there is none)", Side.UNDECIDED),
+    ):
+        chosen = [title for title, hit in hits.items() if apart(hit, area) is side]
+        if chosen:
+            yield Sentence(f"On the object {words}: {', '.join(chosen)}.")
+
+
+def _localisation(record: Record, kinds: Sequence[MapRow]) -> Iterator[Section]:
+    hits: dict[str, Cell] = dict(_pointing(record, kinds))
+    if hits:
+        hits["mean mask area (a random point)"] = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
+        table = Table("Highest point of the map on the object", ("map", "pointing hits"), tuple(hits.items()))
+        yield Section("Localisation", tables=(table,))
+
+
+def _predictions(images: Sequence[RolloutImageRow], n: int, classless: bool) -> Section:
+    shown = images[: 2 * EACH]
+    more = f"The first {len(shown)} of {n:,}; all are in results.json." if n > len(shown) else None
+    if classless:
+        return Section("Images", sentences(more), (Table.of("Images", shown, {"image": lambda row: row.image}),))
+    table = Table.of(
+        "Images",
+        shown,
+        {
+            "image": lambda row: row.image,
+            "prediction": lambda row: row.prediction,
+            "probability": lambda row: row.probability,
+            "target": lambda row: row.target,
+        },
+    )
+    return Section("Predictions", sentences(more), (table,))
+
+
+def _limits(kinds: Sequence[MapRow], classless: bool) -> Iterator[Sentence]:
+    if any(row.fusion for row in kinds):
+        other = "" if classless else (
+            " To ask what speaks for one class, use a method with gradients (relevance, gradient-rollout)."
+        )  # fmt: skip
+        yield Sentence(f"Rollout is defined by attention weights alone; it is the same for every class.{other}")
+    if any(METHODS[row.kind].gradient for row in kinds):
+        yield Sentence(
+            "Methods with gradients follow what raises the target's logit through attention alone; what MLPs and "
+            "values do to it is left out."
+        )

@@ -1,0 +1,120 @@
+"""Figures and report.md from a run's folder alone: every command makes them at its end, `vitlens report` again."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.folder import RunFolder, require_plain
+from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
+from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
+from vitlens.places import inside
+from vitlens.records import Record
+from vitlens.report.document import Document
+from vitlens.report.markdown import markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REPORT = "report.md"
+_DOTS_PER_INCH = 200
+_PIXELS = 250_000_000  # of a figure that a folder asks for
+
+
+def publish(folder: RunFolder) -> Path:
+    """Draw the figures of a run that ends now and write its report.md, from what lies in its folder alone.
+
+    Returns the report's path. To be called last within the folder's block.
+    """
+    record = read(folder.record())
+    document = COMMANDS[record.command].report(record)
+    save_figures(document, record)
+    return _write(document, read(folder.finish()), folder.seconds)
+
+
+def report(path: Path) -> Path:
+    """Draw the figures of an earlier run and write its report.md again; returns the report's path.
+
+    Raises InputError when the folder is no run, holds links, or contents that no report can be made of;
+    UnknownNameError when its command leaves no report.
+    """
+    run = read_run(path)
+    reporting = [word for word, command in COMMANDS.items() if command.reports]
+    if run.command not in reporting:
+        raise UnknownNameError("report of the command", run.command, reporting)
+    require_plain(path)
+    with _foreign_contents(run):
+        record = read(run)
+        document = COMMANDS[run.command].report(record)
+        save_figures(document, record)
+        return _write(document, record, float(str(run.results["seconds"])))
+
+
+def read(run: RunRecord) -> Record:
+    """The record of a run, typed as its command declares."""
+    return Record(run, COMMANDS[run.command].contents)
+
+
+def save_figures(document: Document, record: Record) -> None:
+    """Save every figure, one at a time, as png and in the run's other formats."""
+    for spec in document.figures:
+        figure = spec.draw()
+        _require_bounded(figure, spec.name, record.folder)
+        unprotect(figure)
+        for form in dict.fromkeys(["png", *record.config.formats]):
+            path = inside(record.folder, "figures", named_file(spec.name, f".{form}"))
+            with write_atomically(path) as temporary:
+                figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
+
+
+def unprotect(figure: "Figure") -> None:
+    """Show names in a figure as they are: marks that only a sentence protects are none here."""
+    from matplotlib.text import Text
+
+    from vitlens.display import unprotected
+
+    for text in figure.findobj(Text):
+        words = text.get_text()
+        if words != unprotected(words):
+            text.set_text(unprotected(words))
+
+
+def _require_bounded(figure: "Figure", name: str, folder: Path) -> None:
+    """Refuse a figure that is larger than any report needs: its size may follow from numbers in a file."""
+    width, height = figure.get_size_inches()
+    if width * height * _DOTS_PER_INCH**2 > _PIXELS:
+        raise InputError(
+            f"expected a figure of at most {_PIXELS // 1_000_000} megapixels, found {name} of "
+            f"{width:.0f}x{height:.0f} inches asked for in {folder}; run the command again"
+        )
+
+
+def _write(document: Document, record: Record, seconds: float) -> Path:
+    path = inside(record.folder, REPORT)
+    write_text(path, markdown(document, record, seconds=seconds))
+    return path
+
+
+@contextmanager
+def _foreign_contents(run: RunRecord) -> Iterator[None]:
+    """What goes wrong inside is told as a fault of the folder's contents, which anyone may have written."""
+    try:
+        yield
+    except (InputError, StorageError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split())[:200]
+        raise InputError(
+            f"expected what vitlens {run.command} writes in {run.folder}, found contents of which no report can "
+            f"be made ({reason}); run the command again"
+        ) from error
+
+
+def _undated(form: str) -> dict[str, None]:
+    """No date inside the file, so that the same run draws the same bytes."""
+    return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})

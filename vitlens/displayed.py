@@ -1,0 +1,113 @@
+"""Names that others gave, as reports and figures show them: visible, cut to their length, told apart from our marks.
+
+The JSON of a run keeps every name as it is. A field that holds such a name is annotated with `Given`; all other strings
+are sentences and words of ours, in which long names are cut, too.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.display import NAME_LENGTH, protected, shortened, visible
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Given:
+    """In Annotated: the name of a file, class, model or data set, which anybody may have chosen."""
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """In Annotated: a text that is shown as it stands, in a block of code."""
+
+
+class Displayed:
+    """Makes copies of dataclasses whose strings are fit to show.
+
+    known: dataclasses (in tuples and mappings) whose given names are all that there are. Equal names stay equal and
+    different ones different, so that tables still fit together.
+    """
+
+    def __init__(self, known: object) -> None:
+        self._names: dict[str, str] = {}
+        self._taken: set[str] = set()
+        for name in sorted(set(_given_names(known, False))):
+            self._name(name)
+        self._long = sorted((name for name in self._names if len(name) > NAME_LENGTH), key=len, reverse=True)
+
+    def __call__(self, value: T) -> T:
+        """The same values, names in them fit to show."""
+        shown: T = self._shown(value, False)
+        return shown
+
+    def _shown(self, value: Any, given: bool) -> Any:
+        if isinstance(value, str):
+            return self._name(value) if given else self._sentence(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changed = {
+                name: self._shown(getattr(value, name), marked) for name, marked in _strings(type(value)).items()
+            }
+            return dataclasses.replace(value, **changed) if changed else value
+        if isinstance(value, np.ndarray):
+            return self._array(value) if given else value
+        if isinstance(value, Mapping):
+            return {key: self._shown(item, given) for key, item in value.items()}
+        return type(value)(self._shown(item, given) for item in value) if isinstance(value, list | tuple) else value
+
+    def _array(self, names: NDArray[np.generic]) -> NDArray[np.generic]:
+        return np.array([self._name(str(name)) for name in names.flat], dtype=np.str_).reshape(names.shape)
+
+    def _name(self, name: str) -> str:
+        if name not in self._names:
+            shown, number = shortened(visible(name)), 1
+            while shown in self._taken:
+                number += 1
+                shown = f"{shortened(visible(name))} ({number})"
+            self._taken.add(shown)
+            self._names[name] = shown
+        return protected(self._names[name])
+
+    def _sentence(self, text: str) -> str:
+        for name in self._long:
+            text = text.replace(name, self._names[name])
+        return visible(text)
+
+
+def _given_names(value: Any, given: bool) -> Iterator[str]:
+    if isinstance(value, str):
+        if given:
+            yield value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for name, marked in _strings(type(value)).items():
+            yield from _given_names(getattr(value, name), marked)
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _given_names(item, given)
+
+
+@cache
+def _strings(kind: type) -> Mapping[str, bool]:
+    """The fields of a dataclass that may hold strings, and whether these are given names."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for field in dataclasses.fields(kind):
+        parts = set(_parts(hints[field.name]))
+        if field.init and not parts <= {int, float, bool, type(None)} and Verbatim() not in parts:
+            found[field.name] = Given() in parts
+    return found
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """The plain types and the marks that an annotation is made of."""
+    arguments = get_args(annotation)
+    if not arguments:
+        yield annotation
+    for argument in arguments:
+        yield from () if argument is Ellipsis else _parts(argument)

@@ -1,0 +1,201 @@
+"""What a run leaves, as types: metrics under declared names, tables of one row type each, arrays of declared forms.
+
+A command declares what it writes once (`commands/<word>/record.py`); it is written and read back by that declaration:
+
+    ACCURACY = MetricName("accuracy/{model}")
+    IMAGES = TableOf("images", ImageRow)
+    RECORD = Contents(metrics=(ACCURACY,), tables=(IMAGES,))
+
+    folder.metric(ACCURACY(model="vit-digits"), estimate)       # while the command runs
+    folder.write(IMAGES, [ImageRow(...)])
+    record.metric(ACCURACY(model="vit-digits")).value           # in its report, and for anyone who reads the folder
+    record.rows(IMAGES)[0].prediction
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from string import Formatter
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.archives import Form, require_forms
+from vitlens.displayed import Displayed, Given
+from vitlens.errors import InputError
+from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_arrays
+from vitlens.places import inside
+from vitlens.recorded import Config, ModelEntry
+from vitlens.schema import read_as
+from vitlens.uncertainty import Estimate
+
+Row = TypeVar("Row")
+ArrayType = TypeVar("ArrayType")
+
+# a name of a file, class or data set that somebody outside gave: reports make it visible and cut it to its length
+GivenName: TypeAlias = Annotated[str, Given()]
+Pixels: TypeAlias = Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]  # images, 0 to 255
+Masks: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None, None, None))]
+ClassNames: TypeAlias = Annotated[NDArray[np.str_], Form("U", (None,)), Given()]
+
+_AGAIN = "run the command again"
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """The name of a metric, a path with places: MetricName("accuracy/{model}")(model="vit-digits").
+
+    The model's alias always stands after the first word; of several models, their aliases.
+    """
+
+    pattern: str
+
+    def __call__(self, **parts: str | int) -> str:
+        """The name with its places filled."""
+        return self.pattern.format(**parts)
+
+    @cached_property
+    def _expression(self) -> "re.Pattern[str]":
+        pieces = Formatter().parse(self.pattern)
+        return re.compile(
+            "".join(re.escape(text) + (f"(?P<{name}>[^/]+)" if name else "") for text, name, _, _ in pieces)
+        )
+
+    def parts(self, name: str) -> dict[str, str] | None:
+        """What stands in the places of a name; None for the name of another metric."""
+        found = self._expression.fullmatch(name)
+        return None if found is None else found.groupdict()
+
+
+@dataclass(frozen=True)
+class TableOf(Generic[Row]):
+    """A table by its name in results.json; row: the frozen dataclass of its rows."""
+
+    name: str
+    row: type[Row]
+
+
+@dataclass(frozen=True)
+class ArraysOf(Generic[ArrayType]):
+    """Arrays by the name of their file, "predictions-{model}" for one of each model; kind: a frozen dataclass of them.
+
+    Its fields are Annotated with a `Form`; one that may be None is left out of the file then.
+    """
+
+    name: str
+    kind: type[ArrayType]
+
+    def __call__(self, **parts: str) -> str:
+        """The name with its places filled."""
+        return self.name.format(**parts)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that a command writes."""
+
+    metrics: tuple[MetricName, ...] = ()
+    tables: tuple[TableOf[Any], ...] = ()
+    arrays: tuple[ArraysOf[Any], ...] = ()
+
+
+def as_arrays(values: Any) -> dict[str, NDArray[np.generic]]:
+    """The arrays of a dataclass that `ArraysOf` declares, by name; those that are None left out."""
+    return {
+        field.name: np.asarray(getattr(values, field.name))
+        for field in fields(values)
+        if getattr(values, field.name) is not None
+    }
+
+
+def as_row(table: TableOf[Row], row: Row) -> dict[str, object]:
+    """A row as JSON holds it. Raises TypeError for a row of another table."""
+    if type(row) is not table.row:
+        raise TypeError(f"expected rows of {table.row.__name__} in {table.name}, found {type(row).__name__}")
+    return asdict(row)  # type: ignore[call-overload, no-any-return]
+
+
+class Record:
+    """What a run left, read as the types that its command declares; names in it are fit to show.
+
+    Tables are read when the record is opened, arrays when they are asked for. Raises InputError, one line, at the first
+    place that does not fit. Of a run that did not finish, a table that it had not written yet is empty.
+    """
+
+    def __init__(self, run: RunRecord, contents: Contents) -> None:
+        self.folder, self.command, self.status = run.folder, run.command, run.status
+        self._run, self._contents = run, contents
+        results = run.folder / RESULTS
+        config = read_as(Config, run.config, source=str(run.folder / CONFIG), unknown="ignore", hint=_AGAIN)
+        tables: Any = run.results["tables"]
+        read: dict[str, tuple[Any, ...]] = {}
+        for table in contents.tables:
+            if table.name not in tables and run.status == "done":
+                raise InputError(f"expected a table {table.name!r} in {results}, found none; {_AGAIN}")
+            rows = tables.get(table.name, ())
+            source = f"table {table.name!r} of {results}"
+            read[table.name] = tuple(read_as(table.row, row, source=source, hint=_AGAIN) for row in rows)
+        self._displayed = Displayed((config, read))
+        self.config: Config = self._displayed(config)
+        self._tables = {name: tuple(map(self._displayed, rows)) for name, rows in read.items()}
+        self.metrics: Mapping[str, Estimate] = MappingProxyType(dict(_metrics(run)))
+
+    @property
+    def models(self) -> tuple[ModelEntry, ...]:
+        """The models, in the order in which they were given."""
+        return self.config.models
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Their aliases."""
+        return tuple(model.alias for model in self.models)
+
+    def rows(self, table: TableOf[Row]) -> tuple[Row, ...]:
+        """The rows of a table that the command declares."""
+        return self._tables[table.name]
+
+    def metric(self, name: str) -> Estimate:
+        """One number. Raises InputError where the run has none of that name."""
+        if name not in self.metrics:
+            raise InputError(f"expected a metric {name!r} in {self.folder / RESULTS}, found none; {_AGAIN}")
+        return self.metrics[name]
+
+    def all(self, metric: MetricName) -> Iterator[tuple[dict[str, str], Estimate]]:
+        """Every metric of a declared name: what stands in its places, and its value."""
+        for name, estimate in self.metrics.items():
+            parts = metric.parts(name)
+            if parts is not None:
+                yield parts, estimate
+
+    def options(self, kind: type[Row]) -> Row:
+        """The options that the command was given, as the dataclass that it took."""
+        source = f"options of {self.folder / CONFIG}"
+        return self._displayed(read_as(kind, self._run.config.get("options"), source=source, hint=_AGAIN))
+
+    def arrays(self, arrays: ArraysOf[ArrayType], **parts: str) -> ArrayType:
+        """The arrays of a file that the command declares. Raises InputError where they are missing or damaged."""
+        path = inside(self.folder, "arrays", named_file(arrays(**parts), ".npz"))
+        found = read_arrays(path)
+        forms = dict(_forms(arrays.kind))
+        known = {name: form for name, (form, optional) in forms.items() if not optional or name in found}
+        require_forms(found, known, path, hint=_AGAIN)
+        return self._displayed(arrays.kind(**{name: found.get(name) for name in forms}))
+
+
+def _metrics(run: RunRecord) -> Iterator[tuple[str, Estimate]]:
+    measured: Any = run.results["metrics"]
+    for name, values in measured.items():
+        yield name, Estimate(**{"unit": "", **values})
+
+
+def _forms(kind: Any) -> Iterator[tuple[str, tuple[Form, bool]]]:
+    """The form of each array, and whether it may be left out."""
+    for name, annotation in get_type_hints(kind, include_extras=True).items():
+        members = get_args(annotation) if get_origin(annotation) is not Annotated else (annotation,)
+        form = next(
+            extra for member in members for extra in getattr(member, "__metadata__", ()) if isinstance(extra, Form)
+        )
+        yield name, (form, type(None) in members)

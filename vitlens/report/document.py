@@ -1,0 +1,111 @@
+"""What a report says, before it is rendered: plain dataclasses that every renderer takes."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+from vitlens.uncertainty import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Cell: TypeAlias = Estimate | str | int | float | None
+State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
+Support: TypeAlias = Literal["two methods agree", "one method", "methods disagree"]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One or more sentences in which **bold** and `code` are marks; rows: the typed rows that back them."""
+
+    text: str
+    rows: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a caption; columns: their titles, with the unit where there is one."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @classmethod
+    def of(cls, caption: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]) -> "Table":
+        """One row for each item; columns: title -> what an item shows there."""
+        rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
+        return cls(caption, tuple(columns), rows)
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure by its name (figures/<name>.png), to be drawn when the report is written.
+
+    caption: what it shows and what it does not; alt: what stands for it where it cannot be seen.
+    """
+
+    name: str
+    caption: str
+    draw: "Callable[[], Figure]"
+    alt: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact of the first page: the effect, its interval, n and p, the figure that shows it, and its support."""
+
+    claim: Sentence
+    effect: Estimate
+    p: float | None = None
+    figure: str = ""
+    support: Support = "one method"
+    rank: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One judgement of the first page: of what, its state, the value and the threshold it was held against."""
+
+    subject: str
+    state: State
+    value: Estimate | None
+    threshold: str
+    because: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a report.
+
+    question: what it answers; leading: whether its sentences stand before its figures (as in a summary) or after.
+    """
+
+    title: str
+    sentences: tuple[Sentence, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figures: tuple[FigureSpec, ...] = ()
+    question: str = ""
+    leading: bool = False
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report. limits: what could overturn it; appendix: tables and figures in full."""
+
+    title: str
+    sections: tuple[Section, ...]
+    limits: tuple[Sentence, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    appendix: tuple[Section, ...] = ()
+
+    @property
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """All figures in the order in which they are shown."""
+        return tuple(figure for section in (*self.sections, *self.appendix) for figure in section.figures)
+
+
+def sentences(*texts: str | None, rows: Sequence[object] = ()) -> tuple[Sentence, ...]:
+    """Texts as sentences that the same rows back; empty ones and None are left out."""
+    return tuple(Sentence(text, tuple(rows)) for text in texts if text)

@@ -1,0 +1,83 @@
+"""A document as markdown that reads well on GitHub and in a terminal."""
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from vitlens.display import as_cell, as_code_block, as_markdown
+from vitlens.recorded import ModelEntry
+from vitlens.records import Record
+from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table
+from vitlens.report.numbers import in_time, in_words
+
+_UNFINISHED = {
+    "running": "This run has not finished; what follows is what it had written.",
+    "failed": "This run failed; what follows is what it had written.",
+    "interrupted": "This run was interrupted; what follows is what it had written.",
+}
+
+
+def markdown(document: Document, record: Record, *, seconds: float | None = None) -> str:
+    """A whole report: title, sections with their figures, limits, and how to repeat it.
+
+    record: whose settings and models are listed; seconds: that the run took.
+    """
+    numbers = {figure.name: index for index, figure in enumerate(document.figures, start=1)}
+    blocks = [f"# {as_markdown(document.title)}"]
+    if record.status in _UNFINISHED:
+        blocks.append(f"> {_UNFINISHED[record.status]}")
+    for section in (*document.sections, *document.appendix):
+        blocks += _section(section, numbers)
+    if document.limits:
+        blocks += ["## Limits", *_paragraphs(document.limits)]
+    return "\n\n".join([*blocks, *_repeat(record, seconds)]) + "\n"
+
+
+def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
+    yield f"## {as_markdown(section.title)}"
+    figures = [_figure(figure, numbers[figure.name]) for figure in section.figures]
+    paragraphs = list(_paragraphs(section.sentences))
+    yield from paragraphs + figures if section.leading else figures + paragraphs
+    yield from map(_table, section.tables)
+
+
+def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:
+    return (as_markdown(sentence.text) for sentence in sentences)
+
+
+def _figure(figure: FigureSpec, number: int) -> str:
+    alt = as_markdown(figure.alt or figure.name.replace("_", " "))
+    return f"![{alt}](figures/{quote(figure.name)}.png)\n\n*Figure {number}. {as_markdown(figure.caption)}*"
+
+
+def _table(table: Table) -> str:
+    if not table.rows:
+        return f"**{as_markdown(table.caption)}**: none."
+    right = [all(isinstance(cell, (int, float, type(None))) for cell in column) for column in zip(*table.rows)]
+    lines = [[as_cell(column) for column in table.columns], ["---:" if aligned else "---" for aligned in right]]
+    lines += [[as_cell(in_words(cell)) for cell in row] for row in table.rows]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**{as_markdown(table.caption)}**\n\n{text}"
+
+
+def _repeat(record: Record, seconds: float | None) -> Iterator[str]:
+    """What was run, on what, and the command that does it again."""
+    config = record.config
+    yield "## Repeat it"
+    if config.command_line:
+        yield as_code_block(config.command_line)
+    facts = [f"{name} {version}" for name, version in config.versions.items()]
+    settings = {"device": config.device, "precision": config.precision, "seed": config.seed}
+    facts += [f"{word} {value}" for word, value in settings.items() if value not in ("", None)]
+    if record.status == "done" and seconds is not None:
+        facts.append(f"took {in_time(seconds)}")
+    if facts:
+        yield as_markdown(", ".join(facts) + ".")
+    yield from map(_provenance, record.models)
+    yield "All numbers are in `results.json`, the settings in `config.json`, the data of the figures in `arrays/`."
+
+
+def _provenance(model: ModelEntry) -> str:
+    digest = f", SHA-256 `{model.sha256[:16]}…`" if model.sha256 else ""
+    notes = "".join(f"; {note}" for note in model.notes)
+    size = f"{model.parameters:,} parameters"
+    return "- " + as_markdown(f"{model.alias}: {model.name}, weights: {model.weights}{digest}, {size}{notes}.")

@@ -1,0 +1,47 @@
+"""Numbers in words: the one place where a report formats them."""
+
+from vitlens.report.document import Cell
+from vitlens.uncertainty import Estimate
+
+
+def in_words(cell: Cell, *, with_n: bool = True) -> str:
+    """A value as a report says it: "93.1 % (90.5 to 95.0, n = 480)".
+
+    Estimates bear their interval, their unit and, with_n, their number; nothing is a dash.
+    """
+    if cell is None:
+        return "–"
+    if isinstance(cell, Estimate):
+        scale, unit = (100.0, "%") if cell.unit == "fraction" else (1.0, cell.unit)
+        digits = 1 if cell.unit in ("fraction", "points") else None
+        value = f"{number(cell.value * scale, digits)} {unit}".rstrip()
+        notes = []
+        if cell.low is not None and cell.high is not None:
+            notes.append(f"{number(cell.low * scale, digits)} to {number(cell.high * scale, digits)}")
+        if with_n and cell.n is not None:
+            notes.append(f"n = {cell.n:,}")
+        return f"{value} ({', '.join(notes)})" if notes else value
+    if isinstance(cell, float):
+        return number(cell)
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+
+
+def number(value: float, digits: int | None = None) -> str:
+    """A plain number: so many decimals, or three significant digits when none is given."""
+    if digits is not None:
+        text = f"{value:.{digits}f}"
+        return text.removeprefix("-") if float(text) == 0 else text
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def in_time(seconds: float) -> str:
+    """Seconds as a person says them: "0.8 s", "42 s", "3 min 20 s", "2 h 5 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share as a percentage: "12 %"."""
+    return f"{number(100 * share, digits)} %"
