@@ -39,7 +39,7 @@ ArrayType = TypeVar("ArrayType")
 GivenName: TypeAlias = Annotated[str, Given()]
 Pixels: TypeAlias = Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]  # images, 0 to 255
 Masks: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None, None, None))]
-ClassNames: TypeAlias = Annotated[NDArray[np.str_], Form("U", (None,)), Given()]
+ClassNames: TypeAlias = Annotated[NDArray[Any], Form("U", (None,)), Given()]
 
 _AGAIN = "run the command again"
 

@@ -109,9 +109,8 @@ def test_predict_prints_the_rows_it_gets(stand_in, capsys):
 def test_evaluate_takes_several_models(stand_in):
     calls = stand_in("evaluate")
     assert run(["evaluate", "vit-digits", "small=runs/a"]) == 0
-    [(args, options)] = calls
-    assert args == (["vit-digits", "small=runs/a"],)
-    assert options["data"] == "digits"
+    [((options,), _)] = calls
+    assert (options.models, options.data) == (("vit-digits", "small=runs/a"), None)
 
 
 def test_stats_takes_one_model_or_two(stand_in, capsys):

@@ -17,7 +17,6 @@ from vitlens.cli.build import command_function
 from vitlens.cli.bundles import expanded
 from vitlens.cli.compare import compare
 from vitlens.cli.data import data
-from vitlens.cli.evaluate import evaluate
 from vitlens.cli.explain import explain
 from vitlens.cli.failures import told
 from vitlens.cli.features import features
@@ -38,7 +37,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     study: "vitlens study",
     predict: "vitlens predict vit-digits --limit 3",
     train: "vitlens train vit-micro --epochs 1",
-    evaluate: "vitlens evaluate vit-digits cnn-digits",
     attention: "vitlens attention vit-digits",
     stats: "vitlens stats vit-digits --limit 100",
     ablate: "vitlens ablate vit-digits --limit 100",

@@ -55,8 +55,15 @@ class Command:
 
 _ENTRIES: Final = (
     Command(
+        "evaluate",
+        "Accuracy with its interval, per class, confusion, calibration and a grid of predictions.",
+        "vitlens evaluate vit-digits cnn-digits",
+        "Train and evaluate",
+        needs=("classifier",),
+    ),
+    Command(
         "rollout",
-        "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and their kin.",
+        "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and others.",
         "vitlens rollout vit-digits --fusion mean,max,min",
         "Look",
         needs=("chain",),

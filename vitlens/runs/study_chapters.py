@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
+from vitlens.commands.evaluate.measure import measure as evaluate
+from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.rollout.measure import measure as rollout
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.expected import Part, say_expected
@@ -22,7 +24,6 @@ from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attention import attention
 from vitlens.runs.compare import compare
-from vitlens.runs.evaluate import evaluate
 from vitlens.runs.explain import explain
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
@@ -134,7 +135,7 @@ class Chapters:
         options = self._options(word, alias, f"vitlens {word} {' '.join(names)} {typed}")
         shared: dict[str, Any] = {**self.ground.asked, "model_options": self.model_options, "options": options}
         if word == "evaluate":
-            evaluate(names, **shared)
+            evaluate(EvaluateOptions(tuple(names), self.data or None, model_options=self.model_options, run=options))
         elif word == "stats":
             stats(names, **shared)
         elif word == "ablate":

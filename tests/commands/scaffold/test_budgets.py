@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 import vitlens
-from vitlens.commands.scaffold.budgets import Budget, Difference, budget_of, budget_words, differences
+from vitlens.commands.evaluate.measure import measure
+from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.scaffold.budgets import budget_of, budget_words
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.trainings import Budget, Difference, differences
 from vitlens.files import read_run
-from vitlens.runs.evaluate import evaluate
 from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20)
@@ -48,11 +50,8 @@ def test_runs_of_unequal_budgets_say_so_first(tmp_path: Path):
         train(
             "vit-micro", shape=shape, recipe={"epochs": epochs, **recipe}, options=replace(OPTIONS, out=tmp_path / name)
         )
-    written = evaluate(
-        [str(tmp_path / "long"), str(tmp_path / "short")],
-        data="digits",
-        options=replace(OPTIONS, out=tmp_path / "both"),
-    )
+    models = (str(tmp_path / "long"), str(tmp_path / "short"))
+    written = measure(EvaluateOptions(models, run=replace(OPTIONS, out=tmp_path / "both")))
     record = read_run(tmp_path / "both")
     rows = record.table("training")
     assert [(row["model"], row["epochs"], row["steps"]) for row in rows] == [("long", 3, 6), ("short", 1, 2)]

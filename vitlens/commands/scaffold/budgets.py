@@ -1,55 +1,19 @@
 """What is known of how compared models were trained, and in what they differ: data, epochs, augmentation."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.trainings import TRAINING, Budget, budget_sentences
 from vitlens.commands.scaffold.unseen import run_of
 from vitlens.files import RunRecord
 from vitlens.models.model import Model
 from vitlens.names import PRESETS
-from vitlens.runs.sections import in_words
 from vitlens.training.recipe import Recipe, recipe_for
 
-TABLE: Final = "training"
 # benchmarks/bundle.py: the commands that made the pair; digits has 5,388 training scenes in an epoch
 _BUNDLED: Final = {"vit-digits": ("vit-micro", 20), "cnn-digits": ("resnet20", 10)}
 _DIGITS: Final = 5388
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How a model was trained; None: not known.
-
-    start: "random weights" or the model whose weights it began with; data: the name or folder of its images; images:
-    how many; epochs: passes over them; steps: of the optimiser; batch_size: images a step; augmentation: in words;
-    seed; teacher: whom it was distilled from ("none").
-    """
-
-    model: str
-    start: str | None = None
-    data: str | None = None
-    images: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    augmentation: str | None = None
-    seed: int | None = None
-    teacher: str | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether anything is."""
-        return any(value is not None for name, value in asdict(self).items() if name != "model")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One thing in which trainings differ, and what it was for each model, in the models' order."""
-
-    what: str
-    values: tuple[str | int, ...]
 
 
 def budget_of(model: Model) -> Budget:
@@ -103,44 +67,22 @@ def augmentation_words(recipe: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "none"
 
 
-def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
-    """In what the trainings differ, as far as it is known of all of them; nothing where one is not known at all."""
-    found = []
-    for field in fields(Budget):
-        values = [getattr(budget, field.name) for budget in budgets]
-        if field.name != "model" and None not in values and len(set(values)) > 1:
-            found.append(Difference(field.name, tuple(values)))
-    return tuple(found)
-
-
 def keep_budgets(folder: RunFolder, models: Sequence[Model]) -> None:
     """Write what is known of the models' trainings, for several models."""
     if len(models) > 1:
-        folder.table(TABLE, [asdict(budget_of(model)) for model in models])
+        folder.write(TRAINING, [budget_of(model) for model in models])
+
+
+def write_trainings(folder: RunFolder, models: Sequence[Model]) -> None:
+    """Write what is known of the models' trainings; of one model nothing is compared."""
+    folder.write(TRAINING, [budget_of(model) for model in models] if len(models) > 1 else [])
 
 
 def budget_words(record: RunRecord) -> Iterator[str]:
     """That the models of a run were not trained alike, or that it is not known of one; nothing where they were."""
-    rows: Any = _mapping(record.results["tables"]).get(TABLE, [])
+    rows: Any = _mapping(record.results["tables"]).get(TRAINING.name, [])
     budgets = [Budget(**row) for row in rows]
-    names = [budget.model for budget in budgets]
-    found = differences(budgets)
-    if found:
-        listed = "; ".join(
-            f"{difference.what.replace('_', ' ')} "
-            + ", ".join(f"{in_words(value)} ({name})" for name, value in zip(names, difference.values))
-            for difference in found
-        )
-        yield (
-            f"**{' and '.join(names)} were not trained alike**: {listed}. A difference between them can come from this "
-            "as well as from their architectures."
-        )
-    unknown = [budget.model for budget in budgets if not budget.known]
-    if unknown and len(unknown) < len(budgets):
-        yield (
-            f"How {' and '.join(unknown)} was trained is not known here, so the trainings may differ as much as the "
-            "architectures."
-        )
+    yield from (sentence.text for sentence in budget_sentences(budgets))
 
 
 _AUGMENTATION: Final = {

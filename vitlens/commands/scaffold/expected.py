@@ -13,7 +13,7 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
-from vitlens.runs.sections import in_time
+from vitlens.report.numbers import in_time
 
 PATIENCE = 120.0  # seconds that a run may take without a word before it
 _TIMED = 8  # images in the pass that is timed

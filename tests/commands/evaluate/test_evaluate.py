@@ -5,13 +5,14 @@ import pytest
 import torch
 from PIL import Image
 
+from vitlens.commands.evaluate.measure import measure
+from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError, OutputError
 from vitlens.files import read_run
 from vitlens.labels import imagenet_classes
 from vitlens.models.zoo import save, untrained
-from vitlens.runs.evaluate import evaluate
 from vitlens.runs.report import report
 from vitlens.runs.sections import metrics
 
@@ -28,6 +29,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {alias: f"{alias}={folder / alias}.safetensors" for alias in overrides}
 
 
+def evaluate(models: list[str], *, options: RunOptions, **more: object) -> Path | None:
+    return measure(EvaluateOptions(tuple(models), run=options, **more))  # type: ignore[arg-type]
+
+
 def options(out: Path, **more: object) -> RunOptions:
     return RunOptions(device="cpu", out=out, quiet=True, limit=40, command="vitlens evaluate vit", **more)  # type: ignore[arg-type]
 
@@ -38,12 +43,14 @@ def test_one_model_leaves_a_complete_folder(models: dict[str, str], tmp_path: Pa
     record = read_run(tmp_path / "run")
     assert record.status == "done"
     found = metrics(record)
-    assert found.keys() == {"accuracy", "cross_entropy", "calibration_error"}
+    assert found.keys() == {
+        f"{word}/vit" for word in ("accuracy", "cross_entropy", "calibration_error", "confidence_gap")
+    }
     arrays = record.arrays("predictions-vit")
     right = (arrays["prediction"] == arrays["label"]).mean()
-    assert found["accuracy"].value == right
-    assert found["accuracy"].low < right < found["accuracy"].high
-    assert found["accuracy"].n == 40
+    assert found["accuracy/vit"].value == right
+    assert found["accuracy/vit"].low < right < found["accuracy/vit"].high
+    assert found["accuracy/vit"].n == 40
     assert sum(row["n"] for row in record.table("per_class")) == 40
     assert sum(row["count"] for row in record.table("confusion")) == 40
     assert sum(row["count"] for row in record.table("calibration")) == 40

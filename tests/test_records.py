@@ -1,0 +1,112 @@
+"""What a command declares is what it writes and what is read back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vitlens.archives import Form
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.errors import InputError
+from vitlens.files import read_run
+from vitlens.records import ArraysOf, Contents, GivenName, MetricName, Record, TableOf
+from vitlens.uncertainty import Estimate
+
+
+@dataclass(frozen=True)
+class Point:
+    name: GivenName
+    words: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Grid:
+    numbers: Annotated[NDArray[np.floating], Form("f", (None, 2))]
+    masks: Annotated[NDArray[np.bool_], Form("b", (None,))] | None = None
+
+
+ACCURACY = MetricName("accuracy/{model}")
+IMPORTANCE = MetricName("importance/{model}/delta_loss/{layer}/{head}")
+POINTS = TableOf("points", Point)
+GRID = ArraysOf("grid-{model}", Grid)
+CONTENTS = Contents((ACCURACY, IMPORTANCE), (POINTS,), (GRID,))
+LONG = "a" * 100
+
+
+def written(path: Path, *rows: Point, grid: Grid | None = None) -> Record:
+    with RunFolder.create("rollout", out=path) as folder:
+        folder.metric(ACCURACY(model="vit"), Estimate(0.5, 0.25, 0.75, 8))
+        folder.metric(IMPORTANCE(model="vit", layer=0, head=3), Estimate(0.1, unit="nats"))
+        folder.write(POINTS, rows)
+        if grid is not None:
+            folder.save(GRID, grid, model="vit")
+    return Record(read_run(path), CONTENTS)
+
+
+def test_metrics_come_back_by_their_declared_names(tmp_path):
+    record = written(tmp_path / "run")
+    assert record.metric("accuracy/vit") == Estimate(0.5, 0.25, 0.75, 8)
+    assert list(record.all(IMPORTANCE)) == [({"model": "vit", "layer": "0", "head": "3"}, Estimate(0.1, unit="nats"))]
+    assert ACCURACY.parts("accuracy/vit/pgd") is None
+    with pytest.raises(InputError, match=r"expected a metric 'accuracy/cnn' in .*, found none; run the command again"):
+        record.metric(ACCURACY(model="cnn"))
+
+
+def test_rows_come_back_as_their_type_with_names_fit_to_show(tmp_path):
+    rows = (Point("cat\n*1*", "plain *words*", None), Point(LONG, f"of {LONG}", 2.0))
+    first, second = written(tmp_path / "run", *rows).rows(POINTS)
+    assert "\n" not in first.name
+    assert "*" not in first.name  # told apart from our marks until it is rendered
+    assert (first.words, first.value) == ("plain *words*", None)
+    assert len(second.name) == 60
+    assert second.words == f"of {second.name}"
+    assert read_run(tmp_path / "run").table("points")[0]["name"] == "cat\n*1*"  # the JSON keeps it
+
+
+def test_different_names_stay_different_when_they_are_cut(tmp_path):
+    names = [f"{'a' * 50}{letter}{'a' * 50}" for letter in "xyz"]
+    shown = [row.name for row in written(tmp_path / "run", *(Point(name, "", 0.0) for name in names)).rows(POINTS)]
+    assert len(set(shown)) == 3
+
+
+def test_rows_of_another_table_are_refused(tmp_path):
+    with RunFolder.create("rollout", out=tmp_path / "run") as folder, pytest.raises(TypeError, match="rows of Point"):
+        folder.write(POINTS, [Grid(np.zeros((1, 2)))])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("masks", [None, np.array([True, False])])
+def test_arrays_come_back_and_optional_ones_may_be_left_out(tmp_path, masks):
+    grid = written(tmp_path / "run", grid=Grid(np.ones((3, 2)), masks)).arrays(GRID, model="vit")
+    assert (grid.numbers == np.ones((3, 2))).all()
+    assert (grid.masks is None) == (masks is None)
+
+
+def test_arrays_of_another_form_are_refused(tmp_path):
+    record = written(tmp_path / "run", grid=Grid(np.ones((3, 5))))
+    with pytest.raises(InputError, match=r"expected 'numbers' of shape \(any, 2\)"):
+        record.arrays(GRID, model="vit")
+
+
+def test_a_table_that_a_finished_run_has_not_is_said(tmp_path):
+    with RunFolder.create("rollout", out=tmp_path / "run"):
+        pass
+    with pytest.raises(InputError, match="expected a table 'points'"):
+        Record(read_run(tmp_path / "run"), CONTENTS)
+
+
+def test_an_unfinished_run_has_empty_tables(tmp_path):
+    with pytest.raises(RuntimeError), RunFolder.create("rollout", out=tmp_path / "run"):
+        raise RuntimeError
+    assert Record(read_run(tmp_path / "run"), CONTENTS).rows(POINTS) == ()
+
+
+def test_a_row_that_does_not_fit_is_one_line(tmp_path):
+    written(tmp_path / "run", Point("a", "b", 1.0))
+    file = tmp_path / "run" / "results.json"
+    file.write_text(file.read_text().replace('"value": 1.0', '"value": "much"'))
+    with pytest.raises(InputError, match=r"expected .*a number.* at value in table 'points'"):
+        Record(read_run(tmp_path / "run"), CONTENTS)

@@ -1,0 +1,1 @@
+"""`vitlens evaluate`: accuracy, calibration and confusions of models on labelled images."""

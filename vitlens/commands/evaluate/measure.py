@@ -1,0 +1,195 @@
+"""Accuracy, calibration and confusions of one model or several on the same labelled images."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.answers.evaluate import (
+    Evaluation,
+    accuracy,
+    calibration,
+    confusion,
+    evaluate,
+    per_class,
+    require_labels,
+    top_k,
+)
+from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.evaluate.record import (
+    ACCURACY,
+    CALIBRATION,
+    CALIBRATION_ERROR,
+    CLASSES,
+    CONFIDENCE_GAP,
+    CONFUSIONS,
+    CROSS_ENTROPY,
+    DIFFERENCE,
+    PAIRS,
+    PREDICTIONS,
+    TOP5,
+    CalibrationRow,
+    ClassRow,
+    ConfusionRow,
+    PairRow,
+    PredictionArrays,
+)
+from vitlens.commands.scaffold.budgets import write_trainings
+from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.expected import Part, say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_splits, read_as
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.publish import publish
+from vitlens.data.split import Split
+from vitlens.models.model import Model
+from vitlens.processes import Processes, share_of
+from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
+
+MANY_CLASSES: Final = 20  # from here on top-5 accuracy is measured, too
+SHOWN: Final = 18  # images of a prediction grid
+
+
+def measure(options: EvaluateOptions) -> Path | None:
+    """Evaluate models on the test part of labelled data and write the report; returns the report's path.
+
+    With several models McNemar's exact test for each pair. Of several processes each takes its share of the images; all
+    but the first return None. Raises InputError (or one of its kind) before anything is written.
+    """
+    processes, run = join_run(options.run)
+    data = options.data or "digits"
+    with processes.first_ahead():
+        models = load_models(options.models, command="evaluate", model_options=options.model_options, options=run)
+        splits = load_splits(models, options=run, data=data)
+    for split in splits:
+        require_labels(split)
+        share_of(split, processes)
+    splits = read_as(models, splits, run)
+    if not processes.is_first:
+        _evaluations(models, splits, processes, run)
+        return None
+    aliases, split = [model.alias for model in models], splits[0]
+    works = [(model, own, [Part("answers", len(own))]) for model, own in zip(models, splits)]
+    say_expected(works, run, processes=processes.count)
+    with RunFolder.create(
+        "evaluate",
+        name_parts=(*aliases, data),
+        title=f"{' and '.join(aliases)} on {split.title or split.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=settings(options, run, models=models, split=split),
+        formats=run.formats,
+    ) as folder:
+        write_trainings(folder, models)
+        write_evaluations(folder, _evaluations(models, splits, processes, run), splits, seed=run.seed)
+        return publish(folder)
+
+
+def _evaluations(
+    models: Sequence[Model], splits: Sequence[Split], processes: Processes, options: RunOptions
+) -> list[Evaluation]:
+    """The logits of each model on all images of its split, of all processes."""
+    evaluations = []
+    for model, split in zip(models, splits):
+        mine = share_of(split, processes)
+        with progress(f"evaluating {model.alias}", len(mine), quiet=options.quiet) as advance:
+            part = evaluate(model, mine, batch_size=options.batch_size, precision=options.precision, advance=advance)
+        labels = require_labels(split).cpu().long()
+        evaluations.append(replace(part, logits=processes.gathered(part.logits), labels=labels, groups=split.groups))
+    return evaluations
+
+
+def write_evaluations(
+    folder: RunFolder, evaluations: Sequence[Evaluation], splits: Sequence[Split], *, seed: int
+) -> None:
+    """Write all that is known of the predictions of models on the same images."""
+    write_metrics(folder, evaluations, seed=seed)
+    write_tables(folder, evaluations, classes=len(splits[0].classes), seed=seed)
+    for evaluation, split in zip(evaluations, splits):
+        folder.save(PREDICTIONS, _arrays(evaluation, split, seed=seed), model=evaluation.alias)
+
+
+def write_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed: int) -> None:
+    """Write accuracy, cross-entropy and calibration of each model, and the difference of each pair."""
+    for evaluation in evaluations:
+        alias = evaluation.alias
+        groups = None if evaluation.groups is None else evaluation.groups.numpy()
+        folder.metric(ACCURACY(model=alias), accuracy(evaluation.correct, groups=evaluation.groups, seed=seed))
+        if len(evaluation.classes) >= MANY_CLASSES:
+            top5 = top_k(evaluation.logits, evaluation.labels, k=5)
+            folder.metric(TOP5(model=alias), accuracy(top5, groups=evaluation.groups, seed=seed))
+        losses = F.cross_entropy(evaluation.logits, evaluation.labels, reduction="none").numpy()
+        folder.metric(CROSS_ENTROPY(model=alias), bootstrap_mean(losses, groups=groups, seed=seed, unit="nats"))
+        # no interval: resampling images biases a binned error upwards, so its quantiles can miss the value itself
+        error = calibration(evaluation.probabilities, evaluation.labels).error
+        folder.metric(CALIBRATION_ERROR(model=alias), Estimate(error, n=len(evaluation.labels)))
+        excess = evaluation.probabilities.amax(-1).double() - evaluation.correct.double()
+        folder.metric(CONFIDENCE_GAP(model=alias), bootstrap_mean(excess.numpy(), groups=groups, seed=seed))
+    for first, second in combinations(evaluations, 2):
+        groups = None if first.groups is None else first.groups.numpy()
+        gain = bootstrap_difference(
+            100.0 * first.correct.numpy(), 100.0 * second.correct.numpy(), groups=groups, seed=seed, unit="points"
+        )
+        folder.metric(DIFFERENCE(first=first.alias, second=second.alias), gain)
+
+
+def write_tables(folder: RunFolder, evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> None:
+    """Write accuracy by class, confusions, calibration by bin, and each pair of models. classes: those of the data."""
+    folder.write(CLASSES, [row for one in evaluations for row in _class_rows(one, classes, seed)])
+    folder.write(CONFUSIONS, [row for one in evaluations for row in _confusion_rows(one)])
+    folder.write(CALIBRATION, [row for one in evaluations for row in _calibration_rows(one)])
+    folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs(evaluations)])
+
+
+def _class_rows(evaluation: Evaluation, classes: int, seed: int) -> Iterator[ClassRow]:
+    for score in per_class(evaluation, count=classes, seed=seed):
+        right = score.accuracy
+        values = (None, None, None) if right is None else (right.value, right.low, right.high)
+        yield ClassRow(evaluation.alias, score.name, score.n, *values)
+
+
+def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
+    names = evaluation.classes
+    counts = confusion(evaluation.labels, evaluation.predictions, count=len(names))
+    for truth, prediction in counts.nonzero().tolist():
+        yield ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
+
+
+def _calibration_rows(evaluation: Evaluation) -> Iterator[CalibrationRow]:
+    bins = calibration(evaluation.probabilities, evaluation.labels)
+    for confidence, right, count in zip(bins.confidence.tolist(), bins.accuracy.tolist(), bins.count.tolist()):
+        yield CalibrationRow(evaluation.alias, confidence, right, count)
+
+
+def _arrays(evaluation: Evaluation, split: Split, *, seed: int) -> PredictionArrays:
+    probability, prediction = evaluation.probabilities.max(-1)
+    likely = evaluation.probabilities.topk(min(5, len(evaluation.classes)), dim=-1)
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
+    random = order[:SHOWN].sort().values
+    wrong = (~evaluation.correct).nonzero().flatten()
+    surest = wrong[probability[wrong].argsort(descending=True, stable=True)[:SHOWN]]
+    return PredictionArrays(
+        classes=np.array(evaluation.classes),
+        label=evaluation.labels.numpy(),
+        prediction=prediction.numpy(),
+        probability=probability.numpy(),
+        likely_classes=likely.indices.numpy(),
+        likely_probabilities=likely.values.numpy(),
+        random=random.numpy(),
+        random_pixels=_pixels(split, random),
+        surest_errors=surest.numpy(),
+        surest_errors_pixels=_pixels(split, surest),
+    )
+
+
+def _pixels(split: Split, indices: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    return split.source.read(indices).numpy() if len(indices) else np.zeros((0, 3, *split.size), np.uint8)

@@ -1,0 +1,16 @@
+"""What `vitlens evaluate` is told."""
+
+from dataclasses import dataclass
+
+from vitlens.commands.scaffold.flags import bundle
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, several_models
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """data: labelled; digits where nothing is said."""
+
+    models: tuple[str, ...] = several_models()
+    data: str | None = data_option()
+    model_options: ModelOptions = bundle(ModelOptions)
+    run: RunOptions = bundle(RunOptions)

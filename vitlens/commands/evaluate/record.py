@@ -1,0 +1,110 @@
+"""What `vitlens evaluate` writes."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.archives import Form
+from vitlens.commands.scaffold.trainings import TRAINING
+from vitlens.records import ArraysOf, ClassNames, Contents, GivenName, MetricName, Pixels, TableOf
+from vitlens.uncertainty import Estimate
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class of the data, for one model; accuracy, low, high: None where it has no images."""
+
+    model: str
+    class_name: GivenName
+    n: int
+    accuracy: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The accuracy with its interval."""
+        return None if self.accuracy is None else Estimate(self.accuracy, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class ConfusionRow:
+    """How many images of one class one model takes for another; only cells that are not 0."""
+
+    model: str
+    truth: GivenName
+    prediction: GivenName
+    count: int
+
+
+@dataclass(frozen=True)
+class CalibrationRow:
+    """One bin of the reliability diagram: mean confidence and accuracy of its images."""
+
+    model: str
+    confidence: float
+    accuracy: float
+    count: int
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """Two models on the same images: how many both, one alone, or none predicts correctly.
+
+    p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of pairs.
+    """
+
+    first: str
+    second: str
+    both_right: int
+    only_first_right: int
+    only_second_right: int
+    both_wrong: int
+    p: float
+    p_holm: float
+
+
+_Indices = Annotated[NDArray[np.integer], Form("iu", (None,))]
+_Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
+
+
+@dataclass(frozen=True)
+class PredictionArrays:
+    """Every prediction of one model, as indices into classes, and the pixels of a few images.
+
+    likely_classes, likely_probabilities (images, 5): the likeliest; random: indices of images drawn at random;
+    surest_errors: of the errors of highest confidence, highest first.
+    """
+
+    classes: ClassNames
+    label: _Indices
+    prediction: _Indices
+    probability: _Shares
+    likely_classes: Annotated[NDArray[np.integer], Form("iu", (None, None))]
+    likely_probabilities: Annotated[NDArray[np.floating], Form("f", (None, None))]
+    random: _Indices
+    random_pixels: Pixels
+    surest_errors: _Indices
+    surest_errors_pixels: Pixels
+
+
+CLASSES = TableOf("per_class", ClassRow)
+CONFUSIONS = TableOf("confusion", ConfusionRow)
+CALIBRATION = TableOf("calibration", CalibrationRow)
+PAIRS = TableOf("pairs", PairRow)
+PREDICTIONS = ArraysOf("predictions-{model}", PredictionArrays)
+
+ACCURACY = MetricName("accuracy/{model}")
+TOP5 = MetricName("top5_accuracy/{model}")
+CROSS_ENTROPY = MetricName("cross_entropy/{model}")
+CALIBRATION_ERROR = MetricName("calibration_error/{model}")
+CONFIDENCE_GAP = MetricName("confidence_gap/{model}")  # mean confidence minus accuracy
+DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
+
+RECORD = Contents(
+    metrics=(ACCURACY, TOP5, CROSS_ENTROPY, CALIBRATION_ERROR, CONFIDENCE_GAP, DIFFERENCE),
+    tables=(CLASSES, CONFUSIONS, CALIBRATION, PAIRS, TRAINING),
+    arrays=(PREDICTIONS,),
+)

@@ -1,0 +1,84 @@
+"""How compared models were trained, and in what they differ, as a report says it; free of torch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Final
+
+from vitlens.records import GivenName, Record, TableOf
+from vitlens.report.document import Sentence
+from vitlens.report.numbers import in_words
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How a model was trained; None: not known.
+
+    start: "random weights" or the model whose weights it began with; data: the name or folder of its images; images:
+    how many; epochs: passes over them; steps: of the optimiser; batch_size: images a step; augmentation: in words;
+    seed; teacher: whom it was distilled from ("none").
+    """
+
+    model: str
+    start: GivenName | None = None
+    data: GivenName | None = None
+    images: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    augmentation: str | None = None
+    seed: int | None = None
+    teacher: GivenName | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is."""
+        return any(value is not None for name, value in asdict(self).items() if name != "model")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which trainings differ, and what it was for each model, in the models' order."""
+
+    what: str
+    values: tuple[str | int, ...]
+
+
+TRAINING: Final = TableOf("training", Budget)
+
+
+def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
+    """In what the trainings differ, as far as it is known of all of them; nothing where one is not known at all."""
+    found = []
+    for field in fields(Budget):
+        values = [getattr(budget, field.name) for budget in budgets]
+        if field.name != "model" and None not in values and len(set(values)) > 1:
+            found.append(Difference(field.name, tuple(values)))
+    return tuple(found)
+
+
+def training_sentences(record: Record) -> Iterator[Sentence]:
+    """That the models of a run were not trained alike, or that it is not known of one; nothing where they were."""
+    yield from budget_sentences(record.rows(TRAINING))
+
+
+def budget_sentences(budgets: Sequence[Budget]) -> Iterator[Sentence]:
+    """The same of any budgets."""
+    names, differing = [budget.model for budget in budgets], differences(budgets)
+    if differing:
+        listed = "; ".join(
+            f"{difference.what.replace('_', ' ')} "
+            + ", ".join(f"{in_words(value)} ({name})" for name, value in zip(names, difference.values))
+            for difference in differing
+        )
+        yield Sentence(
+            f"**{' and '.join(names)} were not trained alike**: {listed}. A difference between them can come from this "
+            "as well as from their architectures.",
+            tuple(budgets),
+        )
+    unknown = [budget.model for budget in budgets if not budget.known]
+    if unknown and len(unknown) < len(budgets):
+        yield Sentence(
+            f"How {' and '.join(unknown)} was trained is not known here, so the trainings may differ as much as the "
+            "architectures.",
+            tuple(budgets),
+        )
