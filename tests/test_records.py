@@ -1,5 +1,6 @@
 """What a command declares is what it writes and what is read back."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,11 @@ class Point:
     name: GivenName
     words: str
     value: float | None
+
+
+@dataclass(frozen=True)
+class Layers:
+    layer: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,15 @@ def test_different_names_stay_different_when_they_are_cut(tmp_path):
 def test_rows_of_another_table_are_refused(tmp_path):
     with RunFolder.create("rollout", out=tmp_path / "run") as folder, pytest.raises(TypeError, match="rows of Point"):
         folder.write(POINTS, [Grid(np.zeros((1, 2)))])  # type: ignore[list-item]
+
+
+def test_several_arrays_of_one_form_come_back_by_number(tmp_path):
+    arrays = ArraysOf("layers", Layers)
+    with RunFolder.create("rollout", out=tmp_path / "run") as folder:
+        folder.write(POINTS, [])
+        folder.save(arrays, Layers({0: np.zeros((2, 2)), 10: np.ones((3, 1))}))
+    layers = Record(read_run(tmp_path / "run"), CONTENTS).arrays(arrays).layer
+    assert {key: array.shape for key, array in layers.items()} == {0: (2, 2), 10: (3, 1)}
 
 
 @pytest.mark.parametrize("masks", [None, np.array([True, False])])

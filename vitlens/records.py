@@ -13,8 +13,8 @@ A command declares what it writes once (`commands/<word>/record.py`); it is writ
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from string import Formatter
 from types import MappingProxyType
@@ -82,7 +82,8 @@ class TableOf(Generic[Row]):
 class ArraysOf(Generic[ArrayType]):
     """Arrays by the name of their file, "predictions-{model}" for one of each model; kind: a frozen dataclass of them.
 
-    Its fields are Annotated with a `Form`; one that may be None is left out of the file then.
+    Its fields are Annotated with a `Form`; one that may be None is left out of the file then. A Mapping[int, NDArray]
+    holds several of one form: "layer" those of the names layer0, layer1 ...
     """
 
     name: str
@@ -103,12 +104,15 @@ class Contents:
 
 
 def as_arrays(values: Any) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a dataclass that `ArraysOf` declares, by name; those that are None left out."""
-    return {
-        field.name: np.asarray(getattr(values, field.name))
-        for field in fields(values)
-        if getattr(values, field.name) is not None
-    }
+    """The arrays of a dataclass that `ArraysOf` declares, by their names in the file; those that are None left out."""
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for place in _places(type(values)):
+        value = getattr(values, place.name)
+        if place.many:
+            arrays |= {place.name + str(key): np.asarray(array) for key, array in value.items()}
+        elif value is not None:
+            arrays[place.name] = np.asarray(value)
+    return arrays
 
 
 def as_row(table: TableOf[Row], row: Row) -> dict[str, object]:
@@ -178,11 +182,15 @@ class Record:
     def arrays(self, arrays: ArraysOf[ArrayType], **parts: str) -> ArrayType:
         """The arrays of a file that the command declares. Raises InputError where they are missing or damaged."""
         path = inside(self.folder, "arrays", named_file(arrays(**parts), ".npz"))
-        found = read_arrays(path)
-        forms = dict(_forms(arrays.kind))
-        known = {name: form for name, (form, optional) in forms.items() if not optional or name in found}
-        require_forms(found, known, path, hint=_AGAIN)
-        return self._displayed(arrays.kind(**{name: found.get(name) for name in forms}))
+        stored, forms, values = read_arrays(path), {}, {}
+        for place in _places(arrays.kind):
+            names = place.names(stored)
+            forms |= dict.fromkeys(names.values(), place.form)
+            values[place.name] = (
+                {key: stored[name] for key, name in names.items()} if place.many else stored.get(place.name)
+            )
+        require_forms(stored, forms, path, hint=_AGAIN)
+        return self._displayed(arrays.kind(**values))
 
 
 def _metrics(run: RunRecord) -> Iterator[tuple[str, Estimate]]:
@@ -191,11 +199,26 @@ def _metrics(run: RunRecord) -> Iterator[tuple[str, Estimate]]:
         yield name, Estimate(**{"unit": "", **values})
 
 
-def _forms(kind: Any) -> Iterator[tuple[str, tuple[Form, bool]]]:
-    """The form of each array, and whether it may be left out."""
+@dataclass(frozen=True)
+class _Place:
+    """One field of an arrays dataclass. many: it maps numbers to arrays, stored as "layer0", "layer1" ..."""
+
+    name: str
+    form: Form
+    optional: bool
+    many: bool
+
+    def names(self, stored: Collection[str]) -> dict[int, str]:
+        """The arrays of a file that belong here, by their number (0 where there is one); all that must be there."""
+        if self.many:
+            found = (re.fullmatch(re.escape(self.name) + r"(\d{1,6})", name) for name in stored)
+            return {int(match[1]): match[0] for match in found if match}
+        return {} if self.optional and self.name not in stored else {0: self.name}
+
+
+def _places(kind: Any) -> Iterator[_Place]:
     for name, annotation in get_type_hints(kind, include_extras=True).items():
-        members = get_args(annotation) if get_origin(annotation) is not Annotated else (annotation,)
-        form = next(
-            extra for member in members for extra in getattr(member, "__metadata__", ()) if isinstance(extra, Form)
-        )
-        yield name, (form, type(None) in members)
+        members = (annotation,) if get_origin(annotation) is Annotated else get_args(annotation)
+        marks = [mark for member in members for mark in getattr(member, "__metadata__", ())]
+        many = any(get_origin(get_args(member)[0]) is Mapping for member in members if get_origin(member) is Annotated)
+        yield _Place(name, next(mark for mark in marks if isinstance(mark, Form)), type(None) in members, many)
