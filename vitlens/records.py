@@ -179,10 +179,16 @@ class Record:
         source = f"options of {self.folder / CONFIG}"
         return self._displayed(read_as(kind, self._run.config.get("options"), source=source, hint=_AGAIN))
 
+    def has(self, arrays: ArraysOf[Any], **parts: str) -> bool:
+        """Whether the run wrote these arrays."""
+        return inside(self.folder, "arrays", named_file(arrays(**parts), ".npz")).is_file()
+
     def arrays(self, arrays: ArraysOf[ArrayType], **parts: str) -> ArrayType:
         """The arrays of a file that the command declares. Raises InputError where they are missing or damaged."""
         path = inside(self.folder, "arrays", named_file(arrays(**parts), ".npz"))
-        stored, forms, values = read_arrays(path), {}, {}
+        stored = read_arrays(path)
+        forms: dict[str, Form] = {}
+        values: dict[str, Any] = {}
         for place in _places(arrays.kind):
             names = place.names(stored)
             forms |= dict.fromkeys(names.values(), place.form)

@@ -14,10 +14,10 @@ def test_grid_has_a_panel_for_every_head(shape, scale, random, image):
     bar = 1 if scale == "figure" else 0
     assert len(figure.axes) == shape[0] * shape[1] + bar
     found = texts(figure)
-    assert "layer 1" in found
-    assert "head 1" in found
-    assert not {"0", "layer 0", "head 0"} & set(found)
-    assert str(shape[0] if shape[0] > 1 else 1) in " ".join(found)
+    assert "layer 0" in found
+    assert "head 0" in found
+    assert not {f"layer {shape[0]}", f"head {shape[1]}"} & set(found)
+    assert str(shape[0] - 1) in " ".join(found)
     assert not cut_off(figure)
     assert not overlapping(figure)
     assert figure.get_figwidth() <= 7.21
@@ -37,8 +37,8 @@ def test_layer_and_head_stand_where_the_labels_say(random):
     bright = [panel(figure, axes).max() > 0.9 for axes in figure.axes[:6]]
     assert bright == [False] * 5 + [True]
     np.testing.assert_array_less(0.9, colour_at(figure, figure.axes[5], 0.75, 0.25)[0])
-    assert figure.axes[4].get_ylabel() == "3"
-    assert figure.axes[1].get_title() == "2"
+    assert figure.axes[4].get_ylabel() == "2"
+    assert figure.axes[1].get_title() == "1"
 
 
 def test_layers_run_across_where_they_are_many(random):
@@ -46,14 +46,14 @@ def test_layers_run_across_where_they_are_many(random):
     maps[4, 0, 0, 0] = 1.0
     figure = attention_grid(maps=maps)
     assert [panel(figure, axes).max() > 0.9 for axes in figure.axes[:5]] == [False] * 4 + [True]
-    assert figure.axes[0].get_title() == "layer 1"
-    assert figure.axes[4].get_title() == "5"
-    assert figure.axes[5].get_ylabel() == "2"
+    assert figure.axes[0].get_title() == "layer 0"
+    assert figure.axes[4].get_title() == "4"
+    assert figure.axes[5].get_ylabel() == "1"
 
 
 def test_labels_of_a_later_stage(random):
     figure = attention_grid(maps=random.uniform(size=(2, 2, 2, 2)), numbers=[10, 11])
-    assert {"layer 11", "12", "head 1", "2"} <= set(texts(figure))
+    assert {"layer 10", "11", "head 0", "1"} <= set(texts(figure))
 
 
 def test_scale_is_shared_in_the_figure_or_in_the_layer():
@@ -97,15 +97,15 @@ def test_grid_refuses(wrong):
         attention_grid(maps=wrong)
 
 
-def test_overlays_count_from_one(images, random):
+def test_overlays_count_from_zero(images, random):
     figure = attention_overlays(images=images, maps=random.uniform(size=(3, 2, 4, 4)), layer=11)
-    assert {"head 1", "head 2"} <= set(texts(figure))
-    assert any(text.startswith("Layer 12:") for text in texts(figure))
+    assert {"head 0", "head 1"} <= set(texts(figure))
+    assert any(text.startswith("Layer 11:") for text in texts(figure))
 
 
 def test_evolution_of_one_image_has_every_layer(images, random):
     figure = evolution(images=images[:1], maps=random.uniform(size=(1, 12, 4, 4)))
-    assert {f"layer {layer}" for layer in range(1, 13)} <= set(texts(figure))
+    assert {f"layer {layer}" for layer in range(12)} <= set(texts(figure))
     assert any("every layer" in text for text in texts(figure))
 
 
@@ -113,13 +113,13 @@ def test_evolution_of_several_is_spaced_and_says_so(images, random):
     figure = evolution(images=images, maps=random.uniform(size=(3, 12, 4, 4)))
     shown = [text for text in texts(figure) if text.startswith("layer ")]
     assert len(shown) == 6
-    assert shown[0] == "layer 1"
-    assert shown[-1] == "layer 12"
+    assert shown[0] == "layer 0"
+    assert shown[-1] == "layer 11"
     assert any("6 of 12 layers" in text for text in texts(figure))
 
 
 def test_evolution_of_chosen_layers(images, random):
     figure = evolution(images=images, maps=random.uniform(size=(3, 4, 4, 4)), layers=[3])
-    assert "layer 4" in texts(figure)
+    assert "layer 3" in texts(figure)
     with pytest.raises(InputError, match=r"layers from 0 to 3, found \[4\]"):
         evolution(images=images, maps=random.uniform(size=(3, 4, 4, 4)), layers=[4])

@@ -50,7 +50,7 @@ def test_a_map_stands_where_its_position_stands():
     top = np.array(colormaps[SIGNED](1.0)[:3])
     np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.9, 0.9), top, atol=0.02)
     np.testing.assert_allclose(colour_at(figure, figure.axes[5], 0.1, 0.1), top, atol=0.02)
-    assert {"row 1", "column 1", "2", "3"} <= set(texts(figure))
+    assert {"row 0", "column 0", "1", "2"} <= set(texts(figure))
 
 
 def test_rows_and_columns_are_not_exchanged():

@@ -74,10 +74,10 @@ def test_query_and_key_say_who_looks_at_whom(images, random):
     maps = list(random.uniform(size=(2, 3, 4, 4)))
     options = {"images": images, "maps": maps, "layers": [0, 5], "patches": [(1, 2), (1, 2)]}
     looks, seen = (texts(draw(**options)) for draw in (query_view, key_view))
-    assert {"layer 1", "layer 6"} <= set(looks) & set(seen)
-    assert any("of the patch in row 2, column 3 (outlined) to each patch, mean of heads" in flat(t) for t in looks)
-    assert any("of each patch to the patch in row 2, column 3 (outlined)" in flat(t) for t in seen)
-    assert any("head 4 of each layer" in flat(t) for t in texts(query_view(**options, head=3)))
+    assert {"layer 0", "layer 5"} <= set(looks) & set(seen)
+    assert any("of the patch in row 1, column 2 (outlined) to each patch, mean of heads" in flat(t) for t in looks)
+    assert any("of each patch to the patch in row 1, column 2 (outlined)" in flat(t) for t in seen)
+    assert any("head 3 of each layer" in flat(t) for t in texts(query_view(**options, head=3)))
 
 
 def flat(text):
@@ -90,7 +90,7 @@ def test_a_head_over_training(images, random):
     figure = head_over_training(images=images, maps=maps, epochs=[0, 12], layer=1, head=2)
     found = texts(figure)
     assert {"untrained", "epoch 12", "all equal"} <= set(found)
-    assert any(flat(text).startswith("Layer 2, head 3 over training") for text in found)
+    assert any(flat(text).startswith("Head L1.H2 over training") for text in found)
     assert figure.axes[5].get_xlabel() == "all equal"  # second image, second epoch
     assert not cut_off(figure)
 

@@ -12,7 +12,6 @@ import typer
 
 from vitlens.cli.ablate import ablate
 from vitlens.cli.attack import attack
-from vitlens.cli.attention import attention
 from vitlens.cli.build import command_function
 from vitlens.cli.bundles import expanded
 from vitlens.cli.compare import compare
@@ -37,7 +36,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     study: "vitlens study",
     predict: "vitlens predict vit-digits --limit 3",
     train: "vitlens train vit-micro --epochs 1",
-    attention: "vitlens attention vit-digits",
     stats: "vitlens stats vit-digits --limit 100",
     ablate: "vitlens ablate vit-digits --limit 100",
     compare: "vitlens compare vit-digits cnn-digits",

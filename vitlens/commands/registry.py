@@ -62,6 +62,13 @@ _ENTRIES: Final = (
         needs=("classifier",),
     ),
     Command(
+        "attention",
+        "Attention maps by layer and head, their evolution over the layers, and the position embeddings.",
+        "vitlens attention vit-digits",
+        "Look",
+        needs=("maps",),
+    ),
+    Command(
         "rollout",
         "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and others.",
         "vitlens rollout vit-digits --fusion mean,max,min",

@@ -33,7 +33,7 @@ def attention_grid(
 
     image: (3, height, width) in [0, 1], shown beside them; scale: one range of colours for the figure, or one a
     layer, written at its end; reader: whose row of the weights it is; numbers: which layers of the model these are,
-    from 0 (None: 0, 1, ...). Layers and heads are labelled from 1. Layers run down, or across where they are more than
+    from 0 (None: 0, 1, ...). Layers run down, or across where they are more than
     twice as many as heads. A map whose values are all equal bears "=". Raises InputError for other shapes or NaN.
     """
     values = 100 * as_array(maps, name="maps", axes=("layers", "heads", "rows", "columns"))
@@ -100,7 +100,7 @@ def _name_layers_and_heads(cells: NDArray[np.object_], layers: Sequence[int], *,
     heads = range(cells.shape[1])
     for word, line, above, numbers in (("layer", cells[:, 0], across, layers), ("head", cells[0], not across, heads)):
         for index, (axes, number) in enumerate(zip(line, numbers, strict=True)):
-            name = f"{number + 1}" if index else f"{word} {number + 1}"
+            name = f"{number}" if index else f"{word} {number}"
             if above:
                 axes.set_title(name)
             else:
@@ -128,14 +128,14 @@ def attention_overlays(
 ) -> Figure:
     """One layer's heads on images: images (batch, 3, height, width), maps (batch, heads, rows, columns) as fractions.
 
-    layer is counted from 0 and labelled from 1. scale: in % (default: that of these maps); errors: as panel_view.
+    layer counts from 0. scale: in % (default: that of these maps); errors: as panel_view.
     """
     values = as_array(maps, name="maps", axes=("batch", "heads", "rows", "columns"))
     return panel_view(
         images=images,
         maps=list(values.swapaxes(0, 1)),
-        titles=[f"head {head + 1}" for head in range(values.shape[1])],
-        title=f"Layer {layer + 1}: attention of the {reader} to each patch, by head",
+        titles=[f"head {head}" for head in range(values.shape[1])],
+        title=f"Layer {layer}: attention of the {reader} to each patch, by head",
         names=names,
         scale=scale,
     )
@@ -171,7 +171,7 @@ def evolution(
     return overlay_rows(
         images=images,
         maps=values[:, chosen],
-        titles=[f"layer {known[layer] + 1}" for layer in chosen],
+        titles=[f"layer {known[layer]}" for layer in chosen],
         title=f"Attention of the {reader} to each patch, mean of heads, {share}",
         label="attention (%)",
         names=names,

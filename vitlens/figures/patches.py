@@ -18,7 +18,7 @@ _NUMBERED = 64  # patches up to which each bears its number
 def patch_grid(*, image: ArrayLike, patch_size: int | tuple[int, int]) -> Figure:
     """An image (3, height, width) in [0, 1] beside the patches it is cut into.
 
-    patch_size: px, one number or (height, width). Patches are numbered from 1, row by row: each where there are at
+    patch_size: px, one number or (height, width). Patches are numbered from 0, row by row: each where there are at
     most 64, else the first and last of the first and last row. Raises InputError when the patches do not fill the
     image.
     """
@@ -47,7 +47,7 @@ def patch_grid(*, image: ArrayLike, patch_size: int | tuple[int, int]) -> Figure
     cut.vlines(np.arange(1, columns), 0, rows, color="white", linewidth=2)
     for index in _numbered(rows, columns):
         y, x = divmod(index, columns)
-        number = cut.text(x + 0.12, y + 0.12, str(index + 1), ha="left", va="top", fontsize=SMALL - 1, color="white")
+        number = cut.text(x + 0.12, y + 0.12, str(index), ha="left", va="top", fontsize=SMALL - 1, color="white")
         number.set_path_effects([withStroke(linewidth=1.5, foreground="black")])
     return drawn.figure
 

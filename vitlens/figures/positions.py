@@ -34,7 +34,7 @@ def position_matrix(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
     axes.imshow(values, cmap=SIGNED, norm=_scale(values).norm, interpolation="nearest")
     starts = np.arange(0, rows, -(-rows // _MOST))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(starts * columns + (columns - 1) / 2, labels=[str(row + 1) for row in starts])
+        axis.set_ticks(starts * columns + (columns - 1) / 2, labels=[str(row) for row in starts])
         axis.set_label_text(f"row of the grid ({columns} patches each)")
     axes.spines[:].set_visible(False)
     colour_bar(drawn.bar(), scale=_scale(values), label="cosine similarity", colours=SIGNED)
@@ -76,9 +76,9 @@ def position_maps(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
             column, row, "o", markersize=3.5, markerfacecolor="none", markeredgecolor="black", markeredgewidth=0.8
         )
         if y == down - 1:
-            axes.set_xlabel(f"{column + 1}" if x else f"column {column + 1}", labelpad=2)
+            axes.set_xlabel(f"{column}" if x else f"column {column}", labelpad=2)
         if x == 0:
-            axes.set_ylabel(f"{row + 1}" if y else f"row {row + 1}", rotation=0, ha="right", va="center")
+            axes.set_ylabel(f"{row}" if y else f"row {row}", rotation=0, ha="right", va="center")
     bare(drawn.panels)
     colour_bar(drawn.bar(), scale=scale, label="cosine similarity", colours=SIGNED)
     return drawn.figure

@@ -121,8 +121,8 @@ def _outline(axes: Axes, patch: Patch, grid: tuple[int, ...]) -> None:
 
 
 def patch_words(patch: Patch) -> str:
-    """A patch as figures and reports name it, counted from 1: "row 4, column 5"."""
-    return f"row {patch[0] + 1}, column {patch[1] + 1}"
+    """A patch as figures and reports name it, counted from 0: "row 3, column 4"."""
+    return f"row {patch[0]}, column {patch[1]}"
 
 
 def query_view(
@@ -161,7 +161,7 @@ def key_view(
 
 
 def _whose(head: int | None) -> str:
-    return "mean of heads" if head is None else f"head {head + 1} of each layer"
+    return "mean of heads" if head is None else f"head {head} of each layer"
 
 
 def _by_layer(
@@ -172,7 +172,7 @@ def _by_layer(
     title: str,
     names: Sequence[str] | None,
 ) -> Figure:
-    titles = [f"layer {layer + 1}" for layer in layers]
+    titles = [f"layer {layer}" for layer in layers]
     return panel_view(images=images, maps=maps, titles=titles, title=title, names=names, patches=patches, smooth=False)
 
 
@@ -188,7 +188,7 @@ def head_over_training(
 ) -> Figure:
     """How one head came to look where it looks: maps (batch, epochs, rows, columns), fractions of the reader's row.
 
-    epochs: how many each column's weights had been trained for (0: untrained); layer, head: from 0, labelled from 1.
+    epochs: how many each column's weights had been trained for (0: untrained); layer, head: from 0.
     Errors: as panel_view.
     """
     values: Array = as_array(maps, name="maps", axes=("batch", "epochs", "rows", "columns"))
@@ -196,6 +196,6 @@ def head_over_training(
         images=images,
         maps=list(values.swapaxes(0, 1)),
         titles=[f"epoch {epoch}" if epoch else "untrained" for epoch in epochs],
-        title=f"Layer {layer + 1}, head {head + 1} over training: attention of the {reader} to each patch",
+        title=f"Head L{layer}.H{head} over training: attention of the {reader} to each patch",
         names=names,
     )

@@ -33,7 +33,6 @@ _COMMANDS: Final = {
     "features": "vitlens.runs.features",
     "predict": "vitlens.runs.predict",
     "profile": "vitlens.runs.profile",
-    "attention": "vitlens.runs.attention",
     "stats": "vitlens.runs.stats",
     "train": "vitlens.runs.train",
     "study": "vitlens.runs.study",

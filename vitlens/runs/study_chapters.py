@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
+from vitlens.commands.attention.measure import measure as attention
+from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.evaluate.measure import measure as evaluate
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.rollout.measure import measure as rollout
@@ -22,7 +24,6 @@ from vitlens.runs.ablate import ablate
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.attention import attention
 from vitlens.runs.compare import compare
 from vitlens.runs.explain import explain
 from vitlens.runs.features import features
@@ -141,7 +142,15 @@ class Chapters:
         elif word == "ablate":
             ablate(names[0], choices=AblateChoices(predicted=self.ground.predicted), **shared)
         elif word == "attention":
-            attention(names[0], **shared)
+            attention(
+                AttentionOptions(
+                    names[0],
+                    self.ground.images,
+                    self.ground.data or None,
+                    model_options=self.model_options,
+                    run=options,
+                )
+            )
         else:
             rollout(
                 RolloutOptions(

@@ -11,11 +11,12 @@ import torch
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.cli.main import run as main
+from vitlens.commands.attention.measure import measure
+from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.sheets import DRAWN, sheets
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.zoo import load, save
-from vitlens.runs.attention import attention
 from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
@@ -23,12 +24,13 @@ OPTIONS = RunOptions(device="cpu", quiet=True)
 
 def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **changes: object) -> dict:
     random = ModelOptions(random_weights=":" in str(model), image_size=size)
-    attention(str(model), model_options=random, options=replace(OPTIONS, out=out), **changes)
+    options = AttentionOptions(str(model), model_options=random, run=replace(OPTIONS, out=out))
+    measure(replace(options, **changes))
     return json.loads((out / "results.json").read_text())
 
 
 def test_the_maps_are_the_cls_rows(tiny_vit, pictures, tmp_path):
-    results = run(tiny_vit, tmp_path / "out", images=[str(pictures)])
+    results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
     assert [row["layer"] for row in results["tables"]["layers"]] == [0, 1]
     kept = np.load(tmp_path / "out" / "arrays" / "attention.npz")
     import vitlens
@@ -40,7 +42,7 @@ def test_the_maps_are_the_cls_rows(tiny_vit, pictures, tmp_path):
 
 
 def test_a_windowed_model_has_a_grid_of_heads_for_each_stage(pictures, tmp_path):
-    results = run("torchvision:swin_t", tmp_path / "out", images=[str(pictures / "0.png")])
+    results = run("torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),))
     assert len(results["tables"]["layers"]) == 12
     assert {path.stem for path in (tmp_path / "out" / "figures").glob("heads*.png")} == {
         f"heads_{i}" for i in (1, 2, 3, 4)
@@ -49,24 +51,19 @@ def test_a_windowed_model_has_a_grid_of_heads_for_each_stage(pictures, tmp_path)
 
 def test_a_cnn_is_refused_in_one_line(tiny_cnn, pictures, tmp_path):
     with pytest.raises(UnsupportedError, match="softmax attention"):
-        run(tiny_cnn, tmp_path / "out", images=[str(pictures)])
+        run(tiny_cnn, tmp_path / "out", images=(str(pictures),))
     assert not (tmp_path / "out").exists()
 
 
 def test_all_images_asked_for_are_drawn_on_as_many_sheets_as_it_takes(tiny_vit, tmp_path):
-    attention(
-        str(tiny_vit),
-        data="digits",
-        model_options=ModelOptions(),
-        options=replace(OPTIONS, limit=9, out=tmp_path / "out"),
-    )
+    run(tiny_vit, tmp_path / "out", data="digits", run=replace(OPTIONS, limit=9, out=tmp_path / "out"))
     assert len(np.load(tmp_path / "out" / "arrays" / "attention.npz")["images"]) == 9
     assert {"evolution_1", "evolution_2", "last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
 
 
 def test_images_that_are_not_drawn_are_said(tiny_vit, pictures, tmp_path, monkeypatch, capsys):
     assert DRAWN == 24
-    monkeypatch.setattr("vitlens.runs.attention.DRAWN", 2)
+    monkeypatch.setattr("vitlens.commands.attention.measure.DRAWN", 2)
     line = ["attention", str(tiny_vit), "--images", str(pictures), "--device", "cpu"]
     assert main([*line, "--out", str(tmp_path / "two")]) == 0
     assert len(np.load(tmp_path / "two" / "arrays" / "attention.npz")["images"]) == 2
@@ -92,14 +89,14 @@ OVERVIEW = {"heads", "last_layer", "evolution", "positions", "position_maps", "p
 
 
 def test_nothing_more_is_drawn_than_was_asked_for(tiny_vit, pictures, tmp_path):
-    results = run(tiny_vit, tmp_path / "out", images=[str(pictures)])
+    results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
     assert figures(tmp_path / "out") == OVERVIEW
-    assert set(results["tables"]) == {"layers", "images"}
+    assert {name for name, rows in results["tables"].items() if rows} == {"layers", "images", "layout"}
 
 
 def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
     out = tmp_path / "out"
-    results = run(tiny_vit, out, images=[str(pictures)], query=(1, 2), key=(0, 3), head=(1, 0))
+    results = run(tiny_vit, out, images=(str(pictures),), query=(1, 2), key=(0, 3), head=(1, 0))
     assert figures(out) == OVERVIEW | {"query", "query_head", "key", "key_head"}
     model = load(str(tiny_vit))
     images = torch.from_numpy(np.load(out / "arrays" / "attention.npz")["images"]).float() / 255
@@ -114,15 +111,15 @@ def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
         assert row["prefix_mass"] == pytest.approx(view.prefix.mean().item())
         assert row["head_prefix_mass"] == pytest.approx(view.prefix[:, 0].mean().item())
     told = (out / "report.md").read_text()
-    assert "## Where the patch in row 2, column 3 looks" in told
-    assert "## Who looks at the patch in row 1, column 4" in told
-    assert "| head 1: on prefix (%) |" in told
+    assert "## Where the patch in row 1, column 2 looks" in told
+    assert "## Which patches look at the patch in row 0, column 3" in told
+    assert "| head 0: on prefix (%) |" in told
     assert told.count("One scale of colours for all panels") == 7
 
 
 def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_path):
     results = run(
-        "torchvision:swin_t", tmp_path / "out", images=[str(pictures / "0.png")], query=(49, 7), head=(11, 20)
+        "torchvision:swin_t", tmp_path / "out", images=(str(pictures / "0.png"),), query=(49, 7), head=(11, 20)
     )
     rows = results["tables"]["query"]
     assert [(row["grid"], row["row"], row["column"]) for row in (rows[0], rows[2], rows[4], rows[-1])] == [
@@ -131,7 +128,7 @@ def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_pa
         ("14x14", 12, 1),
         ("7x7", 6, 0),
     ]
-    assert all(row["padding"] < 1e-5 for row in rows)
+    assert all(row["padding"] < 1e-5 for row in rows if row["padding"] is not None)
     told = (tmp_path / "out" / "report.md").read_text()
     assert "on prefix (%)" not in told.partition("## Where")[2]
     assert "on padding" not in told
@@ -145,10 +142,8 @@ def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_pa
 
 def test_what_a_padded_window_takes_is_said(pictures, tmp_path):
     out = tmp_path / "out"
-    model = ModelOptions(random_weights=True, image_size=(40, 40))  # 10x10 patches in windows of 7x7
-    options = replace(OPTIONS, out=out)
-    name = "torchvision:swin_t"
-    attention(name, images=[str(pictures / "0.png")], query=(9, 9), key=(9, 9), model_options=model, options=options)
+    size = (40, 40)  # 10x10 patches in windows of 7x7
+    run("torchvision:swin_t", out, size=size, images=(str(pictures / "0.png"),), query=(9, 9), key=(9, 9))
     rows = json.loads((out / "results.json").read_text())["tables"]["query"]
     assert rows[0]["grid"] == "10x10"
     assert 0.1 < rows[0]["padding"] < 1
@@ -156,14 +151,14 @@ def test_what_a_padded_window_takes_is_said(pictures, tmp_path):
 
 
 def test_another_layer_large(tiny_vit, pictures, tmp_path):
-    run(tiny_vit, tmp_path / "out", images=[str(pictures)], layer=0)
+    run(tiny_vit, tmp_path / "out", images=(str(pictures),), layer=0)
     assert figures(tmp_path / "out") == OVERVIEW - {"last_layer"} | {"layer"}
-    assert "Layer 1: each head on each image" in (tmp_path / "out" / "report.md").read_text()
+    assert "Layer 0: each head on each image" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_more_images_than_a_page_holds_take_several(tiny_vit, tmp_path):
     options = replace(OPTIONS, limit=8, out=tmp_path / "out")
-    attention(str(tiny_vit), data="digits", model_options=ModelOptions(), options=options, query=(0, 0))
+    run(tiny_vit, tmp_path / "out", data="digits", query=(0, 0), run=options)
     assert {"last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
     told = (tmp_path / "out" / "report.md").read_text()
     assert "One scale of colours for all panels of these 2 figures." in told
@@ -184,13 +179,13 @@ def test_more_images_than_a_page_holds_take_several(tiny_vit, tmp_path):
 )
 def test_what_is_not_there_is_refused_before_anything_is_written(asked, message, tiny_vit, pictures, tmp_path):
     with pytest.raises(InputError, match=message):
-        run(tiny_vit, tmp_path / "out", images=[str(pictures)], **asked)
+        run(tiny_vit, tmp_path / "out", images=(str(pictures),), **asked)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_cnn_has_no_views(tiny_cnn, pictures, tmp_path):
     with pytest.raises(UnsupportedError, match="softmax attention"):
-        run(tiny_cnn, tmp_path / "out", images=[str(pictures)], query=(0, 0))
+        run(tiny_cnn, tmp_path / "out", images=(str(pictures),), query=(0, 0))
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +200,7 @@ def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_head_over_training(kept_run, pictures, tmp_path):
     out = tmp_path / "out"
-    results = run(kept_run, out, images=[str(pictures)], head=(1, 0))
+    results = run(kept_run, out, images=(str(pictures),), head=(1, 0))
     assert figures(out) == OVERVIEW | {"head_over_training"}
     rows = results["tables"]["training"]
     assert [row["epochs"] for row in rows] == [0, 1, 3, 4, 6, 7]
@@ -220,12 +215,12 @@ def test_a_head_over_training(kept_run, pictures, tmp_path):
     np.testing.assert_allclose(maps[:, 0], attention_maps(first, images)[1].maps[:, 0], atol=1e-6)
     assert np.abs(maps[:, 0] - maps[:, -1]).max() > 1e-4
     told = (out / "report.md").read_text()
-    assert "## Layer 2, head 1 over training" in told
+    assert "## Head L1.H0 over training" in told
     assert "Of 8 moments, 6 are shown" in told
 
 
 def test_a_head_of_a_patch_in_a_run_that_kept_its_weights_is_drawn_both_ways(kept_run, pictures, tmp_path):
-    run(f"mine={kept_run}", tmp_path / "out", images=[str(pictures)], head=(0, 1), key=(0, 0))
+    run(f"mine={kept_run}", tmp_path / "out", images=(str(pictures),), head=(0, 1), key=(0, 0))
     assert figures(tmp_path / "out") == OVERVIEW | {"head_over_training", "key", "key_head"}
 
 
@@ -245,7 +240,7 @@ def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
         ("vit-digits", -0.000967, 1e-5),
     ):
         out = tmp_path / f"of-{Path(name).stem}"
-        results = run(name, out, images=[str(pictures / "0.png")])
+        results = run(name, out, images=(str(pictures / "0.png"),))
         metric = results["metrics"][f"positions/{Path(name).stem}/distance_correlation"]
         assert metric["value"] == pytest.approx(value, abs=tolerance)
         assert metric["n"] == (16 if name != "vit-digits" else 64)
@@ -254,7 +249,7 @@ def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
 
 
 def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pictures, tmp_path):
-    results = run("timm:maxvit_rmlp_pico_rw_256", tmp_path / "out", images=[str(pictures / "0.png")], size=(64, 64))
+    results = run("timm:maxvit_rmlp_pico_rw_256", tmp_path / "out", images=(str(pictures / "0.png"),), size=(64, 64))
     assert [row["layer"] for row in results["tables"]["layers"]] == [18, 19, 20, 21]
     assert [row["layer"] for row in results["tables"]["without_map"]] == list(range(18))
-    assert "layers 1 to 18" in (tmp_path / "out" / "report.md").read_text()
+    assert "layers 0 to 17" in (tmp_path / "out" / "report.md").read_text()

@@ -1,0 +1,1 @@
+"""`vitlens attention`: attention weights by layer and head, as maps on the image."""

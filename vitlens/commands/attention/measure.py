@@ -1,0 +1,223 @@
+"""Attention maps of every head of every layer on a few images, and the views that are asked for."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.analysis.attention.views import PatchView, key_maps, query_maps
+from vitlens.analysis.attention.weights import LayerMaps, attention_maps, distance_correlation, position_similarity
+from vitlens.commands.attention.options import AttentionOptions
+from vitlens.commands.attention.over_training import (
+    HeadOverTraining,
+    head_over_training,
+    kept_weights,
+    require_head,
+    require_layer,
+)
+from vitlens.commands.attention.record import (
+    DISTANCE_CORRELATION,
+    IMAGES,
+    KEPT,
+    KEY,
+    KEY_MAPS,
+    LAYERS,
+    LAYOUT,
+    MAPS,
+    POSITIONS,
+    QUERY,
+    QUERY_MAPS,
+    TRAINING,
+    TRAINING_MAPS,
+    WITHOUT_MAP,
+    AttentionArrays,
+    AttentionImageRow,
+    KeptArrays,
+    KeptCount,
+    KeptRow,
+    KeyRow,
+    LayerRow,
+    LayoutRow,
+    PositionArrays,
+    QueryRow,
+    UnplacedLayerRow,
+    ViewArrays,
+)
+from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import publish
+from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, say_left_out
+from vitlens.data.split import Split
+from vitlens.devices import autocast
+from vitlens.lens.observe import survey
+from vitlens.lens.site import NO_PLACE, Site
+from vitlens.models.model import Model
+from vitlens.uncertainty import Estimate
+
+SHOWN: Final = 4  # images of --data, unless --limit says otherwise
+Head = tuple[int, int]
+
+
+def measure(options: AttentionOptions) -> Path:
+    """Draw the attention of a model on images, by layer and head, and write the report; returns the report's path.
+
+    Raises InputError for a layer, head or patch that is not there.
+    """
+    run, head = options.run, options.head
+    kept = () if head is None else kept_weights(options.model, needed=options.query is None and options.key is None)
+    (model,) = load_models((options.model,), command="attention", model_options=options.model_options, options=run)
+    given = load_split(model, options=replace(run, limit=None), data=options.data, images=options.images)
+    split = _few(given, run, named=bool(options.images))
+    say_left_out(len(split), len(given), quiet=run.quiet, more="--limit N draws more")
+    (batch,) = split.batches(len(split), device=model.device)
+    with autocast(model.device, run.precision):
+        layers = attention_maps(model, batch.images)
+        if options.layer is not None:
+            require_layer(layers, options.layer, option="--layer")
+        if head is not None:
+            require_head(layers, head)
+        queries = () if options.query is None else query_maps(model, batch.images, query=options.query)
+        keys = () if options.key is None else key_maps(model, batch.images, key=options.key)
+        moments = (
+            () if head is None else head_over_training(kept, head, batch.images, model_options=options.model_options)
+        )
+    with RunFolder.create(
+        "attention",
+        name_parts=(model.alias, split.name),
+        title=f"Attention of {model.alias} on {split.title or split.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=settings(options, run, models=(model,), split=split),
+        formats=run.formats,
+    ) as folder:
+        _write_layers(folder, split, layers, survey(model, batch.images))
+        _write_positions(folder, model, split)
+        _write_query(folder, queries, head)
+        _write_key(folder, keys, head)
+        _write_training(folder, moments, len(kept))
+        return publish(folder)
+
+
+def _few(split: Split, options: RunOptions, *, named: bool) -> Split:
+    """The images that are drawn: as many as --limit says, else the first DRAWN named, or a few of a data set."""
+    if options.limit is None and named:
+        few = split.pick(torch.arange(min(DRAWN, len(split))))
+    else:
+        few = split.limit(options.limit or SHOWN, seed=options.seed)
+    return replace(few, notes=(*split.notes, *left_out_words(len(few), len(split))))
+
+
+def _write_layers(folder: RunFolder, split: Split, layers: Sequence[LayerMaps], sites: Sequence[Site]) -> None:
+    """The maps of each layer, and the layers whose attention has no place in the image."""
+    folder.write(LAYERS, [_layer_row(layer) for layer in layers])
+    mapped = {layer.site.layer for layer in layers}
+    without = {site.layer: site for site in sites if site.layer not in mapped}
+    folder.write(
+        WITHOUT_MAP,
+        [UnplacedLayerRow(site.layer, site.module, site.kind, NO_PLACE[site.kind]) for site in without.values()],
+    )
+    files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
+    folder.write(IMAGES, [AttentionImageRow(file) for file in files])
+    pixels = split.source.read(torch.arange(len(split))).numpy()
+    maps = {index: as_array(layer.maps) for index, layer in enumerate(layers)}
+    folder.save(MAPS, AttentionArrays(pixels, maps))
+
+
+def _layer_row(layer: LayerMaps) -> LayerRow:
+    site = layer.site
+    size = "x".join(str(side) for side in layer.maps.shape[-2:])
+    return LayerRow(
+        site.layer, site.module, site.kind, site.heads, site.queries, site.keys, size, layer.reading,
+        float(layer.prefix.mean()),
+    )  # fmt: skip
+
+
+def _write_positions(folder: RunFolder, model: Model, split: Split) -> None:
+    """How the image is cut, and how alike position embeddings are."""
+    layout = model.anatomy.layout
+    height, width = split.size
+    rows = [] if layout is None else [LayoutRow(layout.grid, layout.prefix, layout.patch_size, (height, width))]
+    folder.write(LAYOUT, rows)
+    similarity = position_similarity(model)
+    if similarity is None:
+        return
+    folder.save(POSITIONS, PositionArrays(as_array(similarity)))
+    correlation = distance_correlation(similarity, model.layout)
+    if correlation is not None:
+        # no interval: pairs of positions are not independent
+        measured = Estimate(correlation, n=model.layout.patches, unit="")
+        folder.metric(DISTANCE_CORRELATION(model=model.alias), measured)
+
+
+def _write_query(folder: RunFolder, views: Sequence[PatchView], head: Head | None) -> None:
+    rows = []
+    for view in views:
+        prefix = view.prefix.sum(-1)
+        on_prefix = of_head = padding = None
+        if view.prefix.shape[-1]:
+            on_prefix = float(prefix.mean())
+            of_head = _of_head(prefix, view, head)
+        if view.site.windows is not None:
+            padding = max(0.0, float((1 - view.maps.sum((2, 3)) - prefix).mean()))
+        rows.append(QueryRow(*_place(view), on_prefix, of_head, padding))
+    folder.write(QUERY, rows)
+    if views:
+        folder.save(QUERY_MAPS, _view_arrays(views, head))
+
+
+def _write_key(folder: RunFolder, views: Sequence[PatchView], head: Head | None) -> None:
+    rows = []
+    for view in views:
+        received = view.maps.sum((2, 3))
+        of_head = _of_head(received, view, head)
+        from_prefix = float(view.prefix.mean()) if view.prefix.shape[-1] else None
+        rows.append(KeyRow(*_place(view), float(received.mean()), of_head, from_prefix))
+    folder.write(KEY, rows)
+    if views:
+        folder.save(KEY_MAPS, _view_arrays(views, head))
+
+
+def _place(view: PatchView) -> tuple[int, int, int, str, float]:
+    """Layer, row, column, grid, and the weight of the patch on itself."""
+    row, column = view.patch
+    grid = "x".join(str(side) for side in view.maps.shape[-2:])
+    return view.site.layer, row, column, grid, float(view.maps[:, :, row, column].mean())
+
+
+def _of_head(values: Tensor, view: PatchView, head: Head | None) -> float | None:
+    """The mean over images of one head's values (images, heads), where the layer has that head."""
+    return None if head is None or head[1] >= view.site.heads else float(values[:, head[1]].mean())
+
+
+def _view_arrays(views: Sequence[PatchView], head: Head | None) -> ViewArrays:
+    """Each layer's mean over heads, and the head asked for in the layers that have it."""
+    means = {index: as_array(view.maps.mean(1)) for index, view in enumerate(views)}
+    chosen = {
+        index: as_array(view.maps[:, head[1]])
+        for index, view in enumerate(views)
+        if head is not None and head[1] < view.site.heads
+    }
+    return ViewArrays(means, chosen)
+
+
+def _write_training(folder: RunFolder, moments: Sequence[HeadOverTraining], kept: int) -> None:
+    """The head's maps by epoch, and what of its attention was on the prefix."""
+    folder.write(KEPT, [KeptCount(kept)] if moments else [])
+    folder.write(
+        TRAINING,
+        [KeptRow(moment.kept.epochs, moment.kept.file.name, float(moment.prefix.mean())) for moment in moments],
+    )
+    if moments:
+        folder.save(TRAINING_MAPS, KeptArrays(np.stack([as_array(moment.maps) for moment in moments], 1)))
+
+
+def as_array(values: Tensor) -> NDArray[np.float32]:
+    """A tensor on any device, in any precision, as it is stored."""
+    return np.asarray(values.float().cpu().numpy())

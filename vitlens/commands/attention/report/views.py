@@ -1,0 +1,206 @@
+"""The views that were asked for: a patch that attends or is attended to, a head over training."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from vitlens.commands.attention.options import AttentionOptions
+from vitlens.commands.attention.record import (
+    KEPT,
+    KEY,
+    KEY_MAPS,
+    LAYERS,
+    MAPS,
+    QUERY,
+    QUERY_MAPS,
+    TRAINING,
+    TRAINING_MAPS,
+    KeptArrays,
+    KeyRow,
+    QueryRow,
+    ViewArrays,
+)
+from vitlens.commands.attention.report.maps import SHARED, image_names, pixels, reader_of
+from vitlens.records import Record
+from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table, sentences
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NOTICED: Final = 1e-4  # a fraction of a row that is worth a column
+_CAPTION: Final = "By layer: mean over heads and images"
+_MERGED: Final = (
+    "The patch is given in the first layer's grid; where patches were merged, it is the larger one that holds it. "
+    "Attention stays inside a window: elsewhere a panel is zero."
+)
+_PREFIX: Final = "Attention to prefix tokens (CLS and registers) is in no panel; the table says how much that is."
+_RECEIVED: Final = (
+    "Received is the sum of a panel: how many patches' whole attention the patch gets; about 1 if attention were "
+    "uniform."
+)
+Row: TypeAlias = QueryRow | KeyRow
+Columns: TypeAlias = Mapping[str, Callable[[Any], Cell]]
+
+
+def views(record: Record) -> Iterator[Section]:
+    """A section for each view that was asked for."""
+    if record.rows(QUERY):
+        yield _query(record, record.rows(QUERY))
+    if record.rows(KEY):
+        yield _key(record, record.rows(KEY))
+    if record.rows(TRAINING):
+        yield _training(record)
+
+
+def _query(record: Record, rows: Sequence[QueryRow]) -> Section:
+    head = _head(record)
+    columns: dict[str, Callable[[QueryRow], Cell]] = {}
+    if any(row.prefix_mass is not None for row in rows):
+        columns["on prefix (%)"] = lambda row: _percent(row.prefix_mass)
+        if head is not None:
+            columns[f"head {head}: on prefix (%)"] = lambda row: _percent(row.head_prefix_mass)
+    columns["on itself (%)"] = lambda row: _percent(row.itself)
+    if any(row.padding is not None and row.padding >= _NOTICED for row in rows):
+        columns["on padding (%)"] = lambda row: _percent(row.padding)
+    where = _patch_words(rows[0])
+    caption = f"Attention of the patch in {where} to each patch, layer by layer"
+    first = sentences(
+        "A panel shows the patch's row of the weights.",
+        _PREFIX if rows[0].prefix_mass is not None else None,
+        _MERGED if any(row.padding is not None for row in rows) or _grids(rows) > 1 else None,
+    )
+    figures = _figures(record, "query", rows, record.arrays(QUERY_MAPS), caption)
+    return Section(f"Where the patch in {where} looks", first, (_table(rows, columns),), tuple(figures))
+
+
+def _key(record: Record, rows: Sequence[KeyRow]) -> Section:
+    head = _head(record)
+    columns: dict[str, Callable[[KeyRow], Cell]] = {"received (patches)": lambda row: round(row.received, 2)}
+    if head is not None:
+        columns[f"head {head}: received (patches)"] = lambda row: (
+            None if row.head_received is None else round(row.head_received, 2)
+        )
+    columns["from itself (%)"] = lambda row: _percent(row.itself)
+    if any(row.from_prefix is not None for row in rows):
+        columns["from a prefix token (% of its row)"] = lambda row: _percent(row.from_prefix)
+    where = _patch_words(rows[0])
+    caption = (
+        f"Attention of each patch to the patch in {where}, layer by layer: each place is coloured by the share of its "
+        "attention that the patch there gives"
+    )
+    first = sentences(_RECEIVED, _MERGED if _grids(rows) > 1 else None)
+    figures = _figures(record, "key", rows, record.arrays(KEY_MAPS), caption)
+    return Section(f"Which patches look at the patch in {where}", first, (_table(rows, columns),), tuple(figures))
+
+
+def _table(rows: Sequence[Any], columns: Columns) -> Table:
+    named: Columns = {
+        "layer": lambda row: row.layer,
+        "grid": lambda row: row.grid,
+        "patch": _patch_words,
+    }
+    return Table.of(_CAPTION, rows, {**named, **columns})
+
+
+def _figures(record: Record, name: str, rows: Sequence[Row], arrays: ViewArrays, caption: str) -> Iterator[FigureSpec]:
+    """The mean of heads, and the head asked for in the layers that have it."""
+    from vitlens.figures.views import images_on_a_page
+
+    count = len(record.arrays(MAPS).images)
+    few = slice(0, images_on_a_page(len(rows)))
+    shown = f"the first {few.stop} of {count} images" if few.stop < count else "every image"
+    for figure, maps, head in ((name, arrays.mean, None), (f"{name}_head", arrays.head, _head(record))):
+        if maps:
+            whose = "mean of heads" if head is None else f"head {head}"
+            without = "" if len(maps) == len(rows) else " Layers without such a head are left out."
+            yield FigureSpec(
+                figure,
+                f"{caption} ({whose}, {shown}); the patch is outlined. {SHARED}{without}",
+                partial(_draw_view, record, name, rows, maps, head, few),
+            )
+
+
+def _draw_view(
+    record: Record, name: str, rows: Sequence[Row], maps: Mapping[int, Any], head: int | None, few: slice
+) -> "Figure":
+    from vitlens.figures.views import key_view, query_view
+
+    indices = sorted(maps)
+    draw = query_view if name == "query" else key_view
+    return draw(
+        images=pixels(record.arrays(MAPS))[few],
+        maps=[maps[index][few] for index in indices],
+        layers=[rows[index].layer for index in indices],
+        patches=[(rows[index].row, rows[index].column) for index in indices],
+        head=head,
+        names=image_names(record)[few],
+    )
+
+
+def _training(record: Record) -> Section:
+    from vitlens.figures.views import images_on_a_page
+
+    rows, kept = record.rows(TRAINING), record.rows(KEPT)[0].kept
+    layer, head = record.options(AttentionOptions).head or (0, 0)
+    images = len(record.arrays(MAPS).images)
+    few = slice(0, images_on_a_page(len(rows)))
+    part = f", the first {few.stop} of {images} images" if few.stop < images else ""
+    figure = FigureSpec(
+        "head_over_training",
+        f"Head L{layer}.H{head} with the weights of {len(rows)} moments of the training{part}, the last ones at the "
+        f"right. {SHARED}",
+        partial(_draw_training, record, record.arrays(TRAINING_MAPS), few),
+    )
+    evenly = "" if kept == len(rows) else f"Of {kept} moments, {len(rows)} are shown, evenly spaced. "
+    sentence = Sentence(
+        f"{evenly}The weights are those that the run kept (`--keep-every`, in half precision), averaged over steps "
+        "where its recipe averages; the last ones are the model's. A head is known by its place alone: what one head "
+        "does early in training, another may do later.",
+        rows,
+    )
+    table = Table.of(
+        "By epochs trained, mean over images",
+        rows,
+        {
+            "epochs": lambda row: row.epochs,
+            "weights": lambda row: row.file,
+            "on prefix (%)": lambda row: round(100 * row.prefix_mass, 1),
+        },
+    )
+    return Section(f"Head L{layer}.H{head} over training", (sentence,), (table,), (figure,))
+
+
+def _draw_training(record: Record, arrays: KeptArrays, few: slice) -> "Figure":
+    from vitlens.figures.views import head_over_training
+
+    layer, head = record.options(AttentionOptions).head or (0, 0)
+    readers = {row.layer: reader_of(row) for row in record.rows(LAYERS)}
+    return head_over_training(
+        images=pixels(record.arrays(MAPS))[few],
+        maps=arrays.maps[few],
+        epochs=[row.epochs for row in record.rows(TRAINING)],
+        layer=layer,
+        head=head,
+        names=image_names(record)[few],
+        reader=readers[layer],
+    )
+
+
+def _head(record: Record) -> int | None:
+    """The number of the head asked for."""
+    head = record.options(AttentionOptions).head
+    return None if head is None else head[1]
+
+
+def _grids(rows: Sequence[Row]) -> int:
+    return len({row.grid for row in rows})
+
+
+def _patch_words(row: Row) -> str:
+    from vitlens.figures.views import patch_words
+
+    return patch_words((row.row, row.column))
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 2)
