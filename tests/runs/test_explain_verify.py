@@ -9,7 +9,7 @@ import torch
 
 from vitlens.analysis.faithfulness.league import BASELINES, Settings, league
 from vitlens.analysis.faithfulness.overlap import roc_auc
-from vitlens.attribution.registry import explain
+from vitlens.attribution.explain import explain
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.models.zoo import load

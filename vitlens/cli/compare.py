@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.lists import one_of
 from vitlens.cli.options import Data, Models
 from vitlens.cli.terminal import say
-from vitlens.names import ATTRIBUTIONS
 from vitlens.runs.options import ModelOptions, RunOptions
 
 
@@ -49,7 +49,7 @@ def compare(
     options: RunOptions,
 ) -> None:
     """Two models on the same images: maps side by side, errors taken apart, paired test, shape or texture."""
-    methods = () if method is None else one_of("--method", method, ATTRIBUTIONS)
+    methods = () if method is None else one_of("--method", method, tuple(ATTRIBUTIONS))
     from vitlens.runs.compare import compare as run
 
     written = run(

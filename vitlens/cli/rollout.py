@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.cli.lists import one_of
 from vitlens.cli.options import Data, Images, Model
 from vitlens.cli.terminal import say
-from vitlens.names import ATTENTION_METHODS, DEFAULT_ALPHA, FUSIONS, Readout
+from vitlens.names import DEFAULT_ALPHA, FUSIONS, Readout
 from vitlens.runs.options import ModelOptions, RunOptions
 
 
@@ -52,7 +53,7 @@ def rollout(
     options: RunOptions,
 ) -> None:
     """Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and their kin."""
-    methods = () if method is None else one_of("--method", method, ATTENTION_METHODS)
+    methods = () if method is None else one_of("--method", method, tuple(ATTENTION_METHODS))
     fusions = one_of("--fusion", fusion, FUSIONS)  # a wrong word is said before torch is imported
     from vitlens.runs.rollout import rollout as run
 

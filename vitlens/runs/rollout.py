@@ -7,13 +7,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.attention.methods import METHODS, Way, require_possible, trace
+from vitlens.analysis.answers.evaluate import BACKWARD, accuracy, fitting_batch_size
+from vitlens.analysis.attention.methods import Way, require_possible, trace
+from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_ALPHA, AttentionMethod, CommandName, Fusion, Readout
+from vitlens.names import DEFAULT_ALPHA, CommandName, Fusion, Readout
 from vitlens.processes import Processes, share_of
 from vitlens.runs.describe import described
 from vitlens.runs.folder import RunFolder
@@ -29,9 +30,8 @@ from vitlens.uncertainty import bootstrap_mean
 
 __all__ = ["draw", "rollout", "tell"]
 
-DEFAULT_METHODS: Final[tuple[AttentionMethod, ...]] = ("rollout", "relevance")  # as far as a model has them
+DEFAULT_METHODS: Final = tuple(name for name, entry in ATTENTION_METHODS.items() if entry.default)
 KEPT = 2000  # images whose maps are kept as arrays
-_BACKWARD = 3  # a backward pass holds about this many times what a forward pass does
 
 
 def rollout(
@@ -39,7 +39,7 @@ def rollout(
     *,
     images: Sequence[str] | None = None,
     data: str | None = None,
-    method: Sequence[AttentionMethod] = (),
+    method: Sequence[str] = (),
     target: str = PREDICTED,
     fusion: Sequence[Fusion] = ("mean", "max", "min"),
     discard: float = 0.0,
@@ -59,12 +59,12 @@ def rollout(
     ways = [
         Way(name, fused, discard, alpha, start_layer, layer)
         for name in method or DEFAULT_METHODS
-        for fused in (fusion if name == "rollout" else ("mean",))
+        for fused in (fusion if "fusion" in attention_method(name).options else ("mean",))
     ]  # fmt: skip
     processes, options = join_run(options)
     with processes.first_ahead():
         # one layer's attention can be drawn where it cannot be followed
-        followed = any(METHODS[way.method].chained for way in ways)
+        followed = any(attention_method(way.method).needs == "chain" for way in ways)
         command: CommandName = "rollout" if followed else "attention"
         (loaded,) = load_models((model,), command=command, model_options=model_options, options=options)
         split = load_split(loaded, options=options, data=data, images=images)
@@ -105,7 +105,7 @@ def _able(model: Model, ways: Sequence[Way], *, asked: bool) -> list[Way]:
 
     Raises UnsupportedError where others were asked for, or none is left.
     """
-    classless = [way for way in ways if not METHODS[way.method].gradient]
+    classless = [way for way in ways if not attention_method(way.method).gradients]
     if len(classless) < len(ways) and (asked or not classless):
         model.require_classifier()
     return list(ways) if model.has_classifier else classless
@@ -125,8 +125,8 @@ def _follow(
     split = share_of(split, processes)
     targets = None if targets is None else targets[processes.index :: processes.count]
     size = options.batch_size or fitting_batch_size(model)
-    if options.batch_size is None and any(METHODS[way.method].gradient for way in ways):
-        size = max(1, size // _BACKWARD)
+    if options.batch_size is None and any(attention_method(way.method).gradients for way in ways):
+        size = max(1, size // BACKWARD)
     with progress("Following attention", len(split), quiet=options.quiet) as advance:
         for batch in split.batches(size, device=model.device):
             own = None if targets is None else targets[batch.indices.cpu()]

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.attention.methods import METHODS
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.figures.rollout import method_overlays, rollout_overlays
 from vitlens.figures.views import shared_scale
 from vitlens.files import RunRecord
-from vitlens.names import AttentionMethod
 from vitlens.report import Section, Table, in_words, metrics
 from vitlens.runs.describe import data_words
 from vitlens.runs.report import Drawn
@@ -77,8 +76,8 @@ def _title(way: str) -> str:
     return way.replace("rollout-", "rollout, ") if way.startswith("rollout-") else way
 
 
-def _method(way: str) -> AttentionMethod:
-    return "rollout" if way.startswith("rollout-") else way  # type: ignore[return-value]
+def _method(way: str) -> str:
+    return "rollout" if way.startswith("rollout-") else way
 
 
 def _rollout_caption(record: RunRecord) -> str:
@@ -98,7 +97,7 @@ def _rollout_caption(record: RunRecord) -> str:
 
 def _methods_caption(record: RunRecord, ways: Sequence[str]) -> str:
     choices = _choices(record)
-    said = "; ".join(f"{_title(way)}: {METHODS[_method(way)].says}" for way in ways)
+    said = "; ".join(f"{_title(way)}: {ATTENTION_METHODS[_method(way)].description}" for way in ways)
     target = {"predicted": "the predicted class", "true": "the true class"}.get(choices["target"], "the class named")
     layer = "" if choices["layer"] is None else f" Attention is that of layer {int(choices['layer']) + 1}."
     answer = "output" if _classless(record) else "prediction"
@@ -163,7 +162,7 @@ def _limits(ways: Sequence[str], *, classless: bool) -> Iterator[str]:
             "Rollout is defined by attention weights alone; it is the same for every class."
             f"{'' if classless else f' {other}'}"
         )
-    if any(METHODS[_method(way)].gradient for way in ways):
+    if any(ATTENTION_METHODS[_method(way)].gradients for way in ways):
         yield (
             "Methods with gradients follow what raises the target's logit through attention alone; what MLPs and "
             "values do to it is left out."
