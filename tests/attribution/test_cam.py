@@ -264,7 +264,7 @@ def test_rules_are_functions_of_tensors_that_keep_each_image_apart(rule):
 
 
 def test_identities_between_the_rules():
-    """One cell: GradCAM is HiResCAM. Positive gradients: LayerCAM is, too. XGradCAM's maps sum to what HiResCAM's do."""
+    """One cell: GradCAM is HiResCAM. Positive gradients: LayerCAM is. XGradCAM's maps sum to what HiResCAM's do"""
     generator = torch.Generator().manual_seed(0)
     activations, gradients = torch.rand(2, 3, 7, 4, 5, generator=generator) + 0.1
     one = rules.gradcam(activations[..., :1, :1], gradients[..., :1, :1])

@@ -88,7 +88,7 @@ def _from_attention(name: str, **fields: Any) -> Attribution:
         title=method.title,
         description=method.description,
         paper=method.paper,
-        function="vitlens.attribution.attention:attention_maps",
+        function="vitlens.analysis.attention.methods:method_maps",
         arguments={"method": name},
         resolution="patch",
         signed=False,

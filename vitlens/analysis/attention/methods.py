@@ -92,3 +92,8 @@ def trace(
     with torch.no_grad(), exactly(model.device):
         maps: list[Maps] = [attention_method(way.method).maps(chain, **way.settings) for way in ways]
     return Traced(chain.logits, tuple(maps))
+
+
+def method_maps(model: Model, images: Images, targets: Labels, *, method: str) -> Maps:
+    """The maps of one method with its default settings; one without gradients leaves the targets aside."""
+    return trace(model, images, [Way(method)], targets=targets).maps[0]
