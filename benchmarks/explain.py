@@ -25,9 +25,9 @@ from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.attribution.cam import gradcam
-from vitlens.attribution.gradients import BACKWARD, integrated_gradients
+from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
+from vitlens.attribution.explain import explain
+from vitlens.attribution.gradients import integrated_gradients
 from vitlens.models import zoo
 from vitlens.models.model import Model
 
@@ -75,8 +75,7 @@ def package_loop(model: Model, layer: Callable[[nn.Module], nn.Module], tokens: 
 
 def ours_in_batches(model: Model, images: Tensor) -> Tensor:
     """Ours, as the command runs it, brought to the package's scale."""
-    size = max(1, fitting_batch_size(model) // BACKWARD)
-    raw = torch.cat([gradcam(model, part, torch.full((len(part),), TARGET)) for part in images.split(size)])
+    raw = explain(model, images, targets=torch.full((len(images),), TARGET), method="gradcam")
     side = images.shape[-1], images.shape[-2]
     return torch.from_numpy(scale_cam_image(scale_cam_image(np.maximum(raw.numpy(), 0), side)))
 

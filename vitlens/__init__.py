@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitlens.analysis.features.zero_shot import zero_shot as zero_shot
     from vitlens.analysis.heads.statistics import statistics as statistics
     from vitlens.attacks.attack import attack as attack
-    from vitlens.attribution.registry import explain as explain
+    from vitlens.attribution.explain import explain as explain
     from vitlens.models.model import Model as Model
     from vitlens.models.zoo import load as load
     from vitlens.training.loop import fit as train
@@ -35,7 +35,7 @@ _HOMES = {
     "attention": ("vitlens.analysis.attention.weights", "attention"),
     "compare": ("vitlens.analysis.failures.compare", "compare"),
     "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
-    "explain": ("vitlens.attribution.registry", "explain"),
+    "explain": ("vitlens.attribution.explain", "explain"),
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),
     "load": ("vitlens.models.zoo", "load"),

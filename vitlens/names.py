@@ -15,28 +15,7 @@ PresetName = Literal[
 ]
 BundledName = Literal["vit-digits", "cnn-digits"]
 Fusion = Literal["mean", "max", "min"]
-AttentionMethod = Literal["rollout", "relevance", "gradient-rollout", "attention", "flow"]
-AttributionName = Literal[
-    "relevance",
-    "rollout",
-    "gradient-rollout",
-    "attention",
-    "gradcam",
-    "gradcam++",
-    "layercam",
-    "hirescam",
-    "xgradcam",
-    "eigencam",
-    "scorecam",
-    "ablationcam",
-    "saliency",
-    "input-x-gradient",
-    "smoothgrad",
-    "integrated-gradients",
-    "occlusion",
-    "rise",
-    "kernel-shap",
-]
+Engine = Literal["vitlens", "grad-cam"]  # of class activation maps: our own, or the package's
 Substrate = Literal["blur", "mean", "black", "absent"]
 AttackName = Literal[
     "noise",
@@ -97,8 +76,7 @@ CommandName = Literal[
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
 BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
 READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
-ATTENTION_METHODS: Final[tuple[AttentionMethod, ...]] = get_args(AttentionMethod)
-ATTRIBUTIONS: Final[tuple[AttributionName, ...]] = get_args(AttributionName)
+ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 SUBSTRATES: Final[tuple[Substrate, ...]] = get_args(Substrate)
 ATTACK_NAMES: Final[tuple[AttackName, ...]] = get_args(AttackName)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)

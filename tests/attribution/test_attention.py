@@ -7,7 +7,7 @@ from tests.lens.tiny import FAMILIES, images
 from vitlens.analysis.attention.relevance import gradient_rollout, relevance
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
-from vitlens.attribution.registry import explain
+from vitlens.attribution.explain import explain
 
 TARGETS = torch.tensor([1, 4])
 

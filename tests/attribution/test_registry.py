@@ -1,5 +1,10 @@
 """What every attribution promises, whatever it is: parametrised from the registry."""
 
+import inspect
+import subprocess
+import sys
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,27 +13,36 @@ from tests.attribution.models import MODELS, cnn, linear
 from tests.contracts.test_nothing_left_behind import Break, BrokenError, state_of
 from tests.lens.tiny import FAMILIES, images, ours, timm_model
 from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.attribution import defaults
+from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
 from vitlens.attribution.place import cam_place
-from vitlens.attribution.registry import METHODS, explain, methods_for
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.model import Model
+from vitlens.models.model import Family, Model
+from vitlens.models.support import CHECKS
 
-CHAINED = ("relevance", "rollout", "gradient-rollout")
-CLASSLESS = ("rollout", "attention", "eigencam")
-CAMS = tuple(name for name in METHODS if name.endswith(("cam", "cam++")))
-RANDOM = ("smoothgrad", "rise", "kernel-shap")
-SLOW = ("scorecam", "ablationcam", "rise", "kernel-shap", "smoothgrad", "integrated-gradients")
+CHAINED = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "chain")
+CAMS = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "cam")
+RANDOM = tuple(name for name, method in ATTRIBUTIONS.items() if method.random)
+PACKAGED = tuple(name for name, method in ATTRIBUTIONS.items() if method.package)
+# on a tiny model, whose patches are few
+SLOW = tuple(
+    name
+    for name, method in ATTRIBUTIONS.items()
+    if method.forwards + method.backwards > 20 and method.forwards != defaults.PATCHES
+)
+ATTENTION = tuple(name for name, method in ATTRIBUTIONS.items() if "cnn" not in method.families)
 CASES = [
     (method, name)
-    for method in METHODS
+    for method in ATTRIBUTIONS
     for name in MODELS
-    if not (name == "cnn" and method in (*CHAINED, "attention")) and not (name == "registers" and method in SLOW)
+    if not (name == "cnn" and method in ATTENTION) and not (name == "registers" and method in SLOW)
 ]
 TARGETS = torch.tensor([3, 0, 4])
 
 
 def expected_shape(method: str, model: Model, batch: Tensor) -> tuple[int, ...]:
-    if METHODS[method].resolution == "pixel":
+    if ATTRIBUTIONS[method].resolution == "pixel":
         return len(batch), *batch.shape[2:]
     if method in CAMS and model.anatomy.layout is None:
         return len(batch), 4, 6
@@ -36,10 +50,59 @@ def expected_shape(method: str, model: Model, batch: Tensor) -> tuple[int, ...]:
 
 
 def test_the_registry_is_one_literal_list():
-    assert all(name == method.name for name, method in METHODS.items())
-    assert len({method.title for method in METHODS.values()}) == len(METHODS)
+    assert all(name == method.name for name, method in ATTRIBUTIONS.items())
+    assert len({method.title for method in ATTRIBUTIONS.values()}) == len(ATTRIBUTIONS)
+    for method in ATTRIBUTIONS.values():
+        assert method.description
+        assert "\n" not in method.description
+        assert method.needs is None or method.needs in CHECKS
+        assert set(method.families) <= set(get_args(Family))
+        assert method.forwards + method.backwards > 0
     with pytest.raises(TypeError):
-        METHODS["other"] = METHODS["rollout"]  # type: ignore[index]
+        ATTRIBUTIONS["other"] = ATTRIBUTIONS["rollout"]  # type: ignore[index]
+
+
+def test_the_registry_is_what_the_lists_in_other_files_were():
+    assert (len(CHAINED), len(CAMS), len(ATTENTION)) == (3, 8, 4)
+    assert RANDOM == ("smoothgrad", "rise", "kernel-shap")
+    assert PACKAGED == CAMS
+    assert SLOW == ("scorecam", "ablationcam", "smoothgrad", "integrated-gradients", "rise", "kernel-shap")
+    assert default_methods() == ("relevance", "rollout", "gradcam", "integrated-gradients", "occlusion")
+    assert {name for name, method in ATTRIBUTIONS.items() if method.studied} == {
+        "relevance", "rollout", "gradcam", "occlusion",
+    }  # fmt: skip
+    assert {name for name, method in ATTRIBUTIONS.items() if not method.needs_class} == {
+        "rollout", "attention", "eigencam",
+    }  # fmt: skip
+    assert {name for name, method in ATTRIBUTIONS.items() if method.slow} == {
+        "scorecam", "ablationcam", "occlusion", "rise", "kernel-shap",
+    }  # fmt: skip
+
+
+def test_registries_and_defaults_import_no_torch():
+    program = (
+        "import sys, vitlens.attribution.registry, vitlens.attribution.defaults, vitlens.analysis.attention.registry\n"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("method", ATTRIBUTIONS)
+def test_a_function_takes_the_options_of_its_entry(method):
+    entry = ATTRIBUTIONS[method]
+    parameters = list(inspect.signature(entry.maps).parameters.values())
+    assert [one.name.lstrip("_") for one in parameters[:3]] == ["model", "images", "targets"]
+    assert {one.name for one in parameters[3:]} == {*entry.options, *entry.arguments}
+    for one in parameters[3:]:
+        named = getattr(defaults, one.name.upper(), one.default)  # the default stands in one place
+        assert one.name in entry.arguments or one.default in (named, None)
+
+
+def test_a_comparison_takes_the_first_by_preference_that_a_model_has():
+    assert preferred_method(ours()) == "relevance"
+    assert preferred_method(FAMILIES["swin"]()) == "relevance"
+    assert preferred_method(cnn()) == "gradcam"
+    assert preferred_method(linear()) == "occlusion"
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
@@ -63,7 +126,7 @@ def test_every_method_keeps_the_contract(method, name):
     assert maps.shape == expected_shape(method, model, batch)
     assert torch.isfinite(maps).all()
     assert maps.flatten(1).std(1).min() > 0
-    if not METHODS[method].signed:
+    if not ATTRIBUTIONS[method].signed:
         assert maps.min() >= -1e-6 * maps.max()
     alone = explain(model, batch[1:2], targets=TARGETS[1:2], method=method)
     tolerance = 1e-3 * maps[1].abs().max().item()  # where rounding turns a ReLU, gradients jump
@@ -72,11 +135,11 @@ def test_every_method_keeps_the_contract(method, name):
     torch.testing.assert_close(in_parts, maps, atol=1e-3 * maps.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ATTRIBUTIONS)
 def test_the_class_asked_for_matters_where_it_should(method):
     model, batch = ours(), images((32, 48))
     one, other = (explain(model, batch, targets=torch.full((2,), target), method=method) for target in (0, 3))
-    assert torch.equal(one, other) is (method in CLASSLESS)
+    assert torch.equal(one, other) is not ATTRIBUTIONS[method].needs_class
 
 
 def test_no_target_means_the_prediction():
@@ -95,37 +158,74 @@ def test_a_seed_gives_the_same_map_again_and_another_another(method):
     assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize("after", [1, 2, 4])
-@pytest.mark.parametrize("method", ["gradcam", "scorecam", "ablationcam", "saliency", "integrated-gradients", "rise"])
-@pytest.mark.parametrize("name", ["vit", "cnn"])
+BREAKING = [(method, name) for method, name in CASES if name in ("vit", "cnn")]
+
+
+@pytest.mark.parametrize("after", [1, 4])
+@pytest.mark.parametrize(("method", "name"), BREAKING)
 def test_nothing_stays_after_an_exception(name, method, after):
-    """Raised in the head, at some pass or other; AblationCAM has swapped the layer by then."""
-    model, batch = MODELS[name](), images((32, 48))
-    place = cam_place(model)
-    kept = model.module.get_submodule(place.module)
+    """Raised in the head at the method's own n-th pass: what is looked for once a model is known by then."""
+    model = MODELS[name]()
+    batch, targets = images(model.input_size, batch=4), torch.tensor([3, 0, 4, 1])  # at least a pass an image
+    expected = explain(model, batch[:1], targets=targets[:1], method=method)
+    modules = dict(model.named_modules())
     head = model.module.head if name == "vit" else model.module.fc
     handle = head.register_forward_pre_hook(Break(BrokenError, after))
     before = state_of(model)
-    try:
-        explain(model, batch, targets=TARGETS[:2], method=method, batch_size=1)
-    except BrokenError:
-        pass
-    else:
-        assert after > 1, "nothing broke"
+    with pytest.raises(BrokenError):
+        explain(model, batch, targets=targets, method=method, batch_size=1)
     assert state_of(model) == before
-    assert model.module.get_submodule(place.module) is kept
+    assert all(modules[part] is module for part, module in model.named_modules())
     handle.remove()
-    assert torch.isfinite(explain(model, batch, method=method)).all()
+    assert torch.equal(explain(model, batch[:1], targets=targets[:1], method=method), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", PACKAGED)
+def test_the_package_leaves_nothing_on_the_model(method, name):
+    """Neither where it succeeds nor where it is stopped; the model keeps its gradients and what is asked for."""
+    if name == "registers" and method in SLOW:
+        pytest.skip("many passes, as of the other ViT")
+    model = MODELS[name]()
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+        parameter.grad = torch.ones_like(parameter)
+    batch = images(model.input_size)
+    before = state_of(model)
+    maps = explain(model, batch, targets=TARGETS[:2], method=method, engine="grad-cam")
+    assert state_of(model) == before
+    assert all(torch.equal(parameter.grad, torch.ones_like(parameter)) for parameter in model.parameters())
+    assert maps.shape == (2, *model.input_size)
+    assert maps.dtype == torch.float32
+    assert maps.min() >= 0
+    assert maps.max() <= 1
+    head = model.module.fc if name == "cnn" else model.module.head
+    handle = head.register_forward_pre_hook(Break(BrokenError, 1))
+    before = state_of(model)
+    with pytest.raises(BrokenError):
+        explain(model, batch, targets=TARGETS[:2], method=method, engine="grad-cam")
+    assert state_of(model) == before
+    handle.remove()
+
+
+def test_an_engine_has_its_own_methods(monkeypatch):
+    assert methods_for(ours(), engine="grad-cam") == PACKAGED
+    with pytest.raises(UnsupportedError, match=r"engine grad-cam has \(gradcam, .*, ablationcam\), found 'saliency'"):
+        explain(ours(), images((32, 48)), method="saliency", engine="grad-cam")
+    # the type checker of the tests lets no other word through
+    monkeypatch.setattr("vitlens.attribution.explain.ENGINES", ("vitlens",))
+    with pytest.raises(UnknownNameError, match="no engine 'grad-cam'"):
+        require_method(ours(), "gradcam", engine="grad-cam")
 
 
 def test_a_model_has_the_methods_of_its_family():
-    assert methods_for(ours()) == tuple(METHODS)
-    assert methods_for(FAMILIES["swin"]()) == tuple(METHODS)
-    without_attention = tuple(name for name in METHODS if name not in (*CHAINED, "attention"))
+    assert methods_for(ours()) == tuple(ATTRIBUTIONS)
+    assert methods_for(FAMILIES["swin"]()) == tuple(ATTRIBUTIONS)
+    without_attention = tuple(name for name in ATTRIBUTIONS if name not in ATTENTION)
     assert methods_for(cnn()) == without_attention
     assert methods_for(linear()) == tuple(name for name in without_attention if name not in CAMS)
     channels = timm_model("xcit_nano_12_p16_224", embed_dim=64)
-    assert methods_for(channels) == tuple(name for name in METHODS if name not in CHAINED)
+    assert methods_for(channels) == tuple(name for name in ATTRIBUTIONS if name not in CHAINED)
 
 
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin", "torchvision-vit", "siglip", "cait", "deit-distilled"])

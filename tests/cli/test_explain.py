@@ -15,6 +15,7 @@ def test_defaults(stand_in):
         "images": None,
         "data": None,
         "method": (),
+        "engine": "vitlens",
         "target": "predicted",
         "verify": False,
         "substrate": "blur",
@@ -27,12 +28,13 @@ def test_defaults(stand_in):
 
 def test_every_option_arrives(stand_in):
     calls = stand_in("explain")
-    line = "explain a b --data d --method gradcam++,rise,all --target cat --show b.png,a --seed 3"
+    line = "explain a b --data d --method gradcam++,rise,all --target cat --show b.png,a --seed 3 --engine grad-cam"
     assert run([*line.split(), "--verify", "--substrate", "mean", "--no-counterfactuals"]) == 0
     [(args, options)] = calls
     assert args == (["a", "b"],)
     assert (options["data"], options["method"]) == ("d", ("gradcam++", "rise", "all"))
     assert (options["substrate"], options["counterfactuals"]) == ("mean", False)
+    assert options["engine"] == "grad-cam"
     assert options["show"] == ("b.png", "a")
     assert (options["target"], options["verify"], options["options"].seed) == ("cat", True, 3)
 

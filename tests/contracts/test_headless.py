@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import vitlens
-from vitlens.analysis.attention.methods import METHODS
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.attacks.sweep import sweep
-from vitlens.attribution.registry import METHODS as ATTRIBUTIONS
-from vitlens.attribution.registry import methods_for
+from vitlens.attribution.explain import methods_for
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.main import run
 from vitlens.data.digits import digits
 from vitlens.errors import UnsupportedError
@@ -149,7 +149,7 @@ def test_rollout_without_a_classifier_takes_the_methods_that_need_none(tmp_path)
     results, report = report_of("rollout", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["options"]["method"] == ["rollout"]
-    assert not any(METHODS[name].gradient for name in config["options"]["method"])
+    assert not any(ATTENTION_METHODS[name].gradients for name in config["options"]["method"])
     assert [row["prediction"] for row in results["tables"]["images"]] == [None, None]
     assert "no classifier" in report
     assert "redict" not in report.replace("nothing is predicted", "")

@@ -70,8 +70,7 @@ def test_an_unknown_public_name_says_the_known_ones():
         (names.PresetName, names.PRESETS),
         (names.BundledName, names.BUNDLED),
         (names.Fusion, names.FUSIONS),
-        (names.AttentionMethod, names.ATTENTION_METHODS),
-        (names.AttributionName, names.ATTRIBUTIONS),
+        (names.Engine, names.ENGINES),
         (names.Substrate, names.SUBSTRATES),
         (names.AttackName, names.ATTACK_NAMES),
         (names.FeaturePool, names.FEATURE_POOLS),
@@ -96,18 +95,6 @@ def test_every_speciality_has_its_colour_and_code():
     from vitlens.figures.specialisation import KINDS
 
     assert set(KINDS) == set(LABELS)
-
-
-def test_every_method_of_attention_has_its_entry():
-    from vitlens.analysis.attention.methods import METHODS
-
-    assert tuple(METHODS) == names.ATTENTION_METHODS
-
-
-def test_every_attribution_has_its_entry():
-    from vitlens.attribution.registry import METHODS
-
-    assert tuple(METHODS) == names.ATTRIBUTIONS
 
 
 def test_every_attack_has_its_entry():

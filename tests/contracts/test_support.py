@@ -16,7 +16,7 @@ from torchvision.models import resnet18 as torchvision_resnet18
 from tests.lens.tiny import images, model_of, ours, shaken, timm_model, torchvision_swin, torchvision_vit
 from vitlens import ablate, attack, compare, evaluate, explain, features, profile, rollout, statistics
 from vitlens.analysis.attention.weights import attention_maps
-from vitlens.attribution.registry import methods_for
+from vitlens.attribution.explain import methods_for
 from vitlens.cli import main
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold import load as loading

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from vitlens.attribution.explain import explain as attribute
+from vitlens.attribution.explain import methods_for
 from vitlens.attribution.gradients import completeness_error
-from vitlens.attribution.registry import METHODS, methods_for
-from vitlens.attribution.registry import explain as attribute
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.files import read_run
 from vitlens.models.zoo import load, save
-from vitlens.runs.explain import DEFAULT_METHODS, chosen_methods, explain
+from vitlens.runs.explain import chosen_methods, explain
 
 OPTIONS = RunOptions(device="cpu", limit=5, batch_size=3, quiet=True)
 
@@ -62,9 +64,9 @@ def test_models_beside_each_other_take_the_methods_they_have(tiny_vit, tiny_cnn,
 
 def test_the_usual_methods_and_all_of_them(tiny_vit, tiny_cnn):
     vit, cnn = load(str(tiny_vit)), load(str(tiny_cnn))
-    assert chosen_methods([vit], ()) == [DEFAULT_METHODS]
+    assert chosen_methods([vit], ()) == [default_methods()]
     assert chosen_methods([cnn], ()) == [("gradcam", "integrated-gradients", "occlusion")]
-    assert chosen_methods([vit, cnn], ("all",)) == [tuple(METHODS), methods_for(cnn)]
+    assert chosen_methods([vit, cnn], ("all",)) == [tuple(ATTRIBUTIONS), methods_for(cnn)]
 
 
 def test_maps_that_say_nothing_are_flagged_and_not_drawn(tmp_path):
@@ -105,3 +107,24 @@ def test_a_verified_run_has_the_league_beside_the_maps(tiny_vit, tmp_path):
     text = (tmp_path / "out" / "report.md").read_text()
     assert text.count("## Limits") == 1
     assert "Which map can be trusted" in text
+
+
+def test_the_packages_own_maps_are_kept_and_said_to_be_its(tiny_vit, tmp_path):
+    results = run([tiny_vit], tmp_path / "out", data="digits", method=("gradcam", "eigencam"), engine="grad-cam")
+    rows = results["tables"]["methods"]
+    assert [(row["title"], row["signed"]) for row in rows] == [
+        ("GradCAM (grad-cam package)", False),
+        ("EigenCAM (grad-cam package)", False),
+    ]
+    assert {row["source"] for row in rows} == {"grad-cam package, ReLU and min-max scaled"}
+    assert {row["map"] for row in rows} == {"32x32"}
+    maps = read_run(tmp_path / "out").arrays("explain-tiny-vit")["maps/gradcam"]
+    assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
+    assert "grad-cam package's own, unaltered" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_the_package_has_class_activation_maps_alone(tiny_vit, tmp_path):
+    assert chosen_methods([load(str(tiny_vit))], (), engine="grad-cam") == [("gradcam",)]
+    with pytest.raises(UnsupportedError, match=r"engine grad-cam has \(gradcam, .*ablationcam\), found 'relevance'"):
+        run([tiny_vit], tmp_path / "out", data="digits", method=("relevance",), engine="grad-cam")
+    assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ import torch
 
 from vitlens.analysis.faithfulness.league import BASELINES, Settings, league
 from vitlens.analysis.faithfulness.overlap import roc_auc
-from vitlens.attribution.registry import explain
+from vitlens.attribution.explain import explain
 from vitlens.commands.scaffold.describe import described
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions

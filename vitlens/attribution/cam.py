@@ -1,66 +1,100 @@
-"""Class activation maps: the grad-cam package's methods, fed with one batched pass that stops at the target layer.
+"""Class activation maps: rules on one layer's activations and on the gradients of the target's logit there.
 
-Maps are the package's before its ReLU, scaling and resizing: raw and signed, in the grid of the place (place.py).
-GradCAM (Selvaraju 2017) is written out; it equals the package's.
+Maps are raw and signed, before the ReLU and the scaling of the papers' figures, in the grid of the place at which the
+model is read (place.py). Where a paper leaves a constant open it is that of the grad-cam package, the tests' oracle.
 """
 
-import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
 
-from vitlens.attribution.place import cam_place, read, read_activations
+from vitlens.attribution.place import ChannelMaps, cam_place, hooked, read, read_output
 from vitlens.devices import evaluating
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Labels, Maps
+from vitlens.references import resolved
+from vitlens.shapes import Images, Labels, Logits, Maps
 
-_FORWARDS = 32  # images at a time in ScoreCAM and AblationCAM, which run one for each channel
+ChannelWeights = Float[Tensor, "batch channels"]
 
-
-def gradcam(model: Model, images: Images, targets: Labels) -> Maps:
-    """GradCAM (Selvaraju 2017): channels weighted by their mean gradient; (batch, rows, columns), before the ReLU."""
-    found = read(model, images, targets)
-    weights = found.gradients.mean((2, 3), keepdim=True)
-    return (weights * found.activations).sum(1)
+_COPIES = 32  # of an image in one pass of ScoreCAM and AblationCAM, which take one for each channel
 
 
-def from_gradients(name: str) -> Callable[[Model, Images, Labels], Maps]:
-    """A class of the grad-cam package that needs activations and gradients: GradCAMPlusPlus, LayerCAM, HiResCAM ..."""
+def gradcam(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
+    """GradCAM (Selvaraju 2017, equations 1 and 2): channels weighted by their mean gradient."""
+    return _weighted(gradients.mean((2, 3)), activations)
 
-    def maps(model: Model, images: Images, targets: Labels) -> Maps:
-        found = read(model, images, targets)
-        with _package(model, name) as cam:
-            arrays = _numbers(found.activations), _numbers(found.gradients)
-            raw = cam.get_cam_image(None, None, None, *arrays, False)
-        return _on(model, raw)
 
+def gradcam_plus_plus(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
+    """GradCAM++ (Chattopadhyay 2018, equation 19): positive gradients, weighted by alpha, make a channel's weight."""
+    squared = gradients**2
+    totals = activations.sum((2, 3), keepdim=True)
+    alpha = squared / (2 * squared + totals * squared * gradients + 1e-6)
+    return _weighted((gradients.clamp_min(0) * alpha).sum((2, 3)), activations)
+
+
+def layercam(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
+    """LayerCAM (Jiang 2021): activations times their positive gradients, place by place."""
+    return (gradients.clamp_min(0) * activations).sum(1)
+
+
+def hirescam(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
+    """HiResCAM (Draelos 2020): activations times their gradients, place by place."""
+    return (gradients * activations).sum(1)
+
+
+def xgradcam(activations: ChannelMaps, gradients: ChannelMaps) -> Maps:
+    """XGradCAM (Fu 2020): channels weighted by their gradients, each place by its share of the channel's activation."""
+    shares = activations / (activations.sum((2, 3), keepdim=True) + 1e-7)
+    return _weighted((gradients * shares).sum((2, 3)), activations)
+
+
+def eigencam(activations: ChannelMaps) -> Maps:
+    """EigenCAM (Muhammad 2020): the first principal component of the places' activations.
+
+    The sign of a component means nothing: each map is turned so that its value of the largest size is positive.
+    """
+    places = activations.nan_to_num(0.0, torch.inf, -torch.inf).flatten(2).mT  # batch, places, channels
+    left, sizes, _ = torch.linalg.svd(places - places.mean(1, keepdim=True), full_matrices=False)
+    component = left[:, :, 0] * sizes[:, :1]
+    largest = component.gather(1, component.abs().argmax(1, keepdim=True))
+    maps: Tensor = torch.where(largest < 0, -component, component).unflatten(1, activations.shape[2:])
     return maps
 
 
-def eigencam(model: Model, images: Images, _targets: Labels) -> Maps:
-    """EigenCAM (Muhammad 2020): the activations' first principal component; it knows no class.
+def _weighted(weights: ChannelWeights, activations: ChannelMaps) -> Maps:
+    return (weights[:, :, None, None] * activations).sum(1)
 
-    The sign of a component means nothing: each map is turned so that its largest value is positive.
-    """
-    _, activations = read_activations(model, images)
-    with _package(model, "EigenCAM") as cam:
-        maps = _on(model, cam.get_cam_image(None, None, None, _numbers(activations), None, False))
-    flat = maps.flatten(1)
-    largest = flat.gather(1, flat.abs().argmax(1, keepdim=True))
-    return maps * torch.where(largest < 0, -1.0, 1.0)[:, :, None]
+
+def cam_maps(model: Model, images: Images, targets: Labels, *, rule: str) -> Maps:
+    """A rule on activations and gradients, "module:function", at the model's place."""
+    reading = read(model, images, targets)
+    maps: Maps = resolved(rule)(reading.activations.float(), reading.gradients.float())
+    return maps
+
+
+def eigencam_maps(model: Model, images: Images, _targets: Labels) -> Maps:
+    """EigenCAM at the model's place; it knows no class."""
+    _, output = read_output(model, images)
+    return eigencam(cam_place(model).as_maps(output).float())
 
 
 def scorecam(model: Model, images: Images, targets: Labels) -> Maps:
     """ScoreCAM (Wang 2020): channels weighted by the softmax, over channels, of the target's logit where the image is
-    seen through them alone. One forward a channel and image; an image's masked copies are all held at once."""
-    _, activations = read_activations(model, images)
-    with _package(model, "ScoreCAM") as cam, torch.no_grad():
-        cam.batch_size = _FORWARDS
-        return _on(model, _one_by_one(cam, model, images, targets, activations))
+    seen through them alone, each enlarged and scaled to [0, 1]. One forward a channel and image."""
+    _, output = read_output(model, images)
+    activations, prepared = cam_place(model).as_maps(output).float(), model.prepare(images)
+
+    def seen_through(image: int, channels: Tensor) -> Logits:
+        own = activations[image, channels, None]
+        masks = F.interpolate(own, prepared.shape[2:], mode="bilinear", align_corners=True)
+        low, high = masks.amin((2, 3), keepdim=True), masks.amax((2, 3), keepdim=True)
+        return model.module(prepared[image] * ((masks - low) / (high - low + 1e-8)))  # type: ignore[no-any-return]
+
+    scores = _by_channel(model, seen_through, targets, channels=activations.shape[1])
+    return _weighted(scores.softmax(1), activations)
 
 
 def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
@@ -70,88 +104,29 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
     which in a ViT leaves nothing of the attention). One forward a channel and image. Where the logit is negative the
     share would turn the map's sign: it is a share of the logit's size.
     """
-    logits, activations = read_activations(model, images)
-    layer = _WithoutChannel(cam_place(model).channel_axis)
-    with _package(model, "AblationCAM", ablation_layer=layer, batch_size=_FORWARDS) as cam:
-        maps = _on(model, _one_by_one(cam, model, images, targets, activations))
-    return maps * logits.gather(1, targets[:, None]).float().sign()[:, :, None]
-
-
-def _one_by_one(cam: Any, model: Model, images: Images, targets: Labels, activations: Tensor) -> Any:
-    """The package's maps of each image by itself: it would hold all masked copies of a batch at once."""
-    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
-
-    prepared, numbers = model.prepare(images), _numbers(activations)
-    return np.concatenate(
-        [
-            cam.get_cam_image(
-                prepared[index : index + 1],
-                cam.target_layers[0],
-                [ClassifierOutputTarget(int(targets[index]))],
-                numbers[index : index + 1],
-                None,
-            )
-            for index in range(len(images))
-        ]
-    )
-
-
-@contextmanager
-def _package(model: Model, name: str, **options: object) -> Iterator[Any]:
-    """One of the grad-cam package's methods on the model's model, which is as it was on exit.
-
-    The package hooks the layer, sets modes and swaps the layer, and after an exception leaves it swapped.
-    """
-    import pytorch_grad_cam  # brings OpenCV and pyplot with it, which other methods do without
-    from pytorch_grad_cam.utils.find_layers import replace_layer_recursive
-
     place = cam_place(model)
-    layer = model.module.get_submodule(place.module)
-    hooks = set(layer._forward_hooks)
-    with evaluating(model), redirect_stderr(io.StringIO()):  # a bar a image
-        cam = getattr(pytorch_grad_cam, name)(model.module, [layer], place.as_maps, **options)
-        cam.activations_and_grads.release()  # activations and gradients are handed in
-        try:
-            yield cam
-        finally:
-            for key in layer._forward_hooks.keys() - hooks:
-                del layer._forward_hooks[key]
-            if "ablation_layer" in options:
-                replace_layer_recursive(model.module, options["ablation_layer"], layer)
+    logits, output = read_output(model, images)
+    layer, prepared = model.module.get_submodule(place.module), model.prepare(images)
+
+    def without(image: int, channels: Tensor) -> Logits:
+        copies = output[image].expand(len(channels), *output.shape[1:]).clone()
+        copies.movedim(place.channel_axis, 1)[torch.arange(len(channels)), channels] = 0
+        with hooked(layer, lambda *_: copies):
+            return model.module(prepared[image].expand(len(channels), -1, -1, -1))  # type: ignore[no-any-return]
+
+    activations = place.as_maps(output).float()
+    whole = logits.gather(1, targets[:, None]).float()
+    scores = _by_channel(model, without, targets, channels=activations.shape[1])
+    return _weighted((whole - scores) / whole.abs(), activations)
 
 
-class _WithoutChannel(nn.Module):
-    """Stands in the layer's place and puts out an image's activations, each copy without one channel.
-
-    What AblationCAM asks of its ablation layer, and nothing else.
-    """
-
-    def __init__(self, channel_axis: int) -> None:
-        super().__init__()
-        self.channel_axis = channel_axis
-        self.indices = np.arange(0)  # channels still to come; the package takes off those that are done
-        self.copies = torch.empty(0)
-
-    def activations_to_be_ablated(self, activations: Any, _ratio: float) -> Any:
-        """Every channel of the activations (channels, rows, columns)."""
-        self.indices = np.arange(len(activations))
-        return self.indices
-
-    def set_next_batch(self, input_batch_index: int, activations: Tensor, num_channels_to_ablate: int) -> None:
-        """As many copies of one image's activations as channels are taken away next."""
-        own = activations[input_batch_index : input_batch_index + 1]
-        self.copies = own.repeat(num_channels_to_ablate, *[1] * (own.dim() - 1))
-
-    def forward(self, _output: Tensor) -> Tensor:
-        """The copies, each without its channel."""
-        count = len(self.copies)
-        self.copies.movedim(self.channel_axis, 1)[torch.arange(count), torch.from_numpy(self.indices[:count])] = 0
-        return self.copies
-
-
-def _numbers(maps: Tensor) -> Any:
-    return maps.float().cpu().numpy()
-
-
-def _on(model: Model, maps: Any) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(maps, dtype=np.float32)).to(model.device)
+def _by_channel(
+    model: Model, answer: Callable[[int, Tensor], Logits], targets: Labels, *, channels: int
+) -> ChannelWeights:
+    """The target's logit of each image for each channel; answer: the logits of an image for some channels."""
+    with evaluating(model), torch.no_grad():
+        rows = [
+            torch.cat([answer(image, part)[:, target] for part in torch.arange(channels).split(_COPIES)])
+            for image, target in enumerate(targets.tolist())
+        ]
+    return torch.stack(rows).float()

@@ -10,17 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
+from vitlens.attribution.defaults import BASELINE, NOISE, SAMPLES, STEPS
 from vitlens.attribution.stem import leaf_of, stem_of
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.models.model import Model
+from vitlens.names import DEFAULT_SEED
 from vitlens.shapes import Images, Labels, Maps
-
-SAMPLES = 25  # of SmoothGrad's noise
-NOISE = 0.15  # its standard deviation, as a share of each image's range of values
-STEPS = 50  # of integrated gradients
-BACKWARD = 3  # a backward pass holds about this many times what a forward pass does
 
 
 def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
@@ -49,7 +46,7 @@ def smoothgrad(
     *,
     samples: int = SAMPLES,
     noise: float = NOISE,
-    seed: int = 0,
+    seed: int = DEFAULT_SEED,
 ) -> Maps:
     """Saliency of the mean gradient over noisy copies of each image (Smilkov 2017).
 
@@ -68,24 +65,24 @@ def smoothgrad(
 
 
 def integrated_gradients(
-    model: Model, images: Images, targets: Labels, *, steps: int = STEPS, baseline: float = 0.0
+    model: Model, images: Images, targets: Labels, *, steps: int = STEPS, baseline: float = BASELINE
 ) -> Maps:
     """Integrated gradients (Sundararajan 2017) from an image of one value to the image, summed over the channels.
 
     baseline: that value, 0 for black. The integral is Gauss and Legendre's sum of so many steps; what it lacks of
-    F(image) - F(baseline) is what `completeness_error` tells.
+    F(image) - F(baseline) is what `completeness_error` gives.
     """
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
     places, weights = (torch.from_numpy(part).float().to(images) / 2 for part in np.polynomial.legendre.leggauss(steps))
     stem, done = stem_of(model), 0
     with torch.no_grad():
-        nothing, whole = stem.values(torch.full_like(images, baseline)), stem.values(images)
-    total = torch.zeros_like(whole)
+        start, end = stem.values(torch.full_like(images, baseline)), stem.values(images)
+    total = torch.zeros_like(end)
     for count in _in_chunks(steps, model, images):
         part = slice(done, done + count)
-        shares = (places[part] + 0.5).view(-1, *[1] * whole.dim())
-        copies = nothing + shares * (whole - nothing)  # (count, batch, ...)
+        shares = (places[part] + 0.5).view(-1, *[1] * end.dim())
+        copies = start + shares * (end - start)  # (count, batch, ...)
         gradients = stem.gradients(copies.flatten(0, 1), targets.repeat(count), like=images)
         total += torch.tensordot(weights[part], gradients.unflatten(0, (count, -1)), dims=1)
         done += count
@@ -93,19 +90,19 @@ def integrated_gradients(
 
 
 def completeness_error(
-    model: Model, images: Images, targets: Labels, maps: Maps, *, baseline: float = 0.0
+    model: Model, images: Images, targets: Labels, maps: Maps, *, baseline: float = BASELINE
 ) -> Float[Tensor, " batch"]:
     """What each map of integrated gradients has beyond F(image) - F(baseline), or lacks of it, in logits, signed."""
     error: Tensor = maps.sum((1, 2)) - logit_gain(model, images, targets, baseline=baseline)
     return error
 
 
-def logit_gain(model: Model, images: Images, targets: Labels, *, baseline: float = 0.0) -> Float[Tensor, " batch"]:
+def logit_gain(model: Model, images: Images, targets: Labels, *, baseline: float = BASELINE) -> Float[Tensor, " batch"]:
     """F(image) - F(baseline): what the target's logit gains over an image of one value."""
-    nothing = torch.full_like(images, baseline)
+    empty = torch.full_like(images, baseline)
     with evaluating(model), torch.no_grad():
-        here, there = (model(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, nothing))
-    gain: Tensor = here - there
+        logits, without = (model(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, empty))
+    gain: Tensor = logits - without
     return gain
 
 

@@ -5,7 +5,7 @@ gradient at the last block's output is exactly 0. Of a CNN it is the last map wi
 pooling. Both are found by watching one pass, so that post-norm blocks, registers and grids of any shape come out right.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,11 @@ class Place:
     module: str
     layout: TokenLayout | None
     channel_axis: int
+
+    @property
+    def is_map(self) -> bool:
+        """Whether the module puts out maps as a convolution does, (batch, channels, rows, columns)."""
+        return self.layout is None and self.channel_axis == 1
 
     def as_maps(self, output: Tensor) -> ChannelMaps:
         """The module's output as one map a channel; prefix tokens have no place in the image and are dropped."""
@@ -82,27 +87,28 @@ def read(model: Model, images: Images, targets: Labels) -> Reading:
         return leaves[-1].clone()  # an in-place ReLU that follows must not reach the leaf
 
     with evaluating(model), torch.no_grad():
-        with _hooked(model.module.get_submodule(place.module), begin):
+        with hooked(model.module.get_submodule(place.module), begin):
             logits = model(images)
         total = logits.gather(1, targets[:, None]).sum()
         (gradient,) = torch.autograd.grad(total, leaves[-1])
     return Reading(logits.detach(), place.as_maps(leaves[-1].detach()), place.as_maps(gradient))
 
 
-def read_activations(model: Model, images: Images) -> tuple[Logits, ChannelMaps]:
-    """Logits and activations at the model's place, without gradients."""
+def read_output(model: Model, images: Images) -> tuple[Logits, Tensor]:
+    """Logits, and what the module at the model's place puts out, without gradients."""
     place, outputs = cam_place(model), []
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         outputs.append(output.clone())
 
-    with evaluating(model), torch.no_grad(), _hooked(model.module.get_submodule(place.module), keep):
+    with evaluating(model), torch.no_grad(), hooked(model.module.get_submodule(place.module), keep):
         logits = model(images)
-    return logits, place.as_maps(outputs[-1])
+    return logits, outputs[-1]
 
 
 @contextmanager
-def _hooked(module: nn.Module, hook: Any) -> Iterator[None]:
+def hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    """The module with a forward hook, which is taken off on exit."""
     handle = module.register_forward_hook(hook)
     try:
         yield

@@ -1,4 +1,7 @@
-"""Every attribution by name, for ViT and CNN: one function, one list, so that any command can ask for any of them.
+"""The attributions, for ViT and CNN. One table, free of torch, that commands, reports, docs and tests read.
+
+To add one, write its function (a model, images and target classes in, raw maps out) and one entry here. An attention
+method (analysis/attention/registry.py) becomes an attribution by an entry that names it.
 
 Attention-aware LRP (AttnLRP, Achtibat 2024) is not among them: its library, LXT, comes under the Clear BSD licence,
 which grants no patent rights, where ours, Apache-2.0, does; so it can be no dependency. Relevance (Chefer 2021) stands
@@ -6,186 +9,288 @@ nearest.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal
 
-import torch
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
+from vitlens.attribution.defaults import CHANNELS, COALITIONS, MASKS, PATCHES, SAMPLES, STEPS
+from vitlens.errors import UnknownNameError
+from vitlens.references import resolved
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.attribution.attention import followed
-from vitlens.attribution.cam import ablationcam, eigencam, from_gradients, gradcam, scorecam
-from vitlens.attribution.gradients import BACKWARD, input_x_gradient, integrated_gradients, saliency, smoothgrad
-from vitlens.attribution.occlusion import occlusion
-from vitlens.attribution.rise import rise
-from vitlens.attribution.shap import kernel_shap
-from vitlens.devices import evaluating
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.model import Family, Model
-from vitlens.models.support import NEEDS, meets, require
-from vitlens.pixels import takes_images
-from vitlens.shapes import Images, Labels, Maps
+_ANY: Final = ("vit", "windowed", "cnn", "other")
 
 
-@runtime_checkable
-class Attribution(Protocol):
-    """Maps (batch, rows, columns) of images for target classes (batch,); seed: of what is random."""
-
-    def __call__(self, model: Model, images: Images, targets: Labels, *, seed: int = 0) -> Maps:
-        """Raw maps in float32, one an image, whatever the others in the batch."""
-        ...
-
-
-@dataclass(frozen=True)
-class Method:
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
     """One attribution.
 
-    families: of the models that can have it; resolution: "patch" (a ViT's patches, a CNN's last map or as many cells
-    as a ViT would have) or "pixel" (of the images handed in); signed: whether negative values mean something, against
-    the target; source: where it is defined; function: the maps; needs_class: whether it explains a class, which a model
-    without a classifier does not have.
+    title: in figures and tables; description: what its maps show, in a sentence; paper: where it is defined.
+    function: "module:function" of (model, images, targets) that gives maps (batch, rows, columns); arguments: further
+    ones that it is always called with; options: further ones that it takes, "seed" where something is random.
+    resolution: "patch" (a ViT's patches, a CNN's last map or as many cells as a ViT would have) or "pixel" (of the
+    images handed in); signed: whether negative values speak against the target.
+    needs: what the model must meet (models/support.py); families: of the models that can have it.
+    needs_class: whether it explains a class, which a model without a classifier does not have; complete: whether a map
+    sums to F(image) - F(black), so that its completeness error is reported.
+    forwards, backwards: about how many passes of the model an image takes.
+    default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens study` checks it;
+    preference: its place among those of which a comparison takes the first that a model has, None: not among them.
+    package: its class in the grad-cam package, None where that has none.
     """
 
     name: str
     title: str
-    families: tuple[Family, ...]
+    description: str
+    paper: str
+    function: str
     resolution: Literal["patch", "pixel"]
     signed: bool
-    source: str
-    function: Callable[..., Maps]
+    forwards: int | float = 0
+    backwards: int | float = 0
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    needs: Literal["chain", "maps", "cam"] | None = None
+    families: tuple[str, ...] = _ANY
     needs_class: bool = True
+    complete: bool = False
+    default: bool = False
+    studied: bool = False
+    preference: int | None = None
+    package: str | None = None
+
+    @property
+    def gradients(self) -> bool:
+        """Whether it needs gradients."""
+        return self.backwards > 0
+
+    @property
+    def random(self) -> bool:
+        """Whether its maps depend on a seed."""
+        return "seed" in self.options
+
+    @property
+    def slow(self) -> bool:
+        """Whether it takes so many passes that leaving it out shortens a run."""
+        return self.forwards + self.backwards > PATCHES / 2
+
+    @property
+    def maps(self) -> Callable[..., Any]:
+        """Its function."""
+        return resolved(self.function)  # type: ignore[no-any-return]
 
 
-def _unseeded(function: Callable[[Model, Images, Labels], Maps]) -> Attribution:
-    """A method without anything random, called like those that have it."""
+def _from_attention(name: str, **fields: Any) -> Attribution:
+    """An attention method as an attribution, with its default settings."""
+    method = ATTENTION_METHODS[name]
+    return Attribution(
+        name=name,
+        title=method.title,
+        description=method.description,
+        paper=method.paper,
+        function="vitlens.analysis.attention.methods:method_maps",
+        arguments={"method": name},
+        resolution="patch",
+        signed=False,
+        needs=method.needs,
+        families=("vit", "windowed"),
+        needs_class=method.gradients,
+        forwards=method.forwards,
+        backwards=method.backwards,
+        **fields,
+    )
 
-    def maps(model: Model, images: Images, targets: Labels, *, seed: int = 0) -> Maps:  # noqa: ARG001
-        return function(model, images, targets)
 
-    return maps
+def _cam(name: str, *, rule: str, **fields: Any) -> Attribution:
+    """A class activation map by a rule on activations and gradients, "module:function"."""
+    return Attribution(
+        name=name,
+        function="vitlens.attribution.cam:cam_maps",
+        arguments={"rule": rule},
+        resolution="patch",
+        signed=True,
+        needs="cam",
+        backwards=1,
+        **fields,
+    )
 
 
-_ANY: Final[tuple[Family, ...]] = ("vit", "windowed", "cnn", "other")
-_MAPPED: Final[tuple[Family, ...]] = ("vit", "windowed", "cnn")
-_ATTENTIVE: Final[tuple[Family, ...]] = ("vit", "windowed")
-_CHAINED: Final = ("relevance", "rollout", "gradient-rollout")  # need every layer to be followed
-
-_LIST: Final = (
-    Method(
-        "relevance", "relevance", _ATTENTIVE, "patch", False,
-        "Chefer 2021, generic attention explainability", _unseeded(followed("relevance")),
+_ENTRIES: Final = (
+    _from_attention("relevance", default=True, studied=True, preference=1),
+    _from_attention("rollout", default=True, studied=True),
+    _from_attention("gradient-rollout"),
+    _from_attention("attention", preference=3),
+    _cam(
+        "gradcam",
+        title="GradCAM",
+        description="channels weighted by their mean gradient",
+        paper="Selvaraju 2017",
+        rule="vitlens.attribution.cam:gradcam",
+        package="GradCAM",
+        default=True,
+        studied=True,
+        preference=2,
     ),
-    Method(
-        "rollout", "rollout", _ATTENTIVE, "patch", False,
-        "Abnar & Zuidema 2020", _unseeded(followed("rollout")), needs_class=False,
+    _cam(
+        "gradcam++",
+        title="GradCAM++",
+        description="channels weighted by their positive gradients, the rarer the more",
+        paper="Chattopadhyay 2018",
+        rule="vitlens.attribution.cam:gradcam_plus_plus",
+        package="GradCAMPlusPlus",
     ),
-    Method(
-        "gradient-rollout", "gradient-weighted rollout", _ATTENTIVE, "patch", False,
-        "Abnar & Zuidema 2020 with Chefer 2021's weights", _unseeded(followed("gradient-rollout")),
+    _cam(
+        "layercam",
+        title="LayerCAM",
+        description="activations times their positive gradients, place by place",
+        paper="Jiang 2021",
+        rule="vitlens.attribution.cam:layercam",
+        package="LayerCAM",
     ),
-    Method(
-        "attention", "attention of the last layer", _ATTENTIVE, "patch", False,
-        "the model's own weights", _unseeded(followed("attention")), needs_class=False,
+    _cam(
+        "hirescam",
+        title="HiResCAM",
+        description="activations times their gradients, place by place",
+        paper="Draelos 2020",
+        rule="vitlens.attribution.cam:hirescam",
+        package="HiResCAM",
     ),
-    Method("gradcam", "GradCAM", _MAPPED, "patch", True, "Selvaraju 2017", _unseeded(gradcam)),
-    Method(
-        "gradcam++", "GradCAM++", _MAPPED, "patch", True,
-        "Chattopadhyay 2018", _unseeded(from_gradients("GradCAMPlusPlus")),
+    _cam(
+        "xgradcam",
+        title="XGradCAM",
+        description="channels weighted by their gradients, each place by its share of the channel's activation",
+        paper="Fu 2020",
+        rule="vitlens.attribution.cam:xgradcam",
+        package="XGradCAM",
     ),
-    Method("layercam", "LayerCAM", _MAPPED, "patch", True, "Jiang 2021", _unseeded(from_gradients("LayerCAM"))),
-    Method("hirescam", "HiResCAM", _MAPPED, "patch", True, "Draelos 2020", _unseeded(from_gradients("HiResCAM"))),
-    Method("xgradcam", "XGradCAM", _MAPPED, "patch", True, "Fu 2020", _unseeded(from_gradients("XGradCAM"))),
-    Method("eigencam", "EigenCAM", _MAPPED, "patch", True, "Muhammad 2020", _unseeded(eigencam), needs_class=False),
-    Method("scorecam", "ScoreCAM", _MAPPED, "patch", True, "Wang 2020", _unseeded(scorecam)),
-    Method("ablationcam", "AblationCAM", _MAPPED, "patch", True, "Desai 2020", _unseeded(ablationcam)),
-    Method("saliency", "saliency", _ANY, "pixel", False, "Simonyan 2014", _unseeded(saliency)),
-    Method(
-        "input-x-gradient", "input x gradient", _ANY, "pixel", True,
-        "Shrikumar 2016", _unseeded(input_x_gradient),
+    Attribution(
+        name="eigencam",
+        title="EigenCAM",
+        description="the first principal component of the activations; the same for every class",
+        paper="Muhammad 2020",
+        function="vitlens.attribution.cam:eigencam_maps",
+        resolution="patch",
+        signed=True,
+        needs="cam",
+        package="EigenCAM",
+        needs_class=False,
+        forwards=1,
     ),
-    Method("smoothgrad", "SmoothGrad", _ANY, "pixel", False, "Smilkov 2017", smoothgrad),
-    Method(
-        "integrated-gradients", "integrated gradients", _ANY, "pixel", True,
-        "Sundararajan 2017", _unseeded(integrated_gradients),
+    Attribution(
+        name="scorecam",
+        title="ScoreCAM",
+        description="channels weighted by the target's logit where the image is seen through them alone",
+        paper="Wang 2020",
+        function="vitlens.attribution.cam:scorecam",
+        resolution="patch",
+        signed=True,
+        needs="cam",
+        package="ScoreCAM",
+        forwards=CHANNELS,
     ),
-    Method("occlusion", "occlusion", _ANY, "patch", True, "Zeiler & Fergus 2014", _unseeded(occlusion)),
-    Method("rise", "RISE", _ANY, "pixel", False, "Petsiuk 2018", rise),
-    Method("kernel-shap", "KernelSHAP", _ANY, "patch", True, "Lundberg & Lee 2017", kernel_shap),
-)  # fmt: skip
+    Attribution(
+        name="ablationcam",
+        title="AblationCAM",
+        description="channels weighted by the fall of the target's logit without them",
+        paper="Desai 2020",
+        function="vitlens.attribution.cam:ablationcam",
+        resolution="patch",
+        signed=True,
+        needs="cam",
+        package="AblationCAM",
+        forwards=CHANNELS,
+    ),
+    Attribution(
+        name="saliency",
+        title="saliency",
+        description="the largest absolute gradient of the three channels",
+        paper="Simonyan 2014",
+        function="vitlens.attribution.gradients:saliency",
+        resolution="pixel",
+        signed=False,
+        backwards=1,
+    ),
+    Attribution(
+        name="input-x-gradient",
+        title="input x gradient",
+        description="pixel times gradient: the first-order fall of the logit where a pixel turns black",
+        paper="Shrikumar 2016",
+        function="vitlens.attribution.gradients:input_x_gradient",
+        resolution="pixel",
+        signed=True,
+        backwards=1,
+    ),
+    Attribution(
+        name="smoothgrad",
+        title="SmoothGrad",
+        description="saliency of the mean gradient over noisy copies",
+        paper="Smilkov 2017",
+        function="vitlens.attribution.gradients:smoothgrad",
+        options=("samples", "noise", "seed"),
+        resolution="pixel",
+        signed=False,
+        backwards=SAMPLES,
+    ),
+    Attribution(
+        name="integrated-gradients",
+        title="integrated gradients",
+        description="gradients summed along the path from black to the image",
+        paper="Sundararajan 2017",
+        function="vitlens.attribution.gradients:integrated_gradients",
+        options=("steps", "baseline"),
+        resolution="pixel",
+        signed=True,
+        complete=True,
+        backwards=STEPS,
+        default=True,
+    ),
+    Attribution(
+        name="occlusion",
+        title="occlusion",
+        description="the fall of the target's logit where a patch turns to the image's mean colour",
+        paper="Zeiler & Fergus 2014",
+        function="vitlens.attribution.occlusion:occlusion",
+        resolution="patch",
+        signed=True,
+        forwards=PATCHES,
+        default=True,
+        studied=True,
+        preference=4,
+    ),
+    Attribution(
+        name="rise",
+        title="RISE",
+        description="the target's mean probability under random masks that leave a place visible",
+        paper="Petsiuk 2018",
+        function="vitlens.attribution.rise:rise",
+        options=("masks", "seed"),
+        resolution="pixel",
+        signed=False,
+        forwards=MASKS,
+    ),
+    Attribution(
+        name="kernel-shap",
+        title="KernelSHAP",
+        description="each patch's fair share in the target's logit",
+        paper="Lundberg & Lee 2017",
+        function="vitlens.attribution.shap:kernel_shap",
+        options=("coalitions", "seed"),
+        resolution="patch",
+        signed=True,
+        forwards=COALITIONS,
+    ),
+)
 
-METHODS: Final[Mapping[str, Method]] = MappingProxyType({method.name: method for method in _LIST})
+ATTRIBUTIONS: Final[Mapping[str, Attribution]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
-def methods_for(model: Model) -> tuple[str, ...]:
-    """Names of the methods that this model has, in the registry's order."""
-    able = [name for name, method in METHODS.items() if model.anatomy.family in method.families]
-    if "rollout" in able and not meets(model, "chain"):
-        able = [name for name in able if name not in _CHAINED]
-    if "gradcam" in able and not meets(model, "cam"):
-        able = [name for name in able if not name.endswith(("cam", "cam++"))]
-    return tuple(name for name in able if model.has_classifier or not METHODS[name].needs_class)
+def attribution(name: str) -> Attribution:
+    """The attribution of this name. Raises UnknownNameError, which lists the known ones."""
+    if name not in ATTRIBUTIONS:
+        raise UnknownNameError("method", name, ATTRIBUTIONS)
+    return ATTRIBUTIONS[name]
 
 
-@takes_images
-def explain(
-    model: Model,
-    images: Images,
-    *,
-    targets: Labels | None = None,
-    method: str = "relevance",
-    batch_size: int | None = None,
-    seed: int = 0,
-) -> Maps:
-    """What of each image speaks for its target class, by any method: raw maps (batch, rows, columns), signed where the
-    method is.
-
-    images: pixels in [0, 1]; targets: class indices (batch,), None: the predicted classes; method: a name of
-    `methods_for(model)`; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
-    KernelSHAP. Raises UnknownNameError for no such method, UnsupportedError for one that this model has not (without
-    a classifier none that explains a class), and InputError for a class that is not there.
-
-    >>> import torch, vitlens
-    >>> cnn = vitlens.load("cnn-digits")
-    >>> vitlens.explain(cnn, torch.rand(2, 3, 32, 32), method="gradcam").shape
-    torch.Size([2, 8, 8])
-    """
-    require(model, *NEEDS["explain"])
-    require_method(model, method)
-    size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
-    asked = _checked(model, images, targets) if targets is not None else _predicted(model, images, size)
-    maps = []
-    for start in range(0, len(images), size):
-        batch, own = images[start : start + size].to(model.device), asked[start : start + size]
-        maps.append(METHODS[method].function(model, batch, own.to(model.device), seed=seed).float())
-    return torch.cat(maps)
-
-
-def require_method(model: Model, method: str) -> None:
-    """Raise UnknownNameError unless there is such a method, UnsupportedError unless this model has it."""
-    if method not in METHODS:
-        raise UnknownNameError("method", method, METHODS)
-    if METHODS[method].needs_class:
-        model.require_classifier()
-    able = methods_for(model)
-    if method not in able:
-        raise UnsupportedError(
-            f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}; "
-            f"it has {', '.join(able)}"
-        )
-
-
-def _predicted(model: Model, images: Images, size: int) -> Labels:
-    if not model.has_classifier:  # the methods that it has leave the targets aside
-        return torch.zeros(len(images), dtype=torch.int64)
-    with evaluating(model), torch.no_grad():
-        return torch.cat([model(part.to(model.device)).argmax(-1) for part in images.split(size)])
-
-
-def _checked(model: Model, images: Images, targets: Labels) -> Labels:
-    model.require_classifier()
-    if len(targets) != len(images):
-        raise InputError(f"expected one target an image ({len(images)}), found {len(targets)}")
-    wrong = [int(target) for target in targets if not 0 <= target < len(model.classes)]
-    if wrong:
-        raise InputError(f"expected target classes from 0 to {len(model.classes) - 1}, found {wrong[0]}")
-    return targets
+def default_methods() -> tuple[str, ...]:
+    """Those that `vitlens explain` runs where none is named, as far as a model has them."""
+    return tuple(name for name, entry in ATTRIBUTIONS.items() if entry.default)

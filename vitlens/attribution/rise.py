@@ -6,17 +6,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.attribution.defaults import MASKS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.models.model import Model
+from vitlens.names import DEFAULT_SEED
 from vitlens.shapes import Images, Labels, Maps
 
-MASKS = 512
 _CELLS = 7  # along each side of a mask before it is enlarged, as in the paper
 _KEPT = 0.5  # share of cells that stay
 
 
-def rise(model: Model, images: Images, targets: Labels, *, masks: int = MASKS, seed: int = 0) -> Maps:
+def rise(model: Model, images: Images, targets: Labels, *, masks: int = MASKS, seed: int = DEFAULT_SEED) -> Maps:
     """The target's mean probability where a pixel is seen, (batch, height, width), a fraction.
 
     Every image gets the same masks: 7 x 7 cells, each seen with a chance of one half, enlarged bilinearly and shifted
@@ -26,12 +27,12 @@ def rise(model: Model, images: Images, targets: Labels, *, masks: int = MASKS, s
     if masks < 1:
         raise InputError(f"expected masks of at least 1, found {masks}")
     size = (int(images.shape[2]), int(images.shape[3]))
-    together = max(1, fitting_batch_size(model) // len(images))
+    at_once = max(1, fitting_batch_size(model) // len(images))
     generator, covered = torch.Generator().manual_seed(seed), images.new_zeros(size)
     total = images.new_zeros(len(images), *size)
     with evaluating(model), torch.no_grad():
-        for start in range(0, masks, together):
-            count = min(together, masks - start)
+        for start in range(0, masks, at_once):
+            count = min(at_once, masks - start)
             kept = torch.stack([_mask(size, generator) for _ in range(count)]).to(images)
             seen = model.mean + kept[:, None, None] * (images - model.mean)  # masks, batch, 3, height, width
             probabilities = model(seen.flatten(0, 1)).float().softmax(-1)

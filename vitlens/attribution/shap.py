@@ -10,17 +10,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.attribution.defaults import COALITIONS
 from vitlens.attribution.occlusion import scores_without
 from vitlens.errors import InputError
 from vitlens.models.model import Model
+from vitlens.names import DEFAULT_SEED
 from vitlens.shapes import Images, Labels, Maps
-
-COALITIONS = 512  # at least; four a patch where there are many patches
 
 Coalitions = Bool[Tensor, "coalitions players"]
 
 
-def kernel_shap(model: Model, images: Images, targets: Labels, *, coalitions: int | None = None, seed: int = 0) -> Maps:
+def kernel_shap(
+    model: Model, images: Images, targets: Labels, *, coalitions: int | None = None, seed: int = DEFAULT_SEED
+) -> Maps:
     """Shapley values of the patches for the target's logit, estimated: (batch, rows, columns), signed.
 
     coalitions: forwards per image (None: 512, or four a patch where those are more). Where all coalitions are no more
@@ -37,8 +39,8 @@ def kernel_shap(model: Model, images: Images, targets: Labels, *, coalitions: in
     chosen, weights = _every(players) if exact else _drawn(players, count, seed)
     ends = torch.tensor([[False], [True]]).expand(2, players)
     scores = scores_without(model, images, targets, ~torch.cat((ends, chosen))).double().cpu()
-    nothing, everything, said = scores[:, 0], scores[:, 1], scores[:, 2:]
-    shares = shapley_values(chosen, weights, said - nothing[:, None], everything - nothing)
+    none, every, drawn = scores[:, 0], scores[:, 1], scores[:, 2:]  # of the patches are there
+    shares = shapley_values(chosen, weights, drawn - none[:, None], every - none)
     return shares.float().view(-1, rows, columns).to(images.device)
 
 

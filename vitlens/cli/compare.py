@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.options import Data, Models
 from vitlens.cli.terminal import say
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.parsing import one_of
-from vitlens.names import ATTRIBUTIONS
 
 
 def compare(
@@ -49,7 +49,7 @@ def compare(
     options: RunOptions,
 ) -> None:
     """Two models on the same images: maps side by side, errors taken apart, paired test, shape or texture."""
-    methods = () if method is None else one_of("--method", method, ATTRIBUTIONS)
+    methods = () if method is None else one_of("--method", method, tuple(ATTRIBUTIONS))
     from vitlens.runs.compare import compare as run
 
     written = run(

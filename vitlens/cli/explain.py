@@ -4,11 +4,12 @@ from typing import Annotated
 
 import typer
 
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.options import Data, Images, Models
 from vitlens.cli.terminal import say
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.parsing import names_of, one_of
-from vitlens.names import ATTRIBUTIONS, Substrate
+from vitlens.names import Engine, Substrate
 
 
 def explain(
@@ -22,9 +23,16 @@ def explain(
             "--method",
             metavar="LIST",
             help=f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}.",
-            show_default="relevance, rollout, gradcam, integrated-gradients and occlusion, as far as a model has them",
+            show_default=f"{', '.join(default_methods())}, as far as a model has them",
         ),
     ] = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            "--engine",
+            help="grad-cam: the package's own maps (ReLU, scaled to [0, 1]), of the methods that it has.",
+        ),
+    ] = "vitlens",
     target: Annotated[
         str,
         typer.Option("--target", metavar="CLASS", help="Explained: predicted, true, or a class (name or index)."),
@@ -66,6 +74,7 @@ def explain(
             images=images,
             data=data,
             method=methods,
+            engine=engine,
             target=target,
             verify=verify,
             substrate=substrate,

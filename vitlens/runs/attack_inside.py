@@ -8,12 +8,11 @@ from torch import Tensor
 
 from vitlens.analysis.robustness.inside import MapAgreement, Shift, cosines, map_agreement, shifts
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attribution.registry import explain, methods_for
+from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.runs.attack_sample import Sample, logits_of, spread
 from vitlens.runs.attack_sweep import Work
 
 LOOKED_INTO: Final = 64  # fooled images whose inside is looked at
-_MAPS: Final = ("relevance", "gradcam", "attention", "occlusion")  # the first that a model has
 _ALSO: Final = "rollout"  # beside it, where there is attention: it knows no class
 KINDS: Final = ("adversarial", "noise", "another image")
 
@@ -44,8 +43,7 @@ def looked_into(work: Work, sample: Sample, which: int) -> Inside | None:
     truth = work.labels[sample.indices[places]]
     wrong = logits_of(work, changed).argmax(-1)
     model, size = work.model, work.options.batch_size
-    able = methods_for(model)
-    method = next((name for name in _MAPS if name in able), able[0])
+    method = preferred_method(model)
 
     def maps(images: Tensor, targets: Tensor, name: str) -> Tensor:
         found = explain(model, images, targets=targets, method=name, batch_size=size, seed=work.options.seed)
@@ -56,7 +54,7 @@ def looked_into(work: Work, sample: Sample, which: int) -> Inside | None:
         f"{method} for the true class": map_agreement(before, after),
         f"{method} for each prediction": map_agreement(before, maps(changed, wrong, method)),
     }
-    if _ALSO in able and method != _ALSO:
+    if _ALSO in methods_for(model) and method != _ALSO:
         agreements[_ALSO] = map_agreement(maps(clean, truth, _ALSO), maps(changed, truth, _ALSO))
     others = {KINDS[0]: changed, KINDS[1]: noisy(clean, changed, ATTACKS[sample.attack].norm, seed=work.options.seed)}
     if len(places) > 1:

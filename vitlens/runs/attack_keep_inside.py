@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitlens.analysis.faithfulness.map_shares import as_shares
 from vitlens.analysis.robustness.inside import parting
-from vitlens.attribution.registry import METHODS
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.runs.attack_inside import KINDS, Inside
 from vitlens.runs.attack_sample import Sample, logits_of, spread
@@ -89,5 +89,5 @@ def _keep_examples(folder: RunFolder, work: Work, sample: Sample, inside: Inside
         answers=[[names[int(index)] for index in one.argmax(-1)] for one in probabilities],
         probability=torch.stack([one.amax(-1) for one in probabilities]).numpy(),
         image=sample.indices[inside.places[some]].numpy(),
-        method=METHODS[inside.method].title,
+        method=ATTRIBUTIONS[inside.method].title,
     )

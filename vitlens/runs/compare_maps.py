@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.failures.errors import CELLS, Comparison
 from vitlens.analysis.faithfulness.map_shares import Looking, Overlap, look, overlap
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.statistics import STATISTICS, over_heads
-from vitlens.attribution.registry import METHODS, explain, methods_for, require_method
+from vitlens.attribution.explain import explain, preferred_method, require_method
+from vitlens.attribution.registry import attribution
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError
 from vitlens.models.model import Model
 
 EXAMPLES = 6  # images of each cell that are shown with their maps
-_PREFERRED = ("relevance", "gradcam", "attention", "occlusion")  # the first that a model has
 # of the attention statistics, those whose mean over heads says something of one image
 ATTENTION = ("normalised_entropy", "hoyer", "distance", "sink_mass", "cls_mass", "cls_normalised_entropy", "cls_hoyer")
 
@@ -56,17 +56,11 @@ def chosen_methods(method: Sequence[str], models: Sequence[Model]) -> tuple[str,
     if len(method) > 2:
         raise InputError(f"expected --method A or A,B (the first model's, the second's), found {len(method)} methods")
     for name in method:
-        if name not in METHODS:
-            raise UnknownNameError("method", name, METHODS)
-    asked = [*method, *method][:2] if method else [_default(model) for model in models]
+        attribution(name)
+    asked = [*method, *method][:2] if method else [preferred_method(model) for model in models]
     for model, name in zip(models, asked):
         require_method(model, name)
     return asked[0], asked[1]
-
-
-def _default(model: Model) -> str:
-    able = methods_for(model)
-    return next((name for name in _PREFERRED if name in able), able[0])
 
 
 def sample(split: Split, count: int, *, seed: int) -> Tensor:
@@ -105,7 +99,7 @@ def computed(
     found = []
     for model, split, method in zip(models, splits, methods):
         targets = chosen_targets(target, model, split)
-        size = options.batch_size or max(1, fitting_batch_size(model) // 3)
+        size = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
         parts = []
         with progress(f"{method} of {model.alias}", len(indices), quiet=options.quiet) as advance:
             for batch in split.pick(indices).batches(size, device=model.device):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vitlens.analysis.failures.errors import CELLS
-from vitlens.attribution.registry import METHODS
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.figures.compare import Side, contact_sheet, mean_looks
 from vitlens.files import RunRecord
 from vitlens.runs.compare_keep import word_of
@@ -69,7 +69,7 @@ def methods_words(record: RunRecord) -> str:
     """ "vit-digits by relevance, cnn-digits by GradCAM"."""
     options: Any = record.config["options"]
     named = zip(aliases_of(record), options["method"])
-    return ", ".join(f"{alias} by {METHODS[method].title}" for alias, method in named)
+    return ", ".join(f"{alias} by {ATTRIBUTIONS[method].title}" for alias, method in named)
 
 
 def draw_sheets(record: RunRecord) -> Iterator[Drawn]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vitlens.attribution.registry import METHODS
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.budgets import budget_words
 from vitlens.commands.scaffold.describe import data_words
 from vitlens.files import RunRecord
@@ -22,7 +22,7 @@ def tell(record: RunRecord) -> list[Section]:
     """Summary, maps side by side, errors taken apart, failures, harder images, shape or texture, limits."""
     aliases, found = aliases_of(record), metrics(record)
     options: Any = record.config["options"]
-    titles = [METHODS[method].title for method in options["method"]]
+    titles = [ATTRIBUTIONS[method].title for method in options["method"]]
     summary = [
         " ".join(data_words(record)),
         *budget_words(record),

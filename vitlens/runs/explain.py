@@ -7,7 +7,8 @@ from pathlib import Path
 from vitlens.analysis.answers.evaluate import answers
 from vitlens.analysis.faithfulness.league import Settings
 from vitlens.analysis.faithfulness.masking import require_substrate
-from vitlens.attribution.registry import METHODS, methods_for, require_method
+from vitlens.attribution.explain import methods_for, require_method
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.scaffold.describe import described
 from vitlens.commands.scaffold.expected import say_expected
 from vitlens.commands.scaffold.folder import RunFolder
@@ -19,7 +20,7 @@ from vitlens.commands.scaffold.targets import PREDICTED, chosen_targets
 from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
 from vitlens.models.model import Model
-from vitlens.names import Substrate
+from vitlens.names import Engine, Substrate
 from vitlens.runs.explain_keep import Rows, keep_maps
 from vitlens.runs.explain_maps import explained, precision
 from vitlens.runs.explain_report import SHOWN, draw, tell
@@ -30,7 +31,6 @@ from vitlens.shapes import Labels
 
 __all__ = ["draw", "explain", "tell"]
 
-DEFAULT_METHODS = ("relevance", "rollout", "gradcam", "integrated-gradients", "occlusion")
 ALL = "all"
 
 
@@ -40,6 +40,7 @@ def explain(
     images: Sequence[str] | None = None,
     data: str | None = None,
     method: Sequence[str] = (),
+    engine: Engine = "vitlens",
     target: str = PREDICTED,
     verify: bool = False,
     substrate: Substrate = "blur",
@@ -51,6 +52,7 @@ def explain(
     """Explain images with every method asked for and write the report; returns the path of report.md.
 
     method: names of the registry, "all", or none for the usual ones; of several models each takes those that it has.
+    engine: "grad-cam" for the package's own maps, of the methods that it has.
     target: "predicted", "true", or a class by name or index; verify: every check on every method as well, by default
     on all methods and all images. Without it and without --limit, a few images of a data set are looked at.
     substrate: what stands where the checks remove a patch; counterfactuals: whether they look for sets of patches that
@@ -61,7 +63,7 @@ def explain(
     loaded = load_models(models, command="explain", model_options=model_options or ModelOptions(), options=options)
     for model in loaded if verify else ():
         model.require_classifier()
-    chosen = chosen_methods(loaded, (ALL,) if verify and not method else method)
+    chosen = chosen_methods(loaded, (ALL,) if verify and not method else method, engine=engine)
     if verify:
         for model in loaded:
             require_substrate(model, substrate)
@@ -76,8 +78,8 @@ def explain(
     ]
     say_expected(list(zip(loaded, splits, parts)), options)
     choices: Mapping[str, object] = {
-        "method": list(method), "methods": dict(zip(aliases, chosen)), "target": target, "verify": verify,
-        "show": list(show), "substrate": substrate, "counterfactuals": counterfactuals,
+        "method": list(method), "methods": dict(zip(aliases, chosen)), "engine": engine, "target": target,
+        "verify": verify, "show": list(show), "substrate": substrate, "counterfactuals": counterfactuals,
     }  # fmt: skip
     folder = RunFolder.create(
         "explain",
@@ -97,7 +99,7 @@ def explain(
         tables: dict[str, Rows] = {}
         for model, own, asked, names in zip(loaded, splits, targets, chosen):
             alias = model.alias if len(loaded) > 1 else None
-            one = _One(model, own, asked, names, alias, options, settings if verify else None, drawn)
+            one = _One(model, own, asked, names, engine, alias, options, settings if verify else None, drawn)
             for found in _kept(folder, one):
                 for name, rows in found.items():
                     tables.setdefault(name, []).extend(rows)
@@ -117,6 +119,7 @@ class _One:
     split: Split
     asked: Labels | None
     methods: tuple[str, ...]
+    engine: Engine
     alias: str | None
     options: RunOptions
     checks: Settings | None
@@ -131,32 +134,38 @@ def _kept(folder: RunFolder, one: _One) -> Iterator[Mapping[str, Rows]]:
     if classes is None and model.has_classifier:
         classes = logits.argmax(-1)
     with progress(f"Explaining {model.alias}", len(one.methods) * len(split), quiet=options.quiet) as advance:
-        made = [explained(model, split, classes, name, options=options, advance=advance) for name in one.methods]
-    yield keep_maps(folder, model, split, logits, classes, made, drawn=one.drawn, alias=one.alias)
+        made = [
+            explained(model, split, classes, name, engine=one.engine, options=options, advance=advance)
+            for name in one.methods
+        ]
+    yield keep_maps(folder, model, split, logits, classes, made, drawn=one.drawn, alias=one.alias, engine=one.engine)
     if one.checks is not None:
         yield keep_league(
             folder, model, split, classes, methods=one.methods, alias=one.alias,
             made={each.method: (each.maps, each.seconds) for each in made}, settings=one.checks, options=options,
+            engine=one.engine,
         )  # fmt: skip
 
 
-def chosen_methods(models: Sequence[Model], method: Sequence[str]) -> list[tuple[str, ...]]:
+def chosen_methods(
+    models: Sequence[Model], method: Sequence[str], *, engine: Engine = "vitlens"
+) -> list[tuple[str, ...]]:
     """The methods of each model, in the order asked for; none: the usual ones.
 
     Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, and for a
     model that has none of those asked for.
     """
-    able = [methods_for(model) for model in models]
+    able = [methods_for(model, engine=engine) for model in models]
     if ALL in method:
         return able
-    wanted = tuple(dict.fromkeys(method or DEFAULT_METHODS))
+    wanted = tuple(dict.fromkeys(method or default_methods()))
     for name in wanted:
-        if name not in METHODS:
-            raise UnknownNameError("method", name, (*METHODS, ALL))
+        if name not in ATTRIBUTIONS:
+            raise UnknownNameError("method", name, (*ATTRIBUTIONS, ALL))
         if method and not any(name in own for own in able):
-            require_method(models[0], name)
+            require_method(models[0], name, engine=engine)
     found = [tuple(name for name in wanted if name in own) for own in able]
     for model, own in zip(models, found):
         if not own:
-            require_method(model, wanted[0])
+            require_method(model, wanted[0], engine=engine)
     return found

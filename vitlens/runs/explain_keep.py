@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.faithfulness.map_faults import map_faults
-from vitlens.attribution.registry import METHODS
+from vitlens.attribution.package import PROVENANCE
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.split import Split
 from vitlens.models.model import Model
+from vitlens.names import Engine
 from vitlens.runs.explain_maps import Explained
 from vitlens.runs.explain_report import SHOWN
 from vitlens.uncertainty import bootstrap_mean
@@ -29,6 +31,7 @@ def keep_maps(
     *,
     drawn: int = SHOWN,
     alias: str | None = None,
+    engine: Engine = "vitlens",
 ) -> dict[str, Rows]:
     """Write a model's metrics and arrays; the rows of the tables methods and images, to be kept beside other models'.
 
@@ -46,20 +49,21 @@ def keep_maps(
     maps = {f"maps/{found.method}": found.maps[:kept].numpy() for found in made}
     folder.arrays(f"explain-{model.alias}", images=split.source.read(shown).numpy(), **masks, **maps)
     return {
-        "methods": [_method_row(model, found) for found in made],
+        "methods": [_method_row(model, found, engine) for found in made],
         "images": _image_rows(model, split, logits, targets),
     }
 
 
-def _method_row(model: Model, found: Explained) -> dict[str, object]:
-    method, faults = METHODS[found.method], map_faults(found.maps)
+def _method_row(model: Model, found: Explained, engine: Engine) -> dict[str, object]:
+    method, faults = ATTRIBUTIONS[found.method], map_faults(found.maps)
+    own = engine == "vitlens"
     row: dict[str, object] = {
         "model": model.alias,
         "method": method.name,
-        "title": method.title,
-        "source": method.source,
+        "title": method.title if own else f"{method.title} (grad-cam package)",
+        "source": method.paper if own else PROVENANCE,
         "map": "x".join(str(side) for side in found.maps.shape[1:]),
-        "signed": method.signed,
+        "signed": method.signed and own,
         "maps": len(found.maps),
         "constant": int(faults.constant.sum()),
         "not_finite": int(faults.not_finite.sum()),

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.attribution.gradients import BACKWARD, logit_gain
-from vitlens.attribution.registry import explain
+from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
+from vitlens.attribution.explain import explain
+from vitlens.attribution.gradients import logit_gain
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import Advance
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
+from vitlens.names import Engine
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ def explained(
     targets: Tensor | None,
     method: str,
     *,
+    engine: Engine = "vitlens",
     options: RunOptions,
     advance: Advance = lambda _: None,
 ) -> Explained:
@@ -43,10 +46,12 @@ def explained(
         own = None if targets is None else targets[batch.indices].to(model.device)
         with autocast(model.device, precision(options)):
             start = time.perf_counter()
-            found = explain(model, batch.images, targets=own, method=method, batch_size=size, seed=options.seed)
+            found = explain(
+                model, batch.images, targets=own, method=method, engine=engine, batch_size=size, seed=options.seed
+            )
             maps.append(found.cpu())  # which waits for a device that works by itself
             seconds += time.perf_counter() - start
-            if method == "integrated-gradients" and own is not None:
+            if ATTRIBUTIONS[method].complete and own is not None:
                 gains.append(logit_gain(model, batch.images, own).cpu())
         advance(len(found))
     return Explained(method, torch.cat(maps), seconds / len(split), torch.cat(gains) if gains else None)

@@ -109,6 +109,7 @@ def tell(record: RunRecord) -> list[Section]:
         " ".join(data_words(record)),
         *(f"{said}." for said in left_out_words(_shown(record, next(iter(_methods(record)))), int(data["images"]))),
         *_asked_words(record),
+        *_engine_words(record),
         *_left_out(record),
         *_fault_words(record),
         *_completeness_words(record),
@@ -131,6 +132,15 @@ def _asked_words(record: RunRecord) -> Iterator[str]:
         yield f"{alias} has no classifier: nothing is predicted, and methods that explain a class are left out."
     if len(classless) < len(_methods(record)):
         yield f"Each map is of the logit of {_asked(record)}."
+
+
+def _engine_words(record: RunRecord) -> Iterator[str]:
+    if _options(record).get("engine") == "grad-cam":
+        yield (
+            "The maps are the grad-cam package's own, unaltered: negative values set to 0 (ReLU), each scaled to "
+            "[0, 1] by its smallest and largest value, in the size of the model's input. Without --engine the same "
+            "methods give raw, signed maps."
+        )
 
 
 def _verified(record: RunRecord) -> bool:

@@ -13,12 +13,13 @@ from vitlens.analysis.faithfulness.counterfactual import by_search
 from vitlens.analysis.faithfulness.league import Marks, Settings, checks_in, league
 from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.analysis.faithfulness.randomisation import Explain
-from vitlens.attribution.registry import explain, methods_for, require_method
+from vitlens.attribution.explain import explain, methods_for, require_method
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
+from vitlens.names import Engine
 from vitlens.runs.explain_verdict import league_row, masked_groups
 from vitlens.runs.explain_verify_more import SEARCHED, keep_agreement, keep_counterfactuals, named, shares_gone
 from vitlens.uncertainty import Estimate
@@ -44,6 +45,7 @@ def keep_league(
     alias: str | None = None,
     made: Mapping[str, tuple[Tensor, float]] | None = None,
     settings: Settings | None = None,
+    engine: Engine = "vitlens",
     options: RunOptions,
 ) -> dict[str, list[dict[str, object]]]:
     """Run every check on every method and write metrics and arrays of the league into a run's folder.
@@ -54,9 +56,9 @@ def keep_league(
     models; `tell_league` and `draw_league` make sections and figures of all that. Raises UnsupportedError or
     UnknownNameError before any work.
     """
-    names = tuple(methods or methods_for(model))
+    names = tuple(methods or methods_for(model, engine=engine))
     for name in names:
-        require_method(model, name)
+        require_method(model, name, engine=engine)
     settings = settings or Settings(seed=options.seed, batch_size=options.batch_size)
     require_substrate(model, settings.substrate)
     images = torch.cat([batch.images for batch in split.batches(256, device=model.device)])
@@ -64,7 +66,7 @@ def keep_league(
         targets = answers(model, split, batch_size=options.batch_size).argmax(-1)
     asked = targets.to(model.device)
     masks = None if split.masks is None else split.masks.to(model.device)
-    functions: dict[str, Explain] = {name: _explain(name, settings) for name in names}
+    functions: dict[str, Explain] = {name: _explain(name, settings, engine) for name in names}
     with progress("Checking explanations", checks_in(len(names)), unit="checks", quiet=options.quiet) as advance:
         marks = league(model, images, asked, functions, masks=masks, made=made, settings=settings, advance=advance)
     some = min(SEARCHED, len(images)) if settings.counterfactuals else 0
@@ -89,9 +91,10 @@ def keep_league(
     return tables
 
 
-def _explain(name: str, settings: Settings) -> Explain:
+def _explain(name: str, settings: Settings, engine: Engine) -> Explain:
     def maps(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-        return explain(model, images, targets=targets, method=name, batch_size=settings.batch_size, seed=settings.seed)
+        size, seed = settings.batch_size, settings.seed
+        return explain(model, images, targets=targets, method=name, engine=engine, batch_size=size, seed=seed)
 
     return maps
 

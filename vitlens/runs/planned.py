@@ -3,10 +3,11 @@
 Attacks stop early on images that break, and a resumed run has done a part already: these counts are upper limits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from vitlens.analysis.ablation.effects import Unit
+from vitlens.analysis.attention.registry import WITH_WEIGHTS
 from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.faithfulness.deletion import STEPS as REMOVALS
 from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
@@ -15,49 +16,21 @@ from vitlens.attacks.carlini_wagner import SEARCHES
 from vitlens.attacks.clean import RIVALS
 from vitlens.attacks.registry import ATTACKS, Attack, members_of
 from vitlens.attacks.scores import QUERIES
-from vitlens.attribution.gradients import SAMPLES, STEPS
-from vitlens.attribution.rise import MASKS
-from vitlens.attribution.shap import COALITIONS
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_look import CURVED, POINTS, RANDOM_ORDERS
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.stats_learning import IMAGES, MOMENTS
 
-WATCHED: Final = 2.0  # forward passes that a pass is worth whose attention weights are all computed
-CELLS: Final = 196  # that a method covers one by one, about: a ViT's 14 x 14 patches
-CHANNELS: Final = 192  # of the layer that ScoreCAM and AblationCAM go through, at least
 _SEARCHED: Final = 16  # passes an image of the search for what turns a prediction, about
-
-# forward passes an image, and passes forward and back
-METHOD_COSTS: Final[Mapping[str, tuple[float, float]]] = {
-    "relevance": (0, 1.5),
-    "rollout": (WATCHED, 0),
-    "gradient-rollout": (0, 1.5),
-    "attention": (WATCHED, 0),
-    "gradcam": (0, 1),
-    "gradcam++": (0, 1),
-    "layercam": (0, 1),
-    "hirescam": (0, 1),
-    "xgradcam": (0, 1),
-    "eigencam": (1, 0),
-    "scorecam": (CHANNELS, 0),
-    "ablationcam": (CHANNELS, 0),
-    "saliency": (0, 1),
-    "input-x-gradient": (0, 1),
-    "smoothgrad": (0, SAMPLES),
-    "integrated-gradients": (0, STEPS),
-    "occlusion": (CELLS, 0),
-    "rise": (MASKS, 0),
-    "kernel-shap": (COALITIONS, 0),
-}
 
 
 def stats_parts(images: int, *, moments: int) -> tuple[Part, ...]:
     """All attention weights of all images; and, for so many sets of weights kept over training, of some images."""
-    over = WATCHED * min(moments, MOMENTS) * min(images, IMAGES)
+    over = WITH_WEIGHTS * min(moments, MOMENTS) * min(images, IMAGES)
     return (
-        Part("watching heads", WATCHED * images),
+        Part("watching heads", WITH_WEIGHTS * images),
         *([Part("over training", over, shorter="leave out --over-training")] if moments else []),
     )
 
@@ -77,9 +50,9 @@ def train_parts(images: int, tested: int, *, epochs: int, looks: int, frozen: bo
 
 def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterfactuals: bool) -> Iterator[Part]:
     """Maps by each method, and the checks of each."""
-    forwards = sum(METHOD_COSTS[name][0] for name in methods)
-    backwards = sum(METHOD_COSTS[name][1] for name in methods)
-    slow = [name for name in methods if sum(METHOD_COSTS[name]) > CELLS / 2]
+    forwards = sum(ATTRIBUTIONS[name].forwards for name in methods)
+    backwards = sum(ATTRIBUTIONS[name].backwards for name in methods)
+    slow = [name for name in methods if ATTRIBUTIONS[name].slow]
     shorter = f"--method without {', '.join(slow)}" if slow else ""
     yield Part("maps", forwards * images, backwards * images, shorter)
     if verify:
@@ -143,10 +116,10 @@ def compare_parts(
     method: str, images: int, *, mapped: int, watched: int, hardened: int, attentive: bool
 ) -> Iterator[Part]:
     """One model's share of a comparison. hardened: images shown on all levels of all disturbances."""
-    forwards, backwards = METHOD_COSTS[method]
+    cost = ATTRIBUTIONS[method]
     yield Part("answers", images)
-    yield Part("maps", forwards * mapped, backwards * mapped, "a smaller --maps")
+    yield Part("maps", cost.forwards * mapped, cost.backwards * mapped, "a smaller --maps")
     if attentive:
-        yield Part("attention", WATCHED * watched)
+        yield Part("attention", WITH_WEIGHTS * watched)
     if hardened:
         yield Part("harder images", hardened, 0.0, "--no-harder")

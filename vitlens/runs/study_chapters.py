@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.attention.measure import measure as attention
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.evaluate.measure import measure as evaluate
@@ -36,7 +37,7 @@ from vitlens.runs.study_whole import CHAPTERS, Chapter
 from vitlens.runs.train import train
 
 PROFILED: Final = (1, 8, 32)  # batch sizes
-EXPLAINED: Final = ("relevance", "rollout", "gradcam", "occlusion")  # ways whose maps are checked
+EXPLAINED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)  # whose maps are checked
 CHECKED: Final = 50  # images on which they are
 COMPARED: Final = 100  # images whose maps are compared
 FEATURED: Final = 1000  # test images whose features are read

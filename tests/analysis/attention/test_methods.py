@@ -1,5 +1,6 @@
 """Every method of the registry: its name, its maps, its logits, and that it is the public function of that name."""
 
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -8,14 +9,15 @@ from torch import Tensor
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
 from vitlens.analysis.attention.flow import flow
-from vitlens.analysis.attention.methods import METHODS, Way, require_possible, trace
+from vitlens.analysis.attention.methods import Way, require_possible, trace
+from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
 from vitlens.analysis.attention.relevance import gradient_rollout, relevance
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
-from vitlens.names import ATTENTION_METHODS
+from vitlens.models.support import CHECKS
 
 PUBLIC: dict[str, Callable[[Model, Tensor, Tensor], Tensor]] = {
     "rollout": lambda model, batch, _targets: rollout(model, batch),
@@ -33,15 +35,30 @@ def defined(method: str, name: str) -> bool:
     return not (method == "flow" and name == "swin")
 
 
-CASES = [(method, name) for method in METHODS for name in MODELS if defined(method, name)]
+CASES = [(method, name) for method in ATTENTION_METHODS for name in MODELS if defined(method, name)]
 
 
 def test_the_registry_has_every_name_and_no_other():
-    assert tuple(METHODS) == ATTENTION_METHODS
-    assert set(PUBLIC) == set(METHODS)
-    assert all(method.says and "\n" not in method.says for method in METHODS.values())
+    assert set(PUBLIC) == set(ATTENTION_METHODS)
+    for name, method in ATTENTION_METHODS.items():
+        assert attention_method(name) is method
+        assert name == method.name
+        assert method.description
+        assert "\n" not in method.description
+        assert method.needs in CHECKS
+        assert method.forwards + method.backwards > 0
     with pytest.raises(TypeError):
-        METHODS["other"] = METHODS["rollout"]  # type: ignore[index]
+        ATTENTION_METHODS["other"] = ATTENTION_METHODS["rollout"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("method", ATTENTION_METHODS)
+def test_the_settings_of_a_method_are_those_of_its_function_with_the_same_defaults(method):
+    options = {
+        name: parameter.default
+        for name, parameter in inspect.signature(attention_method(method).maps).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    assert Way(method).settings == options
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
@@ -60,19 +77,21 @@ def test_maps_and_logits(method, name):
     assert not maps.requires_grad
     assert not traced.logits.requires_grad
     assert maps.flatten(1).std(1).min() > 0  # an even map would show nothing
-    if METHODS[method].gradient or name == "torchvision-vit":  # the latter has another kernel when unobserved
+    if (
+        ATTENTION_METHODS[method].gradients or name == "torchvision-vit"
+    ):  # the latter has another kernel when unobserved
         torch.testing.assert_close(traced.logits, plain, atol=1e-5, rtol=1e-5)
     else:
         assert torch.equal(traced.logits, plain)
     torch.testing.assert_close(maps, PUBLIC[method](model, batch, TARGETS), atol=1e-7, rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_only_gradients_need_a_target(method):
     model = ours()
     batch = images((32, 48))
     one, other = (trace(model, batch, [Way(method)], targets=torch.full((2,), target)).maps[0] for target in (0, 3))
-    assert torch.equal(one, other) is not METHODS[method].gradient
+    assert torch.equal(one, other) is not ATTENTION_METHODS[method].gradients
     with torch.no_grad():
         predicted = model(batch).argmax(-1)
     (own,), (named,) = (trace(model, batch, [Way(method)], targets=given).maps for given in (None, predicted))
@@ -83,7 +102,7 @@ def test_only_gradients_need_a_target(method):
 def test_several_ways_from_one_pass_are_each_alone(name):
     model = FAMILIES[name]()
     batch = images(model.input_size)
-    ways = [Way(method) for method in METHODS if defined(method, name)]
+    ways = [Way(method) for method in ATTENTION_METHODS if defined(method, name)]
     ways += [Way("rollout", "max", 0.3, 0.2, 1), Way("relevance", start_layer=1), Way("attention", layer=0)]
     ways += [Way("gradient-rollout", alpha=0.1, start_layer=1)]
     together = trace(model, batch, ways, targets=TARGETS)
@@ -141,7 +160,7 @@ def test_mixed_precision(precision):
     for name in ("ours", "cait", "swin"):
         model = FAMILIES[name]()
         batch = images(model.input_size)
-        ways = [Way(method) for method in METHODS if defined(method, name)]
+        ways = [Way(method) for method in ATTENTION_METHODS if defined(method, name)]
         plain = trace(model, batch, ways, targets=TARGETS)
         with torch.autocast("cpu", dtype=precision):
             found = trace(model, batch, ways, targets=TARGETS)
@@ -155,7 +174,9 @@ def test_mixed_precision(precision):
 def test_names_in_reports():
     assert Way("rollout").name == "rollout-mean"
     assert Way("rollout", "max").name == "rollout-max"
-    assert [Way(method).name for method in METHODS if method != "rollout"] == [m for m in METHODS if m != "rollout"]
+    assert [Way(method).name for method in ATTENTION_METHODS if method != "rollout"] == [
+        m for m in ATTENTION_METHODS if m != "rollout"
+    ]
 
 
 def check(model: Model, way: Way, error: type[Exception], message: str) -> None:
@@ -176,7 +197,7 @@ def test_a_start_that_is_not_there(method):
     check(ours(), Way(method, start_layer=2), InputError, "--start-layer of at least 0 and below 2 layers, found 2")
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.chained])
+@pytest.mark.parametrize("method", [name for name, method in ATTENTION_METHODS.items() if method.needs == "chain"])
 def test_a_chain_that_is_not_there(method):
     xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
     with pytest.raises(UnsupportedError, match="channels look at channels"):
@@ -195,7 +216,7 @@ def test_flow_of_many_tokens_is_refused():
     check(ours(size=(136, 272)), Way("flow"), UnsupportedError, "at most 256 tokens for attention flow, found 290")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_a_model_without_attention(method):
     cnn = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
     with pytest.raises(UnsupportedError, match="softmax attention in the forward pass of cnn, found none"):

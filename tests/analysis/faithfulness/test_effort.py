@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.lens.tiny import images, ours
 from vitlens.analysis.faithfulness.effort import forward_equivalents
-from vitlens.attribution.registry import explain
+from vitlens.attribution.explain import explain
 from vitlens.lens.onednn import quick_linear, quick_mlps
 from vitlens.models.model import Model
 from vitlens.models.zoo import load

@@ -16,6 +16,7 @@ from vitlens.models.support import NEEDS, require
 from vitlens.shapes import Labels, Logits
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
 
+BACKWARD = 3  # a backward pass holds about this many times what a forward pass does
 BINS = 15  # of the calibration error, of equal width
 _PIXELS_AT_ONCE = {"cpu": 32 * 224 * 224, "other": 128 * 224 * 224}
 

@@ -33,7 +33,7 @@ def flow(model: Model, images: Images, *, alpha: float = DEFAULT_ALPHA, readout:
     """
     RolloutOptions(alpha=alpha)  # says what cannot be
     require_few(model, images)
-    return over_batches(model, images, lambda chain: chain.as_map(flow_of(chain, alpha=alpha)), readout=readout)
+    return over_batches(model, images, lambda chain: flow_maps(chain, alpha=alpha), readout=readout)
 
 
 def require_few(model: Model, images: Images) -> None:
@@ -49,6 +49,11 @@ def require_few(model: Model, images: Images) -> None:
         raise UnsupportedError(
             f"expected one sequence of tokens for attention flow, found windows in {model.alias}; try --method rollout"
         )
+
+
+def flow_maps(chain: Chain, *, alpha: float = DEFAULT_ALPHA) -> Maps:
+    """The greatest flow from the readout of a chain to each patch."""
+    return chain.as_map(flow_of(chain, alpha=alpha))
 
 
 def flow_of(chain: Chain, *, alpha: float = DEFAULT_ALPHA) -> Float[Tensor, "batch tokens"]:

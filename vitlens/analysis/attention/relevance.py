@@ -63,7 +63,7 @@ def relevance(
     return over_batches(
         model,
         images,
-        lambda chain: chain.as_map(relevance_of(chain, start_layer=start_layer)),
+        lambda chain: relevance_maps(chain, start_layer=start_layer),
         targets=targets,
         gradient=True,
         readout=readout,
@@ -89,11 +89,21 @@ def gradient_rollout(
     return over_batches(
         model,
         images,
-        lambda chain: chain.as_map(gradient_rollout_of(chain, alpha=alpha, start_layer=start_layer)),
+        lambda chain: gradient_rollout_maps(chain, alpha=alpha, start_layer=start_layer),
         targets=targets,
         gradient=True,
         readout=readout,
     )
+
+
+def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
+    """The relevance of a chain with gradients over the patches."""
+    return chain.as_map(relevance_of(chain, start_layer=start_layer))
+
+
+def gradient_rollout_maps(chain: Chain, *, alpha: float = DEFAULT_ALPHA, start_layer: int = 0) -> Maps:
+    """The gradient-weighted rollout of a chain with gradients over the patches."""
+    return chain.as_map(gradient_rollout_of(chain, alpha=alpha, start_layer=start_layer))
 
 
 def relevance_of(chain: Chain, *, start_layer: int = 0) -> Vector:

@@ -123,7 +123,14 @@ def rollout(
     """
     way = RolloutOptions(fusion, discard, alpha, start_layer)
     require_start(way.start_layer, chain_length(model, images[:1]))
-    return over_batches(model, images, lambda chain: chain.as_map(rollout_of(chain, way)), readout=readout)
+    return over_batches(model, images, lambda chain: rollout_maps(chain, **vars(way)), readout=readout)
+
+
+def rollout_maps(
+    chain: Chain, *, fusion: Fusion = "mean", discard: float = 0.0, alpha: float = DEFAULT_ALPHA, start_layer: int = 0
+) -> Maps:
+    """The rollout of a chain's images over their patches."""
+    return chain.as_map(rollout_of(chain, RolloutOptions(fusion, discard, alpha, start_layer)))
 
 
 def require_start(start_layer: int, depth: int) -> None:

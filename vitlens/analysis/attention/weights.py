@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.attention.chain import Chain
 from vitlens.analysis.heads.geometry import Geometry, square_grid
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
@@ -122,6 +123,19 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
         return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
     rows = range(len(layout.prefix), layout.tokens)
     return _of_row(site, call.rows(rows).mean(2), layout.grid, "mean over all patches")
+
+
+def one_layers_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
+    """The mean over heads of one layer's maps, from 0; None: of the last. Raises UnsupportedError for one without."""
+    chosen = chain.calls[-1].site.layer if layer is None else layer
+    read = layer_map(next(call for call in reversed(chain.calls) if call.site.layer == chosen), chain.model)
+    if read is None:
+        raise UnsupportedError(
+            f"expected a layer in which patches look at patches, found pooled keys or channels in that of "
+            f"{chain.model.alias}; choose another --layer"
+        )
+    maps: Tensor = read.maps.mean(1)
+    return maps
 
 
 def _of_row(site: Site, row: Float[Tensor, "batch heads key"], grid: tuple[int, int], reading: str) -> LayerMaps:

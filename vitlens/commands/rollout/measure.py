@@ -7,8 +7,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.attention.methods import METHODS, Way, require_possible, trace
+from vitlens.analysis.answers.evaluate import BACKWARD, accuracy, fitting_batch_size
+from vitlens.analysis.attention.methods import Way, require_possible, trace
+from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import (
@@ -34,13 +35,12 @@ from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
-from vitlens.names import AttentionMethod, CommandName, Readout
+from vitlens.names import CommandName, Readout
 from vitlens.processes import Processes, share_of
 from vitlens.uncertainty import bootstrap_mean
 
-DEFAULT_METHODS: Final[tuple[AttentionMethod, ...]] = ("rollout", "relevance")  # as far as a model has them
+DEFAULT_METHODS: Final = tuple(name for name, entry in ATTENTION_METHODS.items() if entry.default)
 KEPT: Final = 2000  # images whose maps are kept as arrays
-_BACKWARD: Final = 3  # a backward pass holds about this many times what a forward pass does
 
 
 def measure(options: RolloutOptions) -> Path | None:
@@ -52,12 +52,12 @@ def measure(options: RolloutOptions) -> Path | None:
     ways = [
         Way(name, fused, options.discard, options.alpha, options.start_layer, options.layer)
         for name in options.method or DEFAULT_METHODS
-        for fused in (options.fusion if name == "rollout" else ("mean",))
+        for fused in (options.fusion if "fusion" in attention_method(name).options else ("mean",))
     ]
     processes, run = join_run(options.run)
     with processes.first_ahead():
         # one layer's attention can be drawn where it cannot be followed
-        chained = any(METHODS[way.method].chained for way in ways)
+        chained = any(attention_method(way.method).needs == "chain" for way in ways)
         command: CommandName = "rollout" if chained else "attention"
         (model,) = load_models((options.model,), command=command, model_options=options.model_options, options=run)
         split = load_split(model, options=run, data=options.data, images=options.images)
@@ -98,7 +98,7 @@ def _supported(model: Model, ways: Sequence[Way], *, asked: bool) -> list[Way]:
 
     Raises UnsupportedError where others were asked for, or none is left.
     """
-    classless = [way for way in ways if not METHODS[way.method].gradient]
+    classless = [way for way in ways if not attention_method(way.method).gradients]
     if len(classless) < len(ways) and (asked or not classless):
         model.require_classifier()
     return list(ways) if model.has_classifier else classless
@@ -118,8 +118,8 @@ def _maps(
     split = share_of(split, processes)
     targets = None if targets is None else targets[processes.index :: processes.count]
     size = options.batch_size or fitting_batch_size(model)
-    if options.batch_size is None and any(METHODS[way.method].gradient for way in ways):
-        size = max(1, size // _BACKWARD)
+    if options.batch_size is None and any(attention_method(way.method).gradients for way in ways):
+        size = max(1, size // BACKWARD)
     with progress("Following attention", len(split), quiet=options.quiet) as advance:
         for batch in split.batches(size, device=model.device):
             own = None if targets is None else targets[batch.indices.cpu()]
@@ -133,10 +133,8 @@ def _maps(
 
 def _map_rows(ways: Sequence[Way], maps: Tensor, readout: Readout | None) -> list[MapRow]:
     empty = (maps.flatten(2) == 0).all(-1).sum(0).tolist()
-    return [
-        MapRow(way.name, way.method, way.fusion if way.method == "rollout" else None, readout, count)
-        for way, count in zip(ways, empty)
-    ]
+    fusions = [way.fusion if "fusion" in attention_method(way.method).options else None for way in ways]
+    return [MapRow(way.name, way.method, fusion, readout, count) for way, fusion, count in zip(ways, fusions, empty)]
 
 
 def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[RolloutImageRow]:

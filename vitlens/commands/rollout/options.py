@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, one_model
 from vitlens.displayed import Given
-from vitlens.names import ATTENTION_METHODS, DEFAULT_ALPHA, FUSIONS, AttentionMethod, Fusion, Readout
+from vitlens.names import DEFAULT_ALPHA, FUSIONS, Fusion, Readout
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,10 @@ class RolloutOptions:
     model: str = one_model()
     images: tuple[str, ...] = images_option()
     data: str | None = data_option()
-    method: tuple[AttentionMethod, ...] = choices(
+    method: tuple[str, ...] = choices(
         "--method",
         f"Comma-separated: {', '.join(ATTENTION_METHODS)}.",
-        ATTENTION_METHODS,
+        tuple(ATTENTION_METHODS),
         default=(),
         shown="rollout and, of a model with a classifier, relevance",
     )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.names import AttentionMethod, Fusion, Readout
+from vitlens.names import Fusion, Readout
 from vitlens.records import ArraysOf, Contents, GivenName, Masks, MetricName, Pixels, TableOf
 
 
@@ -17,7 +17,7 @@ class MapRow:
     but for rollout); readout: whose row is read; empty_maps: how many maps are zero everywhere."""
 
     method: str
-    kind: AttentionMethod
+    kind: str
     fusion: Fusion | None
     readout: Readout | None
     empty_maps: int

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from vitlens.analysis.attention.methods import METHODS
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import (
     IMAGES,
@@ -151,7 +151,7 @@ def _rollout_caption(record: Record) -> str:
 def _methods_caption(record: Record, rows: Sequence[MapRow]) -> str:
     options = record.options(RolloutOptions)
     classless = record.rows(IMAGES)[0].prediction is None
-    described = "; ".join(f"{_title(row)}: {METHODS[row.kind].says}" for row in rows)
+    described = "; ".join(f"{_title(row)}: {ATTENTION_METHODS[row.kind].description}" for row in rows)
     target = {"predicted": "the predicted class", "true": "the true class"}.get(options.target, "the class named")
     gradients = "" if classless else f" Gradients are of the logit of {target}."
     layer = "" if options.layer is None else f" Attention is that of layer {options.layer}."
@@ -242,7 +242,7 @@ def _limits(kinds: Sequence[MapRow], classless: bool) -> Iterator[Sentence]:
             " To ask what speaks for one class, use a method with gradients (relevance, gradient-rollout)."
         )  # fmt: skip
         yield Sentence(f"Rollout is defined by attention weights alone; it is the same for every class.{other}")
-    if any(METHODS[row.kind].gradient for row in kinds):
+    if any(ATTENTION_METHODS[row.kind].gradients for row in kinds):
         yield Sentence(
             "Methods with gradients follow what raises the target's logit through attention alone; what MLPs and "
             "values do to it is left out."

@@ -1,0 +1,114 @@
+"""`vitlens.explain`: maps of images by any attribution, and which attributions a model has."""
+
+import torch
+
+from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
+from vitlens.attribution.package import package_maps, packaged
+from vitlens.attribution.registry import ATTRIBUTIONS, Attribution, attribution
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.models.model import Model
+from vitlens.models.support import NEEDS, meets, require
+from vitlens.names import DEFAULT_SEED, ENGINES, Engine
+from vitlens.pixels import takes_images
+from vitlens.shapes import Images, Labels, Maps
+
+
+@takes_images
+def explain(
+    model: Model,
+    images: Images,
+    *,
+    targets: Labels | None = None,
+    method: str = "relevance",
+    engine: Engine = "vitlens",
+    batch_size: int | None = None,
+    seed: int = DEFAULT_SEED,
+) -> Maps:
+    """What of each image speaks for its target class, by any method: raw maps (batch, rows, columns), signed where the
+    method is.
+
+    images: pixels in [0, 1]; targets: class indices (batch,), None: the predicted classes; method: a name of
+    `methods_for(model)`; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
+    KernelSHAP. engine: "grad-cam" gives the grad-cam package's own maps instead, for the methods that it has: after its
+    ReLU, scaled to [0, 1] by their smallest and largest value, in the size of the model's input. Raises
+    UnknownNameError for no such method or engine, UnsupportedError for a method that this model or the engine has not
+    (without a classifier none that explains a class), and InputError for a class that is not there.
+
+    >>> import torch, vitlens
+    >>> cnn = vitlens.load("cnn-digits")
+    >>> vitlens.explain(cnn, torch.rand(2, 3, 32, 32), method="gradcam").shape
+    torch.Size([2, 8, 8])
+    """
+    require(model, *NEEDS["explain"])
+    require_method(model, method, engine=engine)
+    size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
+    asked = _checked(model, images, targets) if targets is not None else _predicted(model, images, size)
+    maps = []
+    for start in range(0, len(images), size):
+        batch, own = images[start : start + size].to(model.device), asked[start : start + size].to(model.device)
+        if engine == "grad-cam":
+            maps.append(package_maps(model, batch, own, method=method))
+        else:
+            maps.append(_maps(model, batch, own, ATTRIBUTIONS[method], seed))
+    return torch.cat(maps)
+
+
+def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
+    """Names of the methods that this model has by this engine, in the registry's order."""
+    return tuple(
+        name
+        for name, method in ATTRIBUTIONS.items()
+        if model.anatomy.family in method.families
+        and (method.needs is None or meets(model, method.needs))
+        and (model.has_classifier or not method.needs_class)
+        and (engine == "vitlens" or method.package is not None)
+    )
+
+
+def preferred_method(model: Model) -> str:
+    """The method that comparisons take where none is named: the first by preference that this model has."""
+    able = methods_for(model)
+    ranked = {ATTRIBUTIONS[name].preference: name for name in able if ATTRIBUTIONS[name].preference is not None}
+    return ranked[min(ranked)] if ranked else able[0]  # type: ignore[type-var]
+
+
+def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> None:
+    """Raise UnknownNameError unless there is such a method and engine, UnsupportedError unless this model and the
+    engine have it."""
+    if attribution(method).needs_class:
+        model.require_classifier()
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
+    if engine == "grad-cam":
+        packaged(method)
+    able = methods_for(model)
+    if method not in able:
+        raise UnsupportedError(
+            f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}; "
+            f"it has {', '.join(able)}"
+        )
+
+
+def _maps(model: Model, images: Images, targets: Labels, method: Attribution, seed: int) -> Maps:
+    """One batch, in float32."""
+    drawn = {"seed": seed} if method.random else {}
+    maps: Maps = method.maps(model, images, targets, **method.arguments, **drawn).float()
+    return maps
+
+
+def _predicted(model: Model, images: Images, size: int) -> Labels:
+    if not model.has_classifier:  # the methods that it has leave the targets aside
+        return torch.zeros(len(images), dtype=torch.int64)
+    with evaluating(model), torch.no_grad():
+        return torch.cat([model(part.to(model.device)).argmax(-1) for part in images.split(size)])
+
+
+def _checked(model: Model, images: Images, targets: Labels) -> Labels:
+    model.require_classifier()
+    if len(targets) != len(images):
+        raise InputError(f"expected one target an image ({len(images)}), found {len(targets)}")
+    wrong = [int(target) for target in targets if not 0 <= target < len(model.classes)]
+    if wrong:
+        raise InputError(f"expected target classes from 0 to {len(model.classes) - 1}, found {wrong[0]}")
+    return targets
