@@ -41,13 +41,6 @@ def features_parts(images: int, bank: int) -> tuple[Part, ...]:
     return (Part("features", images), *answering)
 
 
-def train_parts(images: int, tested: int, *, epochs: int, looks: int, frozen: bool) -> tuple[Part, ...]:
-    """Passes over the training images, and looks at the test images; frozen: each image is passed through once."""
-    if frozen:
-        return (Part("features, once", images + tested),)
-    return (Part("training", tested * looks, images * epochs, "a smaller --epochs"),)
-
-
 def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterfactuals: bool) -> Iterator[Part]:
     """Maps by each method, and the checks of each."""
     forwards = sum(ATTRIBUTIONS[name].forwards for name in methods)

@@ -34,7 +34,6 @@ _COMMANDS: Final = {
     "predict": "vitlens.runs.predict",
     "profile": "vitlens.runs.profile",
     "stats": "vitlens.runs.stats",
-    "train": "vitlens.runs.train",
     "study": "vitlens.runs.study",
 }
 
