@@ -38,25 +38,6 @@ AttributionName = Literal[
     "kernel-shap",
 ]
 Substrate = Literal["blur", "mean", "black", "absent"]
-AttackName = Literal[
-    "noise",
-    "fgsm",
-    "bim",
-    "pgd",
-    "pgd-l2",
-    "pgd-dlr",
-    "pgd-targeted",
-    "apgd-ce",
-    "apgd-dlr",
-    "apgd-targeted",
-    "cw",
-    "deepfool",
-    "square",
-    "patch",
-    "low-frequency",
-    "high-frequency",
-    "auto",
-]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
 TemplateSet = Literal["photo", "simple", "openai"]
 FeaturePool = Literal["cls", "mean", "cls+mean"]  # of an image: its CLS token, the mean of its patches, both
@@ -100,7 +81,6 @@ READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 ATTENTION_METHODS: Final[tuple[AttentionMethod, ...]] = get_args(AttentionMethod)
 ATTRIBUTIONS: Final[tuple[AttributionName, ...]] = get_args(AttributionName)
 SUBSTRATES: Final[tuple[Substrate, ...]] = get_args(Substrate)
-ATTACK_NAMES: Final[tuple[AttackName, ...]] = get_args(AttackName)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
 FEATURE_POOLS: Final[tuple[FeaturePool, ...]] = get_args(FeaturePool)
 WEIGHTINGS: Final[tuple[Weighting, ...]] = get_args(Weighting)

@@ -69,7 +69,6 @@ def test_an_unknown_public_name_says_the_known_ones():
         (names.AttentionMethod, names.ATTENTION_METHODS),
         (names.AttributionName, names.ATTRIBUTIONS),
         (names.Substrate, names.SUBSTRATES),
-        (names.AttackName, names.ATTACK_NAMES),
         (names.FeaturePool, names.FEATURE_POOLS),
         (names.Weighting, names.WEIGHTINGS),
         (names.Projection, names.PROJECTIONS),
@@ -104,12 +103,6 @@ def test_every_attribution_has_its_entry():
     from vitlens.attribution.registry import METHODS
 
     assert tuple(METHODS) == names.ATTRIBUTIONS
-
-
-def test_every_attack_has_its_entry():
-    from vitlens.attacks.registry import ATTACKS
-
-    assert tuple(ATTACKS) == names.ATTACK_NAMES
 
 
 def test_everything_that_can_be_removed_has_a_word():

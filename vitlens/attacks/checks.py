@@ -7,8 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vitlens.attacks.clean import Clean
-from vitlens.attacks.norms import NormName
+from vitlens.attacks.clean import CleanImages
+from vitlens.attacks.registry import NormName
 from vitlens.errors import InputError
 from vitlens.shapes import Labels
 
@@ -33,7 +33,7 @@ def require_counts(*, steps: int | None, restarts: int, keep: int = 0, batch_siz
             raise InputError(f"expected {name} of at least {least}, found {value}")
 
 
-def require_targets(targets: Tensor, clean: Clean, classes: int) -> Labels:
+def require_targets(targets: Tensor, clean: CleanImages, classes: int) -> Labels:
     """The classes to reach, on the CPU. Raises InputError unless there is one an image, none of them its label."""
     if len(targets) != len(clean.labels):
         raise InputError(f"expected one target an image ({len(clean.labels)}), found {len(targets)}")
