@@ -5,7 +5,6 @@ of queries, so that jobs which began at different times stand side by side.
 """
 
 from dataclasses import dataclass, fields
-from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
@@ -15,6 +14,7 @@ from vitlens.attacks.losses import FEWEST_CLASSES
 from vitlens.attacks.norms import Norm
 from vitlens.attacks.registry import Attack
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.references import resolved
 from vitlens.shapes import Images, Labels, Logits
 
 State = dict[str, Tensor]  # (batch, ...) each; "points": the images that the model is asked about next
@@ -144,9 +144,8 @@ def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
 
     Raises UnsupportedError where the model has too few classes for its loss.
     """
-    module, _, name = attack.function.partition(":")
     targets = {"targets": attack.targets} if attack.targets else {}
-    algorithm: Algorithm = getattr(import_module(module), name)(setting, **targets, **attack.options)
+    algorithm: Algorithm = resolved(attack.function)(setting, **targets, **attack.options)
     needed = FEWEST_CLASSES.get(getattr(algorithm, "loss", None), 2)  # type: ignore[arg-type]
     if setting.classes < needed:
         raise UnsupportedError(

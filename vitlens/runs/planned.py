@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from vitlens.analysis.ablation.effects import Unit
-from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.faithfulness.deletion import STEPS as REMOVALS
 from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
 from vitlens.analysis.faithfulness.randomisation import PARTS
