@@ -10,7 +10,7 @@ from tests.attacks.models import setting
 from tests.contracts.test_imports import runs_without
 from vitlens.attacks.algorithm import Algorithm, algorithm_of
 from vitlens.attacks.registry import ATTACKS, members_of
-from vitlens.attacks.self_checks import Comparison, checks_of, comparisons
+from vitlens.attacks.self_checks import StrengthOrder, checks_of, comparisons
 
 DOCS = Path(__file__).parents[2] / "docs" / "attacks.md"
 ALONE = [name for name, attack in ATTACKS.items() if not attack.members]
@@ -80,11 +80,11 @@ def test_which_attacks_should_be_stronger_than_which():
     once, blind = "one step against many", "without gradients against with"
     strong = ("bim", "pgd", "apgd-ce", "apgd-dlr", "auto")
     assert list(comparisons(list(ATTACKS))) == [
-        *(Comparison("fgsm", name, once) for name in strong),
-        *(Comparison("noise", name, once) for name in strong),
-        *(Comparison("square", name, blind) for name in strong),
-        Comparison("pgd", "apgd-ce", "fixed step against adaptive"),
-        Comparison("pgd", "auto", "one attack against the worst case of three"),
+        *(StrengthOrder("fgsm", name, once) for name in strong),
+        *(StrengthOrder("noise", name, once) for name in strong),
+        *(StrengthOrder("square", name, blind) for name in strong),
+        StrengthOrder("pgd", "apgd-ce", "fixed step against adaptive"),
+        StrengthOrder("pgd", "auto", "one attack against the worst case of three"),
     ]
     assert list(comparisons(["cw", "pgd-l2", "patch", "fgsm"])) == []
 

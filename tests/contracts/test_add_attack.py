@@ -16,7 +16,7 @@ from vitlens.attacks import registry
 from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.descent import Descent, pgd
 from vitlens.attacks.registry import ATTACKS, Attack
-from vitlens.attacks.self_checks import Comparison, checks_of, comparisons
+from vitlens.attacks.self_checks import StrengthOrder, checks_of, comparisons
 from vitlens.attacks.sweep import sweep
 from vitlens.cli.main import run
 from vitlens.errors import UnknownNameError
@@ -101,9 +101,9 @@ def test_its_checks_and_its_cost_follow_from_its_fields():
 
     assert checks_of(ATTACKS[NAME], epsilons=3) == checks_of(ATTACKS["pgd"], epsilons=3)
     assert {"epsilon 0", "more steps", "no limit"} <= set(checks_of(ATTACKS[NAME], epsilons=3))
-    assert list(comparisons(["fgsm", "pgd", NAME, "square"]))[-1] == Comparison("pgd", NAME, "a longer stride")
-    assert Comparison("fgsm", NAME, "one step against many") in comparisons(["fgsm", NAME])
-    assert Comparison("square", NAME, "without gradients against with") in comparisons(["square", NAME])
+    assert list(comparisons(["fgsm", "pgd", NAME, "square"]))[-1] == StrengthOrder("pgd", NAME, "a longer stride")
+    assert StrengthOrder("fgsm", NAME, "one step against many") in comparisons(["fgsm", NAME])
+    assert StrengthOrder("square", NAME, "without gradients against with") in comparisons(["square", NAME])
     (part,) = attack_parts(AttackChoices(attacks=(NAME,), epsilons=(1.0, 2.0), corruptions=False), 10)
     assert (part.forwards, part.backwards) == (0, 7 * 2 * 10)
     assert shown_attack([NAME]) == NAME

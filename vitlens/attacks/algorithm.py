@@ -50,7 +50,7 @@ class Jobs:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PointEvaluation:
     """What the model answers on each job's points.
 
     logits: fp32; losses: the algorithm's objectives, and gradients: with respect to the points, 0 where none were asked
@@ -108,7 +108,7 @@ class Algorithm(Protocol):
         """What is to be made larger, differentiable."""
         ...
 
-    def step(self, jobs: Jobs, state: State, seen: Evaluation) -> State:
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """The state after the model has answered; where an algorithm can end before its last query, "over" says so."""
         ...
 

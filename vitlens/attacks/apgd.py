@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Evaluation, Jobs, Setting, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
 from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
 from vitlens.attacks.norms import NORMS, Norm, per_pixel
 from vitlens.attacks.registry import NormName
@@ -61,7 +61,7 @@ class AutoPGD:
         """The one loss."""
         return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
-    def step(self, jobs: Jobs, state: State, seen: Evaluation) -> State:
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Take note of the loss, check the step, move on."""
         loss, gradient, points = seen.losses[:, 0], seen.gradients[0], state["points"]
         better = loss > state["top_loss"]

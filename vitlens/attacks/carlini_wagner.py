@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Evaluation, Jobs, Setting, State
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State
 from vitlens.attacks.defaults import SEARCHES
 from vitlens.attacks.losses import grain, margin
 from vitlens.attacks.norms import L2, Norm, per_pixel
@@ -67,7 +67,7 @@ class CarliniWagner:
         """How far the label's logit is above the largest other, with the sign turned; 0 once it is below."""
         return -(margin(logits, jobs.labels) + grain(logits)).clamp_min(0)[:, None]
 
-    def step(self, jobs: Jobs, state: State, seen: Evaluation) -> State:
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Keep the nearest adversarial image, take a step of Adam, and begin the next search where one has ended."""
         points, away = state["points"], state["points"] - _as_image(state["origin"])
         loss = away.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
@@ -135,7 +135,7 @@ def _fresh(origin: Images) -> State:
     }
 
 
-def _kept(jobs: Jobs, state: State, seen: Evaluation) -> State:
+def _kept(jobs: Jobs, state: State, seen: PointEvaluation) -> State:
     """The nearest adversarial image so far."""
     length = L2.length(state["points"] - jobs.clean)
     nearer = seen.success & (length < state["nearest"])

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Evaluation, Jobs, Setting, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
 from vitlens.attacks.defaults import TARGETS
 from vitlens.attacks.losses import grain
 from vitlens.attacks.norms import L2, Norm, per_pixel
@@ -47,7 +47,7 @@ class DeepFool:
         others = logits.gather(1, jobs.runners_up[:, : self.objectives])
         return others - logits.gather(1, jobs.labels[:, None])
 
-    def step(self, jobs: Jobs, state: State, seen: Evaluation) -> State:
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Across the nearest of the boundaries, were they planes; over as soon as the image is adversarial."""
         lengths = seen.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
         tiny = torch.finfo(lengths.dtype).tiny

@@ -6,7 +6,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Evaluation, Jobs, Setting, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
 from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
 from vitlens.attacks.norms import NORMS, Norm, per_pixel
 from vitlens.attacks.regions import Ball, Band, Patch, Region, ranked_places
@@ -61,7 +61,7 @@ class Descent:
         """The one loss."""
         return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
-    def step(self, jobs: Jobs, state: State, seen: Evaluation) -> State:
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """One step, back into the region, back into [0, 1]."""
         radius = self.region.radius(jobs)
         uphill = self.norm.steepest(self.region.within(seen.gradients[0], state))

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Evaluation, Jobs, State
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State
 from vitlens.attacks.clean import CleanImages
 from vitlens.attacks.evaluation import Evaluator, attacked
 from vitlens.attacks.norms import per_pixel
@@ -93,7 +93,7 @@ class Engine:
         return self._follow(slots, success, jobs, state)
 
     def _ended(
-        self, seen: Evaluation, points: Tensor, jobs: Jobs, state: State, last: Bool[Tensor, " batch"]
+        self, seen: PointEvaluation, points: Tensor, jobs: Jobs, state: State, last: Bool[Tensor, " batch"]
     ) -> tuple[Bool[Tensor, " batch"], Bool[Tensor, " batch"], Float[Tensor, " batch"]]:
         """Which jobs end, which succeeded, and their distances: all that the host must know, copied at once."""
         nearest = state["nearest"] if self.algorithm.minimum else self.algorithm.norm.length(points - jobs.clean)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Evaluation, Jobs
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation
 from vitlens.attacks.losses import fooled, margin, reached
 from vitlens.attacks.quick import quick_convolutions, quick_gradients
 from vitlens.attacks.registry import without_gradients
@@ -55,7 +55,7 @@ class Evaluator:
     precision: str = "fp32"
     targeted: bool = False
 
-    def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> Evaluation:
+    def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
         """What the model answers on the points; last (on the CPU): jobs for which no gradient is needed."""
         chunk = _CPU_BATCH if points.device.type == "cpu" else len(points)
         groups = [(mask.nonzero()[:, 0].split(chunk), traced) for mask, traced in self._groups(last)]
@@ -75,7 +75,7 @@ class Evaluator:
             return [(everyone, False)]
         return [(everyone, True)] if count * _APART < len(last) else [(last, False), (~last, True)]
 
-    def _asked(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"], traced: bool) -> Evaluation:
+    def _asked(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"], traced: bool) -> PointEvaluation:
         return self._traced(points, jobs, last) if traced else self._plain(points, jobs)
 
     def successful(self, points: Images, jobs: Jobs) -> Bool[Tensor, " batch"]:
@@ -88,13 +88,13 @@ class Evaluator:
             logits: Tensor = self.model(_padded(points))
         return logits[: len(points)]
 
-    def _plain(self, points: Images, jobs: Jobs) -> Evaluation:
+    def _plain(self, points: Images, jobs: Jobs) -> PointEvaluation:
         logits = self.exact(points)
         losses = self.algorithm.losses(logits, jobs)
         nothing = points.new_zeros(()).expand(losses.shape[1], *points.shape)
-        return Evaluation(logits, losses, nothing, self._success(logits, jobs))
+        return PointEvaluation(logits, losses, nothing, self._success(logits, jobs))
 
-    def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> Evaluation:
+    def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
         """With gradients; where the pass was not in fp32, whatever might be a success is judged again."""
         count = self.algorithm.objectives
         with torch.enable_grad(), autocast(points.device, self.precision), quick_gradients(points.device):
@@ -115,10 +115,12 @@ class Evaluator:
             ]
         gradients = each[0][None] if count == 1 else torch.stack(each)
         logits = logits.detach()
-        seen = Evaluation(logits, losses.detach(), gradients, self._success(logits, jobs))
+        seen = PointEvaluation(logits, losses.detach(), gradients, self._success(logits, jobs))
         return self._judged(seen, points, jobs, last) if coarse else seen
 
-    def _judged(self, seen: Evaluation, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> Evaluation:
+    def _judged(
+        self, seen: PointEvaluation, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]
+    ) -> PointEvaluation:
         """With the fp32 logits of the points that are near to a success, or are the last of their job."""
         slack = _COARSE * seen.logits.abs().amax(1)
         near = margin(seen.logits, self._classes(jobs)) * (-1 if self.targeted else 1) < slack
@@ -136,9 +138,9 @@ class Evaluator:
         return jobs.targets if self.targeted else jobs.labels
 
 
-def _joined(parts: list[Evaluation], order: Int[Tensor, " batch"]) -> Evaluation:
+def _joined(parts: list[PointEvaluation], order: Int[Tensor, " batch"]) -> PointEvaluation:
     """The parts concatenated, in this order."""
-    return Evaluation(
+    return PointEvaluation(
         torch.cat([part.logits for part in parts])[order],
         torch.cat([part.losses for part in parts])[order],
         torch.cat([part.gradients for part in parts], 1)[:, order],

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Evaluation, Jobs, Setting, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
 from vitlens.attacks.defaults import QUERIES
 from vitlens.attacks.losses import margin
 from vitlens.attacks.norms import LINF, Norm, per_pixel
@@ -47,7 +47,7 @@ class Noise(_ByScores):
         """The first draw."""
         return {"points": self._draw(jobs, jobs.keys)}
 
-    def step(self, jobs: Jobs, state: State, _seen: Evaluation) -> State:
+    def step(self, jobs: Jobs, state: State, _seen: PointEvaluation) -> State:
         """The next draw."""
         return {**state, "points": self._draw(jobs, _keys_of_query(jobs, 1))}
 
@@ -66,7 +66,7 @@ class SquareSearch(_ByScores):
         points = moved(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
         return {"points": points, "top": points.clone(), "least": torch.full_like(jobs.epsilon, torch.inf)}
 
-    def step(self, jobs: Jobs, state: State, seen: Evaluation) -> State:
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Keep the points where the margin fell, and change the best ones in one more square."""
         lead = margin(seen.logits, jobs.labels)
         better = lead < state["least"]

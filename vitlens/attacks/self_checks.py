@@ -12,7 +12,7 @@ CheckName = Literal[
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StrengthOrder:
     """Two attacks of which the stronger should break at least what the weaker does; reason: why."""
 
     weaker: str
@@ -37,7 +37,7 @@ def checks_of(attack: Attack, *, epsilons: int, downwards: bool = False) -> tupl
     return tuple(name for name, wanted in planned.items() if wanted)
 
 
-def comparisons(names: Sequence[str]) -> Iterator[Comparison]:
+def comparisons(names: Sequence[str]) -> Iterator[StrengthOrder]:
     """Which of these attacks should break at least what which others do: many steps against one, with gradients against
     without, and what the registry says of a pair."""
     asked = [attack for attack in ATTACKS.values() if attack.name in names]
@@ -46,8 +46,8 @@ def comparisons(names: Sequence[str]) -> Iterator[Comparison]:
         reason = "without gradients against with" if weaker.iterative else "one step against many"
         for stronger in asked:
             if stronger.strong and stronger.norm == weaker.norm:
-                yield Comparison(weaker.name, stronger.name, reason)
+                yield StrengthOrder(weaker.name, stronger.name, reason)
     for stronger in asked:
         for name, reason in stronger.stronger_than.items():
             if name in names:
-                yield Comparison(name, stronger.name, reason)
+                yield StrengthOrder(name, stronger.name, reason)

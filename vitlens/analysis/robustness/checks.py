@@ -123,10 +123,10 @@ def within_budget(
 
     norm: "linf", "l2", or another, of which only the range of pixels is known.
     """
-    found, clean = result.images.cpu(), images.cpu()
+    adversarial, clean = result.images.cpu(), images.cpu()
     success = result.success.cpu()
-    longest = float(lengths(found - clean, norm).max()) if norm in ("linf", "l2") else 0.0
-    low, high = float(found.min()), float(found.max())
+    longest = float(lengths(adversarial - clean, norm).max()) if norm in ("linf", "l2") else 0.0
+    low, high = float(adversarial.min()), float(adversarial.max())
     after, before = (predicted(model, which) for which in (result.images, images))
     truth = labels.cpu()
     false = int((success & ((after == truth) | (before != truth))).sum())
