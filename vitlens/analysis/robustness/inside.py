@@ -1,4 +1,4 @@
-"""What an attack changes inside a model: attention head by head, and how far apart the block outputs of two images are, by depth."""
+"""What an attack changes inside a model: attention statistics, and how far apart the outputs of each block are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
