@@ -62,6 +62,14 @@ _ENTRIES: Final = (
         needs=("classifier",),
     ),
     Command(
+        "features",
+        "k-NN, linear probe, t-SNE, CKA, patch colours, retrieval, layer by layer; zero-shot by models that know "
+        "texts.",
+        "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
+        "Explain and test",
+        needs=("features",),
+    ),
+    Command(
         "rollout",
         "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and others.",
         "vitlens rollout vit-digits --fusion mean,max,min",

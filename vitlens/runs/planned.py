@@ -62,12 +62,6 @@ def stats_parts(images: int, *, moments: int) -> tuple[Part, ...]:
     )
 
 
-def features_parts(images: int, bank: int) -> tuple[Part, ...]:
-    """The features of the test images, and of the training images that answer for them."""
-    answering = [Part("features of the bank", bank, shorter="a smaller --bank")] if bank else []
-    return (Part("features", images), *answering)
-
-
 def train_parts(images: int, tested: int, *, epochs: int, looks: int, frozen: bool) -> tuple[Part, ...]:
     """Passes over the training images, and looks at the test images; frozen: each image is passed through once."""
     if frozen:

@@ -10,6 +10,9 @@ from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.commands.evaluate.measure import measure as evaluate
 from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.features.measure import measure as features
+from vitlens.commands.features.measure.images import bank_of, features_parts
+from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.rollout.measure import measure as rollout
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.expected import Part, say_expected
@@ -25,10 +28,7 @@ from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attention import attention
 from vitlens.runs.compare import compare
 from vitlens.runs.explain import explain
-from vitlens.runs.features import features
-from vitlens.runs.features_choices import FeatureChoices
-from vitlens.runs.features_load import bank_of
-from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, features_parts, stats_parts
+from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, stats_parts
 from vitlens.runs.profile import profile
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
@@ -213,11 +213,14 @@ class Chapters:
             f"vitlens features {' '.join(names)} --data {self.data} --limit {limit} --bank {bank} --no-cache",
         )
         features(
-            names,
-            data=self.data,
-            choices=FeatureChoices(bank=bank, cache=False),
-            model_options=self.model_options,
-            options=replace(options, limit=limit),
+            FeaturesOptions(
+                tuple(names),
+                self.data,
+                bank=bank,
+                cache=False,
+                model_options=self.model_options,
+                run=replace(options, limit=limit),
+            )
         )
 
     def profile(self, names: Sequence[str]) -> None:

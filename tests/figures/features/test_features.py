@@ -6,12 +6,12 @@ from matplotlib.colors import to_rgb
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.features import DepthCurve, accuracy_by_depth
-from vitlens.figures.features_patches import Matches, correspondence_lines, patch_colour_rows
-from vitlens.figures.features_retrieval import Found, retrieval_sheet
-from vitlens.figures.features_similarity import LayerMap, layer_similarity
-from vitlens.figures.features_space import Cloud, feature_space
-from vitlens.figures.features_templates import Wording, template_chart
+from vitlens.figures.features.depth import DepthCurve, accuracy_by_depth
+from vitlens.figures.features.patches import Matches, correspondence_lines, patch_colour_rows
+from vitlens.figures.features.retrieval import RetrievedImages, retrieval_sheet
+from vitlens.figures.features.similarity import LayerMap, layer_similarity
+from vitlens.figures.features.space import Cloud, feature_space
+from vitlens.figures.features.templates import Wording, template_chart
 
 
 def curve(name: str, layers: int, family: str = "vit") -> DepthCurve:
@@ -127,7 +127,7 @@ def test_maps_share_their_scale_and_the_most_alike_is_marked():
     np.testing.assert_array_equal(other.lines[0].get_xdata(), [0, 2])
     assert own.images[0].norm.vmax == other.images[0].norm.vmax == 1
     assert own.images[0].norm.vmin == 0
-    assert [label.get_text() for label in own.get_xticklabels()] == ["1", "2", "3"]
+    assert [label.get_text() for label in own.get_xticklabels()] == ["0", "1", "2"]
     assert not cut_off(figure)
     assert not overlapping(figure)
 
@@ -185,21 +185,23 @@ def test_matches_must_fit(image):
 
 
 def test_neighbours_are_framed_by_class(images):
-    near = Found(
+    near = RetrievedImages(
         images[0], "cat", images, ["cat", "dog", "a class of a long name"], [0.9, 0.8, 0.7], [True, False, True]
     )
-    figure = retrieval_sheet(found=[near, near], title="Nearest")
+    figure = retrieval_sheet(queries=[near, near], title="Nearest")
     assert len(figure.axes) == 8
     assert not cut_off(figure)
     assert not overlapping(figure)
     found = texts(figure)
     assert {"query", "1", "3", "✓ cat\n0.900", "✗ dog\n0.800"} <= set(found)
-    plain = retrieval_sheet(found=[Found(images[0], "cat", images, list("abc"), [1, 1, 1])], title="Nearest")
+    plain = retrieval_sheet(
+        queries=[RetrievedImages(images[0], "cat", images, list("abc"), [1, 1, 1])], title="Nearest"
+    )
     assert "a\n1.000" in texts(plain)
     with pytest.raises(InputError, match="at least one query"):
-        retrieval_sheet(found=[], title="")
+        retrieval_sheet(queries=[], title="")
     with pytest.raises(InputError, match="expected 3 names"):
-        retrieval_sheet(found=[Found(images[0], "cat", images, ["a"], [1, 1, 1])], title="")
+        retrieval_sheet(queries=[RetrievedImages(images[0], "cat", images, ["a"], [1, 1, 1])], title="")
 
 
 # ---- templates

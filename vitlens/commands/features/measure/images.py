@@ -1,4 +1,4 @@
-"""The images that features are made of: those that are asked about, and the bank that answers."""
+"""The images whose features are read: those that are classified, and the training images that answer for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +8,8 @@ from pathlib import Path, PurePath
 import torch
 from torch import Tensor
 
+from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.scaffold.expected import Part as WorkPart
 from vitlens.commands.scaffold.load import load_splits, say_data
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.unseen import Known, known_of, seen
@@ -18,7 +20,6 @@ from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
-from vitlens.runs.features_choices import FeatureChoices
 
 SHOWN = 6  # images of a sheet
 _LETTERS = 11  # of a file's name below its picture
@@ -27,41 +28,41 @@ _LEAST = 200  # of them: enough for 20 neighbours
 
 
 @dataclass(frozen=True)
-class Sets:
+class FeatureSets:
     """One model's images, as it takes them.
 
-    test: those that are classified, drawn and compared; bank: labelled training images, or None with the reason why;
+    test: those that are classified, mapped and compared; bank: labelled training images, or None; no_bank: why;
     query: images whose neighbours are looked for, or None; shown: images that alone are drawn, or None for the test's.
     """
 
     test: Split
     bank: Split | None
-    reason: str
+    no_bank: str
     query: Split | None = None
     shown: Split | None = None
 
 
-def load_sets(
-    models: Sequence[Model],
-    *,
-    data: str | None,
-    images: Sequence[str] | None,
-    choices: FeatureChoices,
-    options: RunOptions,
-) -> list[Sets]:
+def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[FeatureSets]:
     """The same images for every model, read once for those that take them alike. Raises InputError or DataError."""
+    data, images, run = options.data, options.images, options.run
     if images or data is None:
-        tests = load_splits(models, options=options, data=data, images=images)
+        tests = load_splits(models, options=run, data=data, images=images)
     else:
-        tests = [split.limit(options.limit, seed=options.seed) for split in _parts(models, data, "test", options)]
-        say_data(tests[0], options)
-    banks, reason = _banks(models, data, images, choices, options, tests)
-    queries = [_files(model, choices.query) for model in models]
-    found = []
-    for model, test, bank, query in zip(models, tests, banks, queries):
-        named = _relabelled(test, bank) if bank is not None else test
-        found.append(Sets(named, bank, reason, query, _shown(model, named, choices)))
-    return found
+        tests = [split.limit(run.limit, seed=run.seed) for split in _parts(models, data, "test", run)]
+        say_data(tests[0], run)
+    banks, reason = _banks(models, options, tests)
+    sets = []
+    for model, test, bank in zip(models, tests, banks):
+        relabelled = test if bank is None else _relabelled(test, bank)
+        query = _files(model, options.query)
+        sets.append(FeatureSets(relabelled, bank, reason, query, _shown(model, relabelled, options)))
+    return sets
+
+
+def features_parts(images: int, bank: int) -> tuple[WorkPart, ...]:
+    """What a model will do: the features of the test images, and of the training images that answer for them."""
+    answering = [WorkPart("features of the bank", bank, shorter="a smaller --bank")] if bank else []
+    return (WorkPart("features", images), *answering)
 
 
 def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:
@@ -98,24 +99,18 @@ def _wants(model: Model) -> object:
     return wanted.size, wanted.resize, wanted.interpolation
 
 
-def _banks(
-    models: Sequence[Model],
-    data: str | None,
-    images: Sequence[str] | None,
-    choices: FeatureChoices,
-    options: RunOptions,
-    tests: Sequence[Split],
-) -> tuple[list[Split | None], str]:
+def _banks(models: Sequence[Model], options: FeaturesOptions, tests: Sequence[Split]) -> tuple[list[Split | None], str]:
     """The labelled training images, or none and why."""
+    run = options.run
     nothing: list[Split | None] = [None] * len(models)
-    if images or tests[0].labels is None:
+    if options.images or tests[0].labels is None:
         return nothing, "the images have no labels"
     try:
-        banks = _parts(models, data or "digits", "train", options)
+        banks = _parts(models, options.data or "digits", "train", run)
     except DataError as error:
         return nothing, f"there is no training part ({error})"
-    count = choices.bank or (None if options.limit is None else bank_of(options.limit))
-    return [bank.limit(count, seed=options.seed) for bank in banks], ""
+    count = options.bank or (None if run.limit is None else bank_of(run.limit))
+    return [bank.limit(count, seed=run.seed) for bank in banks], ""
 
 
 def bank_of(limit: int) -> int:
@@ -138,15 +133,15 @@ def _files(model: Model, paths: Sequence[str]) -> Split | None:
     return load_images(list(paths), preprocessing=model.preprocessing) if paths else None
 
 
-def _shown(model: Model, test: Split, choices: FeatureChoices) -> Split | None:
+def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
     """The images asked for: files (or folders) of their own where all are paths, else the data's by name."""
-    if not choices.show:
+    if not options.show:
         return None
-    if choices.thumbnails:
+    if options.thumbnails:
         raise InputError("expected --show or --thumbnails, found both: thumbnails draw the data's own images")
-    if all(Path(name).exists() for name in choices.show):
-        return _files(model, choices.show)
-    return test.led_by(choices.show).pick(torch.arange(len(set(choices.show))))
+    if all(Path(name).exists() for name in options.show):
+        return _files(model, options.show)
+    return test.led_by(options.show).pick(torch.arange(len(set(options.show))))
 
 
 def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:
@@ -157,7 +152,7 @@ def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:
     if labels is None:
         return order[:most].sort().values
     shuffled = labels.cpu()[order].long()
-    turn = torch.empty(count, dtype=torch.long)  # the how-manieth of its class each image is
+    turn = torch.empty(count, dtype=torch.long)  # how many of an image's class come before it
     for label in shuffled.unique():
         members = (shuffled == label).nonzero().squeeze(1)
         turn[members] = torch.arange(len(members))
@@ -166,12 +161,12 @@ def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:
 
 def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
     """Pixels (n, 3, height, width) uint8 of some images, made smaller where a side has more than that many."""
-    found = split.source.read(indices)
-    longest = max(found.shape[-2:])
-    if not len(found) or longest <= most:
-        return found
-    size = [max(1, round(side * most / longest)) for side in found.shape[-2:]]
-    small = torch.nn.functional.interpolate(found.float(), size=size, mode="bilinear", antialias=True)
+    whole = split.source.read(indices)
+    longest = max(whole.shape[-2:])
+    if not len(whole) or longest <= most:
+        return whole
+    size = [max(1, round(side * most / longest)) for side in whole.shape[-2:]]
+    small = torch.nn.functional.interpolate(whole.float(), size=size, mode="bilinear", antialias=True)
     return small.round().clamp(0, 255).byte()
 
 
@@ -180,9 +175,9 @@ def names_of(split: Split, indices: Tensor) -> list[str]:
     chosen = [int(index) for index in indices]
     if split.labels is not None and split.classes:
         return [split.classes[int(split.labels[index])] for index in chosen]
-    return [_tail(PurePath(split.files[index]).name) if split.files else f"image {index + 1}" for index in chosen]
+    return [_ending(PurePath(split.files[index]).name) if split.files else f"image {index + 1}" for index in chosen]
 
 
-def _tail(name: str) -> str:
+def _ending(name: str) -> str:
     """A long name's end, which tells numbered files apart."""
     return name if len(name) <= _LETTERS else f"…{PurePath(name).stem[-_LETTERS + 1 :]}"

@@ -1,4 +1,4 @@
-"""What features know, layer by layer: accuracy of simple classifiers over the depth of one or more models."""
+"""Accuracy of simple classifiers on the features of each layer, over the depth of one or more models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vitlens.figures.curves import look
 from vitlens.figures.inputs import as_array, require_length
 from vitlens.figures.style import GREY, WIDE, heading, sheet, shortened, styled
 
-_MOST: Final = 4  # panels that are still read together
+_MOST: Final = 4  # panels that are still legible
 _FAMILY: Final = {"vit": "ViT", "cnn": "CNN", "windowed": "windowed ViT"}
 
 
@@ -30,7 +30,11 @@ class DepthCurve:
 
 @styled
 def accuracy_by_depth(
-    *, panels: Mapping[str, Sequence[DepthCurve]], chance: float, n: int, title: str = "What the features know"
+    *,
+    panels: Mapping[str, Sequence[DepthCurve]],
+    chance: float,
+    n: int,
+    title: str = "Accuracy of classifiers on the features",
 ) -> Figure:
     """Accuracy (%) of classifiers made of each layer's features, one panel a classifier, a line a model.
 

@@ -1,4 +1,4 @@
-"""How much the accuracy of a language-image model depends on the wording of its prompts."""
+"""Zero-shot accuracy of a language-image model by template of its prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ _MOST: Final = 30  # templates that can still be read
 
 @dataclass(frozen=True)
 class Wording:
-    """A template's accuracy: value, low, high as fractions; apart: its difference from the ensemble is significant."""
+    """A template's accuracy: value, low, high as fractions; differs: significantly from the ensemble."""
 
     template: str
     value: float
     low: float
     high: float
-    apart: bool = False
+    differs: bool = False
 
 
 @styled
 def template_chart(*, ensemble: Wording, templates: Sequence[Wording], chance: float, title: str) -> Figure:
     """Accuracy (%) of every template with its 95 % interval, best first, beside the ensemble of all (line and band).
 
-    A filled dot differs from the ensemble by more than chance explains. Of more than 30 templates the 15 best and the
+    A filled dot differs significantly from the ensemble. Of more than 30 templates the 15 best and the
     15 worst are drawn, and the title says so. chance: fraction, dashed. Raises InputError for no template.
     """
     if not templates:
@@ -47,7 +47,7 @@ def template_chart(*, ensemble: Wording, templates: Sequence[Wording], chance: f
     axes.axvline(100 * chance, color=GREY, linestyle="--", linewidth=0.8, label="chance")
     for place, (one, (value, low, high)) in enumerate(zip(shown, numbers, strict=True)):
         axes.plot([low, high], [place, place], color=SERIES[0], linewidth=1.1)
-        fill = SERIES[0] if one.apart else "white"
+        fill = SERIES[0] if one.differs else "white"
         axes.plot([value], [place], "o", markersize=4.2, markeredgecolor=SERIES[0], markerfacecolor=fill)
     if len(shown) < len(order):
         axes.axhline(_MOST // 2 - 0.5, color=GREY, linewidth=0.6)
@@ -55,7 +55,7 @@ def template_chart(*, ensemble: Wording, templates: Sequence[Wording], chance: f
     axes.set_ylim(len(shown) - 0.4, -0.6)
     low = min(float(np.min(numbers)), 100 * chance)
     axes.set_xlim(max(0.0, low - 4), min(100.0, float(max(np.max(numbers), whole[2])) + 4))
-    axes.set_xlabel("accuracy (%), 95 % intervals; filled: apart from the ensemble")
+    axes.set_xlabel("accuracy (%), 95 % intervals; filled: differs from the ensemble")
     axes.grid(axis="x")
     figure.legend(loc="outside lower center", ncols=2)
     some = "" if len(shown) == len(order) else f" (best and worst {_MOST // 2} of {len(order)})"

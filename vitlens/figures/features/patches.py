@@ -1,4 +1,4 @@
-"""What single patches know: their features as colours over the image, and the patch of another image most like one."""
+"""Features of patches: as colours over the image, and matched between two images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,8 +62,8 @@ def patch_colour_rows(*, images: ArrayLike, colours: Mapping[str, ArrayLike], ti
 
 @dataclass(frozen=True)
 class Matches:
-    """Patches of two images that are most alike, best first: sources, targets (m, 2) rows and columns from 0;
-    similarity (m,); grids: (rows, columns) of both images' patches."""
+    """Patches of two images that are most similar, best first: sources, targets (m, 2) rows and columns from 0;
+    similarity (m,); grid: (rows, columns) of both images' patches."""
 
     sources: ArrayLike
     targets: ArrayLike
@@ -82,7 +82,7 @@ def correspondence_lines(
 ) -> Figure:
     """Pairs of images (3, height, width) side by side, lines from patches to those they match, best ones first.
 
-    most: lines in a pair; their colour is the similarity (lighter: more alike, on the range of all lines drawn). Raises
+    most: lines in a pair; their colour is the similarity (lighter: greater, on the range of all lines drawn). Raises
     InputError where lengths do not fit.
     """
     require_length(len(matches), len(pairs), name="sets of matches", of="the pairs")
@@ -108,7 +108,7 @@ def correspondence_lines(
             axes.imshow(enlarged(picture), extent=(0, one.grid[1], one.grid[0], 0), aspect="auto")
         left.set_title(shortened(titles[index], int(2 * panel / 0.075)), loc="left")
         ends = [
-            as_array(found, name="places", axes=("matches", "2"))[:most] + 0.5 for found in (one.sources, one.targets)
+            as_array(places, name="places", axes=("matches", "2"))[:most] + 0.5 for places in (one.sources, one.targets)
         ]
         for source, target, value in zip(*ends, values, strict=True):
             colour = colormaps[MAGNITUDE]((value - low) / (high - low) if high > low else 1.0)

@@ -14,7 +14,7 @@ from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, SMALL, WIDE, WRONG, WRONG
 
 
 @dataclass(frozen=True)
-class Found:
+class RetrievedImages:
     """One query: image (3, height, width), name; its neighbours (k, 3, height, width), nearest first, their names and
     cosine similarity (k,); same: whether each is of the query's class, or None where a class is not known."""
 
@@ -27,17 +27,17 @@ class Found:
 
 
 @styled
-def retrieval_sheet(*, found: Sequence[Found], title: str) -> Figure:
+def retrieval_sheet(*, queries: Sequence[RetrievedImages], title: str) -> Figure:
     """Queries, each followed by its nearest neighbours; a frame and a sign say whether these are of its class.
 
     Raises InputError for no query, and where numbers of neighbours differ.
     """
-    if not found:
+    if not queries:
         raise InputError("expected at least one query, found none")
-    rows = [(as_images(_batch(one.image)), as_images(one.neighbours)) for one in found]
+    rows = [(as_images(_batch(one.image)), as_images(one.neighbours)) for one in queries]
     count = len(rows[0][1])
     ratio = rows[0][0].shape[2] / rows[0][0].shape[3]
-    total = len(found) * (1 + count)
+    total = len(queries) * (1 + count)
     panel = min((WIDE - 0.3) / (1 + count) - 0.08, (PHOTOGRAPHS / (total * ratio)) ** 0.5, 1.3)
     letters = max(5, int(panel / 0.066))
     drawn = board(
@@ -49,7 +49,7 @@ def retrieval_sheet(*, found: Sequence[Found], title: str) -> Figure:
         margins=Margins(top=0.2, bottom=0.4, left=0.1, right=0.1),
     )
     bare(drawn.panels)
-    for index, (one, (query, neighbours)) in enumerate(zip(found, rows, strict=True)):
+    for index, (one, (query, neighbours)) in enumerate(zip(queries, rows, strict=True)):
         near = as_array(one.similarity, name="similarity", axes=("neighbours",))
         for name, values in (("images", neighbours), ("similarities", near), ("names", one.names)):
             require_length(len(values), count, name=name, of="the neighbours")

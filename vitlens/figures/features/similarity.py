@@ -1,4 +1,4 @@
-"""How alike the layers of models are: maps of layers by layers."""
+"""Similarity of the layers of models: maps of layers by layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class LayerMap:
 
 @styled
 def layer_similarity(*, maps: Sequence[LayerMap], title: str, label: str, lowest: float | None = None) -> Figure:
-    """Maps of similarity side by side, in one scale of colours up to 1; layers count from 1.
+    """Maps of similarity side by side, in one scale of colours up to 1; layers count from 0.
 
     values may be NaN, drawn hatched; lowest: where the colours begin (default: 0, or the least value where it is
     negative); label: at the colour bar. The greatest of every row bears a dot in maps of two models. Raises InputError
@@ -36,17 +36,17 @@ def layer_similarity(*, maps: Sequence[LayerMap], title: str, label: str, lowest
     """
     if not maps:
         raise InputError("expected at least one map of similarity, found none")
-    found = [
+    measured = [
         as_measured(one.values, name=f"similarity of {one.rows} and {one.columns}", axes=("rows", "columns"))
         for one in maps
     ]
-    least, most = min(float(np.nanmin(one)) for one in found), max(float(np.nanmax(one)) for one in found)
+    least, most = min(float(np.nanmin(one)) for one in measured), max(float(np.nanmax(one)) for one in measured)
     if most > 1 + 1e-3:
         raise InputError(f"expected similarities of at most 1, found {most:.3g}")
     scale = Scale(min(0.0, least) if lowest is None else lowest, 1.0)
     across = min(3, len(maps))
     wide = min((WIDE - BAR_ROOM - 0.5 - 0.55 * (across - 1)) / across, 2.4)
-    tall = wide * float(np.clip(max(one.shape[0] / one.shape[1] for one in found), 0.6, 1.4))
+    tall = wide * float(np.clip(max(one.shape[0] / one.shape[1] for one in measured), 0.6, 1.4))
     drawn = board(
         title=title,
         count=len(maps),
@@ -55,7 +55,7 @@ def layer_similarity(*, maps: Sequence[LayerMap], title: str, label: str, lowest
         gap=(0.55, 0.55),
         margins=Margins(left=0.5, right=BAR_ROOM, top=0.06, bottom=0.42),
     )
-    for axes, one, values in zip(drawn.panels, maps, found, strict=True):
+    for axes, one, values in zip(drawn.panels, maps, measured, strict=True):
         axes.add_patch(blank(transform=axes.transAxes, zorder=-1))
         axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm, aspect="auto", origin="lower")
         axes.spines[:].set_visible(False)
@@ -71,13 +71,13 @@ def layer_similarity(*, maps: Sequence[LayerMap], title: str, label: str, lowest
 
 
 def _count(axis: Axis, count: int, room: float) -> None:
-    """Label as many layers from 1 as there is room for."""
+    """Label as many layers, from 0, as there is room for."""
     places = range(0, count, -(-count // max(1, int(room))))
-    axis.set_ticks(places, labels=[str(place + 1) for place in places])
+    axis.set_ticks(places, labels=[str(place) for place in places])
 
 
 def _mark_greatest(axes: Axes, values: Array) -> None:
-    """A dot on the layer of the other model that each row's layer is most like."""
+    """A dot on the layer of the other model that is most similar to each row's layer."""
     across = np.nan_to_num(values, nan=-np.inf).argmax(1)
     (dots,) = axes.plot(across, np.arange(len(values)), "o", color="white", markersize=3)
     dots.set(markeredgecolor="black", markeredgewidth=0.5)

@@ -1,4 +1,4 @@
-"""The space of features in two dimensions: every image (or patch) a point, what is misclassified marked."""
+"""Features in two dimensions: every image (or patch) is a point, what is misclassified is marked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,8 +44,8 @@ class Cloud:
 def feature_space(*, clouds: Sequence[Cloud], classes: Sequence[str], title: str, wrong: str = "") -> Figure:
     """Clouds of points side by side, two in a row, coloured by class where there are at most twenty.
 
-    wrong: who misclassified what bears a cross ("by the model"). Axes have no unit and no numbers: only what lies near
-    what can be read. Raises InputError for no cloud, and where lengths differ.
+    wrong: by what the points with a cross were misclassified ("by the model"). Axes have no unit and no numbers: only
+    which points lie near each other can be read. Raises InputError for no cloud, and where lengths differ.
     """
     if not clouds:
         raise InputError("expected at least one cloud of points, found none")
@@ -77,9 +77,9 @@ def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], palette: Mapping[int
     points = as_array(cloud.points, name=f"points of {cloud.title}", axes=("points", "2"))
     labels = None if cloud.labels is None else as_array(cloud.labels, name="labels", axes=("points",))
     wrong = np.zeros(len(points), bool) if cloud.wrong is None else np.asarray(cloud.wrong).astype(bool)
-    for name, found in (("labels", labels), ("marks", wrong)):
-        if found is not None:
-            require_length(len(found), len(points), name=name, of="the points")
+    for name, values in (("labels", labels), ("marks", wrong)):
+        if values is not None:
+            require_length(len(values), len(points), name=name, of="the points")
     named = labels is not None and bool(palette)
     colours = _colours(labels, wrong, palette)
     size = 7.0 if len(points) > _BUSY else 14.0
@@ -111,12 +111,12 @@ def _colours(labels: Array | None, wrong: NDArray[np.bool_], palette: Mapping[in
 def _palette(clouds: Sequence[Cloud]) -> dict[int, Rgba]:
     """A colour for each class of all clouds; none where they are too many to be told apart."""
     known = [as_array(one.labels, name="labels", axes=("points",)) for one in clouds if one.labels is not None]
-    found = sorted({int(label) for labels in known for label in labels.tolist()})
-    if len(found) > NAMED:
+    present = sorted({int(label) for labels in known for label in labels.tolist()})
+    if len(present) > NAMED:
         return {}
-    wheel = colormaps["tab20" if len(found) > 10 else "tab10"]
-    colours = SERIES if len(found) <= len(SERIES) else [wheel(index) for index in range(len(found))]
-    return {label: to_rgba(colours[index]) for index, label in enumerate(found)}
+    wheel = colormaps["tab20" if len(present) > 10 else "tab10"]
+    colours = SERIES if len(present) <= len(SERIES) else [wheel(index) for index in range(len(present))]
+    return {label: to_rgba(colours[index]) for index, label in enumerate(present)}
 
 
 def _name_classes(axes: Axes, points: Array, labels: Array, classes: Sequence[str]) -> None:
