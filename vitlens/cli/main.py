@@ -21,7 +21,6 @@ from vitlens.cli.explain import explain
 from vitlens.cli.failures import told
 from vitlens.cli.models import models
 from vitlens.cli.predict import predict
-from vitlens.cli.profile import profile
 from vitlens.cli.report import report
 from vitlens.cli.stats import stats
 from vitlens.cli.study import study
@@ -42,7 +41,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     compare: "vitlens compare vit-digits cnn-digits",
     explain: "vitlens explain vit-digits --method gradcam,relevance",
     attack: "vitlens attack vit-digits cnn-digits --limit 100",
-    profile: "vitlens profile vit-micro resnet20",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",
     data: "vitlens data digits",

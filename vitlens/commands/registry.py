@@ -70,6 +70,13 @@ _ENTRIES: Final = (
         needs=("features",),
     ),
     Command(
+        "profile",
+        "Parameters and FLOPs by part, memory, latency, throughput and growth with tokens; no weights needed.",
+        "vitlens profile vit-micro resnet20",
+        "Explain and test",
+        needs=(),
+    ),
+    Command(
         "rollout",
         "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and others.",
         "vitlens rollout vit-digits --fusion mean,max,min",

@@ -31,7 +31,6 @@ _COMMANDS: Final = {
     "compare": "vitlens.runs.compare",
     "explain": "vitlens.runs.explain",
     "predict": "vitlens.runs.predict",
-    "profile": "vitlens.runs.profile",
     "attention": "vitlens.runs.attention",
     "stats": "vitlens.runs.stats",
     "train": "vitlens.runs.train",

@@ -13,6 +13,8 @@ from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.features.measure import measure as features
 from vitlens.commands.features.measure.images import bank_of, features_parts
 from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.profile.measure import measure as profile
+from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.measure import measure as rollout
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.expected import Part, say_expected
@@ -29,7 +31,6 @@ from vitlens.runs.attention import attention
 from vitlens.runs.compare import compare
 from vitlens.runs.explain import explain
 from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, stats_parts
-from vitlens.runs.profile import profile
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
 from vitlens.runs.train import train
@@ -227,7 +228,14 @@ class Chapters:
         """What all models cost, on a few batch sizes."""
         sizes = ",".join(map(str, PROFILED))
         options = self._options("profile", "", f"vitlens profile {' '.join(names)} --batch-sizes {sizes}")
-        profile(names, batch_sizes=PROFILED, model_options=self.model_options, options=options)
+        profile(
+            ProfileOptions(
+                tuple(names),
+                batch_sizes=PROFILED,
+                model_options=self.model_options,
+                run=replace(options, limit=None),  # of the images of other chapters
+            )
+        )
 
     def _at_most(self, images: int) -> int:
         """So many, or fewer where fewer were asked for."""

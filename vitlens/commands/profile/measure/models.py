@@ -1,10 +1,12 @@
-"""Which models `vitlens profile` looks at: any name, weights or not, patch sizes of presets, other image sizes."""
+"""The models whose cost is measured: any name, weights or not, patch sizes of presets, other image sizes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from vitlens.commands.profile.options import ProfileOptions
+from vitlens.commands.profile.record import Size
 from vitlens.commands.scaffold.load import load_models
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.devices import resolve_device
@@ -17,21 +19,19 @@ from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.models.zoo import untrained
 from vitlens.names import BUNDLED
 
-Size = tuple[int, int]
 FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the model's own image side
 _SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")
 
 
-def load_for_cost(
-    models: Sequence[str], *, patch_sizes: Sequence[Size] = (), model_options: ModelOptions, options: RunOptions
-) -> tuple[tuple[Model, ...], dict[str, list[str]]]:
+def load_for_cost(options: ProfileOptions) -> tuple[tuple[Model, ...], dict[str, list[str]]]:
     """The models, and for each preset with several patch sizes the aliases that it was given, by its own.
 
-    What has no weights of its own (a preset, a name of a hub) is taken untrained. patch_sizes: each ViT preset is
-    taken with each of them, as alias-p4 and so on. Raises InputError for patch sizes without a ViT preset.
+    What has no weights of its own (a preset, a name of a hub) is taken untrained. Each ViT preset is taken with each of
+    the patch sizes, as alias-p4 and so on. Raises InputError for patch sizes without a ViT preset.
     """
-    require_rule(models)
-    named = parse_models(models)
+    model_options, run, patch_sizes = options.model_options, options.run, options.patch_sizes
+    require_rule(options.models)
+    named = parse_models(options.models)
     cut = [model for model in named if patch_sizes and model.name in VIT_PRESETS and not model.weights]
     if patch_sizes and not cut:
         raise InputError(
@@ -39,15 +39,15 @@ def load_for_cost(
             f"try {next(iter(VIT_PRESETS))}, or --sizes for any model"
         )
     if model_options.weights is not None:
-        return load_models(models, model_options=model_options, options=options), {}
-    found: list[Model] = []
+        return load_models(options.models, model_options=model_options, options=run), {}
+    loaded: list[Model] = []
     variants: dict[str, list[str]] = {}
     for model in named:
-        made = [*_patched(model, patch_sizes, model_options, options)] if model in cut else []
-        if made:
-            variants[model.alias] = [loaded.alias for loaded in made]
-        found += made or [_loaded(model, model_options, options)]
-    return tuple(found), variants
+        patched = [*_patched(model, patch_sizes, model_options, run)] if model in cut else []
+        if patched:
+            variants[model.alias] = [variant.alias for variant in patched]
+        loaded += patched or [_loaded(model, model_options, run)]
+    return tuple(loaded), variants
 
 
 def _loaded(model: ModelName, model_options: ModelOptions, options: RunOptions) -> Model:

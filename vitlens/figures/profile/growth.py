@@ -1,4 +1,4 @@
-"""How what models cost grows with the number of tokens."""
+"""Growth of the cost of models with the number of tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Growth:
 
 
 @styled
-def growth_by_tokens(*, growths: Sequence[Growth], title: str = "How cost grows with the number of tokens") -> Figure:
+def growth_by_tokens(*, growths: Sequence[Growth], title: str = "Growth of cost with the number of tokens") -> Figure:
     """Latency and FLOPs against the number of tokens on log-log axes, each with its fitted power law as a line.
 
     In the right panel full marks are all FLOPs, hollow ones the products of attention. The legend gives the exponents.
@@ -72,8 +72,8 @@ def growth_by_tokens(*, growths: Sequence[Growth], title: str = "How cost grows 
 
 def _exponents(growth: Growth) -> str:
     words = {"latency": "latency", "flops": "FLOPs", "products": "attention products"}
-    found = [f"{word} ~ tokens^{growth.exponents[key]:.2f}" for key, word in words.items() if key in growth.exponents]
-    return f"{shortened(growth.name, 30)}: {', '.join(found)}"
+    fitted = [f"{word} ~ tokens^{growth.exponents[key]:.2f}" for key, word in words.items() if key in growth.exponents]
+    return f"{shortened(growth.name, 30)}: {', '.join(fitted)}"
 
 
 def _fitted(axes: Axes, x: Array, y: Array, power: float, colour: str, marker: str, *, filled: bool) -> None:

@@ -4,8 +4,10 @@ import pytest
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.analysis.cost.parts import PARTS
 from vitlens.errors import InputError
-from vitlens.figures.growth import Growth, growth_by_tokens
-from vitlens.figures.profile import COLOURS, Speed, cost_by_part, in_thousands, speed_by_batch
+from vitlens.figures.profile.counts import in_thousands
+from vitlens.figures.profile.growth import Growth, growth_by_tokens
+from vitlens.figures.profile.parts import COLOURS, cost_by_part
+from vitlens.figures.profile.speed import Speed, speed_by_batch
 
 VIT = {"patch embedding": 10, "attention projections": 30, "attention products": 0, "MLP": 50, "head": 10}
 WORK = {"patch embedding": 5, "attention projections": 25, "attention products": 20, "MLP": 50, "head": 0}
