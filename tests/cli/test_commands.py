@@ -128,10 +128,10 @@ def test_profile_takes_lists(stand_in, capsys):
     assert run(line.split()) == 0
     assert run(["profile", "vit-tiny"]) == 0
     assert capsys.readouterr().out == "report.md\nreport.md\n"
-    lists = [{word: options[word] for word in ("patch_sizes", "sizes", "batch_sizes")} for _, options in calls]
-    assert lists[0] == {"patch_sizes": ((4, 4), (8, 16)), "sizes": ((64, 64),), "batch_sizes": (1, 2)}
-    assert lists[1] == {"patch_sizes": (), "sizes": (), "batch_sizes": ()}
-    assert calls[0][0] == (["vit-tiny", "timm:x"],)
+    [((first,), _), ((second,), _)] = calls
+    assert (first.patch_sizes, first.sizes, first.batch_sizes) == (((4, 4), (8, 16)), ((64, 64),), (1, 2))
+    assert (second.patch_sizes, second.sizes, second.batch_sizes) == ((), (), ())
+    assert first.models == ("vit-tiny", "timm:x")
     assert run(["profile", "vit-tiny", "--limit", "3"]) == 2
     assert "error: expected no --limit, found 3: profile takes random pixels" in capsys.readouterr().err
 

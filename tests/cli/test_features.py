@@ -1,36 +1,44 @@
 """What is typed after `vitlens features` is what the run gets."""
 
+import inspect
+
 import pytest
 
+from vitlens.analysis.features.embedding import embed
+from vitlens.analysis.features.features import features
+from vitlens.analysis.features.knn import knn
 from vitlens.cli.main import run
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.runs.features_choices import FeatureChoices
+from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.scaffold.options import RunOptions
 
 
 def test_defaults(stand_in):
     calls = stand_in("features")
     assert run(["features", "vit-digits"]) == 0
-    [(args, options)] = calls
-    assert args == (["vit-digits"],)
-    assert options == {
-        "data": None,
-        "images": None,
-        "choices": FeatureChoices(),
-        "model_options": ModelOptions(),
-        "options": RunOptions(command="vitlens features vit-digits"),
-    }
+    [((options,), _)] = calls
+    assert options == FeaturesOptions(("vit-digits",), run=RunOptions(command="vitlens features vit-digits"))
+    assert (options.ks, options.perplexity) == ((1, 5, 20), 30.0)
+
+
+def test_what_functions_take_by_default_is_what_the_command_line_takes():
+    functions = ((knn, "ks", "ks"), (embed, "perplexity", "perplexity"), (features, "norm", "norm"))
+    for function, parameter, field in functions:
+        default = inspect.signature(function).parameters[parameter].default
+        assert default == getattr(FeaturesOptions(("vit-digits",)), field)
 
 
 def test_every_option_arrives(stand_in):
     calls = stand_in("features")
     line = (
         "features a b --data d --k 20,1 --no-probe --bank 50 --pool cls+mean --no-norm --no-cache --tsne --perplexity "
-        "5 --thumbnails --query x.jpg --query y.jpg --clip-templates simple --clip-templates my{} --prompt dog --seed 3"
+        "5 --thumbnails --query x.jpg --query y.jpg --show s.jpg,t.jpg --clip-templates simple --clip-templates my{} "
+        "--prompt dog --seed 3"
     )
     assert run(line.split()) == 0
-    [(args, options)] = calls
-    assert args == (["a", "b"],)
-    assert options["choices"] == FeatureChoices(
+    [((options,), _)] = calls
+    assert options == FeaturesOptions(
+        ("a", "b"),
+        "d",
         ks=(1, 20),
         pool="cls+mean",
         norm=False,
@@ -43,8 +51,9 @@ def test_every_option_arrives(stand_in):
         templates=("simple", "my{}"),
         prompts=("dog",),
         cache=False,
+        show=("s.jpg", "t.jpg"),
+        run=RunOptions(seed=3, command=options.run.command),
     )
-    assert (options["data"], options["options"].seed) == ("d", 3)
 
 
 @pytest.mark.parametrize(("typed", "says"), [("--k 0", "whole numbers from 1"), ("--pool max", "cls")])

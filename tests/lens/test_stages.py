@@ -68,9 +68,9 @@ def test_the_stages_of_a_resnet_are_what_each_resolution_ends_with():
     model = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="resnet20")
     found = stages(model)
     assert [(stage.title, stage.module, stage.width, stage.grid) for stage in found] == [
-        ("stage 1", "layer1.2", 16, (32, 32)),
-        ("stage 2", "layer2.2", 32, (16, 16)),
-        ("stage 3", "layer3.2", 64, (8, 8)),
+        ("stage 0", "layer1.2", 16, (32, 32)),
+        ("stage 1", "layer2.2", 32, (16, 16)),
+        ("stage 2", "layer3.2", 64, (8, 8)),
     ]
     kept: list[Tensor] = []
     hook = model.module.layer2.register_forward_hook(lambda _module, _inputs, output: kept.append(output.clone()))

@@ -18,10 +18,8 @@ from vitlens.cli.compare import compare
 from vitlens.cli.data import data
 from vitlens.cli.explain import explain
 from vitlens.cli.failures import told
-from vitlens.cli.features import features
 from vitlens.cli.models import models
 from vitlens.cli.predict import predict
-from vitlens.cli.profile import profile
 from vitlens.cli.report import report
 from vitlens.cli.stats import stats
 from vitlens.cli.study import study
@@ -39,8 +37,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     compare: "vitlens compare vit-digits cnn-digits",
     explain: "vitlens explain vit-digits --method gradcam,relevance",
     attack: "vitlens attack vit-digits cnn-digits --limit 100",
-    features: "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
-    profile: "vitlens profile vit-micro resnet20",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",
     data: "vitlens data digits",

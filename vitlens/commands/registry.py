@@ -76,6 +76,21 @@ _ENTRIES: Final = (
         needs=("maps",),
     ),
     Command(
+        "features",
+        "k-NN, linear probe, t-SNE, CKA, patch colours, retrieval, layer by layer; zero-shot by models that know "
+        "texts.",
+        "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
+        "Explain and test",
+        needs=("features",),
+    ),
+    Command(
+        "profile",
+        "Parameters and FLOPs by part, memory, latency, throughput and growth with tokens; no weights needed.",
+        "vitlens profile vit-micro resnet20",
+        "Explain and test",
+        needs=(),
+    ),
+    Command(
         "rollout",
         "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and others.",
         "vitlens rollout vit-digits --fusion mean,max,min",

@@ -43,8 +43,8 @@ class Stage:
 
     @property
     def title(self) -> str:
-        """As a figure names it, counted from 1: "block 6", "stage 3"."""
-        return f"{self.kind} {self.index + 1}"
+        """As a report names it: "block 5", "stage 2"."""
+        return f"{self.kind} {self.index}"
 
     def tokens(self, output: Any) -> Tokens:
         """The module's output as (batch, tokens, width); a map's cells stand row by row."""

@@ -32,12 +32,6 @@ def stats_parts(images: int, *, moments: int) -> tuple[Part, ...]:
     )
 
 
-def features_parts(images: int, bank: int) -> tuple[Part, ...]:
-    """The features of the test images, and of the training images that answer for them."""
-    answering = [Part("features of the bank", bank, shorter="a smaller --bank")] if bank else []
-    return (Part("features", images), *answering)
-
-
 def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterfactuals: bool) -> Iterator[Part]:
     """Maps by each method, and the checks of each."""
     forwards = sum(ATTRIBUTIONS[name].forwards for name in methods)

@@ -30,9 +30,7 @@ _COMMANDS: Final = {
     "attack": "vitlens.runs.attack",
     "compare": "vitlens.runs.compare",
     "explain": "vitlens.runs.explain",
-    "features": "vitlens.runs.features",
     "predict": "vitlens.runs.predict",
-    "profile": "vitlens.runs.profile",
     "stats": "vitlens.runs.stats",
     "study": "vitlens.runs.study",
 }

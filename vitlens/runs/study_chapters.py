@@ -13,6 +13,11 @@ from vitlens.commands.attention.measure import measure as attention
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.evaluate.measure import measure as evaluate
 from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.features.measure import measure as features
+from vitlens.commands.features.measure.images import bank_of, features_parts
+from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.profile.measure import measure as profile
+from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.measure import measure as rollout
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.expected import Part, say_expected
@@ -29,11 +34,7 @@ from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.compare import compare
 from vitlens.runs.explain import explain
-from vitlens.runs.features import features
-from vitlens.runs.features_choices import FeatureChoices
-from vitlens.runs.features_load import bank_of
-from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, features_parts, stats_parts
-from vitlens.runs.profile import profile
+from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, stats_parts
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
 
@@ -223,18 +224,28 @@ class Chapters:
             f"vitlens features {' '.join(names)} --data {self.data} --limit {limit} --bank {bank} --no-cache",
         )
         features(
-            names,
-            data=self.data,
-            choices=FeatureChoices(bank=bank, cache=False),
-            model_options=self.model_options,
-            options=replace(options, limit=limit),
+            FeaturesOptions(
+                tuple(names),
+                self.data,
+                bank=bank,
+                cache=False,
+                model_options=self.model_options,
+                run=replace(options, limit=limit),
+            )
         )
 
     def profile(self, names: Sequence[str]) -> None:
         """What all models cost, on a few batch sizes."""
         sizes = ",".join(map(str, PROFILED))
         options = self._options("profile", "", f"vitlens profile {' '.join(names)} --batch-sizes {sizes}")
-        profile(names, batch_sizes=PROFILED, model_options=self.model_options, options=options)
+        profile(
+            ProfileOptions(
+                tuple(names),
+                batch_sizes=PROFILED,
+                model_options=self.model_options,
+                run=replace(options, limit=None),  # of the images of other chapters
+            )
+        )
 
     def _at_most(self, images: int) -> int:
         """So many, or fewer where fewer were asked for."""

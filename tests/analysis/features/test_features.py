@@ -98,7 +98,7 @@ def test_a_cnns_features_are_the_means_of_its_maps():
     tokens = patch_tokens(model, batch, layer=1)
     assert tokens.shape == (3, 16, 16, 32)
     torch.testing.assert_close(found.at(1), tokens.mean((1, 2)), atol=1e-6, rtol=1e-5)
-    assert [layer.title for layer in found.layers] == ["stage 1", "stage 2", "stage 3"]
+    assert [layer.title for layer in found.layers] == ["stage 0", "stage 1", "stage 2"]
     assert {layer.norm for layer in found.layers} == {None}
 
 
@@ -141,7 +141,7 @@ def test_infinite_features_are_refused_with_their_layer():
     model = ours()
     with torch.no_grad():
         model.module.blocks[1].mlp.fc2.bias.fill_(torch.inf)
-    with pytest.raises(NonFiniteError, match="found NaN or infinity in block 2 of ours"):
+    with pytest.raises(NonFiniteError, match="found NaN or infinity in block 1 of ours"):
         features(model, images((32, 48)), norm=False)
 
 
@@ -157,5 +157,5 @@ def test_tokens_without_a_known_order_have_no_place():
             return self.head(self.blocks(tokens).mean(1))
 
     model = model_of(Shuffled().eval(), alias="shuffled")
-    with pytest.raises(UnsupportedError, match="expected tokens with a place in the image, found block 2 of shuffled"):
+    with pytest.raises(UnsupportedError, match="expected tokens with a place in the image, found block 1 of shuffled"):
         patch_tokens(model, images())

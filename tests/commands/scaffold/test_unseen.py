@@ -13,10 +13,10 @@ from PIL import Image
 import vitlens
 from tests.training_runs import train
 from vitlens.cli.main import run
+from vitlens.commands.features.measure.images import load_sets
+from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.scaffold.load import load_split, load_splits
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.runs.features_choices import FeatureChoices
-from vitlens.runs.features_load import load_sets
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
 TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8]}
@@ -100,9 +100,9 @@ def test_models_beside_each_other_answer_the_same_unseen_images(place):
 
 def test_the_bank_of_features_is_what_was_trained_on(place):
     (sets,) = load_sets(
-        [vitlens.load(str(place / "run"))], data=str(place / "pictures"), images=None, choices=FeatureChoices(),
-        options=replace(OPTIONS, seed=5),
-    )  # fmt: skip
+        [vitlens.load(str(place / "run"))],
+        FeaturesOptions(("run",), str(place / "pictures"), run=replace(OPTIONS, seed=5)),
+    )
     held_out = load_split(vitlens.load(str(place / "run")), options=OPTIONS, data=str(place / "pictures"))
     assert sets.test.files == held_out.files
     assert sets.bank is not None

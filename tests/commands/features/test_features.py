@@ -1,0 +1,281 @@
+"""The record of features holds what the functions compute, of one model or two, with labels or without."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.features.features import features as read
+from vitlens.analysis.features.knn import knn
+from vitlens.analysis.features.similarity import similarity
+from vitlens.commands.features.arrays import (
+    LAYER_SIMILARITY,
+    MATCH_ARRAYS,
+    PROMPT_ARRAYS,
+    RETRIEVAL_ARRAYS,
+    SHOWN_ARRAYS,
+    SPACE_ARRAYS,
+)
+from vitlens.commands.features.measure import measure
+from vitlens.commands.features.measure.shown import last_heads
+from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.features.record import (
+    ACCURACY,
+    CKA,
+    DATA,
+    DEPTH,
+    HEADS,
+    KNN,
+    KNN_DIFFERENCE,
+    KNN_MAJORITY,
+    MATCHES,
+    NOTES,
+    PAIRS,
+    PROBE_ACCURACY,
+    PROMPTS,
+    RETRIEVAL,
+    SIMILARITY,
+    TEMPLATES,
+    TRUSTWORTHINESS,
+    ZERO_SHOT,
+)
+from vitlens.commands.features.report import report
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read as typed
+from vitlens.data.digits import digits
+from vitlens.errors import DataError, InputError, UnsupportedError
+from vitlens.files import read_run
+from vitlens.models.zoo import load
+from vitlens.records import Record
+
+RUN = RunOptions(device="cpu", limit=24, batch_size=12, quiet=True)
+FAST = FeaturesOptions((), "digits", ks=(1, 3), probe=False, tsne=False, bank=40, cache=False, run=RUN)
+
+
+def run(models: list[str], out: Path, options: FeaturesOptions = FAST) -> Record:
+    options = replace(options, models=tuple(models), run=replace(options.run, out=out))
+    assert measure(options) == out / "report.md"
+    return typed(read_run(out))
+
+
+def pixels(part: str, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    split = digits(part).limit(count)
+    (batch,) = split.batches(count)
+    return batch.images, split.labels, split.groups
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_vit, tiny_cnn, pictures, tmp_path_factory) -> Record:
+    """One run of a ViT and a CNN with everything that needs no second one."""
+    out = tmp_path_factory.mktemp("features") / "out"
+    options = replace(FAST, probe=True, tsne=True, perplexity=4.0, thumbnails=True, query=(str(pictures / "1.png"),))
+    return run([f"a={tiny_vit}", f"b={tiny_cnn}"], out, options)
+
+
+def test_numbers_are_those_of_the_functions(pair, tiny_vit):
+    model = load(str(tiny_vit))
+    (queries, labels, groups), (bank, bank_labels, _) = pixels("test", 24), pixels("train", 40)
+    test, train = read(model, queries), read(model, bank)
+    rows = [row for row in pair.rows(DEPTH) if row.model == "a"]
+    for layer in (0, 1):
+        for weighting in ("dino", "majority"):
+            expected = knn(
+                train.at(layer),
+                bank_labels,
+                test.at(layer),
+                labels,
+                classes=10,
+                ks=(1, 3),
+                weighting=weighting,
+                groups=groups,
+            )
+            for votes in expected:
+                asked = (layer, f"knn-{votes.k}", weighting)
+                [row] = [row for row in rows if (row.layer, row.classifier, row.weighting) == asked]
+                assert row.accuracy == pytest.approx(votes.accuracy.value)
+                assert (row.low, row.n) == (pytest.approx(votes.accuracy.low), 24)
+                if layer == 1:
+                    metric = KNN if weighting == "dino" else KNN_MAJORITY
+                    assert pair.metric(metric(model="a", k=votes.k)).value == pytest.approx(votes.accuracy.value)
+    own = float((test.logits.argmax(1) == labels).double().mean())
+    assert pair.metric(ACCURACY(model="a")).value == pytest.approx(own)
+    np.testing.assert_allclose(pair.arrays(LAYER_SIMILARITY).cka[0], similarity(test).values.numpy(), atol=1e-9)
+    space = pair.arrays(SPACE_ARRAYS, model="a")
+    np.testing.assert_array_equal(space.wrong_images, (test.logits.argmax(1) != labels).numpy())
+    assert space.pca_images.shape == (24, 2)
+    assert set(np.unique(space.labels_patches)) == {0, 1}  # digits have masks: background and object
+
+
+def test_two_models_are_paired_on_the_same_images(pair):
+    gap = pair.metric(KNN_DIFFERENCE(first="a", second="b", k=3))
+    first, second = (pair.metric(KNN(model=alias, k=3)).value for alias in "ab")
+    assert gap.value == pytest.approx(100 * (first - second))
+    assert (gap.n, gap.unit) == (24, "points")
+    assert [row.classifier for row in pair.rows(PAIRS)] == ["knn-1", "knn-3", "probe"]
+    assert [row.estimate for row in pair.rows(PAIRS)][1] == gap
+    layers = len({row.layer for row in pair.rows(DEPTH) if row.model == "b"})
+    [(number, row)] = [(number, row) for number, row in enumerate(pair.rows(SIMILARITY)) if row.first != row.second]
+    assert row.last_last_low <= row.last_last <= row.last_last_high
+    cka = pair.arrays(LAYER_SIMILARITY).cka[number]
+    assert cka.shape == (2, layers)
+    assert pair.metric(CKA(first="a", second="b", layer=1, other=layers - 1)).value == cka[-1, -1] == row.last_last
+    layer, other = row.most_layers
+    assert cka[layer, other] == row.most == cka.max()
+
+
+def test_a_probe_t_sne_thumbnails_and_a_query(pair, pictures):
+    [last] = [row for row in pair.rows(DEPTH) if (row.model, row.classifier, row.layer) == ("a", "probe", 1)]
+    assert pair.metric(PROBE_ACCURACY(model="a")).value == last.accuracy
+    assert last.c > 0
+    assert last.weighting is None
+    assert 0 <= pair.metric(TRUSTWORTHINESS(model="a", method="tsne", of="images")).value <= 1
+    space = pair.arrays(SPACE_ARRAYS, model="a")
+    assert space.tsne_images.shape == (24, 2)
+    assert len(space.pixels) == 24
+    retrieved = pair.arrays(RETRIEVAL_ARRAYS, model="a")
+    asked = np.asarray(Image.open(pictures / "1.png")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(retrieved.queries[0], asked)
+    assert list(retrieved.query_names) == ["1.png"]
+    row = pair.rows(RETRIEVAL)[0]
+    assert (row.among, row.images, row.queries, row.neighbours) == ("bank", 40, 1, 7)
+
+
+def test_layers_and_heads_count_from_0(pair):
+    assert {row.title for row in pair.rows(DEPTH)} == {"block 0", "block 1", "stage 0", "stage 1", "stage 2"}
+    [row] = pair.rows(HEADS)
+    assert (row.model, row.layer, row.heads) == ("a", 1, 2)
+
+
+def test_the_report_has_a_line_for_every_layer_and_no_number_without_its_interval(pair):
+    [section] = [section for section in report(pair).sections if section.title == "Accuracy by layer"]
+    weighted, majority, pairs = section.tables
+    assert len(weighted.rows) == len(majority.rows) == 2 + 3
+    for line in (*weighted.rows, *majority.rows):
+        assert all(cell.low <= cell.value <= cell.high for cell in line[3:])
+    assert len(pairs.rows) == 3
+
+
+def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
+    shown = (str(pictures / "2.png"), str(pictures / "0.png"))
+    options = replace(FAST, show=shown, ks=(1,))
+    record = run([str(tiny_vit)], tmp_path / "out", options)
+    images = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in shown]
+    arrays = [np.load(path) for path in (tmp_path / "out" / "arrays").glob("*.npz")]
+    drawn = [array for file in arrays for array in file.values() if array.dtype == np.uint8]
+    assert len(drawn) >= 5  # colours, queries, neighbours, both sides of the matches, heads
+    assert {one.tobytes() for array in drawn for one in array.reshape(-1, *array.shape[-3:])} == {
+        image.tobytes() for image in images
+    }
+    np.testing.assert_array_equal(record.arrays(SHOWN_ARRAYS).pixels[0], images[0])
+    assert [row.among for row in record.rows(RETRIEVAL)] == ["shown"]
+    matches = record.arrays(MATCH_ARRAYS, model="tiny-vit")
+    assert [row.matches for row in record.rows(MATCHES)] == [len(matches.similarity[place]) for place in (0, 1)]
+    with pytest.raises(InputError, match="found both"):
+        run([str(tiny_vit)], tmp_path / "no", replace(options, thumbnails=True))
+    with pytest.raises(DataError, match="leave out --show"):
+        run([str(tiny_vit)], tmp_path / "no", replace(FAST, show=("seven",)))
+
+
+def test_heads_are_those_of_the_cls_token_even_where_the_classifier_reads_the_mean(tiny_vit):
+    model, (images, _, _) = load(str(tiny_vit)), pixels("test", 2)
+    expected = attention_maps(model, images)[-1]
+    assert expected.reading == "the CLS token"
+    model.anatomy = replace(model.anatomy, readout="mean")
+    maps, reading, layer = last_heads(model, images)
+    assert (reading, layer) == ("the CLS token", 1)
+    torch.testing.assert_close(maps, expected.maps)
+
+
+def test_without_labels_nothing_is_classified_and_the_rest_is_there(tiny_vit, pictures, tmp_path):
+    record = run([str(tiny_vit)], tmp_path / "out", replace(FAST, data=None, images=(str(pictures),)))
+    assert not record.rows(DEPTH)
+    assert not any(name.startswith("knn") for name in record.metrics)
+    [row] = record.rows(DATA)
+    assert (row.bank, row.no_bank, row.chance) == (None, "the images have no labels", 0)
+    assert "left out: the images have no labels." in (tmp_path / "out" / "report.md").read_text()
+    names = {figure.stem for figure in (tmp_path / "out" / "figures").glob("*.png")}
+    assert {"patches", "retrieval_tiny-vit", "matches_tiny-vit", "heads_tiny-vit", "space_patches_tiny-vit"} <= names
+    assert "depth" not in names
+    retrieved = record.arrays(RETRIEVAL_ARRAYS, model="tiny-vit")
+    assert retrieved.neighbours.shape[:2] == (3, 2)  # of three images each has two others
+    assert retrieved.same is None
+
+
+def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_path):
+    """Of five training images of ten classes, which are said, too."""
+    kept = replace(RUN, data_dir=tmp_path / "kept", limit=10)
+    # one picture is soon drawn
+    options = replace(FAST, cache=True, bank=5, ks=(1,), show=(str(pictures / "0.png"),), run=kept)
+    first = run([str(tiny_vit)], tmp_path / "out0", options)
+    files = sorted((tmp_path / "kept").rglob("*.safetensors"))
+    assert len(files) == 2 * (2 + 1)  # two layers and the logits, of test and bank
+    for file in files[1:]:
+        file.write_bytes(file.read_bytes()[:-8])
+    second = run([str(tiny_vit)], tmp_path / "out1", options)
+    assert first.rows(DEPTH) == second.rows(DEPTH)
+    before, after = ([row.note for row in record.rows(NOTES)] for record in (first, second))
+    assert not any("built again" in note for note in before)
+    assert sum("built again" in note for note in after) == 5
+    assert "built again" in (tmp_path / "out1" / "report.md").read_text()
+    assert [note.partition(": ")[2] for note in before] == [
+        "5 of the 10 classes that are asked about have no training image, so that none of their images can be right",
+        "5 of the 10 classes that are asked about have one training image",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (replace(FAST, ks=(1, 41)), "expected --k of at most the 40 training images, found 41"),
+        (replace(FAST, tsne=True, perplexity=30.0), "perplexity"),
+        (replace(FAST, bank=1, ks=(1,), probe=True), "at least 2 classes"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_folder_is_made(tiny_vit, tmp_path, options, says):
+    with pytest.raises(InputError, match=says):
+        run([str(tiny_vit)], tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cls_token_that_is_not_there_is_refused_before_a_folder_is_made(tiny_cnn, tmp_path):
+    with pytest.raises(UnsupportedError, match="CLS token"):
+        run([str(tiny_cnn)], tmp_path / "out", replace(FAST, pool="cls"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompts_need_a_text_tower(tiny_vit, tmp_path):
+    with pytest.raises(UnsupportedError, match=r"text tower, found 'tiny-vit'.*open-clip:"):
+        run([str(tiny_vit)], tmp_path / "out", replace(FAST, prompts=("a dog",)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_language_image_model_by_names_alone(tmp_path):
+    pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+    from tests.models.tiny_clip import registered
+    from vitlens.analysis.features.zero_shot import zero_shot
+
+    registered()
+    options = replace(FAST, templates=("a photo of the digit {}.", "{}"), prompts=("a five", "grass"))
+    record = run(["clip=open-clip:tiny-clip@random"], tmp_path / "out", options)
+    images, labels, _ = pixels("test", 24)
+    both = zero_shot(load("open-clip:tiny-clip@random"), digits("test").classes, templates=options.templates)
+    right = float((both(images).argmax(1) == labels).double().mean())
+    assert record.metric(ZERO_SHOT(model="clip")).value == pytest.approx(right)
+    # its 16 outputs are numbered as the digits are, and are none
+    assert ACCURACY(model="clip") not in record.metrics
+    ensemble, *single = record.rows(TEMPLATES)
+    assert [row.template for row in (ensemble, *single)] == ["ensemble of all", *options.templates]
+    assert (ensemble.gain, ensemble.p) == (None, None)
+    assert all(row.gain == pytest.approx(100 * (row.accuracy - ensemble.accuracy)) for row in single)
+    assert record.arrays(PROMPT_ARRAYS, model="clip").maps.shape == (6, 2, 4, 4)
+    prompts = record.rows(PROMPTS)
+    assert [(row.image, row.prompt) for row in prompts[:3]] == [(0, "a five"), (0, "grass"), (1, "a five")]
+    assert all(abs(row.cosine) <= 1 + 1e-6 for row in prompts)
+    names = {figure.stem for figure in (tmp_path / "out" / "figures").glob("*.png")}
+    assert {"templates_clip", "prompts_clip"} <= names
+    with pytest.raises(InputError, match=r"expected a template with \{\}"):
+        run(["open-clip:tiny-clip@random"], tmp_path / "no", replace(FAST, templates=("a photo",)))

@@ -1,0 +1,1 @@
+"""`vitlens features`: what the features of models hold, layer by layer."""

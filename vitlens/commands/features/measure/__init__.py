@@ -1,0 +1,177 @@
+"""The features of models, layer by layer: read once, classified, mapped, compared and shown."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from vitlens.analysis.answers.evaluate import require_labels
+from vitlens.analysis.features.extraction import extract
+from vitlens.analysis.features.features import Features
+from vitlens.analysis.features.probe import held_out
+from vitlens.analysis.features.reader import resolve_pool
+from vitlens.commands.features.measure.classifiers import write_classifiers, write_pairs
+from vitlens.commands.features.measure.images import FeatureSets, features_parts, load_sets
+from vitlens.commands.features.measure.language import require_language, write_language
+from vitlens.commands.features.measure.shown import ShownImages, write_shown
+from vitlens.commands.features.measure.similarity import write_similarity
+from vitlens.commands.features.measure.space import require_enough, write_space
+from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.features.record import DATA, FEATURES, FeatureDataRow, FeaturesRow
+from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.publish import publish
+from vitlens.data.split import Split
+from vitlens.errors import InputError
+from vitlens.lens.stages import stages
+from vitlens.models.model import Model
+from vitlens.processes import Processes, share_of
+
+
+def measure(options: FeaturesOptions) -> Path | None:
+    """k-NN, probes, maps, similarity and retrieval, of one model or several; returns the report's path.
+
+    Images without labels, or without a training part, are mapped and compared but not classified. Of several processes
+    each reads its share of the images; the first does the rest, the others return None. Raises InputError (or one of
+    its kind) before anything is written.
+    """
+    asked = options
+    processes, run = join_run(options.run)
+    options = replace(options, run=run)
+    with processes.first_ahead():
+        models = load_models(options.models, command="features", model_options=options.model_options, options=run)
+        sets = load_sets(models, options)
+    _require(models, sets, options, processes)
+    if not processes.is_first:
+        for model, own in zip(models, sets):
+            _read(model, own, options, processes)
+        return None
+    aliases, split = [model.alias for model in models], sets[0].test
+    works = [
+        (model, own.test, features_parts(len(own.test), 0 if own.bank is None else len(own.bank)))
+        for model, own in zip(models, sets)
+    ]
+    say_expected(works, run, processes=processes.count)
+    with RunFolder.create(
+        "features",
+        name_parts=(*aliases, split.name),
+        title=f"The features of {' and '.join(aliases)}, layer by layer, on {split.title or split.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=settings(asked, run, models=models, split=split),
+        formats=run.formats,
+    ) as folder:
+        folder.write(DATA, [_data_row(sets[0])])
+        _write_all(
+            folder, models, sets, [_read(model, own, options, processes) for model, own in zip(models, sets)], options
+        )
+        return publish(folder)
+
+
+def _write_all(
+    folder: RunFolder,
+    models: Sequence[Model],
+    sets: Sequence[FeatureSets],
+    read: Sequence["ReadFeatures"],
+    options: FeaturesOptions,
+) -> None:
+    """Everything that is made of the features."""
+    seed = options.run.seed
+    tests = [one.test for one in read if one.test is not None]  # the first process has them all
+    folder.write(FEATURES, [_features_row(model, test) for model, test in zip(models, tests)])
+    last_layers = write_classifiers(folder, models, sets, tests, [one.bank for one in read], options)
+    write_pairs(folder, last_layers, sets[0].test, seed=seed)
+    write_space(folder, models, sets, tests, last_layers, options)
+    write_similarity(folder, tests, seed=seed)
+    write_shown(folder, models, [_shown_images(own, one) for own, one in zip(sets, read)], seed=seed)
+    write_language(folder, models, sets, tests, options)
+
+
+def _features_row(model: Model, features: Features) -> FeaturesRow:
+    last = features.layers[-1]
+    return FeaturesRow(
+        model=model.alias,
+        family=model.anatomy.family,
+        pool=features.pool,
+        layers=len(features.layers),
+        kind=last.kind,
+        dim=last.dim,
+        norm=last.norm,
+        images=len(features),
+    )
+
+
+def _data_row(own: FeatureSets) -> FeatureDataRow:
+    labels = own.test.labels
+    chance = 0.0 if labels is None else float(torch.bincount(labels.cpu().long()).max()) / len(labels)
+    bank = None if own.bank is None else len(own.bank)
+    return FeatureDataRow(len(own.test), bank, own.no_bank, chance, own.test.masks is not None)
+
+
+def _require(
+    models: Sequence[Model], sets: Sequence[FeatureSets], options: FeaturesOptions, processes: Processes
+) -> None:
+    """Refuse what cannot be done before a folder is made."""
+    for model, own in zip(models, sets):
+        stages(model)
+        resolve_pool(model, options.pool)
+        for split in (own.test, own.bank):
+            if split is not None:
+                share_of(split, processes)
+        if own.bank is not None and max(options.ks) > len(own.bank):
+            raise InputError(
+                f"expected --k of at most the {len(own.bank)} training images, found {max(options.ks)}; give fewer, or "
+                "a greater --bank"
+            )
+    bank = sets[0].bank
+    if bank is not None and options.probe:
+        held_out(require_labels(bank).cpu(), groups=bank.groups, seed=0)  # refuses what cannot be probed
+    require_enough(len(sets[0].test), options)
+    require_language(models, options)
+
+
+class ReadFeatures(NamedTuple):
+    """Features of one model's images; None where there are none of a kind, and in all processes but the first."""
+
+    test: Features | None
+    bank: Features | None
+    query: Features | None
+    shown: Features | None
+
+
+def _shown_images(own: FeatureSets, read: ReadFeatures) -> ShownImages:
+    """What figures draw: test images and their neighbours in the bank, or the images asked for among themselves."""
+    if own.shown is not None and read.shown is not None:
+        return ShownImages(own.shown, read.shown, None, None, own.query, read.query, asked=True)
+    assert read.test is not None  # of the first process
+    return ShownImages(own.test, read.test, own.bank, read.bank, own.query, read.query)
+
+
+def _read(model: Model, own: FeatureSets, options: FeaturesOptions, processes: Processes) -> ReadFeatures:
+    run = options.run
+    parts = [split for split in (own.test, own.bank, own.query, own.shown) if split is not None]
+    with progress(f"Reading {model.alias}", sum(map(len, parts)), quiet=run.quiet) as advance:
+
+        def one(split: Split | None, *, kept: bool) -> Features | None:
+            if split is None:
+                return None
+            return extract(
+                model,
+                split,
+                pool=options.pool,
+                norm=options.norm,
+                batch_size=run.batch_size,
+                precision=run.precision,
+                cache=run.data_dir / "features" if kept and options.cache else None,
+                processes=processes if kept else None,  # a query may be fewer images than there are processes
+                advance=advance,
+            )
+
+        test, bank = one(own.test, kept=True), one(own.bank, kept=True)
+        return ReadFeatures(test, bank, one(own.query, kept=False), one(own.shown, kept=False))

@@ -1,0 +1,183 @@
+"""The images whose features are read: those that are classified, and the training images that answer for them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePath
+
+import torch
+from torch import Tensor
+
+from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.scaffold.expected import Part as WorkPart
+from vitlens.commands.scaffold.load import load_splits, say_data
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.unseen import Known, known_of, seen
+from vitlens.data.catalogue import load_data, load_images
+from vitlens.data.holdout import describe_hold_out
+from vitlens.data.split import Split
+from vitlens.errors import DataError, InputError
+from vitlens.models.model import Model
+from vitlens.names import Part
+from vitlens.preprocessing import Preprocessing
+
+SHOWN = 6  # images of a sheet
+_LETTERS = 11  # of a file's name below its picture
+_TIMES = 10  # training images for each test image, where --limit is given and --bank is not
+_LEAST = 200  # of them: enough for 20 neighbours
+
+
+@dataclass(frozen=True)
+class FeatureSets:
+    """One model's images, as it takes them.
+
+    test: those that are classified, mapped and compared; bank: labelled training images, or None; no_bank: why;
+    query: images whose neighbours are looked for, or None; shown: images that alone are drawn, or None for the test's.
+    """
+
+    test: Split
+    bank: Split | None
+    no_bank: str
+    query: Split | None = None
+    shown: Split | None = None
+
+
+def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[FeatureSets]:
+    """The same images for every model, read once for those that take them alike. Raises InputError or DataError."""
+    data, images, run = options.data, options.images, options.run
+    if images or data is None:
+        tests = load_splits(models, options=run, data=data, images=images)
+    else:
+        tests = [split.limit(run.limit, seed=run.seed) for split in _parts(models, data, "test", run)]
+        say_data(tests[0], run)
+    banks, reason = _banks(models, options, tests)
+    sets = []
+    for model, test, bank in zip(models, tests, banks):
+        relabelled = test if bank is None else _relabelled(test, bank)
+        query = _files(model, options.query)
+        sets.append(FeatureSets(relabelled, bank, reason, query, _shown(model, relabelled, options)))
+    return sets
+
+
+def features_parts(images: int, bank: int) -> tuple[WorkPart, ...]:
+    """What a model will do: the features of the test images, and of the training images that answer for them."""
+    answering = [WorkPart("features of the bank", bank, shorter="a smaller --bank")] if bank else []
+    return (WorkPart("features", images), *answering)
+
+
+def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:
+    """One part for each model. What a model was trained on is the training part; where that is nothing or everything,
+    a folder without parts is divided by seed, for all models alike."""
+    known = known_of(models, seed=options.seed)
+    read: dict[object, Split] = {}
+    for model in models:
+        if _wants(model) not in read:
+            read[_wants(model)] = _part(model, data, part, known, options)
+    return [read[_wants(model)] for model in models]
+
+
+def _part(model: Model, data: str, part: Part, known: Known, options: RunOptions) -> Split:
+    seed = known.seed if known.unknown else options.seed
+    loading = partial(load_data, data, preprocessing=model.preprocessing, data_dir=options.data_dir, seed=seed)
+    drawn = loading(part=part)
+    if known.unknown or not len(known.numbers) or describe_hold_out(seed) not in drawn.notes:
+        return drawn
+    whole = loading(part="test", whole=True)
+    trained = seen(whole, known)
+    if not trained.any() or trained.all():
+        return drawn
+    chosen = (trained if part == "train" else ~trained).nonzero().squeeze(1)
+    note = (
+        f"the {len(whole) - int(trained.sum()):,} images that are no training images of {' and '.join(known.names)} "
+        f"(known by their content) are classified, the {int(trained.sum()):,} others answer for them"
+    )
+    return replace(whole.pick(chosen), part=part, notes=(note, *whole.notes))
+
+
+def _wants(model: Model) -> object:
+    wanted: Preprocessing = model.preprocessing
+    return wanted.size, wanted.resize, wanted.interpolation
+
+
+def _banks(models: Sequence[Model], options: FeaturesOptions, tests: Sequence[Split]) -> tuple[list[Split | None], str]:
+    """The labelled training images, or none and why."""
+    run = options.run
+    nothing: list[Split | None] = [None] * len(models)
+    if options.images or tests[0].labels is None:
+        return nothing, "the images have no labels"
+    try:
+        banks = _parts(models, options.data or "digits", "train", run)
+    except DataError as error:
+        return nothing, f"there is no training part ({error})"
+    count = options.bank or (None if run.limit is None else bank_of(run.limit))
+    return [bank.limit(count, seed=run.seed) for bank in banks], ""
+
+
+def bank_of(limit: int) -> int:
+    """How many training images answer for so many test images, where nobody says it."""
+    return max(_TIMES * limit, _LEAST)
+
+
+def _relabelled(test: Split, bank: Split) -> Split:
+    """The test images under the bank's numbers of classes. Raises InputError where a class is not in the bank."""
+    if test.classes == bank.classes:
+        return test
+    missing = [name for name in test.classes if name not in bank.classes]
+    if missing or test.labels is None:
+        raise InputError(f"expected the classes of the training part, found {missing[:5]} in the test part alone")
+    places = torch.tensor([bank.classes.index(name) for name in test.classes])
+    return replace(test, labels=places[test.labels.long()], classes=bank.classes)
+
+
+def _files(model: Model, paths: Sequence[str]) -> Split | None:
+    return load_images(list(paths), preprocessing=model.preprocessing) if paths else None
+
+
+def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
+    """The images asked for: files (or folders) of their own where all are paths, else the data's by name."""
+    if not options.show:
+        return None
+    if options.thumbnails:
+        raise InputError("expected --show or --thumbnails, found both: thumbnails draw the data's own images")
+    if all(Path(name).exists() for name in options.show):
+        return _files(model, options.show)
+    return test.led_by(options.show).pick(torch.arange(len(set(options.show))))
+
+
+def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:
+    """Sorted indices of at most so many of count images, drawn with the seed, as many of each class as there are."""
+    if most >= count:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    if labels is None:
+        return order[:most].sort().values
+    shuffled = labels.cpu()[order].long()
+    turn = torch.empty(count, dtype=torch.long)  # how many of an image's class come before it
+    for label in shuffled.unique():
+        members = (shuffled == label).nonzero().squeeze(1)
+        turn[members] = torch.arange(len(members))
+    return order[turn.argsort(stable=True)[:most]].sort().values
+
+
+def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
+    """Pixels (n, 3, height, width) uint8 of some images, made smaller where a side has more than that many."""
+    whole = split.source.read(indices)
+    longest = max(whole.shape[-2:])
+    if not len(whole) or longest <= most:
+        return whole
+    size = [max(1, round(side * most / longest)) for side in whole.shape[-2:]]
+    small = torch.nn.functional.interpolate(whole.float(), size=size, mode="bilinear", antialias=True)
+    return small.round().clamp(0, 255).byte()
+
+
+def names_of(split: Split, indices: Tensor) -> list[str]:
+    """What to call some images: their class, else their file, else their number from 1."""
+    chosen = [int(index) for index in indices]
+    if split.labels is not None and split.classes:
+        return [split.classes[int(split.labels[index])] for index in chosen]
+    return [_ending(PurePath(split.files[index]).name) if split.files else f"image {index + 1}" for index in chosen]
+
+
+def _ending(name: str) -> str:
+    """A long name's end, which tells numbered files apart."""
+    return name if len(name) <= _LETTERS else f"…{PurePath(name).stem[-_LETTERS + 1 :]}"

@@ -1,0 +1,96 @@
+"""What `vitlens features` is told."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from vitlens.analysis.features.defaults import PERPLEXITY, VOTERS
+from vitlens.commands.scaffold.flags import bundle, option
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
+from vitlens.commands.scaffold.parsing import counts, names_of
+from vitlens.displayed import Given
+from vitlens.names import TEMPLATE_SETS, FeaturePool
+
+_READ = "How features are read"
+_SPACE = "Maps and retrieval"
+_LANGUAGE = "Models that know texts (open-clip:ARCH/TAG)"
+
+
+@dataclass(frozen=True)
+class FeaturesOptions:
+    """The features of models at every layer: what simple classifiers read in them, their maps, similarity, retrieval.
+
+    ks: neighbours that vote; bank: training images at most (None: all, or ten times --limit and at least 200); pool:
+    what an image's vector is of (None: what the classifier reads); norm: behind the model's final norm; tsne: None for
+    where there are images enough; query: files whose neighbours are looked for; show: images that alone are drawn,
+    names of the data's files or paths of others (none: some test images); templates: prompts with {} in place of a
+    class, files of such lines, or names of sets; prompts: texts whose relevance over the image is shown; cache: keep
+    features on disk.
+    """
+
+    models: tuple[str, ...] = several_models()
+    data: str | None = data_option()
+    images: tuple[str, ...] = images_option()
+    ks: tuple[int, ...] = option(
+        "--k", "Neighbours that vote, comma-separated.", default=VOTERS, metavar="LIST", parse=counts
+    )
+    probe: bool = option("--probe/--no-probe", "A linear classifier on every layer.", default=True)
+    bank: int | None = option(
+        "--bank",
+        "Training images at most, as many of each class (default: all; with --limit ten times that, 200 at least).",
+        default=None,
+        metavar="N",
+        low=2,
+        shown=False,
+    )
+    pool: FeaturePool | None = option(
+        "--pool", "An image's vector (default: what the classifier reads).", default=None, shown=False, panel=_READ
+    )
+    norm: bool = option("--norm/--no-norm", "Behind the model's final norm.", default=True, panel=_READ)
+    cache: bool = option(
+        "--cache/--no-cache", "Keep features below --data-dir for later runs.", default=True, panel=_READ
+    )
+    tsne: bool | None = option(
+        "--tsne/--no-tsne",
+        "t-SNE beside PCA (default: where there are images enough).",
+        default=None,
+        shown=False,
+        panel=_SPACE,
+    )
+    perplexity: float = option("--perplexity", "Of t-SNE.", default=PERPLEXITY, metavar="X", low=1, panel=_SPACE)
+    thumbnails: bool = option("--thumbnails", "Small pictures in place of points, too.", default=False, panel=_SPACE)
+    query: Annotated[tuple[str, ...], Given()] = option(
+        "--query",
+        "Whose nearest neighbours are shown; may be repeated (default: some test images).",
+        default=(),
+        metavar="IMAGE",
+        shown=False,
+        panel=_SPACE,
+    )
+    show: Annotated[tuple[str, ...], Given()] = option(
+        "--show",
+        "Draw these images and no others: file names of the data, or paths (default: some test images).",
+        default=(),
+        metavar="LIST",
+        parse=names_of,
+        shown=False,
+        panel=_SPACE,
+    )
+    templates: Annotated[tuple[str, ...], Given()] = option(
+        "--clip-templates",
+        f"With {{}} for the class, a file of such lines, or {', '.join(TEMPLATE_SETS)}; may be repeated "
+        "(default: photo, simple).",
+        default=("photo", "simple"),
+        metavar="TEXT",
+        shown=False,
+        panel=_LANGUAGE,
+    )
+    prompts: Annotated[tuple[str, ...], Given()] = option(
+        "--prompt",
+        "Shown: what of the image speaks for it; may be repeated.",
+        default=(),
+        metavar="TEXT",
+        shown=False,
+        panel=_LANGUAGE,
+    )
+    model_options: ModelOptions = bundle(ModelOptions)
+    run: RunOptions = bundle(RunOptions)

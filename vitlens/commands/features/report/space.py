@@ -1,0 +1,181 @@
+"""Similarity of layers, and the maps of the last layer's features."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from vitlens.commands.features.arrays import LAYER_SIMILARITY, SPACE_ARRAYS, SpaceArrays
+from vitlens.commands.features.options import FeaturesOptions
+from vitlens.commands.features.record import MARKS, SIMILARITY, SPACE, SimilarityRow, SpaceRow
+from vitlens.records import Record
+from vitlens.report.document import FigureSpec, Section, Sentence
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_METHODS: Final = {"tsne": "t-SNE", "pca": "PCA"}
+_CKA_CAPTION: Final = (
+    "Similarity that no rotation and no scale of the features changes: 1, the same but for these. Bright blocks are "
+    "layers with similar features; white dots: of the model across, the layer most similar to this one. It follows the "
+    "directions of greatest variance, not what a classifier reads."
+)
+_RANK_CAPTION: Final = (
+    "Whether images that are far apart in one layer are so in the other, whatever the scale of distances (Spearman, "
+    "over pairs of images)."
+)
+_IMAGES_CAPTION: Final = (
+    "t-SNE keeps neighbours together: which points lie beside each other can be read, sizes of groups and distances "
+    "between them cannot. PCA shows the two directions of greatest variance. Trustworthiness is 1 where the neighbours "
+    "in the map are those of the features, about 0.5 for points placed at random."
+)
+_PATCHES_CAPTION: Final = "Single patches of these images, drawn with the seed, on maps of the same kinds."
+
+
+def between_sentences(record: Record) -> Iterator[Sentence]:
+    """How similar the layers of each two models are."""
+    for row in record.rows(SIMILARITY):
+        if row.first == row.second or row.mean is None or row.most is None or row.most_layers is None:
+            continue
+        if row.last_last is None:
+            continue
+        layer, other = row.most_layers
+        last = _with_interval(row, row.last_last, row.last_last_low, row.last_last_high)
+        yield Sentence(
+            f"Between `{row.first}` and `{row.second}` the last layers have a CKA of {last}. The mean over all pairs "
+            f"of layers is {row.mean:.2f}; the most similar pair, selected from these values, is layer {layer} of "
+            f"`{row.first}` and layer {other} of `{row.second}` with {row.most:.2f}.",
+            (row,),
+        )
+
+
+def similarity_sections(record: Record) -> Iterator[Section]:
+    """CKA and rank correlation of all layers; sentences of each model alone (of two the summary speaks)."""
+    rows = record.rows(SIMILARITY)
+    if rows:
+        said = [_within(row) for row in rows if row.first == row.second]
+        figures = (
+            FigureSpec("cka", _CKA_CAPTION, partial(_draw_similarity, record, "cka")),
+            FigureSpec("distances", _RANK_CAPTION, partial(_draw_similarity, record, "rank")),
+        )
+        yield Section("Similarity of layers", tuple(said), figures=figures)
+
+
+def _within(row: SimilarityRow) -> Sentence:
+    if row.first_last is None or row.rank_first_last is None:
+        return Sentence(
+            f"Some layer of `{row.first}` has the same features for all images: its first and last layer are not "
+            "compared.",
+            (row,),
+        )
+    return Sentence(
+        f"Within `{row.first}` the first and the last layer have a CKA of "
+        f"{_with_interval(row, row.first_last, row.first_last_low, row.first_last_high)}; the rank correlation of "
+        f"their distances between images is {row.rank_first_last:.2f}.",
+        (row,),
+    )
+
+
+def _with_interval(row: SimilarityRow, value: float, low: float | None, high: float | None) -> str:
+    """A similarity with its interval and its images: "0.76 (0.74 to 0.79, n = 450)"."""
+    ends = "" if low is None or high is None else f"{low:.2f} to {high:.2f}, "
+    return f"{value:.2f} ({ends}n = {row.images:,})"
+
+
+def _draw_similarity(record: Record, measure: str) -> "Figure":
+    from vitlens.figures.features.similarity import LayerMap, layer_similarity
+
+    rows, arrays = record.rows(SIMILARITY), record.arrays(LAYER_SIMILARITY)
+    values = arrays.cka if measure == "cka" else arrays.rank
+    maps = [LayerMap(values[number], row.first, row.second) for number, row in enumerate(rows)]
+    if measure == "cka":
+        return layer_similarity(maps=maps, title="Linear CKA of the layers", label="CKA")
+    return layer_similarity(maps=maps, title="Rank correlation of distances between images", label="Spearman")
+
+
+def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
+    """The maps of each model's images and patches, and how far they can be trusted."""
+    said: list[Sentence] = []
+    figures: list[FigureSpec] = []
+    by = {row.model: row.by for row in record.rows(MARKS)}
+    for alias in record.aliases:
+        rows = [row for row in record.rows(SPACE) if row.model == alias]
+        if not rows:
+            continue
+        said += [_trust(alias, rows), *_without_tsne(record, alias, rows)]
+        arrays = record.arrays(SPACE_ARRAYS, model=alias)
+        images, patches = ([row for row in rows if row.of == of] for of in ("images", "patches"))
+        if images:
+            draw = partial(_draw_images, alias, arrays, images, by.get(alias, ""))
+            figures.append(FigureSpec(f"space_images_{alias}", _IMAGES_CAPTION, draw))
+        if patches:
+            caption = _PATCHES_CAPTION if images else _IMAGES_CAPTION
+            draw = partial(_draw_patches, alias, arrays, patches, masked)
+            figures.append(FigureSpec(f"space_patches_{alias}", caption, draw))
+    if figures:
+        yield Section("Maps of the last layer's features", tuple(said), figures=tuple(figures))
+
+
+def _trust(alias: str, rows: Sequence[SpaceRow]) -> Sentence:
+    listed = "; ".join(f"{_METHODS[row.method]} of {row.n:,} {row.of}: {row.trustworthiness:.3f}" for row in rows)
+    return Sentence(
+        f"Trustworthiness of the maps of `{alias}` (of the {rows[0].neighbours} nearest neighbours): {listed}.",
+        tuple(rows),
+    )
+
+
+def _without_tsne(record: Record, alias: str, rows: Sequence[SpaceRow]) -> Iterator[Sentence]:
+    """Why a map that would have been made by default is not there."""
+    options = record.options(FeaturesOptions)
+    images = [row for row in rows if row.of == "images"]
+    if options.tsne is not False and images and not any(row.method == "tsne" for row in images):
+        yield Sentence(
+            f"There is no t-SNE of the images of `{alias}`: {images[0].n} are too few for a perplexity of "
+            f"{options.perplexity:g}, which takes more than {3 * options.perplexity:g} (`--perplexity`).",
+            tuple(images),
+        )
+
+
+def _title(row: SpaceRow) -> str:
+    """A map with how far it can be trusted."""
+    title = f"{_METHODS[row.method]}, {row.n:,} {row.of}, trustworthiness {row.trustworthiness:.3f}"
+    if row.explained is not None:
+        return f"{title}\n{100 * sum(row.explained):.0f} % of the variance"
+    return title if row.perplexity is None else f"{title}\nperplexity {row.perplexity:g}"
+
+
+def _draw_images(alias: str, arrays: SpaceArrays, rows: Sequence[SpaceRow], by: str) -> "Figure":
+    from vitlens.figures.features.space import Cloud, feature_space
+
+    points: dict[str, Any] = {"tsne": arrays.tsne_images, "pca": arrays.pca_images}
+    labels: Any = arrays.labels_images
+    wrong: Any = arrays.wrong_images
+    clouds = [Cloud(_title(row), points[row.method], labels, wrong) for row in rows]
+    if arrays.pixels is not None and arrays.pictures is not None:
+        few = arrays.pictures
+        clouds.append(
+            Cloud(
+                f"{_title(rows[0])}, {len(few)} of them as pictures",
+                points[rows[0].method][few],
+                None if labels is None else labels[few],
+                None if wrong is None else wrong[few],
+                arrays.pixels / 255,
+            )
+        )
+    classes = [str(name) for name in arrays.classes]
+    title = f"The last layer's features of {alias}, an image a point"
+    return feature_space(clouds=clouds, classes=classes, title=title, wrong=by)
+
+
+def _draw_patches(alias: str, arrays: SpaceArrays, rows: Sequence[SpaceRow], masked: bool) -> "Figure":
+    from vitlens.figures.features.space import NAMED, Cloud, feature_space
+
+    points: dict[str, Any] = {"tsne": arrays.tsne_patches, "pca": arrays.pca_patches}
+    labels: Any = arrays.labels_patches
+    clouds = [Cloud(_title(row), points[row.method], labels, named=False) for row in rows]
+    title = f"The last layer's features of {alias}, a patch a point"
+    if labels is not None and len(np.unique(labels)) <= NAMED:
+        title += ", coloured by " + ("what they lie on" if masked else "the class of their image")
+    classes = ["background", "object"] if masked else [str(name) for name in arrays.classes]
+    return feature_space(clouds=clouds, classes=classes, title=title)

@@ -1,0 +1,1 @@
+"""`vitlens profile`: what models cost."""

@@ -1,0 +1,139 @@
+"""Growth of cost with tokens: sentences, tables and curves."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from vitlens.commands.profile.record import EXPONENTS, LEFT_OUT, TOKENS, CostRow, ExponentRow, Sweep, TokensRow
+from vitlens.commands.profile.report.speed import CURVES
+from vitlens.figures.profile.counts import in_thousands
+from vitlens.records import Record
+from vitlens.report.document import FigureSpec, Section, Table, sentences
+from vitlens.report.numbers import number, percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COSTS: Final = {"latency": "latency", "flops": "FLOPs", "products": "FLOPs of attention products"}
+_SWEEPS: Final[dict[Sweep, tuple[str, str]]] = {  # the name of the figure, and how tokens are varied
+    "patch size": ("growth_patches", "cut into smaller patches"),
+    "image size": ("growth", "made larger"),
+}
+
+
+def growth_sections(record: Record, models: Sequence[CostRow]) -> Iterator[Section]:
+    """Cost by number of tokens, varied by patch size and by image size."""
+    for sweep, (name, how) in _SWEEPS.items():
+        exponents = [row for row in record.rows(EXPONENTS) if row.sweep == sweep]
+        points = [row for row in record.rows(TOKENS) if row.sweep == sweep]
+        if not exponents:
+            continue
+        batch = "one image" if points[0].images == 1 else f"{points[0].images} images"
+        said = [
+            f"The same models with images {how}, made anew for each {sweep}, positions and all; {batch} at a time. The "
+            "exponent is that of cost = c · tokens^k, by regression of the logarithms over the range in the table and "
+            "no further.",
+            *_exponent_texts(exponents),
+        ]
+        if any(row.family == "windowed" for row in models):
+            said.append(
+                "A windowed model pads maps to whole windows, or takes smaller windows, as each size needs: its curve "
+                "has steps."
+            )
+        said += [
+            f"Left out, `{row.model}` at {in_pixels(row.size)} px: {row.reason}."
+            for row in record.rows(LEFT_OUT)
+            if row.sweep == sweep
+        ]
+        figure = FigureSpec(name, _growth_caption(exponents), partial(_draw_growth, sweep, points, exponents))
+        tables = (_exponent_table(exponents), _points_table(points))
+        yield Section(f"Growth of cost with tokens: {sweep}", sentences(*said), tables, (figure,))
+
+
+def _exponent_texts(exponents: Sequence[ExponentRow]) -> Iterator[str]:
+    """How latency, FLOPs and attention products of each model grow, and over which range."""
+    for model in dict.fromkeys(row.model for row in exponents):
+        of = {row.cost: row for row in exponents if row.model == model}
+        span = of["flops"]
+        words = (
+            f"From {span.tokens_from:,} to {span.tokens_to:,} tokens the latency of `{model}` grows with the power "
+            f"{_power(of['latency'])}, its FLOPs with {_power(of['flops'])}"
+        )
+        if "products" in of:
+            words += f", the products of attention with {_power(of['products'])}"
+        yield f"{words}."
+
+
+def _power(row: ExponentRow) -> str:
+    """ "1.10 (1.04 to 1.15)"."""
+    interval = "" if row.low is None or row.high is None else f" ({row.low:.2f} to {row.high:.2f})"
+    return f"{row.value:.2f}{interval}"
+
+
+def _exponent_table(exponents: Sequence[ExponentRow]) -> Table:
+    return Table.of(
+        "Exponents, with Student's 95 % interval",
+        exponents,
+        {
+            "model": lambda row: row.model,
+            "cost": lambda row: _COSTS[row.cost],
+            "exponent": _power,
+            "points": lambda row: row.n,
+            "from (tokens)": lambda row: row.tokens_from,
+            "to (tokens)": lambda row: row.tokens_to,
+        },
+    )
+
+
+def _points_table(points: Sequence[TokensRow]) -> Table:
+    return Table.of(
+        "What was measured; latency: the median of a pass",
+        points,
+        {
+            "model": lambda row: row.model,
+            "image (px)": lambda row: in_pixels(row.size),
+            "tokens": lambda row: row.tokens,
+            "latency (ms)": lambda row: number(1000 * row.median),
+            "quartiles (ms)": lambda row: f"{number(1000 * row.low)} to {number(1000 * row.high)}",
+            "FLOPs": lambda row: in_thousands(row.flops).strip(),
+            "of attention products": lambda row: percent(row.products / row.flops, 1),
+        },
+    )
+
+
+def _growth_caption(exponents: Sequence[ExponentRow]) -> str:
+    count = len({row.model for row in exponents})
+    more = f" The first {CURVES} of {count} models." if count > CURVES else ""
+    return (
+        "Each mark is the model made for that number of tokens. On these axes a power law is a straight line and its "
+        "exponent the slope; marks that bend away from their line have no one exponent, and the one given holds on "
+        f"the whole range only as a mean.{more}"
+    )
+
+
+def _draw_growth(sweep: Sweep, points: Sequence[TokensRow], exponents: Sequence[ExponentRow]) -> "Figure":
+    from vitlens.figures.profile.growth import Growth, growth_by_tokens
+
+    growths = []
+    for model in list(dict.fromkeys(row.model for row in exponents))[:CURVES]:
+        mine = sorted((row for row in points if row.model == model), key=lambda row: row.tokens)
+        growths.append(
+            Growth(
+                model,
+                tokens=[row.tokens for row in mine],
+                low=[row.low for row in mine],
+                median=[row.median for row in mine],
+                high=[row.high for row in mine],
+                flops=[row.flops for row in mine],
+                products=[row.products for row in mine],
+                exponents={row.cost: row.value for row in exponents if row.model == model},
+            )
+        )
+    how = "images made larger" if sweep == "image size" else "patches made smaller"
+    return growth_by_tokens(growths=growths, title=f"Growth of cost with the number of tokens, {how}")
+
+
+def in_pixels(size: tuple[int, int]) -> str:
+    """Height and width: "32x48"."""
+    height, width = size
+    return f"{height}x{width}"

@@ -1,0 +1,69 @@
+"""Accuracy of simple classifiers on the features of each layer, over the depth of one or more models."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from vitlens.errors import InputError
+from vitlens.figures.curves import look
+from vitlens.figures.inputs import as_array, require_length
+from vitlens.figures.style import GREY, WIDE, heading, sheet, shortened, styled
+
+_MOST: Final = 4  # panels that are still legible
+_FAMILY: Final = {"vit": "ViT", "cnn": "CNN", "windowed": "windowed ViT"}
+
+
+@dataclass(frozen=True)
+class DepthCurve:
+    """One model in one panel: values, low, high are fractions (layers,), first layer first; family: as a model's."""
+
+    name: str
+    values: ArrayLike
+    low: ArrayLike
+    high: ArrayLike
+    family: str = ""
+
+
+@styled
+def accuracy_by_depth(
+    *,
+    panels: Mapping[str, Sequence[DepthCurve]],
+    chance: float,
+    n: int,
+    title: str = "Accuracy of classifiers on the features",
+) -> Figure:
+    """Accuracy (%) of classifiers made of each layer's features, one panel a classifier, a line a model.
+
+    panels: by the classifier's name, the models' curves; chance: fraction, dashed; n: test images. A layer stands at
+    its share of the model's depth, so that models of unlike depth lie on one axis; bands are 95 % intervals. Raises
+    InputError for none or more than four panels, and where lengths differ.
+    """
+    if not 1 <= len(panels) <= _MOST:
+        raise InputError(f"expected 1 to {_MOST} panels, found {len(panels)}")
+    figure = sheet(WIDE if len(panels) > 1 else WIDE * 0.6, 2.5)
+    every = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (name, curves) in zip(every, panels.items(), strict=True):
+        for index, curve in enumerate(curves):
+            ends = (curve.values, curve.low, curve.high)
+            value, low, high = (100 * as_array(end, name=f"{name} of {curve.name}", axes=("layers",)) for end in ends)
+            for end in (low, high):
+                require_length(len(end), len(value), name=f"ends of {name}", of=f"the layers of {curve.name}")
+            colour, marker = look(index)
+            family = f" ({_FAMILY[curve.family]})" if curve.family in _FAMILY else ""
+            place = np.arange(1, len(value) + 1) / len(value)
+            axes.fill_between(place, low, high, color=colour, alpha=0.15, linewidth=0)
+            label = shortened(curve.name, 28) + family
+            axes.plot(place, value, marker=marker, markersize=3.6, color=colour, label=label)
+        axes.axhline(100 * chance, color=GREY, linestyle="--", linewidth=0.8)
+        axes.set(title=name, xlabel="share of the model's depth", xlim=(0, 1.04), ylim=(0, 102))
+        axes.set_xticks([0, 0.5, 1], ["0", "half", "last layer"])
+        axes.grid(axis="y")
+    every[0].set_ylabel(f"accuracy (%), {n:,} test images")
+    handles, labels = every[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)))
+    heading(figure, f"{title}, layer by layer; bands: 95 % intervals; dashed: chance")
+    return figure
