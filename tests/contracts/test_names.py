@@ -35,8 +35,8 @@ def test_every_command_has_its_files():
         assert (folder / "cli" / f"{word}.py").is_file()
         assert (folder / "runs" / f"{word}.py").is_file()
     for word in COMMANDS:
-        files = {path.name for path in (folder / "commands" / word).iterdir()}
-        assert {"options.py", "measure.py"} <= files
+        files = {path.stem for path in (folder / "commands" / word).iterdir()}  # modules, or packages of that name
+        assert {"options", "measure"} <= files
 
 
 def test_the_public_names_are_what_the_type_checker_is_told():
@@ -117,6 +117,6 @@ def test_every_attack_has_its_entry():
 
 
 def test_everything_that_can_be_removed_has_a_word():
-    from vitlens.runs.ablate_draw import REPLACED
+    from vitlens.commands.ablate.report.ranking import REPLACED
 
     assert set(REPLACED) == set(names.REPLACEMENTS)

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.ablate import ablate
 from vitlens.cli.attack import attack
 from vitlens.cli.attention import attention
 from vitlens.cli.build import command_function
@@ -39,7 +38,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     train: "vitlens train vit-micro --epochs 1",
     attention: "vitlens attention vit-digits",
     stats: "vitlens stats vit-digits --limit 100",
-    ablate: "vitlens ablate vit-digits --limit 100",
     compare: "vitlens compare vit-digits cnn-digits",
     explain: "vitlens explain vit-digits --method gradcam,relevance",
     attack: "vitlens attack vit-digits cnn-digits --limit 100",

@@ -55,6 +55,13 @@ class Command:
 
 _ENTRIES: Final = (
     Command(
+        "ablate",
+        "How much the model loses without each head, MLP and block: exact, with intervals, by replaying what changes.",
+        "vitlens ablate vit-digits --limit 100",
+        "Explain and test",
+        needs=("classifier", "heads"),
+    ),
+    Command(
         "evaluate",
         "Accuracy with its interval, per class, confusion, calibration and a grid of predictions.",
         "vitlens evaluate vit-digits cnn-digits",

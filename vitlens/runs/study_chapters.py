@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
+from vitlens.commands.ablate.measure import measure as ablate
+from vitlens.commands.ablate.measure.expected import ablate_parts
+from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.evaluate.measure import measure as evaluate
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.rollout.measure import measure as rollout
@@ -18,8 +21,6 @@ from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models
 from vitlens.names import PRESETS
-from vitlens.runs.ablate import ablate
-from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.attention import attention
@@ -28,7 +29,7 @@ from vitlens.runs.explain import explain
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import bank_of
-from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, features_parts, stats_parts
+from vitlens.runs.planned import attack_parts, explain_parts, features_parts, stats_parts
 from vitlens.runs.profile import profile
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
@@ -122,9 +123,9 @@ class Chapters:
         some = min(images, FEATURED)
         yield Part("answers", images)
         if model.anatomy.family == "vit":
-            choices, checked = AblateChoices(), min(images, CHECKED)
+            options, checked = AblateOptions(model.alias), min(images, CHECKED)
             yield from stats_parts(images, moments=0)
-            yield from ablate_parts(units_of(model), images, choices)
+            yield from ablate_parts(units_of(model), images, options)
             yield from explain_parts(EXPLAINED, checked, verify=True, counterfactuals=True)
         yield from attack_parts(AttackChoices(attacks=ATTACKS, corruptions=False), min(images, ATTACKED))
         yield from features_parts(some, min(BANK, bank_of(some)))
@@ -139,7 +140,16 @@ class Chapters:
         elif word == "stats":
             stats(names, **shared)
         elif word == "ablate":
-            ablate(names[0], choices=AblateChoices(predicted=self.ground.predicted), **shared)
+            ablate(
+                AblateOptions(
+                    names[0],
+                    self.ground.data or None,
+                    self.ground.images,
+                    self.ground.predicted,
+                    model_options=self.model_options,
+                    run=options,
+                )
+            )
         elif word == "attention":
             attention(names[0], **shared)
         else:
