@@ -20,7 +20,6 @@ from vitlens.cli.explain import explain
 from vitlens.cli.failures import told
 from vitlens.cli.features import features
 from vitlens.cli.models import models
-from vitlens.cli.predict import predict
 from vitlens.cli.profile import profile
 from vitlens.cli.report import report
 from vitlens.cli.stats import stats
@@ -34,7 +33,6 @@ from vitlens.version import __version__
 
 EXAMPLES: dict[Callable[..., None], str] = {
     study: "vitlens study",
-    predict: "vitlens predict vit-digits --limit 3",
     train: "vitlens train vit-micro --epochs 1",
     attention: "vitlens attention vit-digits",
     stats: "vitlens stats vit-digits --limit 100",

@@ -69,6 +69,13 @@ _ENTRIES: Final = (
         needs=("classifier",),
     ),
     Command(
+        "predict",
+        "The five likeliest classes of every image, with their probabilities: one line an image.",
+        "vitlens predict vit-digits --limit 3",
+        "Train and evaluate",
+        needs=("classifier",),
+    ),
+    Command(
         "rollout",
         "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and others.",
         "vitlens rollout vit-digits --fusion mean,max,min",

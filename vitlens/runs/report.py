@@ -30,7 +30,6 @@ _COMMANDS: Final = {
     "compare": "vitlens.runs.compare",
     "explain": "vitlens.runs.explain",
     "features": "vitlens.runs.features",
-    "predict": "vitlens.runs.predict",
     "profile": "vitlens.runs.profile",
     "attention": "vitlens.runs.attention",
     "stats": "vitlens.runs.stats",
