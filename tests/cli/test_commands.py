@@ -83,10 +83,10 @@ def test_every_shared_option_arrives(stand_in):
 def test_images_takes_every_word_up_to_the_next_option(line, stand_in):
     calls = stand_in("predict")
     assert run(["predict", *line.split()]) == 0
-    [(args, options)] = calls
-    assert args == ("vit-digits",)
-    assert options["images"] == ["a.jpg", "b.jpg", "c"]
-    assert options["options"].seed == 1
+    [((options,), _)] = calls
+    assert options.model == "vit-digits"
+    assert options.images == ("a.jpg", "b.jpg", "c")
+    assert options.run.seed == 1
 
 
 def test_words_without_images_are_left_alone():
@@ -97,7 +97,8 @@ def test_words_without_images_are_left_alone():
 def test_the_command_line_can_be_typed_again(stand_in):
     calls = stand_in("predict")
     run(["predict", "m", "--images", "a cat.jpg"])
-    assert calls[0][1]["options"].command == "vitlens predict m --images 'a cat.jpg'"
+    [((options,), _)] = calls
+    assert options.run.command == "vitlens predict m --images 'a cat.jpg'"
 
 
 def test_predict_prints_the_rows_it_gets(stand_in, capsys):

@@ -19,13 +19,13 @@ from vitlens.models.zoo import load
 LONG = "a" * 300
 PROGRAM = """
 import sys, types, warnings, logging
-module = types.ModuleType("vitlens.runs.predict")
-def predict(*args, **options):
+module = types.ModuleType("vitlens.commands.predict.measure")
+def measure(options):
     warnings.warn("of a library", UserWarning)
     warnings.warn("of another", DeprecationWarning)
     logging.getLogger("matplotlib.font_manager").warning("findfont: no such font")
     return ["∞ – é 猫 …", *["line"] * 20_000]
-module.predict = predict
+module.measure = measure
 sys.modules[module.__name__] = module
 sys.argv = ["vitlens", *sys.argv[1:]]
 from vitlens.cli.main import main

@@ -146,6 +146,6 @@ def test_every_speciality_has_its_colour_and_code():
 
 
 def test_everything_that_can_be_removed_has_a_word():
-    from vitlens.runs.ablate_draw import REPLACED
+    from vitlens.commands.ablate.report.ranking import REPLACED
 
     assert set(REPLACED) == set(names.REPLACEMENTS)

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.ablate import ablate
 from vitlens.cli.attack import attack
 from vitlens.cli.build import command_function
 from vitlens.cli.bundles import expanded
@@ -19,7 +18,6 @@ from vitlens.cli.data import data
 from vitlens.cli.explain import explain
 from vitlens.cli.failures import told
 from vitlens.cli.models import models
-from vitlens.cli.predict import predict
 from vitlens.cli.report import report
 from vitlens.cli.stats import stats
 from vitlens.cli.study import study
@@ -31,9 +29,7 @@ from vitlens.version import __version__
 
 EXAMPLES: dict[Callable[..., None], str] = {
     study: "vitlens study",
-    predict: "vitlens predict vit-digits --limit 3",
     stats: "vitlens stats vit-digits --limit 100",
-    ablate: "vitlens ablate vit-digits --limit 100",
     compare: "vitlens compare vit-digits cnn-digits",
     explain: "vitlens explain vit-digits --method gradcam,relevance",
     attack: "vitlens attack vit-digits cnn-digits --limit 100",

@@ -62,6 +62,13 @@ _ENTRIES: Final = (
         needs=("new head",),
     ),
     Command(
+        "ablate",
+        "How much the model loses without each head, MLP and block: exact, with intervals, by replaying what changes.",
+        "vitlens ablate vit-digits --limit 100",
+        "Explain and test",
+        needs=("classifier", "heads"),
+    ),
+    Command(
         "evaluate",
         "Accuracy with its interval, per class, confusion, calibration and a grid of predictions.",
         "vitlens evaluate vit-digits cnn-digits",
@@ -89,6 +96,13 @@ _ENTRIES: Final = (
         "vitlens profile vit-micro resnet20",
         "Explain and test",
         needs=(),
+    ),
+    Command(
+        "predict",
+        "The five likeliest classes of every image, with their probabilities: one line an image.",
+        "vitlens predict vit-digits --limit 3",
+        "Train and evaluate",
+        needs=("classifier",),
     ),
     Command(
         "rollout",

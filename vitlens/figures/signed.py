@@ -68,19 +68,19 @@ def rounded(values: Sequence[float]) -> list[str]:
 
 
 def name_heads(axes: Axes, shape: tuple[int, ...]) -> None:
-    """Layers down and heads across, numbered from 1, as many as there is room for."""
+    """Layers down and heads across, numbered from 0, as many as there is room for."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     wide, tall = axes.get_position().size * figure.get_size_inches()
-    count_from_one(axes.yaxis, shape[0], tall / 0.16)
-    count_from_one(axes.xaxis, shape[1], wide / 0.2)
+    number_places(axes.yaxis, shape[0], tall / 0.16)
+    number_places(axes.xaxis, shape[1], wide / 0.2)
     axes.set(xlabel="head", ylabel="layer")
 
 
-def count_from_one(axis: Axis, count: int, room: float) -> None:
-    """Label as many places from 1 as there is room for."""
+def number_places(axis: Axis, count: int, room: float) -> None:
+    """Label as many places, from 0, as there is room for."""
     places = range(0, count, -(-count // max(1, int(room))))
-    axis.set_ticks(places, labels=[str(place + 1) for place in places])
+    axis.set_ticks(places, labels=[str(place) for place in places])
 
 
 def as_marks(marked: ArrayLike, *, name: str, values: Array) -> Marks:

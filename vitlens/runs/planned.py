@@ -6,7 +6,6 @@ Attacks stop early on images that break, and a resumed run has done a part alrea
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from vitlens.analysis.ablation.effects import Unit
 from vitlens.analysis.attention.registry import WITH_WEIGHTS
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.faithfulness.deletion import STEPS as REMOVALS
@@ -15,8 +14,6 @@ from vitlens.analysis.faithfulness.randomisation import PARTS
 from vitlens.attacks.registry import members_of
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
-from vitlens.runs.ablate_choices import AblateChoices
-from vitlens.runs.ablate_look import CURVED, POINTS, RANDOM_ORDERS
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.stats_learning import IMAGES, MOMENTS
 
@@ -47,27 +44,6 @@ def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterf
         if counterfactuals:
             searched = _SEARCHED * len(methods) * images
             yield Part("counterfactuals", searched, shorter="--no-counterfactuals")
-
-
-def ablate_parts(units: Sequence[Unit], images: int, choices: AblateChoices) -> Iterator[Part]:
-    """Each unit removed, by replaying the layers above it; then the curves, and pairs of heads."""
-    depth = 1 + max(unit.layer for unit in units)
-    # a head is replayed from the middle of its layer on, an MLP or a block from the layer's end
-    each = sum((depth - unit.layer - (0.5 if unit.kind == "head" else 1.0)) / depth for unit in units)
-    if choices.top is not None:
-        yield Part("telling heads apart", each * images)
-        return
-    replacements = len(choices.replace) or 1  # none named: the one that so many images allow
-    yield Part("removing each unit", (1 + each) * replacements * images, replacements * images, "--units head")
-    heads = sum(unit.kind == "head" for unit in units)
-    if choices.curves and heads > 1:
-        orders = 3 + RANDOM_ORDERS
-        yield Part("removing heads in order", orders * POINTS * min(images, CURVED), 0.0, "--no-curves")
-        if choices.greedy:
-            yield Part("ranking again after each removal", heads * 12 / 2 * min(images, CURVED), 0.0, "no --greedy")
-    if choices.pairs and heads > 1:
-        sets = choices.pairs * (choices.pairs + 1) / 2
-        yield Part("removing pairs of heads", sets * min(images, CURVED), 0.0, "--pairs 0")
 
 
 def attack_parts(choices: AttackChoices, images: int) -> Iterator[Part]:

@@ -9,6 +9,9 @@ from typing import Any, Final
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.ablate.measure import measure as ablate
+from vitlens.commands.ablate.measure.expected import ablate_parts
+from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.attention.measure import measure as attention
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.evaluate.measure import measure as evaluate
@@ -28,13 +31,11 @@ from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models
 from vitlens.names import PRESETS
-from vitlens.runs.ablate import ablate
-from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.compare import compare
 from vitlens.runs.explain import explain
-from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, stats_parts
+from vitlens.runs.planned import attack_parts, explain_parts, stats_parts
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
 
@@ -125,9 +126,9 @@ class Chapters:
         some = min(images, FEATURED)
         yield Part("answers", images)
         if model.anatomy.family == "vit":
-            choices, checked = AblateChoices(), min(images, CHECKED)
+            options, checked = AblateOptions(model.alias), min(images, CHECKED)
             yield from stats_parts(images, moments=0)
-            yield from ablate_parts(units_of(model), images, choices)
+            yield from ablate_parts(units_of(model), images, options)
             yield from explain_parts(EXPLAINED, checked, verify=True, counterfactuals=True)
         yield from attack_parts(AttackChoices(attacks=ATTACKS, corruptions=False), min(images, ATTACKED))
         yield from features_parts(some, min(BANK, bank_of(some)))
@@ -142,7 +143,16 @@ class Chapters:
         elif word == "stats":
             stats(names, **shared)
         elif word == "ablate":
-            ablate(names[0], choices=AblateChoices(predicted=self.ground.predicted), **shared)
+            ablate(
+                AblateOptions(
+                    names[0],
+                    self.ground.data or None,
+                    self.ground.images,
+                    self.ground.predicted,
+                    model_options=self.model_options,
+                    run=options,
+                )
+            )
         elif word == "attention":
             attention(
                 AttentionOptions(

@@ -7,13 +7,14 @@ import vitlens
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.cli.main import run
+from vitlens.commands.ablate.measure.expected import ablate_parts
+from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.scaffold import expected
 from vitlens.commands.scaffold.expected import Load, Pace, Part, advice, pace_of, seconds_of
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
-from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts
+from vitlens.runs.planned import attack_parts, explain_parts
 
 ANSWERS, DAMAGE = Part("answers", forwards=100), Part("damage", forwards=1000, shorter="--no-damage")
 BROKEN = Part("attack", backwards=200, shorter="--steps")
@@ -71,7 +72,7 @@ def test_removals_cost_about_what_they_are_measured_to(tiny_vit):
     (batch,) = digits("test").limit(6).batches(6)
     assert batch.labels is not None
     measured = measure_effects(model, batch.images, batch.labels, units).forward_equivalents
-    (part,) = ablate_parts(units, 6, AblateChoices(curves=False, pairs=0, patch=False))
+    (part,) = ablate_parts(units, 6, AblateOptions("", curves=False, pairs=0, patch=False))
     assert part.forwards / 6 == pytest.approx(measured, rel=0.5)
 
 

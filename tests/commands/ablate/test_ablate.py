@@ -1,0 +1,298 @@
+"""The ablation report says what the functions compute; a killed run goes on; wrong calls are refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.together import together
+from vitlens.analysis.ablation import joint as analysis
+from vitlens.analysis.ablation.ablate import measure_effects, units_of
+from vitlens.analysis.ablation.importance import summarise
+from vitlens.cli.main import run as main
+from vitlens.commands.ablate.measure import measure
+from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.ablate.record import (
+    ACCURACY,
+    CLASS_HEADS,
+    CURVES,
+    DELTA_LOSS,
+    EFFECT_ARRAYS,
+    NOTES,
+    PAIRS,
+    PATCHING,
+    PRUNED,
+    PRUNED_HEADS,
+    RECORD,
+    REMOVABLE,
+    UNITS,
+)
+from vitlens.commands.ablate.record.rows import UnitRow, unit_label
+from vitlens.commands.ablate.report.ranking import (
+    Ranking,
+    fewest_images,
+    most_harmful_to_remove,
+    ranked_rows,
+    ranking_of,
+)
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read
+from vitlens.data.digits import digits
+from vitlens.errors import DataError, InputError, UnsupportedError
+from vitlens.files import read_run
+from vitlens.models.zoo import load, save
+from vitlens.records import Record
+
+RUN = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True)
+PLAIN = AblateOptions("", data="digits", curves=False, pairs=0, patch=False, run=RUN)
+
+
+def run(model: Path | str, out: Path | None, options: AblateOptions = PLAIN, **changes: object) -> Record:
+    """The record of a run, with other options, or other run options, than those given."""
+    own = {name: changes.pop(name) for name in ("limit", "seed", "batch_size") if name in changes}
+    report = measure(replace(options, model=str(model), run=replace(options.run, out=out, **own), **changes))
+    return read(read_run(report.parent))
+
+
+def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
+    record = run(tiny_vit, tmp_path / "out", replace=("zero",))
+    split, model = digits("test").limit(12), load(str(tiny_vit))
+    (batch,) = split.batches(12)
+    units = units_of(model)
+    effects = measure_effects(model, batch.images, batch.labels, units, replace="zero")
+    importance = summarise(effects, groups=split.groups)
+    for index, unit in enumerate(units):
+        metric = record.metric(DELTA_LOSS(model="tiny-vit", unit=unit_label(unit.name)))
+        assert metric.value == pytest.approx(importance.loss.mean[index].item(), rel=1e-4, abs=1e-6)
+        assert metric.low <= metric.value <= metric.high
+        assert record.rows(UNITS)[index].loss.value == pytest.approx(metric.value)
+    assert [row.unit for row in record.rows(UNITS)] == [unit.name for unit in units]
+    kept = record.arrays(EFFECT_ARRAYS, replace="zero")
+    np.testing.assert_allclose(kept.delta_loss, effects.delta_loss.numpy(), rtol=1e-3, atol=1e-5)
+    assert not (tmp_path / "out" / "progress").exists()
+
+
+class KilledError(Exception):
+    """In place of a kill."""
+
+
+def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, monkeypatch):
+    whole = run(tiny_vit, tmp_path / "whole")
+    judge, calls = analysis.judge, []
+
+    def dying(*args: object) -> object:
+        calls.append(1)
+        if len(calls) == 5:  # in the second batch: its clean pass, and the units of its layers, come after
+            raise KilledError
+        return judge(*args)
+
+    monkeypatch.setattr(analysis, "judge", dying)
+    with pytest.raises(KilledError):
+        run(tiny_vit, tmp_path / "out")
+    assert read_run(tmp_path / "out").status == "failed"
+    kept = len(list((tmp_path / "out" / "progress").glob("*.npz")))
+    assert kept > 0
+    calls.clear()
+    monkeypatch.setattr(analysis, "judge", lambda *args: calls.append(1) or judge(*args))
+    again = run(tiny_vit, None, resume=tmp_path / "out")
+    first = len(calls)
+    assert again.status == "done"
+    assert again.metrics == whole.metrics  # what was recalled cost something: forward equivalents are equal too
+    assert all(again.rows(table) == whole.rows(table) for table in RECORD.tables)
+    calls.clear()
+    run(tiny_vit, tmp_path / "anew")
+    assert first == len(calls) - kept  # what was kept was not measured again
+    assert not (tmp_path / "out" / "progress").exists()
+
+
+def test_resume_refuses_another_model_other_data_and_other_commands(tiny_vit, tmp_path):
+    run(tiny_vit, tmp_path / "out")
+    other = load(str(tiny_vit))
+    other.module.head.bias.data.add_(1)
+    save(other, tmp_path / "other" / "model.safetensors")
+    for changes, said in (
+        ({"model": tmp_path / "other"}, "its model"),
+        ({"limit": 11}, "its images"),
+        ({"seed": 1}, "its seed"),
+        ({"replace": ("zero",)}, "its replace"),
+    ):
+        whole = {"model": tiny_vit, **changes}
+        with pytest.raises(InputError, match=f"with {said}"):
+            run(whole.pop("model"), None, resume=tmp_path / "out", **whole)
+    with pytest.raises(InputError, match="folder of a run"):
+        run(tiny_vit, None, resume=tmp_path / "nothing")
+
+
+def test_resume_refuses_other_images_of_the_same_number(tiny_vit, tmp_path, monkeypatch):
+    judge, calls = analysis.judge, []
+    monkeypatch.setattr(analysis, "judge", lambda *args: calls.append(1) or (judge(*args) if len(calls) < 3 else 1 / 0))
+    images = digits("test").limit(12)
+    (batch,) = images.batches(12)
+    pixels = (batch.images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
+    np.savez(tmp_path / "a.npz", images=pixels, labels=batch.labels.numpy())
+    with pytest.raises(ZeroDivisionError):
+        run(tiny_vit, tmp_path / "out", data=str(tmp_path / "a.npz"))
+    monkeypatch.setattr(analysis, "judge", judge)
+    np.savez(tmp_path / "a.npz", images=255 - pixels, labels=batch.labels.numpy())
+    with pytest.raises(InputError, match="found others"):
+        run(tiny_vit, None, data=str(tmp_path / "a.npz"), resume=tmp_path / "out")
+
+
+def test_one_image_has_no_interval_and_says_so(tiny_vit, tmp_path):
+    record = run(tiny_vit, tmp_path / "out", limit=1)
+    assert record.metric(DELTA_LOSS(model="tiny-vit", unit="L0.H0")).low is None
+    assert {row.p_holm for row in record.rows(UNITS)} == {None}
+    assert "fewer than two images" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_pruned_model_is_a_model_for_other_commands(tiny_vit, tmp_path):
+    record = run(tiny_vit, tmp_path / "out", prune=0.25, save=tmp_path / "pruned", replace=("zero",))
+    whole, pruned = record.rows(PRUNED)
+    assert (whole.heads, pruned.heads) == (4, 3)
+    assert pruned.parameters < whole.parameters
+    again = load(str(tmp_path / "pruned"))
+    assert again.parameter_count() == pruned.parameters
+    [cut] = record.rows(PRUNED_HEADS)
+    least = min((row for row in record.rows(UNITS) if row.kind == "head"), key=lambda row: row.delta_loss)
+    assert (cut.layer, cut.heads) == (least.layer, (least.head,))
+
+
+def test_two_processes_find_what_one_does(tiny_vit, tmp_path, monkeypatch):
+    options = replace(PLAIN, model=str(tiny_vit), curves=True, pairs=2)
+    one = run(tiny_vit, tmp_path / "one", options)
+
+    def work(_processes: object) -> Path | None:
+        return measure(replace(options, run=replace(RUN, out=tmp_path / "two")))
+
+    assert together(2, work, monkeypatch) == [tmp_path / "two" / "report.md", None]
+    two = read(read_run(tmp_path / "two"))
+    assert two.metrics.keys() == one.metrics.keys()
+    for name, metric in one.metrics.items():
+        assert two.metrics[name].value == pytest.approx(metric.value, rel=1e-4, abs=1e-6), name
+
+
+def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
+    for error, model, changes in (
+        (UnsupportedError, tiny_cnn, {}),
+        (DataError, tiny_vit, {"data": str(pictures)}),
+        (InputError, tmp_path / "nothing", {}),
+    ):
+        with pytest.raises(error):
+            run(model, tmp_path / "out", **changes)
+        assert not (tmp_path / "out").exists()
+
+
+def test_images_that_are_all_wrong_are_said(tmp_path):
+    model = load("vit-digits")
+    model.module.head.weight.data.neg_()
+    save(model, tmp_path / "wrong" / "model.safetensors")
+    record = run(tmp_path / "wrong", tmp_path / "out")
+    [note] = record.rows(NOTES)
+    assert note.about == "measurement"
+    assert note.note in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
+    """Labels become the model's columns once: the data's two classes are its 3 and its 9."""
+    for batch in digits("test").limit(40).batches(1):
+        if int(batch.labels[0]) in (3, 9):
+            place = tmp_path / "data" / "test" / str(int(batch.labels[0]))
+            place.mkdir(parents=True, exist_ok=True)
+            picture = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
+            Image.fromarray(picture).save(place / f"{int(batch.indices[0])}.png")
+    record = run(tiny_vit, tmp_path / "out", data=str(tmp_path / "data"))
+    assert sorted(set(record.arrays(EFFECT_ARRAYS, replace="mean").labels.tolist())) == [3, 9]
+
+
+def typed(model: Path, out: Path, *more: str) -> int:
+    return main(["ablate", str(model), "--device", "cpu", "--quiet", "--no-patch", "--out", str(out), *more])
+
+
+@pytest.mark.parametrize(("images", "by"), [(1, "zero"), (5, "resample"), (8, "mean")])
+def test_few_images_take_another_replacement_than_their_mean(images, by, tiny_vit, tmp_path):
+    out = tmp_path / "out"
+    assert typed(tiny_vit, out, "--data", "digits", "--limit", str(images), "--units", "head") == 0
+    record = read(read_run(out))
+    assert record.options(AblateOptions).replace == (by,)
+    assert {row.replace for row in record.rows(UNITS)} == {by}
+    reasons = [row.note for row in record.rows(NOTES) if row.about == "replacement"]
+    assert len(reasons) == (by != "mean")
+    assert all(reason in (out / "report.md").read_text()[:500] for reason in reasons)
+
+
+def test_a_mean_over_few_images_is_refused_where_it_is_asked_for(tiny_vit, tmp_path, capsys):
+    asked = ["--data", "digits", "--limit", "5", "--replace", "mean,zero"]
+    assert typed(tiny_vit, tmp_path / "out", *asked) == 2
+    said = capsys.readouterr().err
+    assert "at least 8 images" in said
+    assert "--replace resample" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_shown_is_not_ranked(tiny_vit, tmp_path):
+    """Five images cannot show an effect: no order, no removal in order, no share that can go, no ranking drawn."""
+    out = tmp_path / "out"
+    assert typed(tiny_vit, out, "--data", "digits", "--limit", "5", "--prune", "0.5") == 0
+    record = read(read_run(out))
+    assert not list(record.all(REMOVABLE))
+    assert not any(record.rows(table) for table in (CURVES, PAIRS, CLASS_HEADS))
+    drawn = {path.stem for path in (out / "figures").glob("*.png")}
+    assert drawn == {"importance", "importance_accuracy", "redundancy"}
+
+
+def test_own_photographs_are_ablated_with_the_predictions_as_labels(tiny_vit, pictures, tmp_path, capsys):
+    given = ["--images", str(pictures), "--units", "head", "--pairs", "0"]
+    assert typed(tiny_vit, tmp_path / "out", *given) == 2
+    assert "--predicted" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert typed(tiny_vit, tmp_path / "out", *given, "--predicted") == 0
+    right = read(read_run(tmp_path / "out")).metric(ACCURACY(model="tiny-vit"))
+    assert (right.value, right.n) == (1.0, 3)
+
+
+def test_resampling_does_not_depend_on_the_batches(tiny_vit, tmp_path):
+    """A last batch of one image has no other image in it."""
+    one, two = (run(tiny_vit, tmp_path / str(size), replace=("resample",), batch_size=size, limit=9) for size in (9, 4))
+    for parts, metric in one.all(DELTA_LOSS):
+        assert two.metric(DELTA_LOSS(**parts)).value == pytest.approx(metric.value, abs=1e-5), parts
+
+
+def row(kind: str, rise: float, p: float | None) -> UnitRow:
+    matters = p is not None and p <= 0.05
+    return UnitRow("mean", f"{kind}/0", kind, 0, None, rise, None, None, p, matters, 0.0, None, None, None, None)
+
+
+def test_a_ranking_needs_an_effect():
+    sure, unsure, helped = row("head", 0.5, 0.01), row("head", 0.9, 0.2), row("head", -0.5, 0.01)
+    assert ranking_of([sure, unsure]) is Ranking.SHOWN
+    assert ranking_of([unsure]) is Ranking.NO_EFFECT
+    assert ranking_of([]) is Ranking.NO_EFFECT
+    assert ranking_of([row("head", 0.5, None)]) is Ranking.UNTESTED
+    assert most_harmful_to_remove([unsure, helped, sure], "head") == [sure]
+    block = row("block", 3.0, 0.2)
+    assert ranked_rows([sure, unsure, block]) == [sure, unsure]
+    # two-sided sign flips of n images: 2 / 2^n, times Holm's number of units
+    assert [fewest_images(units) for units in (1, 36, 144)] == [6, 11, 13]
+    assert 36 * 2 / 2**11 <= 0.05 < 36 * 2 / 2**10
+
+
+def test_the_users_two_images_are_called_by_their_names(pictures, tmp_path):
+    shown = {"clean": pictures / "0.png", "corrupted": pictures / "1.png"}
+    options = replace(PLAIN, patch=True, units=("head",), replace=("zero",), **shown)
+    [patching] = run("vit-digits", tmp_path / "out", options, limit=2).rows(PATCHING)
+    assert (patching.clean, patching.corrupted) == ("0.png", "1.png")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"clean": Path("a.png")}, "--clean and --corrupted together"),
+        ({"save": Path("there")}, "--save with --prune"),
+        ({"prune": 0.5, "top": 2}, "--prune or --top"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options, said):
+    with pytest.raises(InputError, match=said):
+        AblateOptions("vit-digits", **options)

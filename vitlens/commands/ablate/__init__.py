@@ -1,0 +1,1 @@
+"""`vitlens ablate`: what a model loses without each head, MLP and block, and what follows from it."""

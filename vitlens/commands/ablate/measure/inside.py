@@ -1,0 +1,150 @@
+"""Activation patching, direct logit contributions and the logit lens, on images of the data or the user's own."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logit_lens
+from vitlens.analysis.patching.patching import Patching, patch
+from vitlens.commands.ablate.measure.work import AblationRun, LabelledBatch
+from vitlens.commands.ablate.record import (
+    CONTRIBUTION_ARRAYS,
+    CONTRIBUTIONS,
+    INSIDE_NOTES,
+    LENS,
+    LENS_ARRAYS,
+    LENS_CLASSES,
+    PATCHING,
+    PATCHING_ARRAYS,
+)
+from vitlens.commands.ablate.record.arrays import ContributionArrays, LensArrays, PatchingArrays
+from vitlens.commands.ablate.record.rows import ContributionRow, InsideNoteRow, LensClassRow, LensRow, PatchingRow
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.data.catalogue import load_images
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.records import TableOf
+from vitlens.uncertainty import wilson
+
+_IMAGES: Final = 64  # of the logit lens and of the contributions, and among which a pair is chosen, at most
+_CLASSES: Final = 5  # in the logit lens
+
+
+def write_inside(folder: RunFolder, ablation: AblationRun) -> None:
+    """Measure and write what a clean run restores in a corrupted one, and what heads and MLPs add to the logits.
+
+    A family for which one of these is not defined gets a note that says so in its place; no rows without --patch, or
+    with --top.
+    """
+    tables: tuple[TableOf[Any], ...] = (PATCHING, LENS, LENS_CLASSES, CONTRIBUTIONS)
+    for table in tables:
+        folder.write(table, [])
+    notes: list[str] = []
+    parts: tuple[Callable[[RunFolder, AblationRun], None], ...] = (_write_patching, _write_lens, _write_contributions)
+    wanted = ablation.options.patch and ablation.options.top is None
+    for write in parts if wanted else ():
+        try:
+            write(folder, ablation)
+        except UnsupportedError as error:
+            notes.append(str(error))
+        except InputError as error:
+            if ablation.options.clean is not None:
+                raise
+            notes.append(str(error))
+    folder.write(INSIDE_NOTES, [InsideNoteRow(note) for note in dict.fromkeys(notes)])
+
+
+def _write_patching(folder: RunFolder, ablation: AblationRun) -> None:
+    clean, corrupted, names = _pair(ablation)
+    patched = patch(ablation.model, clean, corrupted)
+    arrays = PatchingArrays(
+        clean=clean[0].cpu().numpy(),
+        corrupted=corrupted[0].cpu().numpy(),
+        heads=patched.restored("heads").numpy(),
+        blocks=patched.restored("blocks").numpy(),
+        mlps=patched.restored("mlps").numpy(),
+        positions=patched.restored("positions").numpy(),
+    )
+    folder.save(PATCHING_ARRAYS, arrays)
+    folder.write(PATCHING, [_patching_row(ablation, patched, names)])
+
+
+def _pair(ablation: AblationRun) -> tuple[Tensor, Tensor, tuple[str, str]]:
+    """A clean and a corrupted image (1, 3, height, width) with their names: the user's, or of the correctly predicted
+    images the most confident one, and the most confident one of another class."""
+    model, options = ablation.model, ablation.options
+    if options.clean is not None and options.corrupted is not None:
+        paths = [options.clean, options.corrupted]
+        split = load_images(paths, preprocessing=model.preprocessing)
+        if len(split) != 2:
+            raise InputError(f"expected two images that can be read, found {len(split)} of {paths[0]} and {paths[1]}")
+        (both,) = split.batches(2, device=model.device)
+        return both.images[:1], both.images[1:], (paths[0].name, paths[1].name)
+    batch = _first_images(ablation)
+    with torch.no_grad():
+        confidence, predicted = model(batch.images).float().softmax(-1).max(-1)
+    labels = batch.labels.to(predicted.device)
+    correct = (predicted == labels).nonzero().flatten().tolist()
+    order = sorted(correct, key=lambda index: -float(confidence[index]))
+    other = next((index for index in order[1:] if labels[index] != labels[order[0]]), None) if order else None
+    if other is None:
+        raise InputError("expected two images of different classes that the model has right, found none; give --clean")
+    chosen = [order[0], other]
+    first, second = (model.classes[int(labels[index])] for index in chosen)
+    return batch.images[chosen[:1]], batch.images[chosen[1:]], (first, second)
+
+
+def _patching_row(ablation: AblationRun, patched: Patching, names: tuple[str, str]) -> PatchingRow:
+    layout, classes = ablation.model.anatomy.layout, ablation.model.classes
+    return PatchingRow(
+        clean=names[0],
+        corrupted=names[1],
+        target=classes[int(patched.targets[0])],
+        other=classes[int(patched.others[0])],
+        difference_clean=float(patched.clean[0]),
+        difference_corrupted=float(patched.corrupted[0]),
+        grid=None if layout is None else (layout.grid[0], layout.grid[1]),
+        prefix=None if layout is None else tuple(layout.prefix),
+        note=patched.note,
+    )
+
+
+def _first_images(ablation: AblationRun) -> LabelledBatch:
+    some = torch.arange(len(ablation.split))[:_IMAGES]
+    (batch,) = ablation.split.pick(some).batches(len(some), device=ablation.model.device)
+    return LabelledBatch(batch.images, ablation.labels[some], 0)
+
+
+def _write_lens(folder: RunFolder, ablation: AblationRun) -> None:
+    batch, classes = _first_images(ablation), ablation.model.classes
+    lens = logit_lens(ablation.model, batch.images).float().cpu()  # (batch, depths, classes)
+    right, n = accuracy_by_depth(lens, batch.labels), len(batch.labels)
+    intervals = [wilson(round(share * n), n) for share in right.tolist()]
+    folder.write(
+        LENS,
+        [
+            LensRow(depth, share, interval.low, interval.high, n)
+            for depth, (share, interval) in enumerate(zip(right.tolist(), intervals))
+        ],
+    )
+    top = lens[0, -1].topk(min(_CLASSES, lens.shape[-1])).indices
+    probability = lens[0].softmax(-1)[:, top].numpy()
+    folder.save(LENS_ARRAYS, LensArrays(probability=probability, accuracy=right.numpy()))
+    folder.write(LENS_CLASSES, [LensClassRow(classes[index]) for index in top.tolist()])
+
+
+def _write_contributions(folder: RunFolder, ablation: AblationRun) -> None:
+    batch = _first_images(ablation)
+    parts = contributions(ablation.model, batch.images, targets=batch.labels)
+    gap = (parts.total() - parts.logit).abs().max()
+    rest = (parts.embedding + parts.bias + parts.rest).mean()
+    arrays = ContributionArrays(
+        heads=parts.heads.mean(0).numpy(), mlps=parts.mlps.mean(0).numpy(), rest=np.asarray(rest.numpy())
+    )
+    folder.save(CONTRIBUTION_ARRAYS, arrays)
+    row = ContributionRow(
+        images=len(batch.labels), logit=float(parts.logit.mean()), largest_gap=float(gap), rest=float(rest)
+    )
+    folder.write(CONTRIBUTIONS, [row])

@@ -1,0 +1,125 @@
+"""Heads removed one after another, in the orders of their importance: accuracy and loss after each removal."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.ablation.effects import Unit
+from vitlens.analysis.ablation.greedy import Greedy, greedy_order
+from vitlens.analysis.ablation.removal import Curve, carries, random_order, removal_curves, share_removable, steps
+from vitlens.analysis.ablation.replacements import Means
+from vitlens.commands.ablate.measure.effects import UnitEffects
+from vitlens.commands.ablate.measure.work import AblationRun
+from vitlens.commands.ablate.record import CURVES, FIRST_ORDER, FORWARDS, REMOVABLE
+from vitlens.commands.ablate.record.rows import RemovalRow
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.progress import progress
+from vitlens.uncertainty import Estimate
+
+POINTS: Final = 9  # of a removal curve
+CURVED: Final = 256  # images of a removal curve and of pairs, at most: every point costs most of a forward pass
+RANDOM_ORDERS: Final = 2
+RERANKINGS: Final = 12  # of a greedy order
+_FEWEST: Final = 10  # images to rank on and to test on; below twice as many, both are the same
+
+
+@dataclass(frozen=True)
+class RemovalCurves:
+    """curves: by order; removable: the share of heads that can go at a cost of one point of accuracy, None where the
+    accuracy without any head is not shown to be lower; greedy: the order that was ranked again, where asked for."""
+
+    curves: dict[str, Curve]
+    removable: Estimate | None
+    greedy: Greedy | None
+
+
+def heads_removed_in_order(ablation: AblationRun, effects: UnitEffects, means: Means | None) -> RemovalCurves:
+    """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other."""
+    count = len(ablation.split)
+    half = count >= 2 * _FEWEST
+    ranked, tested = (torch.arange(count)[0::2], torch.arange(count)[1::2]) if half else (torch.arange(count),) * 2
+    tested = tested[:CURVED]
+    orders = dict(_orders(ablation, effects, ranked))
+    greedy = _greedy(ablation, ranked[:CURVED], means) if ablation.options.greedy else None
+    if greedy is not None:
+        orders["greedy"] = greedy.order
+    curves = _curves(ablation, orders, tested, means)
+    groups, least = ablation.groups(tested), curves["least first"]
+    removable = share_removable(least, groups=groups, seed=ablation.run.seed) if carries(least, groups=groups) else None
+    return RemovalCurves(curves, removable, greedy)
+
+
+def _greedy(ablation: AblationRun, chosen: Tensor, means: Means | None) -> Greedy:
+    heads, device = ablation.heads, ablation.model.device
+    (batch,) = ablation.split.pick(chosen).batches(len(chosen), device=device)
+    labels, every = ablation.labels[chosen].to(device), max(1, len(heads) // RERANKINGS)
+    return greedy_order(
+        ablation.model, batch.images, labels, heads, every=every, replace=ablation.replacement, means=means
+    )
+
+
+def _curves(
+    ablation: AblationRun, orders: dict[str, tuple[Unit, ...]], tested: Tensor, means: Means | None
+) -> dict[str, Curve]:
+    """The curve of each order on the images tested, gathered from all processes."""
+    removed = steps(len(ablation.heads), points=POINTS)
+    parts: dict[str, list[Curve]] = {}
+    total = len(ablation.share(tested)) * len(orders) * len(removed)
+    with progress("Removing heads in order", total, unit="removals", quiet=ablation.run.quiet) as advance:
+        for batch in ablation.batches(tested):
+            curves = removal_curves(
+                ablation.model, batch.images, batch.labels, orders, removed=removed, replace=ablation.replacement,
+                means=means, donors=batch.donors, seed=ablation.run.seed, offset=batch.offset,
+                advance=lambda points: advance(points * len(batch.images)),  # noqa: B023
+            )  # fmt: skip
+            for name, curve in curves.items():
+                parts.setdefault(name, []).append(curve)
+    joined = {name: Curve.join(some) for name, some in parts.items()}
+    return {
+        name: Curve(curve.order, curve.removed, curve.outcomes.gathered(ablation.processes))
+        for name, curve in joined.items()
+    }
+
+
+def _orders(ablation: AblationRun, measured: UnitEffects, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
+    units, effects = measured.effects.units, measured.effects.delta_loss[:, ranked].mean(1)
+    estimates = measured.first_order[:, ranked].mean(1)
+    heads = [index for index, unit in enumerate(units) if unit.kind == "head"]
+    by_effect = sorted(heads, key=lambda index: float(effects[index]))
+    yield "least first", tuple(units[index] for index in by_effect)
+    yield "most first", tuple(units[index] for index in reversed(by_effect))
+    if not estimates[heads].isnan().any():
+        by_estimate = sorted(heads, key=lambda index: float(estimates[index]))
+        yield FIRST_ORDER, tuple(units[index] for index in by_estimate)
+    for number in range(RANDOM_ORDERS):
+        yield f"random {number}", random_order(ablation.heads, seed=ablation.run.seed + number)
+
+
+def write_curves(folder: RunFolder, alias: str, removal: RemovalCurves | None) -> None:
+    """Write every point of the curves, and the share of heads that can go; no rows where nothing was removed."""
+    curves = {} if removal is None else removal.curves
+    folder.write(CURVES, [row for name, curve in curves.items() for row in _rows(name, curve)])
+    if removal is None:
+        return
+    if removal.removable is not None:
+        folder.metric(REMOVABLE(model=alias), removal.removable)
+    if removal.greedy is not None:
+        spent = Estimate(removal.greedy.forward_equivalents, unit="forwards")
+        folder.metric(FORWARDS(model=alias, what="greedy"), spent)
+
+
+def _rows(name: str, curve: Curve) -> Iterator[RemovalRow]:
+    for count, right, loss in zip(curve.removed, curve.accuracy(), curve.loss.tolist()):
+        yield RemovalRow(
+            order=name,
+            removed=count,
+            share=count / len(curve.order),
+            accuracy=right.value,
+            low=right.low,
+            high=right.high,
+            n=right.n or 0,
+            loss=loss,
+        )

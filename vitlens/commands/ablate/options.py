@@ -1,0 +1,81 @@
+"""What `vitlens ablate` is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitlens.commands.scaffold.flags import bundle, choices, option
+from vitlens.commands.scaffold.options import (
+    ModelOptions,
+    RunOptions,
+    data_option,
+    images_option,
+    one_model,
+    predicted_option,
+)
+from vitlens.errors import InputError
+from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
+
+_MORE, _PRUNE = "Beyond importance", "Pruning"
+
+
+@dataclass(frozen=True)
+class AblateOptions:
+    """What is removed, what replaces its output, and what is measured beyond the importance.
+
+    predicted: the model's predictions are taken for labels; replace: replacements, the first of which the figures show
+    (none: the mean, or another one for few images); units: what is removed; top: find that many most important heads
+    alone, by sequential elimination; resume: the folder of a stopped run of the same model, data and options; curves:
+    remove heads one after another; greedy: also rank them again after each removal; pairs: how many of the most
+    important heads are removed two by two, with the similarity of all heads' outputs (0: none of it); patch: activation
+    patching, logit lens and direct contributions; clean, corrupted: the two images of the patching (None: two of the
+    data, of different classes); prune: the share of heads to cut; save: where the pruned model is written.
+    """
+
+    model: str = one_model()
+    data: str | None = data_option()
+    images: tuple[str, ...] = images_option()
+    predicted: bool = predicted_option()
+    replace: tuple[Replacement, ...] = choices(
+        "--replace",
+        f"What stands in a head's place: {', '.join(REPLACEMENTS)}.",
+        REPLACEMENTS,
+        default=(),
+        shown=f"mean; resample below {FEWEST_FOR_MEAN} images, zero for one",
+    )
+    units: tuple[UnitKind, ...] = choices(
+        "--units", f"What is removed: {', '.join(UNIT_KINDS)}.", UNIT_KINDS, default=UNIT_KINDS
+    )
+    top: int | None = option(
+        "--top",
+        "Only find the K most important heads, at a fraction of the cost.",
+        default=None,
+        metavar="K",
+        low=1,
+    )
+    resume: Path | None = option("--resume", "Go on with a run that was stopped.", default=None, metavar="FOLDER")
+    curves: bool = option("--curves/--no-curves", "Remove heads one after another.", default=True, panel=_MORE)
+    greedy: bool = option("--greedy", "Also rank again after each removal.", default=False, panel=_MORE)
+    pairs: int = option(
+        "--pairs", "Remove the K top heads two by two; 0: not.", default=5, metavar="K", low=0, panel=_MORE
+    )
+    patch: bool = option(
+        "--patch/--no-patch", "Activation patching, logit lens, contributions.", default=True, panel=_MORE
+    )
+    clean: Path | None = option("--clean", "Image to patch from.", default=None, metavar="PATH", panel=_MORE)
+    corrupted: Path | None = option("--corrupted", "Image to patch into.", default=None, metavar="PATH", panel=_MORE)
+    prune: float | None = option(
+        "--prune", "Cut this share of the heads.", default=None, metavar="X", low=0, high=1, panel=_PRUNE
+    )
+    save: Path | None = option(
+        "--save", "Where the pruned model goes (a MODEL).", default=None, metavar="DIR", panel=_PRUNE
+    )
+    model_options: ModelOptions = bundle(ModelOptions)
+    run: RunOptions = bundle(RunOptions)
+
+    def __post_init__(self) -> None:
+        if (self.clean is None) != (self.corrupted is None):
+            raise InputError("expected --clean and --corrupted together, found one of them; give both images, or none")
+        if self.save is not None and self.prune is None:
+            raise InputError("expected --save with --prune X, found no --prune; e.g. --prune 0.25 --save pruned")
+        if self.prune is not None and self.top is not None:
+            raise InputError("expected --prune or --top, found both; pruning needs the importance of every head")

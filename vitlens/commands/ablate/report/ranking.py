@@ -1,0 +1,91 @@
+"""Which units may be put in an order of importance, and which stand at its top."""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from math import ceil, log2
+from typing import Final
+
+from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.ablate.record import AGREEMENT, FIRST_ORDER, UNITS
+from vitlens.commands.ablate.record.rows import AgreementRow, UnitRow
+from vitlens.names import Replacement, UnitKind
+from vitlens.records import Record
+from vitlens.uncertainty import LEVEL
+
+REPLACED: Final[dict[Replacement, str]] = {
+    "mean": "its mean over the data",
+    "zero": "zero",
+    "resample": "its output on another image",
+}
+
+
+class Ranking(Enum):
+    """Whether units may be put in an order of importance.
+
+    SHOWN: at least one has an effect after Holm's correction; NO_EFFECT: none has; UNTESTED: no test is defined, as
+    there are fewer than two images (or groups of them).
+    """
+
+    SHOWN = "shown"
+    NO_EFFECT = "no effect"
+    UNTESTED = "untested"
+
+
+def main_replacement(record: Record) -> Replacement:
+    """The replacement of figures and metrics: the first."""
+    return record.options(AblateOptions).replace[0]
+
+
+def main_rows(record: Record) -> tuple[UnitRow, ...]:
+    """The units with the main replacement."""
+    return rows_of(record, main_replacement(record))
+
+
+def rows_of(record: Record, replacement: str) -> tuple[UnitRow, ...]:
+    """The units with one replacement."""
+    return tuple(row for row in record.rows(UNITS) if row.replace == replacement)
+
+
+def heads_of(rows: Iterable[UnitRow]) -> list[UnitRow]:
+    """The units that are heads."""
+    return [row for row in rows if row.kind == "head"]
+
+
+def ranking_of(rows: Sequence[UnitRow]) -> Ranking:
+    """Whether these units (of one kind, with one replacement) may be ranked; NO_EFFECT for no units at all."""
+    if any(row.p_holm is None for row in rows):
+        return Ranking.UNTESTED
+    return Ranking.SHOWN if any(row.matters for row in rows) else Ranking.NO_EFFECT
+
+
+def ranked_rows(rows: Sequence[UnitRow]) -> list[UnitRow]:
+    """The units of the kinds (head, MLP, block) that may be ranked."""
+    kinds = dict.fromkeys(row.kind for row in rows)
+    shown = [kind for kind in kinds if ranking_of([row for row in rows if row.kind == kind]) is Ranking.SHOWN]
+    return [row for row in rows if row.kind in shown]
+
+
+def most_harmful_to_remove(rows: Sequence[UnitRow], kind: UnitKind) -> list[UnitRow]:
+    """The units of a kind without which the loss rises, after Holm's correction, the greatest rise first."""
+    own = [row for row in rows if row.kind == kind and row.matters and row.delta_loss > 0]
+    return sorted(own, key=lambda row: -row.delta_loss)
+
+
+def fewest_images(units: int) -> int:
+    """Images (or groups) from which on an effect of one of so many units can pass the test at all.
+
+    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the units.
+    """
+    return 1 + ceil(log2(units / LEVEL))
+
+
+def agreement_of_shown_rankings(record: Record) -> list[AgreementRow]:
+    """The table of agreement, of rankings that are shown alone; the first-order ranking counts as the exact one."""
+    heads = heads_of(record.rows(UNITS))
+    names = dict.fromkeys(row.replace for row in heads)
+    shown: set[str] = {
+        name for name in names if ranking_of([row for row in heads if row.replace == name]) is Ranking.SHOWN
+    }
+    if main_replacement(record) in shown:
+        shown.add(FIRST_ORDER)
+    return [row for row in record.rows(AGREEMENT) if {row.first, row.second} <= shown]

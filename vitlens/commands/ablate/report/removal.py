@@ -1,0 +1,145 @@
+"""Heads removed one after another, heads with similar outputs, and pairs of heads."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from vitlens.commands.ablate.record import CURVES, PAIRS, REDUNDANCY, REDUNDANCY_ARRAYS, REMOVABLE
+from vitlens.commands.ablate.record.arrays import RedundancyArrays
+from vitlens.commands.ablate.record.rows import HeadPairRow, RemovalRow, unit_label
+from vitlens.records import Record
+from vitlens.report.document import Cell, FigureSpec, Section, Table, sentences
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ORDERS: Final = {
+    "least first": "least important first",
+    "most first": "most important first",
+    "first-order": "first-order order",
+    "greedy": "greedy, ranked again",
+}
+
+
+def removal(record: Record) -> Iterator[Section]:
+    """Accuracy after each removal, in each order; nothing where no heads were removed."""
+    rows = record.rows(CURVES)
+    if not rows:
+        return
+    removable = record.metrics.get(REMOVABLE(model=record.aliases[0]))
+    if removable is not None:
+        share = (
+            f"{in_words(removable)} of the heads can be removed, least important first, before accuracy has fallen by "
+            "more than 1 point (of the shares that were measured)."
+        )
+    else:
+        share = (
+            "Without any head the accuracy is not shown to be lower by more than 1 point (its interval), so these "
+            "images do not tell which share of the heads can be removed."
+        )
+    chosen = (
+        f"Measured on {rows[0].n} images, which are not those that the orders were chosen on (where there are enough)."
+    )
+    figure = FigureSpec(
+        "curves",
+        "Orders were chosen on one half of the images and are measured on the other. Bands: Wilson's 95 % intervals. A "
+        "curve shows what this order costs, not that no better order exists.",
+        partial(_curves, rows, removable),
+    )
+    yield Section("Removing heads one after another", sentences(chosen, share), (_table(rows),), (figure,))
+
+
+def _table(rows: Sequence[RemovalRow]) -> Table:
+    orders = dict.fromkeys(row.order for row in rows)
+    accuracy = {(row.share, row.order): f"{100 * row.accuracy:.1f} %" for row in rows}
+    cells: list[tuple[Cell, ...]] = [
+        (round(100 * share, 1), *(accuracy.get((share, order)) for order in orders))
+        for share in dict.fromkeys(row.share for row in rows)
+    ]
+    return Table("Accuracy", ("heads removed (%)", *(_ORDERS.get(order, order) for order in orders)), tuple(cells))
+
+
+def _curves(rows: Sequence[RemovalRow], removable: Estimate | None) -> "Figure":
+    from vitlens.figures.ablate.removal import AccuracyCurve, removal_curves
+
+    curves: dict[str, AccuracyCurve] = {}
+    for name in dict.fromkeys(row.order for row in rows):
+        own = [row for row in rows if row.order == name]
+        curves[name] = AccuracyCurve(
+            share=[row.share for row in own],
+            accuracy=[row.accuracy for row in own],
+            low=np.array([row.low for row in own], dtype=np.float64),
+            high=np.array([row.high for row in own], dtype=np.float64),
+        )
+    return removal_curves(
+        curves={_ORDERS[name]: curve for name, curve in curves.items() if name in _ORDERS},
+        random=[curve for name, curve in curves.items() if name not in _ORDERS],
+        removable=None if removable is None else removable.value,
+        title="Accuracy as heads are removed one after another",
+    )
+
+
+def pairs(record: Record) -> Iterator[Section]:
+    """Similarity of heads' outputs, and the most important heads two by two; nothing where not measured."""
+    if not record.rows(REDUNDANCY):
+        return
+    figures = [
+        FigureSpec(
+            "redundancy",
+            "Linear CKA (unbiased, values below 0 drawn as 0) of heads' outputs over tokens and images.",
+            partial(_redundancy, record.arrays(REDUNDANCY_ARRAYS)),
+        )
+    ]
+    rows = record.rows(PAIRS)
+    if not rows:
+        yield Section("Heads with similar outputs", figures=tuple(figures))
+        return
+    figures.append(
+        FigureSpec(
+            "pairs",
+            "Rise of the loss without both heads minus the sum of the rises without each. Red: each replaces the other "
+            "(the loss without both rises by more than the sum); blue: each needs the other. Dots: the interval "
+            "excludes 0; p-values after Holm's correction are in the table.",
+            partial(_synergy, rows),
+        )
+    )
+    table = Table.of(
+        "The most important heads, two by two",
+        rows,
+        {
+            "pair": lambda row: f"{unit_label(row.first)} and {unit_label(row.second)}",
+            "without both (nats)": lambda row: row.both,
+            "beyond the sum (nats)": lambda row: row.estimate,
+            "p (Holm)": lambda row: row.p_holm,
+        },
+    )
+    yield Section("Heads with similar outputs, and pairs of heads", (), (table,), tuple(figures))
+
+
+def _redundancy(arrays: RedundancyArrays) -> "Figure":
+    from vitlens.figures.ablate.pairs import redundancy_matrix
+
+    return redundancy_matrix(
+        similarity=np.clip(arrays.similarity, 0.0, 1.0),
+        layers_of_heads=arrays.layers.tolist(),
+        title="Similarity of the outputs of any two heads",
+        measure="linear CKA",
+    )
+
+
+def _synergy(rows: Sequence[HeadPairRow]) -> "Figure":
+    from vitlens.figures.ablate.pairs import synergy_matrix
+
+    names = list(dict.fromkeys(name for row in rows for name in (row.first, row.second)))
+    values = np.full((len(names), len(names)), np.nan)
+    significant = np.zeros(values.shape, dtype=bool)
+    for row in rows:
+        one, two = names.index(row.first), names.index(row.second)
+        values[one, two] = values[two, one] = row.synergy
+        significant[one, two] = significant[two, one] = row.excludes_zero
+    labels = [unit_label(name) for name in names]
+    return synergy_matrix(synergy=values, names=labels, significant=significant, unit="nats")

@@ -1,0 +1,1 @@
+"""`vitlens predict`: the likeliest classes of every image."""

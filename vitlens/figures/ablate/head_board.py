@@ -1,0 +1,111 @@
+"""A signed map of heads with columns of MLPs and blocks beside it; a few extreme values do not set its colours."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vitlens.figures.board import Board, Margins, board
+from vitlens.figures.gaps import as_gapped, blank
+from vitlens.figures.inputs import Array, require_length
+from vitlens.figures.overlay import Scale
+from vitlens.figures.signed import BESIDE, draw_signed, name_heads, signed_bar, symmetric_scale
+from vitlens.figures.style import HALF, SMALL, TALL, WIDE, broken
+
+_FEW: Final = 12  # values, below which none is called far beyond the others
+_FAR: Final = 3.0  # times larger or smaller: colours of its own
+_LONGEST: Final = 3.0  # inch of a colour bar
+_COLUMN, _GAP = 0.38, 0.08  # inch: a column of MLPs or blocks, and the room before it
+
+
+def head_board(
+    *, title: str, heads: Array, columns: Mapping[str, ArrayLike], unit: str, right: float = 0.0, faintest: float = 0.0
+) -> tuple[Board, float]:
+    """A signed map of heads (layers, heads), and a column (layers,) for each further kind.
+
+    right: inches of room beside them; returned with the board is where it begins. faintest: the least that the full
+    colour stands for. Colours, bars and errors as importance_map; the
+    columns that have their own colours stand last.
+    """
+    beside = {name: as_gapped(one, name=name, axes=("layers",))[:, None] for name, one in columns.items()}
+    for name, one in beside.items():
+        require_length(len(one), len(heads), name=f"layers of {name}", of="the layers of heads")
+    own = {name: one for name, one in beside.items() if _far_apart(one, heads)}
+    alike = {name: one for name, one in beside.items() if name not in own}
+    groups = [{"head": heads, **alike}, *({name: one} for name, one in own.items())]
+    scales = [
+        _clipped(symmetric_scale(group.values(), least=faintest), list(group.values()), least=faintest)
+        for group in groups
+    ]
+    notes = [_beyond(name, one, scale) for group, scale in zip(groups, scales) for name, one in group.items()]
+    drawn = _room(
+        title=title + (f"; {' and '.join(own)} in {'its' if len(own) == 1 else 'their'} own colours" if own else ""),
+        shape=heads.shape,
+        beside=len(beside) * (_GAP + _COLUMN) + len(groups) * BESIDE + right,
+        below=". ".join(filter(None, notes)),
+        gaps=any(np.isnan(one).any() for one in (heads, *beside.values())),
+    )
+    place, tall = drawn.right, drawn.bottom - drawn.top
+    for group, scale in zip(groups, scales):
+        for name, one in group.items():
+            axes = drawn.panels[0] if name == "head" else drawn.place(place + _GAP, drawn.top, _COLUMN, tall)
+            draw_signed(axes, one, scale)
+            if name != "head":
+                place += _GAP + _COLUMN
+                axes.set_xticks([0], labels=[name])
+                axes.set_yticks([])
+        long = min(tall, _LONGEST)
+        signed_bar(drawn.place(place + 0.08, drawn.top + (tall - long) / 2, 0.09, long), scale, unit)
+        place += BESIDE
+    name_heads(drawn.panels[0], heads.shape)
+    return drawn, place
+
+
+def _room(*, title: str, shape: tuple[int, ...], beside: float, below: str, gaps: bool) -> Board:
+    """One panel for heads with cells as square as the page allows, and what is written below it."""
+    layers, heads = shape
+    wide = min(0.42 * heads, WIDE - 0.45 - beside)
+    whole = max(HALF, 0.45 + wide + beside)
+    lines = textwrap.wrap(below, int(whole * 15))
+    bottom = 0.42 + 0.14 * len(lines) + 0.2 * gaps
+    most = TALL - bottom - 0.1 - broken(title, whole)[1]
+    tall = float(np.clip(layers * max(0.2, wide / heads), 1.15, most))
+    margins = Margins(left=0.45, right=beside, bottom=bottom)
+    drawn = board(title=title, count=1, across=1, panel=(wide, tall), gap=(0.0, 0.0), margins=margins)
+    if lines:
+        below_map = (drawn.bottom + 0.4) / drawn.figure.get_figheight()
+        drawn.figure.text(0.5, 1 - below_map, "\n".join(lines), ha="center", va="top", fontsize=SMALL)
+    if gaps:
+        drawn.figure.legend(handles=[blank(label="no value")], loc="lower center", borderaxespad=0.2)
+    return drawn
+
+
+def _far_apart(column: Array, heads: Array) -> bool:
+    """Whether one range of colours would leave either the heads or the column pale."""
+    means = [float(np.nansum(np.abs(values)) / max(1, np.sum(~np.isnan(values)))) for values in (column, heads)]
+    ends = [symmetric_scale([values]).high for values in (column, heads)]
+    return any(max(sizes) > _FAR * min(sizes) > 0 for sizes in (means, ends))
+
+
+def _clipped(scale: Scale, values: Sequence[Array], *, least: float) -> Scale:
+    """Only up to what all but 2 % (and one at least) reach, where the greatest is more than three times that."""
+    every = np.sort(np.abs(np.concatenate([one[~np.isnan(one)] for one in values])))
+    if len(every) < _FEW:
+        return scale
+    usual = max(least, float(every[min(len(every) - 2, int(0.98 * len(every)))]))
+    return Scale(0.0 - usual, usual, clipped=True) if 0 < _FAR * usual < scale.high else scale
+
+
+def _beyond(name: str, values: Array, scale: Scale) -> str:
+    """The greatest three values of a map (layers, heads or 1) that the colours do not reach, in words."""
+    places = np.argwhere(np.abs(np.nan_to_num(values)) > scale.high).tolist() if scale.clipped else []
+    places.sort(key=lambda place: -abs(values[tuple(place)]))
+    words = [f"{_label(name, layer, head)} ({values[layer, head]:.3g})" for layer, head in places[:3]]
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return f"Beyond the colours: {', '.join(words)}{more}" if words else ""
+
+
+def _label(name: str, layer: int, head: int) -> str:
+    return f"L{layer}.H{head}" if name == "head" else f"L{layer}.{name}"
