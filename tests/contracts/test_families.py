@@ -6,7 +6,7 @@ import torch
 from tests.lens.tiny import CHAINED, FAMILIES, images
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models import zoo
 from vitlens.models.anatomy import attention_modules
 from vitlens.models.model import Model
@@ -73,7 +73,7 @@ def test_logits_are_unchanged_and_every_layer_is_seen(family):
 def test_anatomy(family):
     name, model = family
     anatomy = model.anatomy
-    assert all(model.model.get_submodule(block) for block in anatomy.blocks)
+    assert all(model.module.get_submodule(block) for block in anatomy.blocks)
     assert len(anatomy.blocks) == (4 if name in ("cait", "swin", "swinv2", "torchvision-swin") else 2)
     if name not in EXPECTED:
         assert (anatomy.family, anatomy.layout, anatomy.readout) == ("windowed", None, "mean")

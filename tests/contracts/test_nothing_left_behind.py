@@ -20,18 +20,11 @@ from vitlens.analysis.heads.statistics import statistics
 from vitlens.analysis.robustness.inside import cosines
 from vitlens.attacks.attack import attack
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.intervened import intervened
-from vitlens.lens.intervention import (
-    BlockRemoved,
-    HeadReplaced,
-    Intervention,
-    KnockedOut,
-    MLPReplaced,
-    StreamPatched,
-)
-from vitlens.lens.observe import capture, observe, survey
+from vitlens.lens.capture import capture
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched
+from vitlens.lens.observe import observe, survey, tapped
 from vitlens.lens.replay import replaying
-from vitlens.lens.tap import tapped
 from vitlens.models.model import Model
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -136,7 +129,7 @@ def test_after_an_exception_in_the_model(model, surveyed):
     batch = images(model.input_size)
     if surveyed:
         survey(model, batch)
-    last = [module for module in model.model.modules() if isinstance(module, nn.Linear)][-1]
+    last = [module for module in model.module.modules() if isinstance(module, nn.Linear)][-1]
 
     def breaks(_module: nn.Module, _inputs: object) -> None:
         raise BrokenError
@@ -158,7 +151,7 @@ def test_nested_observations_both_see_everything(model, explicit):
     before = state_of(model)
     alone = capture(model, batch)
     outer: list[tuple[str, Tensor]] = []
-    with tapped(model.model, lambda call: outer.append((call.site.module, call.weights()))):
+    with tapped(model.module, lambda call: outer.append((call.site.module, call.weights()))):
         inner = capture(model, batch, explicit=explicit)
         torch.testing.assert_close(inner.logits.detach(), alone.logits, atol=1e-5, rtol=1e-5)
     assert [name for name, _ in outer] == [site.module for site in inner.sites] == [site.module for site in alone.sites]

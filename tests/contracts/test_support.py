@@ -134,7 +134,7 @@ def test_a_family_supports_what_it_is_made_for(name):
     refused = {command for command in NEEDS if model.supports(command) is not None}
     assert refused == WITHOUT.get(name, set())
     assert supported(model) == tuple(command for command in NEEDS if command not in refused)
-    meta = model_of(deepcopy(model.model), alias=name, size=model.input_size).to("meta")
+    meta = model_of(deepcopy(model.module), alias=name, size=model.input_size).to("meta")
     meta.classes = model.classes
     assert supported(meta) == supported(model)  # shapes decide
     for command in refused:

@@ -13,9 +13,10 @@ from tests.lens.tiny import CLASSES, FAMILIES, images, model_of, ours, shaken, t
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.inside import projection_of
-from vitlens.lens.intervened import intervened
-from vitlens.lens.intervention import (
+from vitlens.lens.capture import capture
+from vitlens.lens.hooks import projection_of
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import (
     BlockRemoved,
     HeadReplaced,
     Intervention,
@@ -26,8 +27,7 @@ from vitlens.lens.intervention import (
     positions,
 )
 from vitlens.lens.layers import Layer, layers
-from vitlens.lens.observe import capture, survey
-from vitlens.lens.tap import tapped
+from vitlens.lens.observe import survey, tapped
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 
@@ -189,7 +189,7 @@ def test_an_mlp_set_to_zero_or_a_constant_is_its_last_layer_so_made(model):
     batch = of(model)
     for layer in layers(model):
         cut = copy.deepcopy(model)
-        linear = last_linear(cut.model.get_submodule(layer.mlp))
+        linear = last_linear(cut.module.get_submodule(layer.mlp))
         constant = torch.linspace(-1, 1, linear.out_features)
         mean = MLPReplaced(layer.index, "mean")
         for what, bias in ((MLPReplaced(layer.index), 0 * constant), (mean, constant)):
@@ -217,7 +217,7 @@ def test_a_block_removed_is_a_block_that_passes(model):
         if not layer.removable:
             continue
         cut = copy.deepcopy(model)
-        cut.model.set_submodule(layer.unit, Passes(layer.stream))
+        cut.module.set_submodule(layer.unit, Passes(layer.stream))
         found = changed(model, batch, BlockRemoved(layer.index))
         torch.testing.assert_close(found, cut(batch), **SAME)
         assert not torch.allclose(found, model(batch), atol=1e-6)

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from tests.lens.tiny import CLASSES, images, model_of, ours, timm_model, torchvision_vit
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.observe import capture, observe, survey
+from vitlens.lens.capture import capture
+from vitlens.lens.observe import observe, survey
 from vitlens.models.attention import MultiHeadSelfAttention
 
 

@@ -14,7 +14,7 @@ from tests.training.tiny import tiny_model, tiny_recipe
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.cli.main import run
 from vitlens.errors import InputError
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models import zoo
 from vitlens.runs import trackers as module
 from vitlens.runs.trackers import Tracker, require_trackers

@@ -75,7 +75,7 @@ def _check(model: Model, names: list[str], heads: Mapping[int, Collection[int]])
 
 
 def _count(model: Model, name: str) -> int:
-    return heads_of(model.model.get_submodule(name)) or 0
+    return heads_of(model.module.get_submodule(name)) or 0
 
 
 def _fold(attention: nn.Module, layer: int, heads: Collection[int], means: HeadMeans) -> None:

@@ -10,7 +10,7 @@ from tests.lens.tiny import images, ours, timm_model
 from vitlens.analysis.faithfulness.masking import answers_without, blurred, once, pixel_masks, substrate_images
 from vitlens.analysis.faithfulness.resampled import enlarged, on_grid, removal_grid
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.from_tokens import entry_of
+from vitlens.lens.replay_check import entry_of
 from vitlens.models.model import Model
 
 SAME = {"atol": 2e-5, "rtol": 1e-4}

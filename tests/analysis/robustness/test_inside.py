@@ -6,7 +6,7 @@ from tests.lens.tiny import images, ours, torchvision_swin
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.robustness.inside import SHIFTED, cosines, map_agreement, parting, shifts
 from vitlens.errors import InputError
-from vitlens.lens.outputs import watching_outputs
+from vitlens.lens.capture import watching_outputs
 from vitlens.models.zoo import untrained
 
 
