@@ -19,7 +19,7 @@ from vitlens.models import zoo
 from vitlens.runs import trackers as module
 from vitlens.runs.trackers import Tracker, require_trackers
 from vitlens.runs.tracking import EVERY_STEPS, TrackerWatcher, entropies, overlay
-from vitlens.training.watch import StepFacts, Watcher
+from vitlens.training.metrics import StepFacts, Watcher
 
 CONFIG = {"model": "tiny", "recipe": {"epochs": 3, "betas": [0.9, 0.999], "clip": None}}
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")

@@ -17,7 +17,7 @@ from vitlens.models.zoo import load
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import ModelOptions
 from vitlens.shapes import Images, Maps
-from vitlens.training.kept import Kept, weights_over_training
+from vitlens.training.checkpoint import Kept, weights_over_training
 
 EPOCHS = 6  # of those kept, in the figure of a head over training
 Head = tuple[int, int]

@@ -25,7 +25,7 @@ from vitlens.processes import Processes, share_of
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.options import RunOptions
 from vitlens.runs.progress import progress
-from vitlens.training.kept import Kept, weights_over_training
+from vitlens.training.checkpoint import Kept, weights_over_training
 from vitlens.uncertainty import Estimate
 
 IMAGES = 200  # of those asked for, with the weights of each moment

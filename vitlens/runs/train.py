@@ -35,8 +35,8 @@ from vitlens.runs.train_start import from_scratch, started_from, trained_start, 
 from vitlens.runs.train_taught import Lesson, keep_lesson, lesson_of, look_ahead, shape_with_token, taking_part
 from vitlens.runs.training_progress import training_progress
 from vitlens.runs.unseen import keep_training_images
+from vitlens.training.checkpoint import require_interval
 from vitlens.training.head import fit_head
-from vitlens.training.kept import require_interval
 from vitlens.training.loop import fit
 from vitlens.training.metrics import TrainingResult
 from vitlens.training.recipe import Recipe, fitted, override, recipe_for

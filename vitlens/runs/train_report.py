@@ -13,7 +13,7 @@ from vitlens.runs.train_beside import draw_beside, has_beside, tell_beside
 from vitlens.runs.train_compared import draw as draw_comparison
 from vitlens.runs.train_compared import is_comparison
 from vitlens.runs.train_compared import tell as tell_comparison
-from vitlens.training.kept import FOLDER
+from vitlens.training.checkpoint import KEPT_FOLDER
 from vitlens.training.recipe import LEAST_STEPS
 
 
@@ -143,7 +143,12 @@ def _kept_words(record: RunRecord) -> Iterator[str]:
     if every is None:
         return
     epochs = "epoch" if every == 1 else f"{every} epochs"
-    said = f"A copy of the weights from before training and after every {epochs} is in `{FOLDER}/`, in half precision"
+    said = (
+        (
+        f"A copy of the weights from before training and after every {epochs} is in `{KEPT_FOLDER}/`, "
+        "in half precision"
+    )
+    )
     used = (
         "; `vitlens attention FOLDER --head 0,0` draws one head over training, `vitlens stats FOLDER --over-training` "
         "the statistics of all"
