@@ -1,11 +1,15 @@
 """Whatever is done with a model leaves it as it was: after success, after an exception, and within other uses."""
 
+from collections.abc import Callable
+from inspect import signature
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tests.contracts.uses import CASES, USES, Break, BrokenError, batch_of, state_of, unsettled
+import vitlens
+from tests.contracts.uses import CASES, ELSEWHERE, USES, Break, BrokenError, batch_of, state_of, unsettled
 from vitlens.lens.hooks import overridden, watching
 from vitlens.models.model import Model
 
@@ -14,6 +18,20 @@ from vitlens.models.model import Model
 def few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Square asks 50 times a step, RISE and KernelSHAP draw many masks; a few show the same."""
     monkeypatch.setattr("vitlens.attacks.scores.QUERIES", 4)
+
+
+def test_every_public_function_of_a_model_is_a_use() -> None:
+    listed = {name.partition("/")[0] for name in USES} | ELSEWHERE.keys()
+    functions = {
+        name: getattr(vitlens, name) for name in vitlens.__all__ if name not in ("Model", "__version__", "load")
+    }
+    of_models = {name for name, function in functions.items() if Model in _types(function)}
+    assert of_models <= listed
+    assert ELSEWHERE.keys() <= of_models
+
+
+def _types(function: Callable[..., object]) -> list[object]:
+    return [parameter.annotation for parameter in signature(function).parameters.values()]
 
 
 def deepest(model: Model) -> nn.Module:

@@ -27,6 +27,7 @@ from vitlens.analysis.attention.weights import attention, attention_maps
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
+from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.faithfulness.masking import answers_without
 from vitlens.analysis.faithfulness.randomisation import randomised
 from vitlens.analysis.faithfulness.randomisation import stages as randomised_parts
@@ -165,7 +166,7 @@ def run_entry(model: Model, batch: Tensor) -> None:
 def run_patch(model: Model, batch: Tensor) -> None:
     """Activation patching between two orders of the images."""
     first, second = (torch.full((len(batch),), label) for label in (0, 1))
-    patch(model, batch, batch.flip(0), targets=first, others=second)
+    patch(model, batch, batch.roll(1, 0), targets=first, others=second)
 
 
 def run_way(model: Model, batch: Tensor, *, method: AttentionMethod) -> None:
@@ -180,10 +181,17 @@ def run_explain(model: Model, batch: Tensor, *, method: str) -> None:
 
 def run_attack(model: Model, batch: Tensor, *, method: str) -> None:
     """One step of an attack that starts from the predictions."""
-    attack(model, batch, "predicted", method=method, epsilon=0.1, steps=1)
+    attack(model, batch, "predicted", method=method, steps=1)
 
 
 EVERYWHERE = tuple(MODELS)
+# public functions of a model that are in no use of their own
+ELSEWHERE = {
+    "images": "reads the model's input size alone",
+    "shape_bias": "runs evaluate, on scenes of shapes and textures",
+    "train": "changes the model: tests/training/test_loop.py",
+    "zero_shot": "needs open_clip: tests/analysis/features/test_zero_shot.py",
+}
 _LISTED = (
     Use("observe", lambda model, batch: observe(model, batch, lambda call: call.weights())),
     Use("observe-explicit", lambda model, batch: observe(model, batch, lambda call: call.weights(), explicit=True)),
@@ -214,6 +222,7 @@ _LISTED = (
     Use("patch", run_patch, PLAIN),
     Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
+    Use("compare", lambda model, batch: compare(model, model, split_of(model, batch)), EVERYWHERE),
     Use("evaluate", lambda model, batch: evaluate(model, split_of(model, batch)), EVERYWHERE),
     Use("flops", lambda model, _batch: flops_by_part(model), EVERYWHERE),
     Use("saved-for-training", saved_for_training, EVERYWHERE),

@@ -9,6 +9,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from tests.contracts.uses import BrokenError
 from tests.lens.tiny import CLASSES, FAMILIES, images, model_of, ours, shaken, timm_model, torchvision_vit
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
@@ -431,3 +432,13 @@ def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
     hook.remove()
     assert seen[0].dim() == 4
     torch.testing.assert_close(replaced, expected)
+
+
+def test_the_inner_of_two_interventions_undoes_its_own_alone():
+    model, batch = ours(), images((32, 48))
+    with torch.no_grad(), intervened(model, HeadReplaced(0, 0)):
+        outer = model(batch)
+        with pytest.raises(BrokenError), intervened(model, [HeadReplaced(0, 0), HeadReplaced(0, 1)]):
+            raise BrokenError
+        assert torch.equal(model(batch), outer)
+    assert not torch.equal(model(batch), outer)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contracts.test_nothing_left_behind import state_of
+from tests.contracts.uses import state_of
 from tests.lens.tiny import FAMILIES, images, ours
 from vitlens.analysis.attention.gradients import check_targets, with_gradients
 from vitlens.analysis.attention.relevance import relevance

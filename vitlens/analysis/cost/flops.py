@@ -19,6 +19,7 @@ from vitlens.analysis.cost.parts import EMBEDDING, HEAD, MLP, PRODUCTS, PROJECTI
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.hooks import Arguments, watching
+from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.models.vit_config import ViTConfig
 
@@ -47,8 +48,7 @@ def flops_by_part(model: Model) -> dict[str, int]:
 
     Projections are the products of attention with weights, products those without: of tokens with tokens.
     """
-    height, width = model.input_size
-    images = torch.rand(1, 3, height, width, device=model.device)
+    images = probe_images(model, 1)
     parts, found = Parts(model), Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
     with (

@@ -12,6 +12,7 @@ from vitlens.analysis.cost.parts import parameters_by_part
 from vitlens.devices import evaluating
 from vitlens.errors import LensError
 from vitlens.lens.hooks import Arguments, watching
+from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer
 
@@ -50,8 +51,7 @@ def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str
     >>> cost.flops["attention products"]  # 6 blocks of 4 N² d, with N = 65 tokens of width d = 128
     12979200
     """
-    height, width = model.input_size
-    images = torch.rand(_TRAINED, 3, height, width, device=model.device)
+    images = probe_images(model, _TRAINED)
     flops = flops_by_part(model)
     (timed,) = latencies([model], batch_sizes, precision=precision)
     return Profile(
@@ -94,7 +94,7 @@ def tokens_of(model: Model) -> int:
         shapes.append(arguments[0].shape[1:])
 
     with evaluating(model), torch.no_grad(), watching(model.module, model.anatomy.blocks[:1], before=before):
-        model(torch.rand(1, 3, height, width, device=model.device))
+        model(probe_images(model, 1))
     shape = shapes[0]
     if len(shape) != 3:
         return shape[0]
