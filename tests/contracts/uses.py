@@ -72,12 +72,14 @@ PLAIN = ("ours", "timm", "multihead")  # one sequence of tokens through all bloc
 class Use:
     """One thing that is done with a model.
 
-    run: on a model and images; models: names of MODELS on which it is tried.
+    run: on a model and images; models: names of MODELS on which it is tried; timed: whether the number of its passes
+    depends on the time that they take.
     """
 
     name: str
     run: Callable[[Model, Tensor], object]
     models: tuple[str, ...] = ATTENTIVE
+    timed: bool = False
 
 
 def answers_with_half(model: Model, batch: Tensor) -> Tensor:
@@ -227,7 +229,7 @@ _LISTED = (
     Use("flops", lambda model, _batch: flops_by_part(model), EVERYWHERE),
     Use("saved-for-training", saved_for_training, EVERYWHERE),
     Use("inference-peak", inference_peak, EVERYWHERE),
-    Use("profile", lambda model, _batch: profile(model, batch_sizes=[1]), ("ours", "cnn")),
+    Use("profile", lambda model, _batch: profile(model, batch_sizes=[1]), ("ours", "cnn"), timed=True),
     Use("read-features", read_features, ("ours", "multihead", "cnn")),
     Use("training", run_training_contexts, PLAIN),  # batch statistics and stochastic depth are the training's own
 )

@@ -298,7 +298,7 @@ def test_nothing_is_left_behind_by_a_wrong_target():
     batch = batch_of(model)
     before = state_of(model)
     with pytest.raises(InputError):
-        relevance(model, batch, targets=torch.tensor([0, 9]))
+        relevance(model, batch, targets=torch.tensor([0, 9, 0]))
     assert state_of(model) == before
     with torch.no_grad():  # as in a command
         assert relevance(model, batch).sum() > 0
