@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 import vitlens
-from tests.contracts.uses import CASES, ELSEWHERE, USES, Break, BrokenError, batch_of, state_of, unsettled
+from tests.contracts.uses import CASES, ELSEWHERE, ONCE, USES, Break, BrokenError, batch_of, state_of, unsettled
 from vitlens.lens.hooks import overridden, watching
 from vitlens.models.model import Model
 
@@ -81,7 +81,7 @@ def breaks_backward(model: Model, calls: list[Tensor], *, raises: bool) -> Remov
     return list(model.module.children())[-1].register_forward_hook(watch)
 
 
-@pytest.mark.parametrize(("use", "name"), CASES)
+@pytest.mark.parametrize(("use", "name"), ONCE)
 def test_nothing_is_left_behind_by_a_failure_in_the_backward_pass(use: str, name: str) -> None:
     model, calls = unsettled(name), []
     batch, run = batch_of(model), USES[use].run
@@ -98,7 +98,7 @@ def test_nothing_is_left_behind_by_a_failure_in_the_backward_pass(use: str, name
     handle.remove()
 
 
-@pytest.mark.parametrize(("use", "name"), CASES)
+@pytest.mark.parametrize(("use", "name"), ONCE)
 def test_a_use_within_another_undoes_its_own_alone(use: str, name: str) -> None:
     model = unsettled(name)
     batch, calls = batch_of(model), []

@@ -254,6 +254,7 @@ def _attacks() -> Iterator[Use]:
 
 USES: dict[str, Use] = {use.name: use for use in (*_LISTED, *_attention_ways(), *_attributions(), *_attacks())}
 CASES = [(use.name, model) for use in USES.values() for model in use.models]
+ONCE = [(use.name, use.models[0]) for use in USES.values()]
 
 
 class BrokenError(Exception):

@@ -144,10 +144,7 @@ def _kept_words(record: RunRecord) -> Iterator[str]:
         return
     epochs = "epoch" if every == 1 else f"{every} epochs"
     said = (
-        (
-        f"A copy of the weights from before training and after every {epochs} is in `{KEPT_FOLDER}/`, "
-        "in half precision"
-    )
+        f"A copy of the weights from before training and after every {epochs} is in `{KEPT_FOLDER}/`, in half precision"
     )
     used = (
         "; `vitlens attention FOLDER --head 0,0` draws one head over training, `vitlens stats FOLDER --over-training` "
