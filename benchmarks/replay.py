@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from vitlens.devices import autocast
-from vitlens.lens.inside import projection_of
-from vitlens.lens.intervention import HeadReplaced
+from vitlens.lens.hooks import projection_of
+from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import Replay, replaying
 from vitlens.models import zoo

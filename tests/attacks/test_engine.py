@@ -5,14 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.attacks.models import Flat, answers, linear, made, perceptron, pictures, setting
-from tests.contracts.test_nothing_left_behind import BrokenError, state_of
-from tests.lens.tiny import ours
 from vitlens.attacks.algorithm import Jobs
 from vitlens.attacks.attack import attack
 from vitlens.attacks.clean import clean_images
 from vitlens.attacks.descent import pgd
 from vitlens.attacks.evaluation import Evaluator
-from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import sweep
 from vitlens.errors import NonFiniteError, UnsupportedError
 from vitlens.models.model import Model
@@ -148,38 +145,6 @@ def test_progress_adds_up_to_images_times_attacks(few_queries):
         done: list[int] = []
         sweep(model, images, labels, attacks=names, epsilons=(0.0, 0.01, 0.1), steps=2, on_progress=done.append)
         assert sum(done) == 7 * len(names)
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_nothing_is_left_behind(name, few_queries):
-    model = ours(size=(8, 12), patch_size=(4, 4))
-    for number, module in enumerate(model.modules()):
-        if number % 3 == 0 and not any(True for _ in module.children()):
-            module.train()
-    for number, parameter in enumerate(model.parameters()):
-        parameter.requires_grad_(number % 2 == 0)
-    before, images = state_of(model), pictures(3, (8, 12))
-    result = attack(model, images, "predicted", method=name, steps=1)
-    assert state_of(model) == before
-    assert not images.requires_grad
-    assert not result.images.requires_grad
-
-
-@pytest.mark.parametrize("at", [0, 1, 3])
-def test_nothing_is_left_behind_after_an_exception(at):
-    model, count = perceptron(), [0]
-    model.requires_grad_(True)
-
-    def breaks(_module: nn.Module, _inputs: object) -> None:
-        count[0] += 1
-        if count[0] > at:
-            raise BrokenError
-
-    model.module.layers[2].register_forward_pre_hook(breaks)
-    before = state_of(model)
-    with pytest.raises(BrokenError):
-        attack(model, pictures(3), "predicted", method="pgd", epsilon=0.01)
-    assert state_of(model) == before
 
 
 class Poisoned(nn.Module):

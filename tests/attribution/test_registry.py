@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.attribution.models import MODELS, cnn, linear
-from tests.contracts.test_nothing_left_behind import Break, BrokenError, state_of
+from tests.contracts.uses import Break, BrokenError, state_of
 from tests.lens.tiny import FAMILIES, images, ours, timm_model
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution import defaults
@@ -156,28 +156,6 @@ def test_a_seed_gives_the_same_map_again_and_another_another(method):
     one, again, other = (explain(model, batch, method=method, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
-
-
-BREAKING = [(method, name) for method, name in CASES if name in ("vit", "cnn")]
-
-
-@pytest.mark.parametrize("after", [1, 4])
-@pytest.mark.parametrize(("method", "name"), BREAKING)
-def test_nothing_stays_after_an_exception(name, method, after):
-    """Raised in the head at the method's own n-th pass: what is looked for once a model is known by then."""
-    model = MODELS[name]()
-    batch, targets = images(model.input_size, batch=4), torch.tensor([3, 0, 4, 1])  # at least a pass an image
-    expected = explain(model, batch[:1], targets=targets[:1], method=method)
-    modules = dict(model.named_modules())
-    head = model.module.head if name == "vit" else model.module.fc
-    handle = head.register_forward_pre_hook(Break(BrokenError, after))
-    before = state_of(model)
-    with pytest.raises(BrokenError):
-        explain(model, batch, targets=targets, method=method, batch_size=1)
-    assert state_of(model) == before
-    assert all(modules[part] is module for part, module in model.named_modules())
-    handle.remove()
-    assert torch.equal(explain(model, batch[:1], targets=targets[:1], method=method), expected)
 
 
 @pytest.mark.parametrize("name", MODELS)

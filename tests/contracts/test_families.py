@@ -6,7 +6,7 @@ import torch
 from tests.lens.tiny import CHAINED, FAMILIES, images
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models import zoo
 from vitlens.models.anatomy import attention_modules
 from vitlens.models.model import Model

@@ -9,13 +9,15 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from tests.contracts.uses import BrokenError
 from tests.lens.tiny import CLASSES, FAMILIES, images, model_of, ours, shaken, timm_model, torchvision_vit
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.inside import projection_of
-from vitlens.lens.intervened import intervened
-from vitlens.lens.intervention import (
+from vitlens.lens.capture import capture
+from vitlens.lens.hooks import projection_of
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import (
     BlockRemoved,
     HeadReplaced,
     Intervention,
@@ -26,8 +28,7 @@ from vitlens.lens.intervention import (
     positions,
 )
 from vitlens.lens.layers import Layer, layers
-from vitlens.lens.observe import capture, survey
-from vitlens.lens.tap import tapped
+from vitlens.lens.observe import survey, tapped
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 
@@ -431,3 +432,13 @@ def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
     hook.remove()
     assert seen[0].dim() == 4
     torch.testing.assert_close(replaced, expected)
+
+
+def test_the_inner_of_two_interventions_undoes_its_own_alone():
+    model, batch = ours(), images((32, 48))
+    with torch.no_grad(), intervened(model, HeadReplaced(0, 0)):
+        outer = model(batch)
+        with pytest.raises(BrokenError), intervened(model, [HeadReplaced(0, 0), HeadReplaced(0, 1)]):
+            raise BrokenError
+        assert torch.equal(model(batch), outer)
+    assert not torch.equal(model(batch), outer)

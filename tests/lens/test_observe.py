@@ -5,11 +5,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.contracts.uses import ATTENTIVE, BrokenError, state_of, unsettled
 from tests.lens.tiny import CLASSES, images, model_of, ours, timm_model, torchvision_vit
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.observe import capture, observe, survey
+from vitlens.lens.capture import capture
+from vitlens.lens.observe import observe, survey, tapped
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.model import Model
 
 
 @pytest.mark.parametrize("make", [ours, lambda: timm_model("deit_tiny_distilled_patch16_224"), torchvision_vit])
@@ -200,3 +203,76 @@ def test_batch_of_one_one_head_one_block_and_a_constant_image():
     captured = capture(model, torch.full((1, 3, 32, 48), 0.5))
     assert [layer.shape for layer in captured.layers] == [(1, 1, 13, 13)]
     assert captured.logits.shape == (1, len(CLASSES))
+
+
+@pytest.fixture(params=ATTENTIVE)
+def model(request: pytest.FixtureRequest) -> Model:
+    return unsettled(request.param)
+
+
+def test_gradients_of_weights_leave_none_on_parameters(model):
+    captured = capture(model, images(model.input_size), explicit=True)
+    before = state_of(model)
+    torch.autograd.grad(captured.logits.sum(), captured.layers)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("surveyed", [False, True])
+def test_after_an_exception_in_the_reducer(model, explicit, surveyed):
+    batch, before = images(model.input_size), state_of(model)
+    if surveyed:
+        survey(model, batch)
+
+    def reducer(call: AttentionCall) -> None:
+        if call.site.layer == 1:
+            raise BrokenError
+
+    with pytest.raises(BrokenError):
+        observe(model, batch, reducer, explicit=explicit)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_nested_observations_both_see_everything(model, explicit):
+    batch = images(model.input_size)
+    survey(model, batch)
+    before = state_of(model)
+    alone = capture(model, batch)
+    outer: list[tuple[str, Tensor]] = []
+    with tapped(model.module, lambda call: outer.append((call.site.module, call.weights()))):
+        inner = capture(model, batch, explicit=explicit)
+        torch.testing.assert_close(inner.logits.detach(), alone.logits, atol=1e-5, rtol=1e-5)
+    assert [name for name, _ in outer] == [site.module for site in inner.sites] == [site.module for site in alone.sites]
+    for (_, seen), also, expected in zip(outer, inner.layers, alone.layers):
+        torch.testing.assert_close(seen, expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(also.detach(), expected, atol=1e-6, rtol=1e-5)
+    assert state_of(model) == before
+
+
+def test_the_inner_of_two_observations_undoes_its_own_alone():
+    model, batch = ours(), images((32, 48))
+    seen: list[str] = []
+    with tapped(model.module, lambda call: seen.append(call.site.module)):
+        with pytest.raises(BrokenError), tapped(model.module, lambda _call: None):
+            raise BrokenError
+        model(batch)
+    assert seen == ["blocks.0.attn", "blocks.1.attn"]
+
+
+def test_another_model_can_be_observed_from_within_a_reducer():
+    outside, inside = ours(), timm_model("vit_tiny_patch16_224")
+    layers: list[int] = []
+    observe(outside, images((32, 48)), lambda _call: layers.append(len(capture(inside, images()).layers)))
+    assert layers == [2, 2]
+
+
+def test_a_failed_survey_is_not_remembered():
+    model, batch = ours(), images((32, 48))
+    before = state_of(model)
+    handle = model.module.head.register_forward_pre_hook(lambda _module, _inputs: (_ for _ in ()).throw(BrokenError))
+    with pytest.raises(BrokenError):
+        survey(model, batch)
+    handle.remove()
+    assert len(survey(model, batch)) == 2
+    assert state_of(model) == before

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.lens.tiny import CHAINED, FAMILIES, images, model_of, ours, shaken, timm_model
 from vitlens.layout import TokenLayout
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models.anatomy import attention_modules, heads_of, read_anatomy
 from vitlens.models.resnet import build_resnet
 

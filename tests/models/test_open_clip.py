@@ -16,7 +16,7 @@ open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip i
 from tests.models.tiny_clip import registered, tiny  # noqa: E402
 from vitlens.analysis.attention.relevance import relevance  # noqa: E402
 from vitlens.analysis.features.zero_shot import prompted, zero_shot  # noqa: E402
-from vitlens.lens.observe import capture  # noqa: E402
+from vitlens.lens.capture import capture  # noqa: E402
 from vitlens.models.language_image import text_tower, with_prompts  # noqa: E402
 from vitlens.models.open_clip_library import configuration, open_clip_names, template_sets, tokenizer  # noqa: E402
 from vitlens.models.open_clip_zoo import load_open_clip  # noqa: E402

@@ -12,10 +12,10 @@ from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
 from tests.models.test_saved import OVERRIDES, rewritten
 from vitlens.analysis.cost.latency import latency
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.lens.intervened import intervened
-from vitlens.lens.intervention import HeadReplaced
+from vitlens.lens.capture import capture
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
-from vitlens.lens.observe import capture
 from vitlens.lens.replay import replaying
 from vitlens.models.anatomy import attention_modules
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads

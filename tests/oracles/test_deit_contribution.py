@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logit_lens
 from vitlens.data.decode import decode_file
-from vitlens.lens.intervened import intervened
-from vitlens.lens.intervention import HeadReplaced
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import HeadReplaced
 from vitlens.models import zoo
 from vitlens.models.model import Model
 from vitlens.models.pruning import prune_heads

@@ -18,7 +18,7 @@ from vitlens.analysis.attention.relevance import relevance
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention, attention_maps
 from vitlens.data.decode import decode_file
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models import zoo
 from vitlens.models.model import Model
 

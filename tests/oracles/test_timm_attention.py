@@ -10,7 +10,7 @@ from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from tests.lens.tiny import TIMM, images, timm_model
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models.model import Model
 
 OWN_PATH = ("vit", "vit-mean", "deit-distilled", "deit3", "beit", "eva02", "dinov2-registers", "dinov3", "siglip")

@@ -23,7 +23,7 @@ from vitlens.runs import stats_learning
 from vitlens.runs.report import report
 from vitlens.runs.stats import stats
 from vitlens.runs.stats_learning import kept_of, over_training, similarity_by_offset
-from vitlens.training.kept import keep_weights
+from vitlens.training.checkpoint import keep_weights
 from vitlens.training.metrics import METRICS_FILE, EpochMetrics
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)

@@ -1,9 +1,11 @@
+"""Every operation is torchvision's own, on each view as on a batch of it alone."""
+
 import pytest
 import torch
+from torchvision.transforms import InterpolationMode, v2
 
 from vitlens.errors import InputError
-from vitlens.training.augment import augment
-from vitlens.training.draws import uniforms
+from vitlens.training.augment import AREA, OPERATIONS, augment, erase, mix, rand_augment, strength, uniforms
 
 PIXELS = torch.randint(0, 256, (20, 3, 8, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 INDICES = torch.arange(100, 120)
@@ -73,3 +75,120 @@ def test_input_is_not_changed() -> None:
 def test_refuses_what_cannot_be(padding: int, indices: torch.Tensor) -> None:
     with pytest.raises(InputError, match="expected crop padding"):
         augmented(crop_padding=padding, keys=indices)
+
+
+NOISE = torch.randint(0, 256, (40, 3, 16, 24), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+VIEWS = torch.arange(40)
+THEIRS = {
+    "identity": "Identity", "shear-x": "ShearX", "shear-y": "ShearY", "translate-x": "TranslateX",
+    "translate-y": "TranslateY", "rotate": "Rotate", "brightness": "Brightness", "colour": "Color",
+    "contrast": "Contrast", "sharpness": "Sharpness", "posterize": "Posterize", "solarize": "Solarize",
+    "autocontrast": "AutoContrast", "equalize": "Equalize",
+}  # fmt: skip
+
+
+def rand_augmented(pixels: torch.Tensor = NOISE, keys: torch.Tensor = VIEWS, **changes: object) -> torch.Tensor:
+    settings: dict[str, object] = {"seed": 1, "epoch": 0, "operations": 2, "magnitude": 9}
+    return rand_augment(pixels, keys, **{**settings, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("magnitude", [5, 9, 30])
+def test_each_operation_is_torchvisions(name: str, magnitude: int) -> None:
+    top, signed, operation = OPERATIONS[name]
+    theirs = v2.RandAugment(fill=0)
+    values, theirs_signed = theirs._AUGMENTATION_SPACE[THEIRS[name]]
+    magnitudes = values(31, 16, 24)
+    assert signed == theirs_signed
+    for sign in (1, -1) if signed else (1,):
+        value = 0.0 if magnitudes is None else float(magnitudes[magnitude]) * sign
+        expected = theirs._apply_image_or_video_transform(
+            NOISE, THEIRS[name], value, InterpolationMode.NEAREST, theirs._fill
+        )
+        assert torch.equal(operation(NOISE, sign * strength(top, magnitude)), expected)
+
+
+def test_a_view_is_changed_alike_however_batches_are_cut() -> None:
+    whole = rand_augmented()
+    parts = torch.cat([rand_augmented(NOISE[start : start + 7], VIEWS[start : start + 7]) for start in range(0, 40, 7)])
+    assert torch.equal(whole, parts)
+    assert not torch.equal(whole, rand_augmented(epoch=1))
+    assert not torch.equal(whole, rand_augmented(seed=2))
+
+
+def test_every_operation_is_drawn_equally_often_and_the_input_stays() -> None:
+    before = NOISE[:1].clone()
+    views = rand_augmented(before.expand(4000, -1, -1, -1), torch.arange(4000), operations=1)
+    assert torch.equal(before, NOISE[:1])
+    results, counts = views.unique(dim=0, return_counts=True)
+    assert len(results) == len(OPERATIONS) + sum(signed for _, signed, _ in OPERATIONS.values())
+    halves = torch.where(counts > 4000 / len(OPERATIONS) * 0.75, 1.0, 0.5)
+    expected = 4000 / len(OPERATIONS) * halves
+    assert ((counts - expected) ** 2 / expected).sum() < 45  # chi-squared with 22 degrees: p > 0.002
+
+
+def test_a_magnitude_beyond_the_scale_is_refused() -> None:
+    with pytest.raises(InputError, match="from 0 to 30, found 31"):
+        rand_augmented(magnitude=31)
+
+
+BLACK = torch.zeros(2000, 3, 16, 24)
+MANY = torch.arange(2000)
+
+
+def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images() -> None:
+    erased = erase(BLACK, MANY, seed=0, epoch=0, chance=0.25)
+    changed = (erased != 0).any(1)
+    hit = changed.flatten(1).any(1)
+    assert abs(hit.float().mean() - 0.25) < 0.04
+    boxes = [mask.nonzero() for mask in changed[hit]]
+    for box in boxes:
+        tall, wide = (box.max(0).values - box.min(0).values + 1).tolist()
+        assert len(box) == tall * wide  # a rectangle without holes
+        assert len(box) <= AREA[1] * 16 * 24 + 16 + 24  # sides are rounded
+    assert erased.min() >= 0
+    assert erased.max() < 1
+    assert abs(erased[erased != 0].mean() - 0.5) < 0.01
+
+
+def test_a_view_is_erased_alike_however_batches_are_cut_and_the_input_stays() -> None:
+    whole = erase(BLACK, MANY, seed=0, epoch=0, chance=0.5)
+    assert torch.equal(whole[7:9], erase(BLACK[7:9], MANY[7:9], seed=0, epoch=0, chance=0.5))
+    assert not torch.equal(whole, erase(BLACK, MANY, seed=0, epoch=1, chance=0.5))
+    assert not BLACK.any()
+    assert torch.equal(erase(BLACK, MANY, seed=0, epoch=0, chance=0.0), BLACK)
+
+
+LABELS = torch.arange(8)
+IMAGES = torch.eye(8)[:, :3, None, None].expand(-1, -1, 16, 16) + LABELS[:, None, None, None] / 10
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_targets_are_the_shares_of_the_images_in_the_mixture(kind: str) -> None:
+    """Constant images: the mean over pixels is as linear in the shares as the targets are."""
+    torch.manual_seed(0)
+    settings = {"mixup": 0.0, "cutmix": 0.0, kind: 1.0}
+    for _ in range(10):
+        mixed, targets = mix(IMAGES, LABELS, classes=8, chance=1.0, **settings)
+        assert torch.allclose(targets.sum(1), torch.ones(8))
+        expected = targets @ IMAGES.mean((2, 3))
+        assert torch.allclose(mixed.mean((2, 3)), expected, atol=1e-5)
+        if kind == "cutmix":  # pixels are whole ones of either image
+            values = torch.cat([IMAGES[:, 0].unique()])
+            assert torch.isin(mixed[:, 0], values).all()
+
+
+def test_a_batch_is_mixed_as_often_as_asked_and_by_one_of_two() -> None:
+    torch.manual_seed(0)
+    drawn = [mix(IMAGES, LABELS, classes=8, mixup=0.8, cutmix=1.0, chance=0.5) for _ in range(400)]
+    whole = [targets.ndim == 1 for _, targets in drawn]
+    assert abs(sum(whole) / 400 - 0.5) < 0.08
+    assert all(torch.equal(images, IMAGES) for (images, _), untouched in zip(drawn, whole) if untouched)
+
+
+def test_one_image_and_no_parameter_leave_the_batch_as_it_is() -> None:
+    for images, settings in ((IMAGES[:1], {"mixup": 1.0, "cutmix": 0.0}), (IMAGES, {"mixup": 0.0, "cutmix": 0.0})):
+        labels = LABELS[: len(images)]
+        found = mix(images, labels, classes=8, chance=1.0, **settings)
+        assert found[0] is images
+        assert found[1] is labels

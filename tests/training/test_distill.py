@@ -1,27 +1,36 @@
 """The losses of a distillation against a restatement in float64, and what a student learns from a teacher."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.training.tiny import CLASSES, tiny_model
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from tests.training.test_loop import Drawn
+from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
+from vitlens.data.split import InMemory
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
+from vitlens.models.fingerprint import fingerprint
 from vitlens.models.model import Model
 from vitlens.models.zoo import untrained
 from vitlens.names import DISTILL_KINDS
+from vitlens.training import distill
 from vitlens.training.distill import (
     LOSSES,
     WEIGHTS,
     Distillation,
     Distilled,
+    Remembered,
     Student,
+    Teacher,
     distilled,
+    forms_of,
     hard,
     has_distillation_token,
     soft,
 )
+from vitlens.training.recipe import Recipe
 
 GENERATOR = torch.Generator().manual_seed(3)
 STUDENT, TEACHER = (4 * torch.randn(7, 5, generator=GENERATOR) for _ in range(2))
@@ -104,7 +113,7 @@ def test_the_token_learns_from_the_teacher_and_cls_from_the_labels() -> None:
     for weight, reached, untouched in ((1.0, "head_dist", "head"), (1e-30, "head", "head_dist")):
         model.zero_grad()
         objective = Distilled(lambda _: teacher, Distillation("hard", weight), identity={})
-        answers = objective.asked(model)(images)
+        answers = objective.module(model)(images)
         objective.loss(answers, LABELS % 3, images, smoothing=0.0).backward()
         assert model.module.get_submodule(reached).weight.grad.abs().max() > 1e-4
         assert model.module.get_submodule(untouched).weight.grad.abs().max() < 1e-20
@@ -115,7 +124,7 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(token: bool) -> None:
     model = with_token()
     images, teacher = torch.rand(7, 3, 8, 12, generator=GENERATOR), torch.randn(7, 3, generator=GENERATOR)
     objective = Distilled(lambda _: teacher, Distillation("soft", 0.3, 2.0, token), identity={"a": 1})
-    answers = objective.asked(model)(images)
+    answers = objective.module(model)(images)
     if token:
         for_labels, for_teacher = model.module.forward_heads(model.prepare(images))
     else:
@@ -157,9 +166,9 @@ def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
     from vitlens.data.digits import digits
     from vitlens.data.split import InMemory
     from vitlens.models.zoo import load
+    from vitlens.training.distill import Teacher
     from vitlens.training.loop import fit
     from vitlens.training.recipe import Recipe
-    from vitlens.training.teacher import Teacher
 
     drawn = digits("train").limit(40)
     split = replace(drawn, source=InMemory(drawn.source.read(torch.arange(40))), masks=None)
@@ -195,3 +204,137 @@ def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
             assert (own == labels).float().mean() > (own == said).float().mean()
     assert agreement[None] < 0.3
     assert agreement[0.9] > 0.5
+
+
+IMAGES = torch.rand(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
+
+
+def test_it_answers_as_the_model_does_in_the_datas_order() -> None:
+    model = tiny_model().train().requires_grad_(True)
+    teacher = Teacher(model, classes=("c", "a", "b"))
+    logits = teacher(IMAGES)
+    assert not logits.requires_grad
+    assert all(module.training for module in model.modules())  # as it was, although it answered without dropout
+    with torch.no_grad():
+        expected = model.eval()(IMAGES)[:, [2, 0, 1]]
+    assert torch.equal(logits, expected)
+
+
+def test_images_of_another_size_are_resized_by_it() -> None:
+    teacher = Teacher(tiny_model(), classes=CLASSES)
+    assert teacher(torch.rand(2, 3, 20, 20)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("classes", "match"),
+    [
+        (("a", "b", "d"), "knows other classes than the data: .*only in the data: 'd'; only in the model: 'c'"),
+        (("a", "b"), r"a teacher of the data's 2 classes, found vit-mini with 3; only in the teacher: 'c'"),
+    ],
+)
+def test_other_classes_are_refused_with_the_difference(classes: tuple[str, ...], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        Teacher(tiny_model(), classes=classes)
+
+
+def test_a_broken_teacher_is_refused() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.module.get_parameter("head.bias").fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="from the teacher vit-mini"):
+        Teacher(model, classes=CLASSES)(IMAGES)
+
+
+def test_its_identity_changes_with_any_weight() -> None:
+    first, same, other = (Teacher(tiny_model(seed=seed), classes=CLASSES).identity() for seed in (0, 0, 1))
+    assert first == same
+    assert first["sha256"] != other["sha256"]
+    model = tiny_model()
+    before = fingerprint(model.module)
+    with torch.no_grad():
+        model.module.get_parameter("head.bias")[0] += 1e-6
+    assert fingerprint(model.module) != before
+    assert fingerprint(untrained("resnet20", classes=CLASSES).module) == fingerprint(
+        untrained("resnet20", classes=CLASSES).module
+    )
+
+
+SPLIT = tiny_split("train", 30)
+SHOWN = next(SPLIT.batches(30)).images
+CPU = torch.device("cpu")
+
+
+class Counting(Teacher):
+    """Counts the images that it is asked about."""
+
+    seen = 0
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen += len(images)
+        return super().__call__(images)
+
+
+def taught(*, mirrored: bool) -> tuple[Counting, Remembered]:
+    teacher = Counting(tiny_model(), classes=CLASSES)
+    memory = Remembered(teacher)
+    memory.remember(SPLIT, mirrored=mirrored, device=CPU)
+    return teacher, memory
+
+
+def test_known_images_are_answered_from_memory() -> None:
+    teacher, memory = taught(mirrored=True)
+    assert teacher.seen == 60
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    for images in (SHOWN[order], SHOWN[order].flip(-1)):
+        assert torch.allclose(memory(images), Teacher(tiny_model(), classes=CLASSES)(images), atol=1e-6)
+    assert teacher.seen == 60
+    assert memory.computed == 0
+
+
+def test_a_changed_pixel_makes_a_new_image() -> None:
+    teacher, memory = taught(mirrored=False)
+    images = SHOWN[:4].clone()
+    images[2, 1, 3, 4] += 1e-7
+    expected = Teacher(tiny_model(), classes=CLASSES)(images)
+    assert torch.allclose(memory(images), expected, atol=1e-6)
+    assert (teacher.seen, memory.computed) == (31, 1)
+    assert torch.allclose(memory(SHOWN.flip(-1)), teacher(SHOWN.flip(-1)), atol=1e-6)
+    assert memory.computed == 31
+
+
+def test_all_images_are_told_apart() -> None:
+    _, memory = taught(mirrored=True)
+    assert len(memory._hashes.unique()) == 60
+
+
+def test_before_it_has_looked_it_asks() -> None:
+    teacher = Teacher(tiny_model(), classes=CLASSES)
+    assert torch.equal(Remembered(teacher)(SHOWN), teacher(SHOWN))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "forms"),
+    [
+        (Recipe(epochs=2), 1),
+        (Recipe(epochs=1), 0),
+        (Recipe(epochs=3, flip=True), 2),
+        (Recipe(epochs=2, flip=True), 0),
+        (Recipe(epochs=9, crop_padding=1), 0),
+        (Recipe(epochs=9, randaugment=1), 0),
+        (Recipe(epochs=9, mixup=0.8), 0),
+        (Recipe(epochs=9, cutmix=1.0), 0),
+        (Recipe(epochs=9, erasing=0.1), 0),
+    ],
+)
+def test_when_it_pays(recipe: Recipe, forms: int) -> None:
+    assert forms_of(recipe, SPLIT) == forms
+
+
+def test_not_for_images_that_are_drawn_anew_nor_for_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny_recipe(crop_padding=0, flip=False, epochs=9)
+    assert isinstance(SPLIT.source, InMemory)
+    assert forms_of(recipe, replace(SPLIT, source=Drawn(SPLIT.source))) == 0
+    monkeypatch.setattr(distill, "MOST", 89)
+    assert forms_of(recipe, SPLIT) == 0
+    monkeypatch.setattr(distill, "MOST", 90)
+    assert forms_of(recipe, SPLIT) == 1

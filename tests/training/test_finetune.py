@@ -3,16 +3,13 @@
 import pytest
 import torch
 
+from tests.contracts.uses import BrokenError
 from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.zoo import load, untrained
 from vitlens.training.finetune import partly_trainable, require_learned, trained_names, trained_share
 from vitlens.training.optimiser import rate_shares
-
-
-class BrokenError(Exception):
-    """Raised in the middle of a training."""
 
 
 def cnn() -> Model:

@@ -16,10 +16,10 @@ from vitlens.processes import Processes
 from vitlens.training.frozen import (
     HeadOnly,
     cached_features,
-    forget_features,
-    keep_features,
+    delete_features,
+    load_features,
     read_features,
-    recall_features,
+    save_features,
 )
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -48,15 +48,6 @@ def test_the_head_on_features_gives_the_models_logits(name: str) -> None:
     with torch.no_grad():
         assert torch.allclose(head(features), model(images), atol=1e-5)
     assert {id(part) for part in head.parameters()} <= {id(part) for part in model.parameters()}
-
-
-def test_reading_leaves_nothing_behind() -> None:
-    model = tiny_model().train().requires_grad_(True)
-    first, second = (read_features(model, torch.ones(2, 3, 8, 12)) for _ in range(2))
-    assert torch.equal(first, second)  # no dropout, although the model is in training mode
-    assert not first.requires_grad
-    assert all(module.training for module in model.modules())
-    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 class Twice(nn.Module):
@@ -98,15 +89,15 @@ def test_every_image_in_every_view_in_order() -> None:
 def test_features_are_kept_with_what_they_are_of(tmp_path: Path) -> None:
     features = made(tiny_model(), torch.rand(5, 3, 8, 12))
     about = {"part": "train", "recipe": {"epochs": 3}}
-    assert recall_features(tmp_path, "train", about) is None
-    keep_features(tmp_path, "train", features, about)
-    found = recall_features(tmp_path, "train", about)
+    assert load_features(tmp_path, "train", about) is None
+    save_features(tmp_path, "train", features, about)
+    found = load_features(tmp_path, "train", about)
     assert found is not None
     assert torch.equal(found, features)
-    assert recall_features(tmp_path, "train", {**about, "part": "test"}) is None
-    assert recall_features(tmp_path, "test", about) is None
+    assert load_features(tmp_path, "train", {**about, "part": "test"}) is None
+    assert load_features(tmp_path, "test", about) is None
     (tmp_path / "features" / "train.safetensors").write_bytes(b"half a file")
-    assert recall_features(tmp_path, "train", about) is None
-    forget_features(tmp_path)
+    assert load_features(tmp_path, "train", about) is None
+    delete_features(tmp_path)
     assert not list(tmp_path.iterdir())
-    forget_features(tmp_path)
+    delete_features(tmp_path)

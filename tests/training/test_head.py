@@ -13,8 +13,8 @@ from vitlens.errors import DataError, InputError
 from vitlens.models import zoo
 from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
-from vitlens.training import account, head, head_loop
-from vitlens.training.account import BEST_FILE
+from vitlens.training import bookkeeping, frozen, head
+from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.head import fit_head, require_cacheable
 from vitlens.training.loop import fit
 from vitlens.training.metrics import Progress, TrainingResult, read_metrics
@@ -95,8 +95,8 @@ def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
 
 def test_a_stopped_run_goes_on_without_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, expected = trained(tmp_path / "whole")
-    monkeypatch.setattr(head_loop, "CHECKPOINT_INTERVAL", 0.0)
-    monkeypatch.setattr(account, "PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr(head, "CHECKPOINT_INTERVAL", 0.0)
+    monkeypatch.setattr(bookkeeping, "PROGRESS_INTERVAL", 0.0)
 
     def stop(progress: Progress) -> None:
         if progress.epoch == 1:
@@ -107,7 +107,7 @@ def test_a_stopped_run_goes_on_without_the_backbone(tmp_path: Path, monkeypatch:
     assert sorted(path.name for path in (tmp_path / "cut" / "features").iterdir()) == [
         "test.safetensors", "train.safetensors",
     ]  # fmt: skip
-    monkeypatch.setattr(head, "cached_features", None)  # not called again
+    monkeypatch.setattr(frozen, "cached_features", None)  # not called again
     resumed, result = trained(tmp_path / "cut", resume=True)
     assert all(torch.equal(value, state(whole)[name]) for name, value in state(resumed).items())
     assert [epoch.train_loss for epoch in result.history] == [epoch.train_loss for epoch in expected.history]

@@ -13,9 +13,9 @@ from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
 from vitlens.models import zoo
 from vitlens.models.model import Model
-from vitlens.training import account
+from vitlens.training import bookkeeping
 from vitlens.training import checkpoint as checkpoint_module
-from vitlens.training.account import BEST_FILE
+from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.loop import fit
 from vitlens.training.metrics import METRICS_FILE, Progress, TrainingResult, read_metrics
 
@@ -29,7 +29,7 @@ class InterruptedTrainingError(Exception):
 
 @pytest.fixture(autouse=True)
 def told_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr(bookkeeping, "PROGRESS_INTERVAL", 0.0)
 
 
 def trained(folder: Path, model: Model | None = None, **changes: Any) -> tuple[Model, TrainingResult]:

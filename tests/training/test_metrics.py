@@ -1,18 +1,32 @@
+"""What is told to a watcher, and that watching changes nothing."""
+
 import dataclasses
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tests.training.test_loop import STEPS, TEST, InterruptedTrainingError, interrupting, same, state, timeless, trained
+from tests.training.tiny import tiny_model, tiny_recipe
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.heads.statistics import statistics
 from vitlens.errors import InputError, StorageError
+from vitlens.models import zoo
+from vitlens.models.model import Model
 from vitlens.schema import read_as
 from vitlens.training.metrics import (
     METRICS_FILE,
     EpochMetrics,
     Standing,
+    StepFacts,
+    Watcher,
     append_metrics,
     read_metrics,
     rewrite_metrics,
+    watched,
 )
 
 
@@ -63,3 +77,100 @@ def test_the_best_look_is_the_first_of_the_highest() -> None:
     assert (standing.best_accuracy, standing.best_epoch, len(standing.history)) == (0.7, 2, 5)
     stored = json.loads(json.dumps(dataclasses.asdict(standing)))
     assert read_as(Standing, stored, source="a checkpoint") == standing
+
+
+class Notes:
+    """A watcher that looks as closely as any would, and spends random numbers while it does."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepFacts] = []
+        self.epochs: list[EpochMetrics] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.closed = 0
+
+    def on_step(self, facts: StepFacts) -> None:
+        torch.rand(3)
+        self.steps.append(facts)
+
+    def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
+        images = next(TEST.batches(4)).images
+        statistics(model, images)
+        rollout(model, images)
+        torch.rand(7)
+        self.epochs.append(metrics)
+        self.weights.append(state(model))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_watching_changes_no_bit(tmp_path: Path) -> None:
+    notes = Notes()
+    assert isinstance(notes, Watcher)
+    alone, _ = trained(tmp_path / "alone")
+    seen, _ = trained(tmp_path / "seen", watchers=[notes])
+    assert same(state(seen), state(alone))
+    assert timeless(tmp_path / "seen") == timeless(tmp_path / "alone")
+    assert [module.training for module in seen.modules()] == [module.training for module in alone.modules()]
+
+
+def test_every_step_and_every_epoch_is_told(tmp_path: Path) -> None:
+    notes = Notes()
+    _, result = trained(tmp_path, watchers=[notes])
+    assert [facts.step for facts in notes.steps] == list(range(1, STEPS + 1))
+    assert [facts.epoch for facts in notes.steps] == [0] * 5 + [1] * 5 + [2] * 5
+    assert tuple(notes.epochs) == result.history == read_metrics(tmp_path)
+    for metrics in notes.epochs:
+        mine = [facts for facts in notes.steps if facts.epoch == metrics.epoch]
+        assert metrics.train_loss == pytest.approx(sum(facts.loss for facts in mine) / 5, rel=1e-6)
+        assert metrics.gradient_norm == pytest.approx(sum(facts.gradient_norm for facts in mine) / 5, rel=1e-6)
+        assert metrics.learning_rate == mine[-1].learning_rate
+    assert all(math.isfinite(facts.images_per_second) and facts.images_per_second > 0 for facts in notes.steps)
+    assert notes.closed == 1
+
+
+def test_the_weights_that_are_seen_are_those_that_were_tested(tmp_path: Path) -> None:
+    """The averaged ones, where the recipe averages: those of model.safetensors at the end."""
+    notes = Notes()
+    trained(tmp_path, watchers=[notes])
+    assert same(notes.weights[-1], state(zoo.load(str(tmp_path / zoo.WEIGHTS_FILE))))
+
+
+def test_a_resumed_run_tells_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitlens.training.bookkeeping.PROGRESS_INTERVAL", 0.0)
+    first, second = Notes(), Notes()
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path, on_progress=interrupting(7), watchers=[first])
+    assert first.closed == 1
+    trained(tmp_path, tiny_model(seed=7), resume=True, watchers=[second])
+    assert [facts.step for facts in second.steps] == list(range(6, STEPS + 1))
+    assert [metrics.epoch for metrics in second.epochs] == [1, 2]
+
+
+def test_what_a_watcher_raises_ends_the_training_and_closes_all(tmp_path: Path) -> None:
+    class Broken(Notes):
+        def on_step(self, facts: StepFacts) -> None:
+            raise ZeroDivisionError
+
+    notes, broken = Notes(), Broken()
+    with pytest.raises(ZeroDivisionError):
+        trained(tmp_path, watchers=[notes, broken], recipe=tiny_recipe(epochs=1))
+    assert (notes.closed, broken.closed) == (1, 1)
+
+
+def test_all_are_closed_in_turn_though_one_fails() -> None:
+    order: list[str] = []
+
+    class Named(Notes):
+        def __init__(self, name: str, error: Any = None) -> None:
+            super().__init__()
+            self.name, self.error = name, error
+
+        def close(self) -> None:
+            order.append(self.name)
+            if self.error:
+                raise self.error
+
+    with pytest.raises(ZeroDivisionError), watched([Named("a"), Named("b", ZeroDivisionError()), Named("c")]):
+        order.append("inside")
+    assert order == ["inside", "c", "b", "a"]

@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError
 from vitlens.models.zoo import untrained
 from vitlens.names import OPTIMISERS
-from vitlens.training.optimiser import Optimiser, decay_groups, rate_shares
+from vitlens.training.optimiser import Average, Optimiser, decay_groups, learning_rate, rate_shares
 
 
 @pytest.mark.parametrize("preset", ["vit-mini", "resnet20"])
@@ -135,3 +136,84 @@ def test_one_that_took_up_anothers_state_goes_on_as_it_would(kind: str) -> None:
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(InputError, match="adamw, muon"):
         Optimiser(nn.Linear(3, 2), kind="sgd", weight_decay=0.0, betas=(0.9, 0.999))
+
+
+TOTAL, WARMUP, PEAK, MINIMUM = 101, 20, 2.0, 0.5
+
+
+def rates(total: int = TOTAL, warmup: int = WARMUP) -> list[float]:
+    return [learning_rate(step, total=total, warmup=warmup, peak=PEAK, minimum=MINIMUM) for step in range(total)]
+
+
+def test_warms_up_in_equal_steps_to_the_peak() -> None:
+    found = rates()
+    assert found[:WARMUP] == pytest.approx([PEAK * (step + 1) / WARMUP for step in range(WARMUP)])
+    assert found[WARMUP - 1] == found[WARMUP] == PEAK == max(found)
+
+
+def test_falls_to_the_minimum_at_the_last_step_and_never_rises() -> None:
+    falling = rates()[WARMUP:]
+    assert falling[-1] == pytest.approx(MINIMUM)
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_is_half_way_in_the_middle_of_the_cosine() -> None:
+    middle = (WARMUP + TOTAL - 1) // 2
+    assert rates()[middle] == pytest.approx((PEAK + MINIMUM) / 2)
+    quarter = WARMUP + (TOTAL - 1 - WARMUP) // 4
+    assert rates()[quarter] == pytest.approx(MINIMUM + (PEAK - MINIMUM) * (1 + math.sqrt(0.5)) / 2)
+
+
+@pytest.mark.parametrize(("total", "warmup"), [(1, 0), (1, 1), (5, 5), (2, 1)])
+def test_short_trainings_have_finite_positive_rates(total: int, warmup: int) -> None:
+    assert all(0 < rate <= PEAK for rate in rates(total, warmup))
+
+
+@pytest.mark.parametrize(("step", "warmup"), [(-1, 0), (TOTAL, 0), (0, TOTAL + 1), (0, -1)])
+def test_refuses_steps_outside_the_training(step: int, warmup: int) -> None:
+    with pytest.raises(InputError, match="expected 0 <= step"):
+        learning_rate(step, total=TOTAL, warmup=warmup, peak=PEAK, minimum=MINIMUM)
+
+
+def changed(module: nn.Module, value: float) -> nn.Module:
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            tensor.fill_(value)
+    return module
+
+
+def test_average_of_constant_weights_is_the_constant() -> None:
+    module = changed(nn.Linear(2, 2), 3.0)
+    average = Average(module, decay=0.9)
+    for _ in range(5):
+        average.update(module)
+    assert all(torch.equal(value, torch.full_like(value, 3.0)) for value in average.tensors.values())
+
+
+def test_average_is_the_weighted_sum_of_what_it_saw() -> None:
+    module = changed(nn.Linear(1, 1, bias=False), 0.0)
+    average = Average(module, decay=0.5)
+    expected = 0.0
+    for count, value in enumerate((1.0, 2.0, 5.0, -1.0, 4.0, 8.0, 16.0, 3.0)):
+        average.update(changed(module, value))
+        keep = min(0.5, (1 + count) / (10 + count))
+        expected = keep * expected + (1 - keep) * value
+    assert average.tensors["weight"].item() == pytest.approx(expected)
+
+
+def test_counters_are_copied() -> None:
+    module = nn.BatchNorm1d(2)
+    average = Average(module, decay=0.9)
+    module(torch.randn(4, 2))
+    average.update(module)
+    assert average.tensors["num_batches_tracked"] == 1
+
+
+def test_applied_gives_the_own_weights_back_also_after_an_error() -> None:
+    module = changed(nn.Linear(2, 2), 1.0)
+    average = Average(module, decay=0.9)
+    changed(module, 2.0)
+    with pytest.raises(AssertionError), average.applied(module):
+        assert (module.weight == 2.0).all()  # 1.0, the average's
+    assert (module.weight == 2.0).all()
+    assert (average.tensors["weight"] == 1.0).all()

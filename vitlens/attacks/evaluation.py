@@ -13,11 +13,10 @@ from torch import Tensor
 
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation
 from vitlens.attacks.losses import fooled, margin, reached
-from vitlens.attacks.quick import quick_convolutions, quick_gradients
 from vitlens.attacks.registry import without_gradients
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.onednn import quick_linear
+from vitlens.lens.onednn import quick_convolutions, quick_linear
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
 
@@ -97,7 +96,7 @@ class Evaluator:
     def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
         """With gradients; where the pass was not in fp32, whatever might be a success is judged again."""
         count = self.algorithm.objectives
-        with torch.enable_grad(), autocast(points.device, self.precision), quick_gradients(points.device):
+        with torch.enable_grad(), autocast(points.device, self.precision), quick_linear(points.device):
             coarse = torch.is_autocast_enabled(points.device.type)
             leaf = points.detach().requires_grad_()
             answered = self.model(_padded(leaf))[: len(leaf)]

@@ -1,32 +1,30 @@
 """The layers of a model as interventions address them: attention, heads, block and MLP, read from one pass."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.inside import Inside, overridden
+from vitlens.lens.hooks import Arguments, Joined, Key, inside_attention, watching
 from vitlens.lens.observe import survey
+from vitlens.lens.site import Site
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images
-
-Key = int | str  # where an argument stands in a call: its position or its name
 
 
 @dataclass(frozen=True)
 class Layer:
     """One layer, counted from 0 in the order of the forward pass.
 
-    attention: module name; unit: the block that holds it, or attention itself where none does (SigLIP's pooling);
+    attention: module name; unit: the block that contains it, or attention itself where none does (SigLIP's pooling);
     mlp: the block's MLP, or None; head_dim: 0 where no linear layer reads the heads side by side; windows: calls an
     image; queries, keys: of one call; stream: which argument of the unit is the residual stream, None where none is;
-    tokens: how many it has; removable: whether the unit puts out what that argument could stand for.
+    tokens: how many it has; removable: whether the unit's output has the shape of that argument.
     """
 
     index: int
@@ -43,17 +41,32 @@ class Layer:
     removable: bool
 
 
-_known: WeakKeyDictionary[Model, tuple[Layer, ...]] = WeakKeyDictionary()
-
-
+@once_per_model
 def layers(model: Model) -> tuple[Layer, ...]:
     """Every attention layer and what belongs to it; read once and remembered.
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
-    if model not in _known:
-        _known[model] = _read(model)
-    return _known[model]
+    image = probe_images(model, 1)
+    sites = {site.layer: site for site in reversed(survey(model, image))}  # a layer's first call
+    units = [_unit(model, sites[index].module) for index in range(len(sites))]
+    joined: dict[str, tuple[int, ...]] = {}
+    streams: dict[str, tuple[Key | None, int, bool]] = {}
+
+    def see_stream(unit: str, arguments: Arguments, output: Any) -> None:
+        streams[unit] = _stream(arguments, output)
+
+    with ExitStack() as stack:
+        for site in sites.values():
+            attention = model.module.get_submodule(site.module)
+            stack.enter_context(inside_attention(attention, joined=_keep_shape(joined, site.module)))
+        stack.enter_context(watching(model.module, dict.fromkeys(units), see_stream))
+        with evaluating(model), torch.no_grad():
+            model(image)
+    return tuple(
+        _layer(model, sites[index], unit, joined.get(sites[index].module, (1, 0, 0)), streams[unit])
+        for index, unit in enumerate(units)
+    )
 
 
 def layer_of(model: Model, index: int) -> Layer:
@@ -65,32 +78,18 @@ def layer_of(model: Model, index: int) -> Layer:
 
 
 def probe_images(model: Model, count: int) -> Images:
-    """Images of noise, to see what a model does with any."""
+    """Images of uniform noise, to see which shapes a model computes and in which order."""
     noise = torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
     return noise.to(model.device)
 
 
-def _read(model: Model) -> tuple[Layer, ...]:
-    image = probe_images(model, 1)
-    sites = {site.layer: site for site in reversed(survey(model, image))}  # a layer's first call
-    units = [_unit(model, sites[index].module) for index in range(len(sites))]
-    joined: dict[str, tuple[int, ...]] = {}
-    streams: dict[str, tuple[Key | None, int, bool]] = {}
-    with ExitStack() as stack:
-        for index, unit in enumerate(units):
-            attention = model.module.get_submodule(sites[index].module)
-            stack.enter_context(overridden(attention, _see_heads(attention, sites[index].module, joined)))
-            stack.enter_context(overridden(model.module.get_submodule(unit), _see_stream(unit, streams)))
-        with evaluating(model), torch.no_grad():
-            model(image)
-    found = []
-    for index, unit in enumerate(units):
-        site, block = sites[index], model.module.get_submodule(unit)
-        calls, _, width = joined.get(site.module, (1, 0, 0))
-        mlp = f"{unit}.mlp" if isinstance(getattr(block, "mlp", None), nn.Module) else None
-        size = (site.heads, width // site.heads, calls, site.queries, site.keys)
-        found.append(Layer(index, site.module, unit, mlp, *size, *streams[unit]))
-    return tuple(found)
+def _layer(model: Model, site: Site, unit: str, joined: tuple[int, ...], stream: tuple[Key | None, int, bool]) -> Layer:
+    """joined: the shape of what the output projection read, (calls, places, heads x head_dim)."""
+    block = model.module.get_submodule(unit)
+    calls, _, width = joined
+    mlp = f"{unit}.mlp" if isinstance(getattr(block, "mlp", None), nn.Module) else None
+    size = (site.heads, width // site.heads, calls, site.queries, site.keys)
+    return Layer(site.layer, site.module, unit, mlp, *size, *stream)
 
 
 def _unit(model: Model, attention: str) -> str:
@@ -98,44 +97,17 @@ def _unit(model: Model, attention: str) -> str:
     return max(blocks, key=len) if blocks else attention
 
 
-def _see_heads(attention: nn.Module, name: str, seen: dict[str, tuple[int, ...]]) -> Callable[..., Any]:
-    def note(joined: Tensor) -> Tensor:
-        seen[name] = tuple(joined.shape)
-        return joined
+def _keep_shape(shapes: dict[str, tuple[int, ...]], name: str) -> Joined:
+    def joined(outputs: Tensor) -> Tensor:
+        shapes[name] = tuple(outputs.shape)
+        return outputs
 
-    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with Inside(attention, joined=note):
-                return forward(*args, **kwargs)
-
-        return watched
-
-    return wrap
+    return joined
 
 
-def _see_stream(name: str, seen: dict[str, tuple[Key | None, int, bool]]) -> Callable[..., Any]:
-    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
-            tensors = {key: value for key, value in arguments(args, kwargs).items() if isinstance(value, Tensor)}
-            same = [key for key, value in tensors.items() if value.shape == getattr(output, "shape", None)]
-            key = next(iter((*same, *tensors)), None)
-            seen[name] = (key, 0 if key is None else tensors[key].shape[1:-1].numel(), bool(same))
-            return output
-
-        return watched
-
-    return wrap
-
-
-def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Key, Any]:
-    """A call's arguments by position and by name."""
-    found: dict[Key, Any] = dict(enumerate(args))
-    found.update(kwargs)
-    return found
-
-
-def called(values: dict[Key, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The reverse: what to call with."""
-    args = tuple(value for key, value in values.items() if isinstance(key, int))
-    return args, {key: value for key, value in values.items() if isinstance(key, str)}
+def _stream(arguments: Arguments, output: Any) -> tuple[Key | None, int, bool]:
+    """Which argument of a block is the residual stream, how many tokens it has, and whether the output is like it."""
+    tensors = {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
+    same = [key for key, value in tensors.items() if value.shape == getattr(output, "shape", None)]
+    key = next(iter((*same, *tensors)), None)
+    return key, 0 if key is None else tensors[key].shape[1:-1].numel(), bool(same)

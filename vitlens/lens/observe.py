@@ -1,23 +1,30 @@
-"""Observe: run a model once and hand each layer's attention to a reducer, after a self-check on the first image."""
+"""Observe: run a model once and hand each layer's attention to a reducer, after a self-check on the first image.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+Nearly all attention passes through F.scaled_dot_product_attention or a softmax over (.., queries, keys). A
+TorchFunctionMode sees both calls without a change to the model; forward hooks tell it which module is calling.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
-from vitlens.errors import LensError, NonFiniteError
-from vitlens.lens.call import AttentionCall
-from vitlens.lens.site import Site
-from vitlens.lens.tap import Reducer, tapped
+from vitlens.errors import LensError, NonFiniteError, UnsupportedError
+from vitlens.lens.call import AttentionCall, Scored, per_head, score_inputs
+from vitlens.lens.hooks import SOFTMAX, Arguments, multi_head_attention, watching
+from vitlens.lens.site import Site, Windows, decide_kind
+from vitlens.models.anatomy import has_heads, heads_of
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 
+Reducer = Callable[[AttentionCall], None]
 TOLERANCE = 1e-4  # fp32: weights @ value against the output that the model's own kernel made
-
-_surveys: WeakKeyDictionary[Model, tuple[Site, ...]] = WeakKeyDictionary()
 
 
 def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = False, graph: bool = False) -> Logits:
@@ -41,26 +48,25 @@ def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = 
     return logits
 
 
+@once_per_model
 def survey(model: Model, images: Images) -> tuple[Site, ...]:
     """Where a model computes attention, layer by layer, checked on the first of the images and remembered.
 
     The check: weights @ value is the output of the model's own kernel (1e-4), rows sum to 1, every attention module
-    shows its weights, and the logits are those of the unobserved model. On the meta device, which has no numbers, every
-    module must show its weights, no more. Raises LensError where one of these fails.
+    shows its weights, and the logits are those of the unobserved model. On the meta device, which has no numbers, it is
+    only checked that every module shows its weights. Raises LensError where one of these fails.
     """
-    if model not in _surveys:
-        _surveys[model] = _seen(model, images[:1]) if images.is_meta else _check(model, images[:1])
-    return _surveys[model]
+    return _sites(model, images[:1]) if images.is_meta else _checked_sites(model, images[:1])
 
 
-def _seen(model: Model, image: Images) -> tuple[Site, ...]:
+def _sites(model: Model, image: Images) -> tuple[Site, ...]:
     with evaluating(model), torch.no_grad(), tapped(model.module, lambda _: None, name=model.alias) as tap:
         model(image)
         tap.finish()
     return tuple(tap.sites)
 
 
-def _check(model: Model, image: Images) -> tuple[Site, ...]:
+def _checked_sites(model: Model, image: Images) -> tuple[Site, ...]:
     exact = torch.autocast(image.device.type, enabled=False)  # the tolerances are those of fp32
     with evaluating(model), torch.no_grad(), exact:
         plain = model(image)
@@ -93,28 +99,183 @@ def _check_call(call: AttentionCall) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Captured:
-    """logits (batch, classes); sites: one a layer; layers: weights (batch, heads, query, key) or the rows asked for."""
+class Tap(TorchFunctionMode):
+    """Hands every attention call of a model to a reducer, in the order of the forward pass, and keeps no tensor.
 
-    logits: Tensor
-    sites: tuple[Site, ...]
-    layers: tuple[Tensor, ...]
-
-
-def capture(model: Model, images: Images, *, rows: Sequence[int] | None = None, explicit: bool = False) -> Captured:
-    """Everything the reducer would forget: the weights of every layer, or of some query rows alone.
-
-    rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A class-attention layer has
-    one query and gives that. explicit: weights stay in autograd's graph.
+    explicit: attention is computed from its matrix products, so that autograd sees the weights; name: of the model,
+    for messages. Use through `tapped`.
     """
-    sites: list[Site] = []
-    layers: list[Tensor] = []
 
-    def keep(call: AttentionCall) -> None:
-        sites.append(call.site)
-        few = rows is not None and call.site.queries > max(rows)
-        layers.append(call.rows(rows) if few and rows is not None else call.weights())
+    def __init__(self, reducer: Reducer, *, explicit: bool = False, name: str = "the model") -> None:
+        super().__init__()
+        self.name = name
+        self.reducer = reducer
+        self.explicit = explicit
+        self.sites: list[Site] = []
+        self._images = 0
+        self._stack: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+        self._seen: list[str] = []  # the module of each call of this forward pass
+        self._silent: list[str] = []  # attention modules that ran without a call
 
-    logits = observe(model, images, keep, explicit=explicit)
-    return Captured(logits, tuple(sites), tuple(layers))
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Report a call of attention, pass every call on."""
+        kwargs = kwargs or {}
+        if not self._stack:
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._fused(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return multi_head_attention(self._fused, *args, **kwargs)
+        result = func(*args, **kwargs)
+        if func not in SOFTMAX or not self._is_attention(result, args, kwargs):
+            return result
+        made = per_head(_differentiable(result) if self.explicit else result)
+        self._deliver(made=made)
+        return made.reshape(result.shape)  # not result itself: what the reducer got must lead to the logits
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        heads = self._heads()
+        if query.dim() == 5 and query.shape[1] == heads != query.shape[2]:  # Hiera: (batch, heads, windows, query, ..)
+            query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+            return self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
+        scored = score_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, heads)
+        if not self.explicit:
+            options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
+            output = F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
+            )
+            seen = per_head(output, heads)
+            self._deliver(scored=scored, output=seen)
+            return seen.reshape(output.shape)  # not output itself: what the reducer got must lead to the logits
+        weights = _differentiable(scored.weights(slice(None)))
+        explicit = F.dropout(weights, dropout_p) @ scored.value
+        self._deliver(scored=scored, made=weights, output=explicit)
+        return explicit.reshape(*query.shape[:-1], value.shape[-1])
+
+    def _deliver(
+        self, *, scored: Scored | None = None, made: Tensor | None = None, output: Tensor | None = None
+    ) -> None:
+        name, _, entered = self._stack[-1]
+        weights = made.shape if made is not None else (*scored.query.shape[:3], scored.key.shape[2])  # type: ignore[union-attr]
+        batch, heads, queries, keys = weights
+        calls = max(batch // self._images, 1)
+        windows = self._windows(queries)
+        tokens = queries if windows else _tokens(entered, queries)
+        channels = queries * heads in entered[1:]
+        kind = decide_kind(calls=calls, queries=queries, keys=keys, tokens=tokens, channels=channels)
+        part = self._seen.count(name)
+        layer = len(dict.fromkeys(self._seen) | {name: None}) - 1
+        site = Site(layer, name, part, kind, heads, queries, keys, windows)
+        self._seen.append(name)
+        self.sites.append(site)
+        self.reducer(AttentionCall(site, self._images, scored, made, output))
+
+    def _is_attention(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if not isinstance(result, Tensor) or result.dim() < 3 or dim not in (-1, result.dim() - 1):
+            return False
+        return any(has_heads(module) for _, module, _ in self._stack)
+
+    def _heads(self) -> int:
+        """How many heads the calling module says it has."""
+        counts = (heads_of(module) for _, module, _ in reversed(self._stack))
+        return next((count for count in counts if count), 1)
+
+    def _windows(self, queries: int) -> Windows | None:
+        """The windows of the block that is calling, for Swin's kind (one, where it covers the whole map)."""
+        for depth, (_, module, shape) in enumerate(reversed(self._stack)):
+            window, shift = getattr(module, "window_size", None), getattr(module, "shift_size", None)
+            if window is None or shift is None or len(shape) != 4:
+                continue
+            window, shift = _pair(window), _pair(shift)
+            if window[0] * window[1] == queries:
+                return Windows((shape[1], shape[2]), window, shift, pad_first=depth == 0)
+        return None
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Forward hooks that tell the mode which module is calling; removed on exit, whatever happens."""
+        inner = [name for name, module in model.named_modules() if name and any(True for _ in module.children())]
+        modules = {name: model.get_submodule(name) for name in inner}
+
+        def enter(name: str, arguments: Arguments) -> None:
+            self._stack.append((name, modules[name], _shape(arguments)))
+
+        def leave(name: str, _arguments: Arguments, _output: Any) -> None:
+            self._stack.pop()
+            if has_heads(modules[name]) and not any(seen == name or seen.startswith(f"{name}.") for seen in self._seen):
+                self._silent.append(name)
+
+        try:
+            with (
+                watching(model, inner, leave, before=enter, always=True),
+                watching(model, [""], before=self._begin),
+            ):
+                yield
+        finally:
+            self._stack.clear()
+
+    def finish(self) -> None:
+        """After a forward pass: every attention module that ran must have shown its weights.
+
+        Raises UnsupportedError for a model without softmax attention, LensError where some of its layers showed none.
+        """
+        if not self._seen:
+            raise UnsupportedError(f"expected softmax attention in the forward pass of {self.name}, found none")
+        if self._silent:
+            raise LensError(
+                f"expected weights from every attention layer, found none from {len(self._silent)} "
+                f"(first {self._silent[0]!r}); this family computes attention in a way that the lens does not know"
+            )
+
+    def _begin(self, _name: str, arguments: Arguments) -> None:
+        self._images = _shape(arguments)[0]
+        self.sites.clear()
+        self._seen.clear()
+        self._silent.clear()
+        self._stack.clear()
+
+
+@contextmanager
+def tapped(model: nn.Module, reducer: Reducer, *, explicit: bool = False, name: str = "the model") -> Iterator[Tap]:
+    """Every attention call of the model is handed to the reducer while the context lasts; hooks are removed on exit.
+
+    name: of the model, for messages.
+    """
+    tap = Tap(reducer, explicit=explicit, name=name)
+    with tap.watching(model), tap:
+        yield tap
+
+
+def _differentiable(weights: Tensor) -> Tensor:
+    """Weights that autograd follows, also where neither images nor parameters ask for gradients."""
+    return weights if weights.requires_grad or not torch.is_grad_enabled() else weights.requires_grad_()
+
+
+def _tokens(entered: tuple[int, ...], queries: int) -> int:
+    """How many tokens of an image went into a module, from the shape of its input."""
+    if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
+        last, first = entered[1] * entered[2], entered[2] * entered[3]
+        return last if last == queries else first
+    return entered[1] if len(entered) == 3 else queries
+
+
+def _shape(arguments: Arguments) -> tuple[int, ...]:
+    """The shape of the first tensor among a module's arguments."""
+    return next((tuple(value.shape) for value in arguments.values() if isinstance(value, Tensor)), ())
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

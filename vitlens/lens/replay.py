@@ -5,22 +5,25 @@ for the output projection is linear: branch + (replacement - output) W, with the
 computed for the tokens that the classifier reads.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError
-from vitlens.lens.changes import Change, resolve
-from vitlens.lens.intervened import in_force
-from vitlens.lens.intervention import Intervention, Replacements, as_set
-from vitlens.lens.layers import called, layer_of, layers
-from vitlens.lens.recording import Cache, LinearCount, Means, Reached, Record, recording
+from vitlens.lens.hooks import as_call
+from vitlens.lens.intervene import in_force
+from vitlens.lens.interventions import Intervention, PreparedIntervention, Replacements, as_set, resolve
+from vitlens.lens.layers import layer_of, layers
 from vitlens.lens.replay_check import method_of
-from vitlens.lens.replay_pass import Kind, Method, Pass, kind_of, replay_pass
+from vitlens.lens.replay_pass import Pass, PassKind, ReplayMethod, kind_of, replay_pass
+from vitlens.lens.replay_plan import Cache, LayerMeans, Record, StopForward, recording
 from vitlens.models.model import Model
 from vitlens.shapes import Heads, Images, Logits, Tokens
 
@@ -38,7 +41,7 @@ class Replay:
     empty where nothing is to be said; forward_cost: multiply-adds of linear layers in one forward of these images.
     """
 
-    def __init__(self, model: Model, images: Images, method: Method, *, budget: int, chunk: int | None) -> None:
+    def __init__(self, model: Model, images: Images, method: ReplayMethod, *, budget: int, chunk: int | None) -> None:
         self.model = model
         self.images = images
         self._method = method
@@ -54,10 +57,10 @@ class Replay:
         self.logits, self._means = self._clean()
         self.forward_cost = self._spent.total
 
-    def _clean(self) -> tuple[Logits, Means]:
+    def _clean(self) -> tuple[Logits, LayerMeans]:
         every = range(len(layers(self.model)))
         with (
-            _quiet(self.model),
+            _without_gradients(self.model),
             self._spent,
             recording(self.model, self._records, which=every, keep=self.cache) as means,
         ):
@@ -94,7 +97,7 @@ class Replay:
         logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
         kinds = [kind_of(self._method, changes) if changes else None for changes in sets]
         for kind in sorted(set(filter(None, kinds))):
-            members = [number for number, found in enumerate(kinds) if found == kind]
+            members = [number for number, other in enumerate(kinds) if other == kind]
             record = self._record(kind.start) if self.exact else Record()
             for some, part in self._chunks(members, kind.whole):
                 logits[some, part] = self._pass(kind, [sets[each] for each in some], part, record)
@@ -110,10 +113,10 @@ class Replay:
 
     def head_output(self, layer: int) -> Heads:
         """What the output projection read of each head, (batch, heads, tokens, head_dim)."""
-        place, found = layer_of(self.model, layer), self._record(layer).heads
-        if found is None:
+        place, joined = layer_of(self.model, layer), self._record(layer).heads
+        if joined is None:
             raise InputError(f"expected an output projection that reads the heads at layer {layer}, found none")
-        per_image = found.unflatten(0, (-1, place.windows)).flatten(1, 2)
+        per_image = joined.unflatten(0, (-1, place.windows)).flatten(1, 2)
         heads: Tensor = per_image.unflatten(-1, (place.heads, place.head_dim)).transpose(1, 2)
         return heads
 
@@ -132,7 +135,7 @@ class Replay:
         return self._means.mlp[layer]
 
     def close(self) -> None:
-        """Let go of what was kept."""
+        """Release what was kept."""
         self._records.clear()
         self.cache = "nothing"
 
@@ -150,15 +153,17 @@ class Replay:
                 yield [member], slice(part * count // parts, (part + 1) * count // parts)
 
     def _pass(
-        self, kind: Kind, sets: list[tuple[Change, ...]], part: slice, record: Record
+        self, kind: PassKind, sets: list[tuple[PreparedIntervention, ...]], part: slice, record: Record
     ) -> Float[Tensor, "interventions part classes"]:
-        changes = [Change(each.what, each.data, copy) for copy, found in enumerate(sets) for each in found]
-        with _quiet(self.model), self._spent:
+        prepared = [
+            PreparedIntervention(each.what, each.data, copy) for copy, changes in enumerate(sets) for each in changes
+        ]
+        with _without_gradients(self.model), self._spent:
             if not self.exact:
-                with in_force(self.model, changes):
+                with in_force(self.model, prepared):
                     full: Tensor = self.model(self.images)
                 return full.unsqueeze(0)
-            what = Pass(kind, tuple(changes), len(sets), part, len(self.images))
+            what = Pass(kind, tuple(prepared), len(sets), part, len(self.images))
             return replay_pass(self.model, self._method, record, what)
 
     def _record(self, index: int, *, outputs: bool = True) -> Record:
@@ -169,9 +174,9 @@ class Replay:
         again: dict[int, Record] = {}
         keep: Cache = "everything" if outputs else "inputs"
         recorded = recording(self.model, again, which=(index,), keep=keep, stop=True)
-        with suppress(Reached), _quiet(self.model), self._spent, recorded:
+        with suppress(StopForward), _without_gradients(self.model), self._spent, recorded:
             if record.arguments:
-                args, kwargs = called(record.arguments)
+                args, kwargs = as_call(record.arguments)
                 self.model.module.get_submodule(layer_of(self.model, index).unit)(*args, **kwargs)
             else:
                 self.model(self.images)
@@ -180,8 +185,29 @@ class Replay:
         raise LensError(f"expected layer {index} to run again, found that it did not")
 
 
+class LinearCount(TorchFunctionMode):
+    """Counts the multiply-adds of linear layers, whoever calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count a call, pass it on."""
+        kwargs = kwargs or {}
+        if func is F.linear:
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            self.total += args[0].numel() * len(weight)
+        elif func is F.multi_head_attention_forward:  # projections of query, key and value, and of what is read
+            query, key, value = args[:3]
+            self.total += (2 * query.numel() + key.numel() + value.numel()) * query.shape[-1]
+        return func(*args, **kwargs)
+
+
 @contextmanager
-def _quiet(model: Model) -> Iterator[None]:
+def _without_gradients(model: Model) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
@@ -192,10 +218,10 @@ def _quiet(model: Model) -> Iterator[None]:
 def replaying(
     model: Model, images: Images, *, budget: int = DEFAULT_BUDGET, chunk: int | None = None
 ) -> Iterator[Replay]:
-    """A clean pass of the images, kept while the block lasts, from which interventions are run.
+    """A clean pass of the images, kept while the context lasts, from which interventions are run.
 
     budget: bytes for what is kept; where it is too small, less is kept and the rest computed again (`cache`, `note`).
-    chunk: images in one forward, copies counted; by default as many as a processor is quick with. Under autocast, all
+    chunk: images in one forward, copies counted; by default chosen for the device's caches. Under autocast, all
     of it runs in that precision. Interventions that are in force already stay so (by image, they cannot: a replay cuts
     the batch as it likes). Raises UnsupportedError for a model without attention.
 

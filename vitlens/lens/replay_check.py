@@ -1,53 +1,47 @@
-"""Whether a model can be replayed: tried on two images of noise, once, and remembered."""
+"""Whether a model can be started at a layer (replay) or at its first block: tried once on two images of noise."""
 
-from dataclasses import replace
-from weakref import WeakKeyDictionary
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 from vitlens.devices import evaluating
-from vitlens.lens.changes import Change
-from vitlens.lens.first_rows import rows_read
-from vitlens.lens.intervened import intervened
-from vitlens.lens.intervention import HeadReplaced
+from vitlens.errors import LensError, UnsupportedError
+from vitlens.lens.hooks import Arguments, Key
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import HeadReplaced, PreparedIntervention
 from vitlens.lens.layers import Layer, layers, probe_images
-from vitlens.lens.recording import Record, recording
-from vitlens.lens.replay_pass import Kind, Method, Pass, replay_pass
-from vitlens.lens.replay_plan import make_plan
+from vitlens.lens.replay_pass import Pass, PassKind, ReplayMethod, replay_pass, rows_read
+from vitlens.lens.replay_plan import Record, StopForward, make_plan, recording
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
-from vitlens.shapes import Images
+from vitlens.shapes import Images, Logits, Tokens
 
 TOLERANCE = 1e-4  # fp32, on logits
 
-_methods: WeakKeyDictionary[Model, Method] = WeakKeyDictionary()
 
-
-def method_of(model: Model) -> Method:
+@once_per_model
+def method_of(model: Model) -> ReplayMethod:
     """How a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
-    if model not in _methods:
-        _methods[model] = _find(model)
-    return _methods[model]
-
-
-def _find(model: Model) -> Method:
-    plan, rows, why = make_plan(model), rows_read(model), ""
-    for found in dict.fromkeys((rows, None)):
-        method = Method(plan, found)
+    plan, why = make_plan(model), ""
+    for rows in dict.fromkeys((rows_read(model), None)):
+        method = ReplayMethod(plan, rows)
         try:
             difference = _largest_difference(model, method)
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
-            # a model that is built in another way may fail anywhere when it is cut in two
+            # a model that is built in another way may fail anywhere when it is started in the middle
             why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             continue
         if difference <= TOLERANCE:
             return method if not why else replace(method, note=f"{model.alias}'s last block is run whole: {why}")
         why = f"its logits would differ by {difference:.1e}"
-    return Method(plan, None, exact=False, note=f"{model.alias} is run by full forwards, not replayed: {why}")
+    return ReplayMethod(plan, None, exact=False, note=f"{model.alias} is run by full forwards, not replayed: {why}")
 
 
-def _largest_difference(model: Model, method: Method) -> float:
-    """Against the model itself: unchanged from every layer on, and with a head set to zero in the first and last."""
+def _largest_difference(model: Model, method: ReplayMethod) -> float:
+    """From the model itself: started at every layer, and with a head set to zero in the first and the last."""
     images, known = probe_images(model, 2), layers(model)
     records: dict[int, Record] = {}
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
@@ -65,14 +59,14 @@ def _largest_difference(model: Model, method: Method) -> float:
 
 def _from(
     model: Model,
-    method: Method,
+    method: ReplayMethod,
     records: dict[int, Record],
     layer: Layer,
     *changes: HeadReplaced,
     attention: bool = False,
 ) -> Tensor:
-    kind = Kind(layer.index, attention or not method.plan.starts[layer.index].branch, whole=False)
-    what = Pass(kind, tuple(map(Change, changes)), 1, slice(0, 2), 2)
+    kind = PassKind(layer.index, attention or not method.plan.starts[layer.index].branch, whole=False)
+    what = Pass(kind, tuple(map(PreparedIntervention, changes)), 1, slice(0, 2), 2)
     return replay_pass(model, method, records[layer.index], what)[0]
 
 
@@ -80,3 +74,87 @@ def _changed(model: Model, images: Images, change: HeadReplaced) -> Tensor:
     with intervened(model, change):
         logits: Tensor = model(images)
     return logits
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The way into a model's first block: tokens in, logits out, the embedding skipped.
+
+    Variants of an image that differ in some tokens alone are embedded once and put together before the first block.
+    largest: bytes of the widest tensor of one image; only_tokens: whether the block is given tokens and nothing that
+    depends on their number or positions (no rotary embedding), so that some can be left out.
+    """
+
+    _model: "ref[Model]"
+    method: ReplayMethod
+    stream: Key
+    fixed: Arguments
+    largest: int
+    only_tokens: bool
+
+    def tokens(self, images: Images) -> Tokens:
+        """The residual stream before the first block, (batch, tokens, dim)."""
+        stream: Tensor = _arguments(self._owner(), images)[self.stream]
+        return stream
+
+    def logits(self, tokens: Tokens) -> Logits:
+        """The logits (batch, classes) for the stream before the first block."""
+        record = Record({**self.fixed, self.stream: tokens})
+        what = Pass(PassKind(0, True, whole=False), (), 1, slice(0, len(tokens)), len(tokens))
+        with evaluating(self._owner()):
+            return replay_pass(self._owner(), self.method, record, what)[0].float()
+
+    def _owner(self) -> Model:
+        model = self._model()
+        if model is None:
+            raise LensError("expected the model of this entry, found it gone; keep it as long as its entry")
+        return model
+
+
+@once_per_model
+@torch.no_grad()
+def entry_of(model: Model) -> Entry | None:
+    """The way into the first block where every patch is a token of its own.
+
+    None for a CNN, windows, or a stem in which a patch depends on others.
+    """
+    if model.anatomy.layout is None:
+        return None
+    try:
+        first, method = layers(model)[0], method_of(model)
+    except UnsupportedError:  # patches, and no attention between them
+        return None
+    if not method.exact or first.stream is None or first.tokens != model.layout.tokens:
+        return None
+    start = method.plan.starts[0]
+    if start.batched != {first.stream} or start.carried:
+        return None
+    with evaluating(model), torch.autocast(model.device.type, enabled=False):
+        given = _arguments(model, probe_images(model, 2))
+        fixed = {key: value for key, value in given.items() if key != first.stream}
+        only = not any(isinstance(value, Tensor) for value in fixed.values())
+        entry = Entry(ref(model), method, first.stream, fixed, method.plan.largest, only)
+        return entry if _is_exact(model, entry) else None
+
+
+def _is_exact(model: Model, entry: Entry) -> bool:
+    """Whether tokens of two images, mixed, are those of the images mixed, and their logits the model's."""
+    one, other = probe_images(model, 2).split(1)
+    rows, columns = model.layout.grid
+    taken = torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(one.device) < 0.5
+    large = taken.view(1, 1, rows, columns).float()
+    pixels = torch.nn.functional.interpolate(large, size=model.input_size, mode="nearest-exact") > 0.5
+    mixed = torch.where(pixels, one, other)
+    prefix = taken.new_zeros(len(model.layout.prefix))
+    tokens = torch.where(torch.cat([prefix, taken])[:, None], entry.tokens(one), entry.tokens(other))
+    plain: Tensor = model(mixed)
+    scale = max(1.0, plain.abs().max().item())
+    return (entry.logits(tokens) - plain).abs().max().item() <= TOLERANCE * scale
+
+
+def _arguments(model: Model, images: Images) -> Arguments:
+    """What the first block is given for these images."""
+    records: dict[int, Record] = {}
+    with suppress(StopForward), recording(model, records, which=(0,), keep="inputs", stop=True):
+        model(images)
+    return records[0].arguments

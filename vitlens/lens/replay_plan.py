@@ -1,29 +1,145 @@
-"""How to start a model again from one of its layers: which modules to skip, what to put in, read from its own calls."""
+"""What a replay needs to know: the record of a clean pass, and how to start the model again at one of its layers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.lens.inside import Inside, overridden, projection_of
-from vitlens.lens.layers import Key, Layer, arguments, layers, probe_images
+from vitlens.lens.hooks import (
+    Arguments,
+    Forward,
+    InsideAttention,
+    Key,
+    arguments,
+    overridden,
+    projection_of,
+    watching,
+)
+from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.models.model import Model
 
+Cache = Literal["everything", "inputs", "nothing"]
 Shape = tuple[int, ...]
+
+
+@dataclass
+class Record:
+    """What is kept of one layer in a clean pass.
+
+    arguments: of its unit, by position or name; branch: its attention's output, before LayerScale; rest: what the
+    attention returned besides; heads: what the output projection read, (calls, places, heads x head_dim).
+    """
+
+    arguments: Arguments = field(default_factory=dict)
+    branch: Tensor | None = None
+    rest: tuple[Any, ...] | None = None
+    heads: Tensor | None = None
+
+
+@dataclass
+class LayerMeans:
+    """Means over the images of a clean pass, by layer: heads (tokens, heads x head_dim); mlp (tokens, dim)."""
+
+    heads: dict[int, Tensor] = field(default_factory=dict)
+    mlp: dict[int, Tensor] = field(default_factory=dict)
+
+
+class StopForward(Exception):  # noqa: N818  it is no error
+    """Ends a forward pass after the last layer that is to be recorded."""
+
+
+@contextmanager
+def recording(
+    model: Model,
+    records: dict[int, Record],
+    *,
+    which: Collection[int],
+    keep: Cache = "everything",
+    stop: bool = False,
+) -> Iterator[LayerMeans]:
+    """Fill records of some layers during a forward pass, and take means over the images.
+
+    keep: everything, the arguments alone, or nothing but the means. stop: raise StopForward after the last of the
+    layers.
+    """
+    means = LayerMeans()
+    with ExitStack() as stack:
+        for layer in layers(model):
+            if layer.index not in which:
+                continue
+            record = records.setdefault(layer.index, Record())
+            attention, unit = (model.module.get_submodule(name) for name in (layer.attention, layer.unit))
+            stack.enter_context(overridden(attention, _attention(layer, attention, record, means, keep)))
+            if layer.mlp is not None:
+                mlp = model.module.get_submodule(layer.mlp)
+                stack.enter_context(overridden(mlp, _mlp(layer, means)))
+            last = stop and layer.index == max(which)
+            stack.enter_context(overridden(unit, _unit(record, keep, last)))
+        yield means
+
+
+def _unit(record: Record, keep: Cache, last: bool) -> Callable[[Forward], Forward]:
+    def wrap(forward: Forward) -> Forward:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if keep != "nothing":
+                record.arguments = arguments(args, kwargs)
+            output = forward(*args, **kwargs)
+            if last:
+                raise StopForward
+            return output
+
+        return recorded
+
+    return wrap
+
+
+def _attention(
+    layer: Layer, module: nn.Module, record: Record, means: LayerMeans, keep: Cache
+) -> Callable[[Forward], Forward]:
+    def take(heads: Tensor) -> Tensor:
+        per_image = heads.unflatten(0, (-1, layer.windows)).flatten(1, 2)  # (batch, tokens, heads x head_dim)
+        means.heads[layer.index] = per_image.mean(0)
+        if keep == "everything":
+            record.heads = heads
+        return heads
+
+    def wrap(forward: Forward) -> Forward:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            with InsideAttention(module, joined=take):
+                result = forward(*args, **kwargs)
+            if keep == "everything":
+                record.branch, record.rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
+            return result
+
+        return recorded
+
+    return wrap
+
+
+def _mlp(layer: Layer, means: LayerMeans) -> Callable[[Forward], Forward]:
+    def wrap(forward: Forward) -> Forward:
+        def recorded(*args: Any, **kwargs: Any) -> Tensor:
+            output: Tensor = forward(*args, **kwargs)
+            means.mlp[layer.index] = (output.flatten(1, 2) if output.dim() == 4 else output).mean(0)
+            return output
+
+        return recorded
+
+    return wrap
 
 
 @dataclass(frozen=True)
 class Start:
-    """How to start at one layer.
+    """How to start a forward pass at one layer.
 
-    skipped: modules that are over before it begins, and the shape of what they put out for one image; batched: which
-    arguments of its unit go with the images; carried: arguments that a later unit is given unchanged (layer, its name
-    there, its name here); branch: whether attention puts out what its projection made, so that changes of heads can be
-    added to it; bytes: an image's arguments and, apart, the branch with the heads' outputs.
+    skipped: modules whose calls end before it begins, and the shape of their output for one image; batched: which
+    arguments of its unit have the images as their first axis; carried: arguments that a later unit is given unchanged
+    (layer, its name there, its name here); branch: whether attention's output is that of its projection, so that
+    changes of heads can be added to it; bytes: of one image's arguments, and of its branch with the heads' outputs.
     """
 
     skipped: tuple[tuple[str, Shape], ...]
@@ -34,61 +150,54 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """starts: one a layer; largest: bytes of the largest tensor that a module puts out for one image."""
+class ReplayPlan:
+    """starts: one a layer; largest: bytes of the largest output of a module for one image."""
 
     starts: tuple[Start, ...]
     largest: int
 
 
 class _Calls:
-    """What every module did in one forward pass: when it began and ended, and the shape of what it put out."""
+    """Every module's calls in one forward pass: when each began and ended, and the shape of its output."""
 
     def __init__(self) -> None:
         self.clock = 0
         self.spans: dict[str, list[tuple[int, int]]] = {}
         self.shapes: dict[str, Shape | None] = {}
-        self.arguments: dict[str, dict[Key, Any]] = {}
+        self.arguments: dict[str, Arguments] = {}
         self.branch: dict[str, bool] = {}
         self.sizes: dict[str, int] = {}
         self._begun: list[int] = []
 
     @contextmanager
     def watching(self, model: Model) -> Iterator[None]:
-        """Hooks on all modules, overrides on units and attentions; gone on exit."""
+        """Watch all modules, and the inside of attention, for one forward pass."""
         units = {layer.unit for layer in layers(model)}
+
+        def enter(name: str, given: Arguments) -> None:
+            self.clock += 1
+            self._begun.append(self.clock)
+            if name in units:
+                self.arguments[name] = given
+
+        def leave(name: str, _given: Arguments, output: Any) -> None:
+            self.clock += 1
+            self.spans.setdefault(name, []).append((self._begun.pop(), self.clock))
+            self.shapes[name] = tuple(output.shape) if isinstance(output, Tensor) else None
+
+        names = [name for name, _ in model.module.named_modules()]
         with ExitStack() as stack:
-            for name, module in model.module.named_modules():
-                before = module.register_forward_pre_hook(self._enter(name, name in units), with_kwargs=True)
-                stack.callback(before.remove)
-                stack.callback(module.register_forward_hook(self._leave(name)).remove)
+            stack.enter_context(watching(model.module, names, leave, before=enter))
             for layer in layers(model):
                 module = model.module.get_submodule(layer.attention)
                 stack.enter_context(overridden(module, self._attention(layer, module)))
             yield
 
-    def _enter(self, name: str, unit: bool) -> Callable[..., None]:
-        def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.clock += 1
-            self._begun.append(self.clock)
-            if unit:
-                self.arguments[name] = arguments(args, kwargs)
-
-        return enter
-
-    def _leave(self, name: str) -> Callable[..., None]:
-        def leave(_module: nn.Module, _args: Any, output: Any) -> None:
-            self.clock += 1
-            self.spans.setdefault(name, []).append((self._begun.pop(), self.clock))
-            self.shapes[name] = tuple(output.shape) if isinstance(output, Tensor) else None
-
-        return leave
-
-    def _attention(self, layer: Layer, module: nn.Module) -> Callable[..., Any]:
-        def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _attention(self, layer: Layer, module: nn.Module) -> Callable[[Forward], Forward]:
+        def wrap(forward: Forward) -> Forward:
             def watched(*args: Any, **kwargs: Any) -> Any:
                 joined: list[Tensor] = []
-                with Inside(module, joined=lambda outputs: joined.append(outputs) or outputs):  # type: ignore[func-returns-value]
+                with InsideAttention(module, joined=lambda outputs: joined.append(outputs) or outputs):  # type: ignore[func-returns-value]
                     result = forward(*args, **kwargs)
                 output = result[0] if isinstance(result, tuple) else result
                 projection = projection_of(module)
@@ -105,16 +214,16 @@ class _Calls:
         return wrap
 
 
-def make_plan(model: Model) -> Plan:
-    """The plan of a model, from one forward pass of one image and one of two (what doubles goes with the images)."""
+def make_plan(model: Model) -> ReplayPlan:
+    """The plan of a model, from a forward pass of one image and of two: an axis that doubles is the images'."""
     one, two = _Calls(), _Calls()
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         for count, calls in ((1, one), (2, two)):
             with calls.watching(model):
                 model(probe_images(model, count))
     starts = tuple(_start(model, layer, one, two) for layer in layers(model))
-    largest = max(4 * torch.Size(shape).numel() for name, shape in one.shapes.items() if _doubles(name, one, two))  # type: ignore[arg-type]
-    return Plan(starts, largest)
+    largest = max(4 * torch.Size(shape).numel() for name, shape in one.shapes.items() if _is_batched(name, one, two))  # type: ignore[arg-type]
+    return ReplayPlan(starts, largest)
 
 
 def _start(model: Model, layer: Layer, one: _Calls, two: _Calls) -> Start:
@@ -138,11 +247,11 @@ def _start(model: Model, layer: Layer, one: _Calls, two: _Calls) -> Start:
 
 
 def _skippable(module: nn.Module, name: str, begin: int, one: _Calls, two: _Calls) -> Iterator[tuple[str, Shape]]:
-    """The outermost modules whose calls are all over before `begin`, and which put out tensors that go with images."""
+    """The outermost modules whose calls end before `begin` and whose outputs have the images as their first axis."""
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
         spans = two.spans.get(full, [])
-        if spans and all(end < begin for _, end in spans) and _doubles(full, one, two):
+        if spans and all(end < begin for _, end in spans) and _is_batched(full, one, two):
             shape = one.shapes[full]
             assert shape is not None
             yield full, shape
@@ -150,7 +259,7 @@ def _skippable(module: nn.Module, name: str, begin: int, one: _Calls, two: _Call
             yield from _skippable(child, full, begin, one, two)
 
 
-def _doubles(name: str, one: _Calls, two: _Calls) -> bool:
+def _is_batched(name: str, one: _Calls, two: _Calls) -> bool:
     first, second = one.shapes.get(name), two.shapes.get(name)
     return bool(first) and second is not None and second == (2 * first[0], *first[1:])  # type: ignore[index]
 

@@ -1,4 +1,4 @@
-"""Site: one place in a model where attention is computed, and what kind of attention it is."""
+"""Site: one place in a model where attention is computed, and what kind of attention it is. Free of torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ class Site:
     """One place where attention is computed.
 
     layer: counted from 0 in the order of the forward pass; module: the name of the attention module; part: which of
-    the module's attention calls (most have one); kind: what looks at what; heads, queries, keys: of one call, per
-    window where there are windows.
+    the module's attention calls (most have one); kind: which tokens attend to which; heads, queries, keys: of one call,
+    per window where there are windows.
     """
 
     layer: int
@@ -60,7 +60,7 @@ class Site:
 
 
 def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: bool) -> Kind:
-    """What looks at what, from shapes alone.
+    """Which tokens attend to which, from shapes alone.
 
     calls: windows an image (1 without windows); tokens: of an image that enter the attention module; channels: whether
     there are as many queries as channels a head.

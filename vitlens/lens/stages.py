@@ -1,14 +1,13 @@
 """Where a model's features are read: every block of a transformer, every stage of a CNN; and its final norm.
 
-All is found by watching one pass of two images, so that registers and grids of any shape come out right.
+Both are read from the shapes in one forward pass of two images, so that registers and grids of any shape are right.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,9 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.layout import PrefixKind
+from vitlens.lens.hooks import Arguments, first_tensor, watching
 from vitlens.lens.layers import probe_images
+from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Tokens
 
@@ -25,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Stage:
+class FeatureStage:
     """One layer at which features are read.
 
     index: from 0; kind: a transformer's "block", a CNN's "stage" (the last map of one resolution or group of blocks);
@@ -48,9 +49,8 @@ class Stage:
 
     def tokens(self, output: Any) -> Tokens:
         """The module's output as (batch, tokens, width); a map's cells stand row by row."""
-        found = output[0] if isinstance(output, tuple) else output
-        tokens: Tensor = found if found.dim() == 3 else found.movedim(self.channel_axis, 3).flatten(1, 2)
-        return tokens
+        first: Tensor = output[0] if isinstance(output, tuple) else output
+        return first if first.dim() == 3 else first.movedim(self.channel_axis, 3).flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -66,77 +66,65 @@ class FinalNorm:
 
 
 @dataclass(frozen=True)
-class _Found:
-    stages: tuple[Stage, ...]
+class _Places:
+    stages: tuple[FeatureStage, ...]
     norm: FinalNorm | None
 
 
-_known: WeakKeyDictionary[Model, _Found] = WeakKeyDictionary()
-
-
-def stages(model: Model) -> tuple[Stage, ...]:
-    """Every layer at which features can be read, in forward order; looked for once and remembered.
+def stages(model: Model) -> tuple[FeatureStage, ...]:
+    """Every layer at which features can be read, in forward order; read once and remembered.
 
     Blocks of other tokens (CaiT's late class attention) are passed over. Raises UnsupportedError where none is left.
     """
-    return _look(model).stages
+    return _places(model).stages
 
 
 def final_norm(model: Model) -> FinalNorm | None:
     """The model's final norm; None where it has none (CNNs, post-norm transformers)."""
-    return _look(model).norm
+    return _places(model).norm
 
 
 @contextmanager
-def watching_stages(model: Model, chosen: Sequence[Stage], reducer: Callable[[Stage, Tokens], None]) -> Iterator[None]:
-    """Hand the chosen layers' tokens to the reducer as they are made; gone on exit."""
-    with ExitStack() as stack:
-        for stage in chosen:
-            hook = model.module.get_submodule(stage.module).register_forward_hook(_tell(stage, reducer))
-            stack.callback(hook.remove)
+def watching_stages(
+    model: Model, chosen: Sequence[FeatureStage], reducer: Callable[[FeatureStage, Tokens], None]
+) -> Iterator[None]:
+    """Hand the chosen layers' tokens to the reducer as they are computed; the hooks are removed on exit."""
+    stages_of = {stage.module: stage for stage in chosen}
+
+    def after(name: str, _arguments: Arguments, output: Any) -> None:
+        reducer(stages_of[name], stages_of[name].tokens(output))
+
+    with watching(model.module, stages_of, after):
         yield
 
 
-def _tell(stage: Stage, reducer: Callable[[Stage, Tokens], None]) -> Callable[[nn.Module, Any, Any], None]:
-    def tell(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        reducer(stage, stage.tokens(output))
-
-    return tell
-
-
-def _look(model: Model) -> _Found:
-    if model not in _known:
-        seen = _shapes(model)
-        found = _stages(model, seen)
-        if not found:
-            raise UnsupportedError(
-                f"expected blocks or maps to read features from, found none in {model.alias} ({model.anatomy.family})"
-            )
-        _known[model] = _Found(found, _norm(model, seen, found[-1]))
-    return _known[model]
+@once_per_model
+def _places(model: Model) -> _Places:
+    shapes = _shapes(model)
+    read = _stages(model, shapes)
+    if not read:
+        raise UnsupportedError(
+            f"expected blocks or maps to read features from, found none in {model.alias} ({model.anatomy.family})"
+        )
+    return _Places(read, _norm(model, shapes, read[-1]))
 
 
 def _shapes(model: Model) -> list[tuple[str, Shape]]:
-    """The shape of every module's output for two images, in the order in which they were made."""
-    seen: list[tuple[str, Shape]] = []
+    """The shape of every module's output for two images, in the order in which they were computed."""
+    shapes: list[tuple[str, Shape]] = []
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            found = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(found, Tensor):
-                seen.append((name, tuple(found.shape)))
+    def after(name: str, _arguments: Arguments, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            shapes.append((name, tuple(tensor.shape)))
 
-        return hook
-
-    with ExitStack() as stack, evaluating(model), torch.no_grad():
-        for name, module in model.module.named_modules():
-            if name:
-                stack.callback(module.register_forward_hook(keep(name)).remove)
+    names = [name for name, _ in model.module.named_modules() if name]
+    with watching(model.module, names, after), evaluating(model), torch.no_grad():
         model(probe_images(model, 2))
-    return seen
+    return shapes
 
 
-def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[Stage, ...]:
+def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[FeatureStage, ...]:
     shapes, layout = dict(seen), model.anatomy.layout
     wanted = None if layout is None else layout.tokens
     order = {name: place for place, (name, _) in enumerate(seen)}
@@ -152,14 +140,14 @@ def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[Stage, ...
     return tuple(_stage(model, index, kind, name, shapes[name]) for index, name in enumerate(names))
 
 
-def _stage(model: Model, index: int, kind: StageKind, name: str, shape: Shape) -> Stage:
+def _stage(model: Model, index: int, kind: StageKind, name: str, shape: Shape) -> FeatureStage:
     layout = model.anatomy.layout
     if len(shape) == 3:
         grid = None if layout is None else layout.grid
-        return Stage(index, kind, name, shape[2], grid, () if layout is None else layout.prefix, 2)
+        return FeatureStage(index, kind, name, shape[2], grid, () if layout is None else layout.prefix, 2)
     last = kind == "block" and _reads(model.module.get_submodule(name), shape[3])
     rows, columns, width = (shape[1], shape[2], shape[3]) if last else (shape[2], shape[3], shape[1])
-    return Stage(index, kind, name, width, (rows, columns), (), 3 if last else 1)
+    return FeatureStage(index, kind, name, width, (rows, columns), (), 3 if last else 1)
 
 
 def _is_stream(shape: Shape, tokens: int | None) -> bool:
@@ -179,7 +167,7 @@ def _reads(block: nn.Module, width: int) -> bool:
     return any(isinstance(module, nn.Linear) and module.in_features == width for module in block.modules())
 
 
-def _norm(model: Model, seen: Sequence[tuple[str, Shape]], last: Stage) -> FinalNorm | None:
+def _norm(model: Model, seen: Sequence[tuple[str, Shape]], last: FeatureStage) -> FinalNorm | None:
     """The first norm of the stream's width that runs after the last block, outside of any."""
     if last.kind == "stage":
         return None

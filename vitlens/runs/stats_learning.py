@@ -25,7 +25,7 @@ from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
 from vitlens.models.zoo import load
 from vitlens.processes import Processes, share_of
-from vitlens.training.kept import Kept, weights_over_training
+from vitlens.training.checkpoint import Kept, weights_over_training
 from vitlens.uncertainty import Estimate
 
 IMAGES = 200  # of those asked for, with the weights of each moment

@@ -24,7 +24,7 @@ from vitlens.models.zoo import untrained
 from vitlens.runs.study_kinds import Point
 from vitlens.schema import Between, Count, read_as
 from vitlens.training import checkpoint
-from vitlens.training.account import BEST_FILE
+from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.loop import fit
 from vitlens.training.metrics import Progress
 from vitlens.training.recipe import Recipe, fitted, override, recipe_for

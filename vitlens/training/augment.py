@@ -1,19 +1,30 @@
-"""Augmentation of a whole batch on its device, seeded per image.
+"""Augmentation of a whole batch on its device, seeded per image: crops, flips, RandAugment, erasing, mixing.
 
-Each view's numbers come from a hash of (seed, epoch, key), not from a generator's state: however a batch is cut among
-processes, and wherever a killed run goes on, an image is augmented in the same way. The key is the image's place in
-its split, or that plus the split's size times the number of the view.
+Each view's random numbers come from a hash of (seed, epoch, key), not from a generator's state: however a batch is
+split among processes, and wherever a killed run is resumed, an image is augmented in the same way. The key is the
+image's place in its split, or that plus the split's size times the number of the view. Mixing alone draws from torch's
+generator.
 """
 
+import math
+from collections.abc import Callable
+from typing import Final
+
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as V
 
+from vitlens.data import draws
 from vitlens.errors import InputError
 from vitlens.shapes import Images, Pixels
-from vitlens.training.draws import uniforms
-from vitlens.training.erase import erase
-from vitlens.training.randaugment import rand_augment
+
+BINS: Final = 31  # magnitudes of RandAugment, from 0 to 30
+AREA: Final = (0.02, 1 / 3)  # of an erased rectangle, as a share of the image
+ASPECT: Final = (0.3, 1 / 0.3)  # height over width
+_RAND_AUGMENT, _ERASE = 1, 2  # streams of random numbers
 
 
 def augment(
@@ -57,3 +68,116 @@ def _shifted(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pix
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
     taken = padded[image, :, rows[:, :, None], columns[:, None, :]]  # (batch, height, width, 3)
     return taken.permute(0, 3, 1, 2).contiguous()
+
+
+def uniforms(keys: Tensor, count: int, *, seed: int, epoch: int, stream: int = 0) -> Float[Tensor, "batch count"]:
+    """Numbers in [0, 1) for each view, that depend on (seed, epoch, key, stream, place) alone; 24 bits each.
+
+    stream: who draws, so that two that draw for the same view have nothing in common.
+    """
+    views = draws.keys(seed, torch.full_like(keys, seed >> 32), torch.full_like(keys, epoch), keys)
+    return draws.uniform(views, count, stream=stream)
+
+
+Operation = Callable[[Tensor, float], Tensor]
+
+
+def _affine(
+    pixels: Tensor, *, move: tuple[float, float] = (0.0, 0.0), shear: tuple[float, float] = (0.0, 0.0)
+) -> Tensor:
+    """Moved right and down by whole pixels, then sheared by slopes, about the upper left corner."""
+    degrees = [math.degrees(math.atan(slope)) for slope in shear]
+    whole = [int(one) for one in move]
+    moved: Tensor = V.affine(pixels, angle=0.0, translate=whole, scale=1.0, shear=degrees, center=[0, 0])
+    return moved
+
+
+# what the value is at magnitude 30 (translations: as a share of the side), whether it has a sign, and what is done;
+# ranges are torchvision's (Cubuk 2020)
+OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
+    "identity": (0.0, False, lambda pixels, _: pixels),
+    "shear-x": (0.3, True, lambda pixels, value: _affine(pixels, shear=(value, 0.0))),
+    "shear-y": (0.3, True, lambda pixels, value: _affine(pixels, shear=(0.0, value))),
+    "translate-x": (150 / 331, True, lambda pixels, value: _affine(pixels, move=(value * pixels.shape[-1], 0.0))),
+    "translate-y": (150 / 331, True, lambda pixels, value: _affine(pixels, move=(0.0, value * pixels.shape[-2]))),
+    "rotate": (30.0, True, lambda pixels, value: V.rotate(pixels, value)),
+    "brightness": (0.9, True, lambda pixels, value: V.adjust_brightness(pixels, 1 + value)),
+    "colour": (0.9, True, lambda pixels, value: V.adjust_saturation(pixels, 1 + value)),
+    "contrast": (0.9, True, lambda pixels, value: V.adjust_contrast(pixels, 1 + value)),
+    "sharpness": (0.9, True, lambda pixels, value: V.adjust_sharpness(pixels, 1 + value)),
+    "posterize": (4.0, False, lambda pixels, value: V.posterize(pixels, 8 - round(value))),
+    "solarize": (1.0, False, lambda pixels, value: V.solarize(pixels, 255 * (1 - value))),
+    "autocontrast": (0.0, False, lambda pixels, _: V.autocontrast(pixels)),
+    "equalize": (0.0, False, lambda pixels, _: V.equalize(pixels)),
+}
+
+
+def strength(top: float, magnitude: int) -> float:
+    """An operation's value at a magnitude: linear up to top at 30, in float32 as torchvision has it."""
+    return float(torch.linspace(0.0, top, BINS)[magnitude])
+
+
+def rand_augment(pixels: Pixels, keys: Tensor, *, seed: int, epoch: int, operations: int, magnitude: int) -> Pixels:
+    """Each image changed by so many operations of one strength, drawn for each view (Cubuk 2020, RandAugment).
+
+    pixels: uint8; keys: (batch,) of the views; magnitude: 0 to 30 of 30. Raises InputError for another magnitude.
+    """
+    if not 0 <= magnitude < BINS or operations < 0:
+        raise InputError(f"expected a magnitude from 0 to {BINS - 1}, found {magnitude} ({operations} operations)")
+    draw = uniforms(keys, 2 * operations, seed=seed, epoch=epoch, stream=_RAND_AUGMENT).to("cpu")
+    known = list(OPERATIONS.values())
+    for turn in range(operations):
+        chosen = (draw[:, 2 * turn] * len(known)).long()
+        negative = draw[:, 2 * turn + 1] < 0.5
+        changed = pixels.clone()
+        for index, (top, signed, operation) in enumerate(known[1:], start=1):
+            for sign in (1, -1) if signed else (1,):
+                drawn = (chosen == index) & (negative == (sign < 0)) if signed else chosen == index
+                views = drawn.nonzero()[:, 0].to(pixels.device)
+                if len(views):
+                    changed[views] = operation(pixels[views], sign * strength(top, magnitude))
+        pixels = changed
+    return pixels
+
+
+def erase(images: Images, keys: Tensor, *, seed: int, epoch: int, chance: float) -> Images:
+    """The images, each with the given chance one rectangle of uniform noise in it (Zhong 2020; noise as in timm).
+
+    images: in [0, 1]; keys: (batch,) of the views. Area and log aspect are uniform; a side is cut at the image's.
+    """
+    height, width = images.shape[-2:]
+    draw = uniforms(keys, 5, seed=seed, epoch=epoch, stream=_ERASE)
+    area = (AREA[0] + draw[:, 1] * (AREA[1] - AREA[0])) * height * width
+    aspect = torch.exp(math.log(ASPECT[0]) + draw[:, 2] * math.log(ASPECT[1] / ASPECT[0]))
+    tall = (area * aspect).sqrt().round().clamp(1, height)
+    wide = (area / aspect).sqrt().round().clamp(1, width)
+    top = (draw[:, 3] * (height - tall + 1)).floor()
+    left = (draw[:, 4] * (width - wide + 1)).floor()
+    inside = _between(top, tall, height)[:, :, None] & _between(left, wide, width)[:, None, :]
+    inside &= (draw[:, 0] < chance)[:, None, None]
+    noise = uniforms(keys, images[0].numel(), seed=seed, epoch=epoch, stream=_ERASE + 1).view_as(images)
+    return torch.where(inside[:, None], noise, images)
+
+
+def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
+    """(batch, size): whether a row or column lies in [start, start + length)."""
+    place = torch.arange(size, device=start.device)
+    return (place >= start[:, None]) & (place < (start + length)[:, None])
+
+
+def mix(
+    images: Images, labels: Tensor, *, classes: int, mixup: float, cutmix: float, chance: float
+) -> tuple[Images, Tensor]:
+    """The images, each mixed with another one of the batch, and their targets (batch, classes).
+
+    mixup, cutmix: parameters of the Beta distribution of the share (Zhang 2018; Yun 2019), 0: not this one; where
+    both are given one is drawn a batch; chance: that the batch is mixed at all. Draws come from torch's generator.
+    A batch left as it is keeps its labels (batch,).
+    """
+    kinds = [made for alpha, made in ((mixup, v2.MixUp), (cutmix, v2.CutMix)) if alpha]
+    if not kinds or len(images) < 2 or torch.rand(()).item() >= chance:
+        return images, labels
+    kind = kinds[int(torch.randint(len(kinds), ()).item())]
+    alpha = mixup if kind is v2.MixUp else cutmix
+    mixed, targets = kind(alpha=alpha, num_classes=classes)(images, labels)
+    return mixed, targets

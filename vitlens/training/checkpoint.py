@@ -1,9 +1,10 @@
-"""The checkpoint: all that a killed run needs to go on as if nothing had happened, in one file without pickle.
+"""Files of tensors that a run writes: its checkpoint, to go on from exactly, and weights kept every so many epochs.
 
-No state of a random generator is in it: orders, augmentation and dropout derive from (seed, epoch, step).
+No pickle, and no state of a random generator: orders, augmentation and dropout derive from (seed, epoch, step).
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,12 +17,16 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError, StorageError
 from vitlens.files import write_atomically
+from vitlens.models import zoo
+from vitlens.models.model import Model
 from vitlens.strict_json import parse_json
-from vitlens.training.average import Average, copy_into
-from vitlens.training.optimiser import Optimiser
+from vitlens.training.defaults import KEPT_FOLDER
+from vitlens.training.metrics import read_metrics
+from vitlens.training.optimiser import Average, Optimiser, copy_into
 
 FOLDER = "checkpoint"
 _FILE = "state.safetensors"
+_KEPT_FILE = re.compile(r"epoch-(\d{4,})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,13 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Replace the folder's checkpoint, all or nothing. Raises StorageError; the previous one then survives."""
     path = folder / FOLDER / _FILE
     tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
-    with told_as_storage(path), write_atomically(path) as temporary:
+    with storage_errors(path), write_atomically(path) as temporary:
         save_file(tensors, str(temporary), metadata={"vitlens": json.dumps(checkpoint.facts)})
 
 
 @contextmanager
-def told_as_storage(path: Path) -> Iterator[None]:
-    """safetensors wraps the system's errors in a type of its own: say them as StorageError, in one line."""
+def storage_errors(path: Path) -> Iterator[None]:
+    """Errors that safetensors wraps in a type of its own become StorageError, in one line."""
     try:
         yield
     except SafetensorError as error:
@@ -131,3 +136,53 @@ def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     for name, item in value.items():
         flat |= _flat(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {prefix + name: item}
     return flat
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Weights at one moment of a training: after how many epochs (0: before the first), and the file that has them."""
+
+    epochs: int
+    file: Path
+
+
+def require_interval(every: int | None) -> None:
+    """Raise InputError unless epochs between kept weights are at least 1 (None: none are kept)."""
+    if every is not None and every < 1:
+        raise InputError(f"expected --keep-every at least 1, found {every}; leave it out to keep none")
+
+
+def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:
+    """Write the model's present weights, in half precision, as those after so many epochs; all or nothing."""
+    path = folder / KEPT_FOLDER / f"epoch-{epochs:04}.safetensors"
+    with storage_errors(path):
+        zoo.save(model, path, half=True)
+
+
+def read_kept(folder: Path) -> tuple[Kept, ...]:
+    """The kept weights of a training folder by epoch; none where there are none."""
+    files = ((_KEPT_FILE.fullmatch(path.name), path) for path in (folder / KEPT_FOLDER).glob("*.safetensors"))
+    return tuple(sorted((Kept(int(match[1]), path) for match, path in files if match), key=lambda kept: kept.epochs))
+
+
+def delete_kept_after(folder: Path, epochs: int) -> None:
+    """Delete what was kept after so many epochs (-1: all), and temporary files of a run killed while writing."""
+    unwanted = [kept.file for kept in read_kept(folder) if kept.epochs > epochs]
+    for path in (*unwanted, *(folder / KEPT_FOLDER).glob(".epoch-*.safetensors")):
+        with suppress(OSError):
+            path.unlink()
+
+
+def weights_over_training(folder: Path) -> tuple[Kept, ...]:
+    """The kept weights and, at the end, the last ones (model.safetensors, in full precision).
+
+    Empty for a folder without kept weights. Raises InputError where metrics.jsonl is missing or broken.
+    """
+    kept = read_kept(folder)
+    if not kept:
+        return ()
+    done = len(read_metrics(folder))
+    last = folder / zoo.WEIGHTS_FILE
+    if not last.is_file():  # stopped within its first epoch
+        return kept
+    return (*(one for one in kept if one.epochs < done), Kept(done, last))

@@ -1,38 +1,47 @@
-"""Training a head on a frozen model: the backbone runs once, and every epoch after that costs next to nothing."""
+"""Training a head on a frozen model: the backbone runs once, later epochs take next to no time.
 
-from collections.abc import Callable, Iterator, Sequence
+Orders, steps and tests are those of `fit`. An epoch takes less time than writing a file, so that checkpoints are
+written at intervals of time, and the whole model once, at the end.
+"""
+
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
 from vitlens.data.split import Split
+from vitlens.devices import autocast
 from vitlens.errors import InputError
+from vitlens.models import zoo
 from vitlens.models.fingerprint import fingerprint
 from vitlens.models.model import Model
+from vitlens.models.weights import require_fitting as require_fitting_weights
 from vitlens.processes import Processes, accelerated
-from vitlens.shapes import Images
-from vitlens.training.clock import Clock
-from vitlens.training.feed import portions
+from vitlens.training.bookkeeping import BEST_FILE, Bookkeeping, Clock
+from vitlens.training.checkpoint import Checkpoint, read_checkpoint, storage_errors, write_checkpoint
+from vitlens.training.feed import epoch_batches, share
 from vitlens.training.finetune import partly_trainable
-from vitlens.training.frozen import (
-    Cached,
-    CachedTest,
-    FromFeatures,
-    cached_features,
-    forget_features,
-    head_alone,
-    keep_features,
-    recall_features,
+from vitlens.training.frozen import Cached, CachedTest, FeatureCache, FromFeatures, delete_features, head_alone
+from vitlens.training.metrics import (
+    Progress,
+    StepFacts,
+    TrainingResult,
+    Watcher,
+    append_metrics,
+    rewrite_metrics,
+    watched,
 )
-from vitlens.training.head_loop import HeadTraining
-from vitlens.training.metrics import Progress, TrainingResult
+from vitlens.training.optimiser import copy_into
 from vitlens.training.recipe import Recipe
 from vitlens.training.speed import choose
 from vitlens.training.task import Task, require_fitting
 from vitlens.training.update import Updates
-from vitlens.training.watch import Watcher, watched
+
+CHECKPOINT_INTERVAL = 5.0  # seconds
 
 
 def fit_head(
@@ -51,14 +60,14 @@ def fit_head(
     on_progress: Callable[[Progress], None] | None = None,
     reading: AbstractContextManager[Callable[[int], object]] | None = None,
 ) -> TrainingResult:
-    """Train a model's head on what the rest of it says of each image, computed once; the rest stays as it is.
+    """Train a model's head on the features that the rest of it gives for each image, computed once; the rest is frozen.
 
     The steps are those of `fit` with the classifier alone trainable: same orders, same gradients. views: of each
     training image, augmented as the recipe says and cached, of which an epoch shows one, in turn (1: the image as it
     is); directory: as in `fit`, but that weights are written at the end alone; while the run lasts it also holds the
     features, so that a killed one need not compute them again; reading: entered while they are computed, its value
-    told the number of images just read. Raises what `fit` raises, UnsupportedError for a head that is not the model's
-    last step, InputError for a recipe whose images cannot be cached.
+    called with the number of images just read. Raises what `fit` raises, UnsupportedError for a head that is not the
+    model's last step, InputError for a recipe whose images cannot be cached.
     """
     require_fitting(model, train, test)
     require_cacheable(recipe, views=views)
@@ -70,20 +79,20 @@ def fit_head(
     model.to(device)
     objective = FromFeatures({"backbone": fingerprint(model.module), "views": views})
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), partly_trainable(model, last=0):
-        # the head itself is trained in fp32: its steps cost nothing, and half precision would only add noise
+        # the head itself is trained in fp32: its steps are cheap, and half precision would only add noise
         task = Task(head_alone(model), train, test, recipe, directory, seed, device, "fp32", None, None, objective)
         with reading or nullcontext(lambda _: None) as advance:
-            ready = _Features(model, task, processes, views, chosen.precision, advance)
-            parts = ready.of("train"), ready.of("test")
-        with watched(watchers if processes.is_first else ()) as told:
-            training = HeadTraining(
+            cache = FeatureCache(model, task, processes, views, chosen.precision, advance)
+            parts = cache.of("train"), cache.of("test")
+        with watched(watchers if processes.is_first else ()) as active:
+            training = _HeadTraining(
                 model, task, Updates(task, accelerator), processes, clock, *parts,
-                watchers=told, on_progress=on_progress,
+                watchers=active, on_progress=on_progress,
             )  # fmt: skip
             training.begin(resume=resume)
-            result = training.run(notes=(*chosen.notes[:1], _said(*parts)))
+            result = training.run(notes=(*chosen.notes[:1], _note(*parts)))
     if processes.is_first:
-        forget_features(directory)
+        delete_features(directory)
     return result
 
 
@@ -105,63 +114,127 @@ def require_cacheable(recipe: Recipe, *, views: int) -> None:
         )
 
 
-class _Features:
-    """The features of both parts of the data: computed, or read where an earlier attempt left them."""
+class _HeadTraining:
+    """One run of the loop over features in one process.
+
+    model: the whole one; task: of its head alone (see head_alone); train (views, images, heads, dim) and test (1,
+    images, heads, dim): what the head reads of each image; clock: runs since before they were computed; watchers,
+    on_progress: see `fit`.
+    """
 
     def __init__(
         self,
         model: Model,
         task: Task,
+        updates: Updates,
         processes: Processes,
-        views: int,
-        precision: str,
-        advance: Callable[[int], object],
+        clock: Clock,
+        train: Cached,
+        test: CachedTest,
+        *,
+        watchers: Sequence[Watcher],
+        on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self.model, self.task, self.processes, self.views = model, task, processes, views
-        self.precision, self.advance = precision, advance
+        self.model, self.task, self.updates, self.processes = model, task, updates, processes
+        self.watchers = watchers
+        self.train, self.test = train.to(task.device), test[0].to(task.device)
+        self.books = Bookkeeping(task, processes, clock, on_progress)
+        self.best: dict[str, Tensor] = {}
+        self.last_checkpoint = 0.0
 
-    def of(self, part: str) -> Cached:
-        """Those of "train" (in all its views) or of "test"."""
-        task, processes = self.task, self.processes
-        about = {"part": part, "precision": self.precision, **task.identity()}
-        found = recall_features(task.directory, part, about)
-        everywhere = processes.total(torch.tensor(float(found is not None))) == processes.count
-        if found is not None and everywhere and self._fits(found, part):
-            return found
-        made = cached_features(
-            self.model,
-            len(task.train if part == "train" else task.test),
-            self._augmented if part == "train" and self.views > 1 else lambda _, batches: self._plain(part, batches),
-            processes,
-            views=self.views if part == "train" else 1,
-            precision=self.precision,
-            advance=self.advance,
-        )
-        if processes.is_first:
-            keep_features(task.directory, part, made, about)
-        return made
+    def begin(self, *, resume: bool) -> None:
+        """Continue from the checkpoint, or write the first one."""
+        checkpoint = read_checkpoint(self.task.directory) if resume else None
+        self.processes.total(torch.zeros(1))  # nobody writes before all have read
+        if checkpoint is not None:
+            self.books.resume(checkpoint)
+            self.updates.resume(checkpoint)
+            self.best = {
+                name.removeprefix("best/"): value.to(self.task.device)
+                for name, value in checkpoint.tensors.items()
+                if name.startswith("best/")
+            }
+            if self.best:
+                require_fitting_weights(self.task.model.module, self.best, where="the checkpoint's best head")
+        if self.processes.is_first:
+            rewrite_metrics(self.task.directory, self.books.standing.history)
+        self._write_checkpoint()
 
-    def _fits(self, found: Tensor, part: str) -> bool:
-        """Whether what a file holds is what the head reads: (views, images, heads, dim), finite."""
-        task, heads = self.task, list(self.task.model.module.modules())
-        widths = {module.in_features for module in heads if isinstance(module, nn.Linear)}
-        count = len(task.train if part == "train" else task.test)
-        views = self.views if part == "train" else 1
-        alike = found.ndim == 4 and found.dtype == torch.float32 and found.shape[:2] == (views, count)
-        return alike and {found.shape[3]} == widths and bool(found.isfinite().all())
+    def run(self, *, notes: tuple[str, ...]) -> TrainingResult:
+        """All remaining epochs; then the whole model is written with the best and with the last head."""
+        while self.updates.step < self.task.steps:
+            self._epoch()
+        self._write_checkpoint()
+        head, directory = self.task.model.module, self.task.directory
+        last = self.updates.average.tensors if self.updates.average is not None else head.state_dict()
+        last = {name: value.clone() for name, value in last.items()}
+        for name, tensors in (
+            (BEST_FILE, self.best or last),
+            (zoo.WEIGHTS_FILE, last),
+        ):  # the model ends with the last ones
+            copy_into(head, tensors)
+            if self.processes.is_first:
+                with storage_errors(directory / name):
+                    zoo.save(self.model, directory / name)
+        return self.books.result(notes)
 
-    def _plain(self, part: str, batches: Sequence[Tensor]) -> Iterator[Images]:
-        source = (self.task.train if part == "train" else self.task.test).source
-        for portion in portions(source, batches, pin=self.task.device.type == "cuda"):
-            yield portion.pixels.to(self.task.device, non_blocking=True).float().div_(255)
+    def _epoch(self) -> None:
+        task, place, clock = self.task, self.processes.index, self.books.clock
+        epoch = self.updates.step // task.steps_per_epoch
+        clock.begin_epoch()
+        features = self.train[epoch % len(self.train)]
+        sums = torch.zeros(4, dtype=torch.float64)  # loss, correct ones, images, norms of gradients over the processes
+        for batch in epoch_batches(len(task.train), task.recipe.batch_size, seed=task.seed, epoch=epoch):
+            mine = share(batch, place, self.processes.count).to(task.device)
+            update = self.updates.apply(features[mine], task.labels(mine), whole=len(batch))
+            norm = update.norm / self.processes.count  # all have the same
+            sums += torch.tensor((update.loss, update.correct, len(mine), norm), dtype=torch.float64)
+            clock.count(len(batch))
+            for watcher in self.watchers:
+                step = self.updates.step
+                rate, loss = task.learning_rate(step - 1), update.loss / max(len(mine), 1)
+                watcher.on_step(StepFacts(step, epoch, loss, rate, update.norm, clock.rate()))
+        self._end_epoch(epoch, self.processes.total(sums).tolist())
 
-    def _augmented(self, view: int, batches: Sequence[Tensor]) -> Iterator[Images]:
-        """As epoch `view` of a training without a cache would see them."""
-        for portion in portions(self.task.source(view), batches, pin=self.task.device.type == "cuda"):
-            yield self.task.augmented(portion, view)
+    def _end_epoch(self, epoch: int, sums: list[float]) -> None:
+        """Test when it is due, and record the epoch."""
+        task, books = self.task, self.books
+        books.clock.pause()
+        with self.updates.averaged():
+            tested = self._test() if books.is_due(epoch) else (None, None)
+            metrics = books.end_epoch(epoch, self.updates.step, sums, tested)
+            if books.standing.best_epoch == epoch:
+                self.best = {name: value.clone() for name, value in task.model.module.state_dict().items()}
+            for watcher in self.watchers:
+                watcher.on_epoch(metrics, self.model)
+        if self.processes.is_first:
+            append_metrics(task.directory, metrics)
+        if time.perf_counter() - self.last_checkpoint > CHECKPOINT_INTERVAL:
+            self._write_checkpoint()
+        last = self.updates.step == task.steps
+        books.report(epoch, metrics.step, metrics.train_loss, metrics.train_accuracy, now=last)
+
+    @torch.inference_mode()
+    def _test(self) -> tuple[float, float]:
+        """Mean loss (nats) and accuracy (fraction) on the test images; every process takes all of them."""
+        labels = self.task.test.labels
+        assert labels is not None
+        with autocast(self.task.device, self.task.precision):
+            logits = self.task.model.module(self.test).float().cpu()
+        labels = labels.cpu().long()
+        return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean().item()
+
+    def _write_checkpoint(self) -> None:
+        self.last_checkpoint = time.perf_counter()
+        if not self.processes.is_first:
+            return
+        self.updates.require_finite()
+        best = {f"best/{name}": value for name, value in self.best.items()}
+        facts = self.books.facts(self.updates.step)
+        write_checkpoint(self.task.directory, Checkpoint({**self.updates.tensors(), **best}, facts))
 
 
-def _said(train: Cached, test: CachedTest) -> str:
+def _note(train: Cached, test: CachedTest) -> str:
     views = "as they are" if len(train) == 1 else f"in {len(train)} augmented views"
     megabytes = (train.nbytes + test.nbytes) / 1e6
     return f"the backbone frozen and its features computed once (images {views}, {megabytes:.1f} MB)"

@@ -1,14 +1,19 @@
-"""What training says about itself: progress while it runs, one line per epoch in metrics.jsonl, a result at the end."""
+"""What training reports: progress and steps while it runs, a line of metrics.jsonl an epoch, a result at the end."""
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vitlens.files import read_bounded, storage_error, write_text
 from vitlens.schema import read_as
 from vitlens.strict_json import parse_json
+
+if TYPE_CHECKING:  # reports read metrics without torch
+    from vitlens.models.model import Model
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -17,7 +22,7 @@ METRICS_FILE = "metrics.jsonl"
 class Progress:
     """Where training stands: epoch counted from 0, steps done of all steps, running means of this epoch.
 
-    loss: nats; accuracy: fraction of this epoch's training images so far; test_accuracy: fraction, at the last look
+    loss: nats; accuracy: fraction of this epoch's training images so far; test_accuracy: fraction, at the last test
     (None before the first); images_per_second: training alone, since start or resume; seconds_left: estimated.
     """
 
@@ -36,7 +41,7 @@ class Progress:
 class EpochMetrics:
     """One line of metrics.jsonl: an epoch (from 0), the steps and images seen by its end, its means.
 
-    learning_rate: of its last step; losses in nats; accuracies: fractions, the test's None where nobody looked;
+    learning_rate: of its last step; losses in nats; accuracies: fractions, the test's None where it was not measured;
     seconds: since training began, pauses left out; images_per_second: of training alone, over this epoch;
     gradient_norm: before clipping, mean over its steps (None in files of before it was kept).
     """
@@ -56,7 +61,7 @@ class EpochMetrics:
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known besides tensors: the epochs done, and the best look at the test images."""
+    """The epochs done, and the best accuracy on the test images so far."""
 
     history: tuple[EpochMetrics, ...] = ()
     best_accuracy: float = -1.0
@@ -75,7 +80,7 @@ class TrainingResult:
     """How training ended.
 
     history: one entry per epoch; accuracy: fraction of test images that the last weights get right, which
-    model.safetensors holds; best_accuracy, best_epoch: the highest of all looks, whose weights best.safetensors holds
+    model.safetensors holds; best_accuracy, best_epoch: the highest of all tests, whose weights best.safetensors holds
     (chosen on the test images, so it flatters); seconds: of all its runs together; notes: how it was
     computed, in words.
     """
@@ -88,6 +93,52 @@ class TrainingResult:
     weights: Path
     best_weights: Path
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """One update of the weights.
+
+    step: updates done, this one included; epoch: from 0; loss: nats, mean over this process's images of the batch;
+    learning_rate: the update's; gradient_norm: Euclidean, over all parameters, before clipping; images_per_second: of
+    training alone, over all processes, since start or resume.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+    images_per_second: float
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """What `fit` reports its steps and epochs to, in the first process alone.
+
+    What it raises ends the training: one that may fail without harm catches its own errors.
+    """
+
+    def on_step(self, facts: StepFacts) -> None:
+        """After an update."""
+        ...
+
+    def on_epoch(self, metrics: EpochMetrics, model: "Model") -> None:
+        """After an epoch and its test, with the weights that were tested; they are not to be changed."""
+        ...
+
+    def close(self) -> None:
+        """At the end, also of a training that failed."""
+        ...
+
+
+@contextmanager
+def watched(watchers: Sequence[Watcher]) -> Iterator[Sequence[Watcher]]:
+    """The watchers, each closed on exit, by success or error, the last one first."""
+    with ExitStack() as stack:
+        for watcher in watchers:
+            stack.callback(watcher.close)
+        yield watchers
 
 
 def append_metrics(folder: Path, metrics: EpochMetrics) -> None:

@@ -1,6 +1,8 @@
-"""Optimisers: AdamW, or Muon for the blocks' matrices; weight decay where it belongs, rates by depth where asked."""
+"""What changes the weights: AdamW or Muon, the learning rate of each step, the moving average of the weights."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import torch
@@ -39,14 +41,14 @@ def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> di
     last = max((place for place, name in enumerate(names) if own[name] is not None), default=-1)
     shares, layer = {}, 0
     for place, name in enumerate(names):
-        found = own[name]
-        layer = found + 1 if found is not None else layer
+        block = own[name]
+        layer = block + 1 if block is not None else layer
         shares[name] = 1.0 if place > last else decay ** (len(blocks) + 1 - layer)
     return shares
 
 
 class Group(NamedTuple):
-    """Parameters that are treated alike: by which optimiser, whether they decay, their share of the learning rate."""
+    """Parameters with the same settings: which optimiser, whether they decay, their share of the learning rate."""
 
     muon: bool
     decays: bool
@@ -95,7 +97,7 @@ class Optimiser:
                 group["lr"] = rate * group["share"]
 
     def step(self) -> None:
-        """Change the parameters by their gradients, and forget these."""
+        """Change the parameters by their gradients, and set these to None."""
         for optimizer, _ in self._parts:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -122,7 +124,7 @@ class Optimiser:
         return state
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up the state of another one of the same kind and parameters."""
+        """Load the state of another one of the same kind and parameters."""
         held: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             parameter, _, key = name.rpartition("/")
@@ -133,7 +135,7 @@ class Optimiser:
 
 
 def _grouped(module: nn.Module, kind: str, layer_decay: float, blocks: Sequence[str]) -> dict[Group, list[str]]:
-    """The trainable parameters' names by how they are treated."""
+    """The trainable parameters' names by their settings."""
     decayed, undecayed = decay_groups(module)
     shares = rate_shares(module, blocks, decay=layer_decay)
     matrices = set(_matrices(module, blocks)) if kind == "muon" else set()
@@ -166,3 +168,58 @@ def _muon(groups: list[dict[str, object]]) -> torch.optim.Optimizer:
         groups, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
     )
     return made
+
+
+def learning_rate(step: int, *, total: int, warmup: int, peak: float, minimum: float) -> float:
+    """The rate for one step, counted from 0: peak/warmup at the first, peak after the warm-up, minimum at the last.
+
+    total, warmup: steps. The cosine is Loshchilov & Hutter 2017, eq. 5, without restarts. Raises InputError when the
+    step or the warm-up lies outside the total.
+    """
+    if not 0 <= step < total or not 0 <= warmup <= total:
+        raise InputError(f"expected 0 <= step < {total} and 0 <= warm-up <= {total}, found {step} and {warmup}")
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    span = max(total - warmup - 1, 1)
+    return minimum + 0.5 * (peak - minimum) * (1 + math.cos(math.pi * (step - warmup) / span))
+
+
+class Average:
+    """Averaged parameters and buffers of a module, by name.
+
+    decay: share of the old average kept at each update; the first updates keep less, min(decay, (1 + n) / (10 + n))
+    after n of them, so that the random start is forgotten.
+    """
+
+    def __init__(self, module: nn.Module, *, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self.tensors = {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        """Move the average towards the module's present weights; counters are copied."""
+        keep = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        self.updates += 1
+        for name, value in module.state_dict().items():
+            if value.is_floating_point():
+                self.tensors[name].lerp_(value, 1 - keep)
+            else:
+                self.tensors[name].copy_(value)
+
+    @contextmanager
+    def applied(self, module: nn.Module) -> Iterator[None]:
+        """The module with the averaged weights; its own come back on exit."""
+        own = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        copy_into(module, self.tensors)
+        try:
+            yield
+        finally:
+            copy_into(module, own)
+
+
+@torch.no_grad()
+def copy_into(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Write tensors over a module's parameters and buffers, all of them, in place."""
+    for name, value in module.state_dict().items():
+        value.copy_(tensors[name])

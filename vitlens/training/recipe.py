@@ -26,7 +26,7 @@ class Recipe:
     a preset's last block; average: decay of the averaged weights (0: none), which are then what is tested and kept;
     crop_padding: pixels; flip: left and right exchanged half of the time; randaugment, magnitude: operations an image
     and their strength of 30; erasing: chance of a rectangle of noise; mixup, cutmix: of the Beta distribution (0:
-    none), mix_chance: that a batch is mixed; views: of an image in its batch; evaluate_every: epochs between looks at
+    none), mix_chance: that a batch is mixed; views: of an image in its batch; evaluate_every: epochs between tests on
     the test images; source: where the numbers come from; measured: accuracy and time reached, and on what ("" where
     nobody has measured).
     """

@@ -1,4 +1,4 @@
-"""How to compute: precision, compilation and gradient checkpointing, chosen for the machine and said."""
+"""How to compute: precision, compilation and gradient checkpointing, chosen for the machine and reported."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ COMPILE_FROM: Final = {"cuda": 2000, "cpu": 2000}  # steps that repay a compilat
 
 
 @dataclass(frozen=True)
-class Speed:
+class Computation:
     """How steps are computed: "fp32" or "bf16", whether the model is compiled, and both in words."""
 
     precision: str
@@ -30,7 +30,7 @@ class Speed:
     notes: tuple[str, ...]
 
 
-def choose(device: torch.device, *, precision: str = "auto", compiling: str = "auto", steps: int) -> Speed:
+def choose(device: torch.device, *, precision: str = "auto", compiling: str = "auto", steps: int) -> Computation:
     """Precision and compilation for a device and so many steps.
 
     precision auto: bf16 where the device multiplies matrices in it (CUDA from Ampere on; processors with AMX or
@@ -47,7 +47,7 @@ def choose(device: torch.device, *, precision: str = "auto", compiling: str = "a
     enough, able = steps >= COMPILE_FROM.get(device.type, steps + 1), _can_compile(device)
     compiled = compiling == "on" or (compiling == "auto" and enough and able)
     why = "asked for" if compiling != "auto" else f"{steps} steps" if able else "no compiler found"
-    return Speed(
+    return Computation(
         precision, compiled, (f"precision {precision} ({asked})", f"compile {'on' if compiled else 'off'} ({why})")
     )
 

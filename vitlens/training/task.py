@@ -1,26 +1,68 @@
-"""Task: what is to be trained on what, and all that follows from it without a look at a tensor's values."""
+"""Task: what is to be trained on what, and towards which objective."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
-from vitlens.training.augment import augment
+from vitlens.training.augment import augment, mix
 from vitlens.training.feed import Portion, resident
-from vitlens.training.mix import mix
-from vitlens.training.objective import FromLabels, Objective
+from vitlens.training.optimiser import learning_rate
 from vitlens.training.recipe import Recipe
-from vitlens.training.schedule import learning_rate
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What training minimises: which module is run, and the loss of its output."""
+
+    def module(self, model: Model) -> nn.Module:
+        """The module that is run (and wrapped for several processes): images -> outputs."""
+        ...
+
+    def logits(self, outputs: Any) -> Tensor:
+        """The logits whose largest is the prediction (batch, classes)."""
+        ...
+
+    def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
+        """Loss summed over the images; targets: labels (batch,) or shares of the classes (batch, classes)."""
+        ...
+
+    def identity(self) -> Mapping[str, object]:
+        """What a checkpoint must share with the run that goes on from it, besides model, data and recipe."""
+        ...
+
+
+class FromLabels:
+    """Cross-entropy of the logits with the labels."""
+
+    def module(self, model: Model) -> nn.Module:
+        """The model itself."""
+        return model
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """The outputs."""
+        return outputs
+
+    def loss(self, outputs: Tensor, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:  # noqa: ARG002 - a teacher sees the images
+        """Cross-entropy in nats, summed over the images."""
+        return F.cross_entropy(outputs.float(), targets, label_smoothing=smoothing, reduction="sum")
+
+    def identity(self) -> Mapping[str, object]:
+        """Nothing besides."""
+        return {}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What was asked for, and what follows from it."""
+    """What was asked for, and the numbers that follow from it."""
 
     model: Model
     train: Split
@@ -125,8 +167,8 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
         )
     for split in (train, test):
         if not len(split) or split.labels is None:
-            found = "none" if not len(split) else "images without labels"
-            raise DataError(f"expected labelled {split.part} images in {split.name}, found {found}; see vitlens data")
+            given = "none" if not len(split) else "images without labels"
+            raise DataError(f"expected labelled {split.part} images in {split.name}, found {given}; see vitlens data")
         if split.classes != model.classes:
             raise InputError(
                 f"expected a model of {split.name}'s {len(split.classes)} classes, found {model.alias} with "

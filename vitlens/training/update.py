@@ -1,4 +1,4 @@
-"""One update of the weights from one process's share of a global batch, and all the state that updates leave."""
+"""One update of the weights from one process's share of a global batch, and the state between updates."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from vitlens.devices import autocast
 from vitlens.errors import NonFiniteError
 from vitlens.processes import meeting
-from vitlens.training.average import Average
 from vitlens.training.checkpoint import Checkpoint, collect, restore
 from vitlens.training.feed import derive
-from vitlens.training.optimiser import Optimiser
+from vitlens.training.optimiser import Average, Optimiser
 from vitlens.training.task import Task
 
 
-class Learned(NamedTuple):
-    """What one update saw in this process: summed loss, number of right ones, and the whole gradient's norm."""
+class UpdateFacts(NamedTuple):
+    """One update in this process: summed loss, number of correct predictions, and the whole gradient's norm."""
 
     loss: float
-    right: float
+    correct: float
     norm: float
 
 
@@ -44,72 +43,72 @@ class Updates:
             layer_decay=recipe.layer_decay,
             blocks=task.model.anatomy.blocks,
         )
-        self.wrapped = _wrapped(accelerator, task.objective.asked(task.model), compiled)
+        self.wrapped = _wrapped(accelerator, task.objective.module(task.model), compiled)
         self.step = 0
 
-    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> Learned:
-        """Learn from this process's share of a batch of `whole` images.
+    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> UpdateFacts:
+        """Update the weights from this process's share of a batch of `whole` images.
 
         Raises NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
         """
         task, recipe, accelerator = self.task, self.task.recipe, self.accelerator
-        torch.manual_seed(derive(task.seed, self.step, accelerator.process_index))  # mixing's and dropout's
+        torch.manual_seed(derive(task.seed, self.step, accelerator.process_index))  # of mixing and dropout
         images, targets = task.mixed(images, labels)
         sums = torch.zeros(2, device=images.device)
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
         for number, (part, aims) in enumerate(parts, start=1):
-            together = nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
-            with together, meeting():
-                sums += self._learn(part, aims, accelerator.num_processes / whole)
+            synchronised = nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
+            with synchronised, meeting():
+                sums += self._backward(part, aims, accelerator.num_processes / whole)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip or math.inf)
-        loss, right, length = torch.cat((sums, norm.detach()[None])).tolist()  # one wait for the device
+        loss, correct, length = torch.cat((sums, norm.detach()[None])).tolist()  # one wait for the device
         if not math.isfinite(loss + length):
-            raise self._broken(f"loss {loss / len(labels):g}, gradient norm {length:g}")
+            raise self._not_finite(f"loss {loss / len(labels):g}, gradient norm {length:g}")
         self.optimiser.set_rate(task.learning_rate(self.step))
         self.optimiser.step()
         if self.average is not None:
             self.average.update(self.model)
         self.step += 1
-        return Learned(loss, right, length)
+        return UpdateFacts(loss, correct, length)
 
-    def _learn(self, images: Tensor, targets: Tensor, weight: float) -> Tensor:
-        """Add the gradient of some images; their summed loss and number of right ones.
+    def _backward(self, images: Tensor, targets: Tensor, weight: float) -> Tensor:
+        """Add the gradient of some images; their summed loss and number of correct predictions.
 
         weight: of the summed loss. Gradients are averaged over processes: scaled by their number over the whole
         batch, uneven shares weigh by their images.
         """
         task, objective = self.task, self.task.objective
         with autocast(task.device, task.precision):
-            answers = self.wrapped(images)
-        summed = objective.loss(answers, targets, images, smoothing=task.recipe.label_smoothing)
+            outputs = self.wrapped(images)
+        summed = objective.loss(outputs, targets, images, smoothing=task.recipe.label_smoothing)
         self.accelerator.backward(summed * weight)
         labels = targets if targets.ndim == 1 else targets.argmax(1)
-        correct = (objective.logits(answers).detach().argmax(1) == labels).sum()
+        correct = (objective.logits(outputs).detach().argmax(1) == labels).sum()
         return torch.stack((summed.detach(), correct))
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The weights that are tested and kept, in place of the trained ones for a while."""
+        """The weights that are tested and saved, in place of the trained ones while the context lasts."""
         return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that must be kept to go on from here."""
+        """All tensors that are needed to continue from here."""
         return collect(self.model, self.optimiser, self.average)
 
     def require_finite(self) -> None:
         """Raise NonFiniteError when the last updates left a NaN or an infinity, before it reaches a file."""
         for name, value in self.tensors().items():
             if not value.isfinite().all():
-                raise self._broken(f"NaN or infinity in {name}")
+                raise self._not_finite(f"NaN or infinity in {name}")
 
-    def take_up(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint."""
         restore(checkpoint, self.model, self.optimiser, self.average)
         self.step = checkpoint.facts["step"]
         if self.average is not None:
             self.average.updates = self.step
 
-    def _broken(self, found: str) -> NonFiniteError:
-        """What to say, and what to try, when numbers are no longer finite."""
+    def _not_finite(self, found: str) -> NonFiniteError:
+        """The error when numbers are no longer finite, with what to try."""
         epoch = self.step // self.task.steps_per_epoch
         return NonFiniteError(
             f"expected a finite loss, found {found} in epoch {epoch + 1}, step {self.step + 1}; {self.task.directory} "

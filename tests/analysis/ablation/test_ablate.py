@@ -14,8 +14,8 @@ from vitlens.analysis.ablation.effects import Effects, Unit
 from vitlens.analysis.ablation.first_order import first_order
 from vitlens.analysis.ablation.replacements import Means, means_of, other_images
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.lens.intervened import intervened
-from vitlens.lens.intervention import BlockRemoved, HeadReplaced, MLPReplaced
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import BlockRemoved, HeadReplaced, MLPReplaced
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
 from vitlens.models.resnet import resnet20

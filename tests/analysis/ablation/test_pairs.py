@@ -10,7 +10,7 @@ from vitlens.analysis.ablation.effects import Together, Unit
 from vitlens.analysis.ablation.pairs import Pairs, pairwise, synergy
 from vitlens.analysis.ablation.redundancy import CrossMoments, RedundancyStream, redundancy
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.intervened import intervened
+from vitlens.lens.intervene import intervened
 from vitlens.lens.replay import replaying
 from vitlens.models.resnet import resnet20
 from vitlens.uncertainty import bootstrap_mean, holm, sign_flip_test

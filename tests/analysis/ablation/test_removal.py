@@ -14,8 +14,8 @@ from vitlens.analysis.ablation.greedy import greedy_order
 from vitlens.analysis.ablation.removal import Curve, random_order, removal_curve, removal_curves, share_removable, steps
 from vitlens.analysis.ablation.replacements import means_of, other_images
 from vitlens.errors import InputError
-from vitlens.lens.intervened import intervened
-from vitlens.lens.intervention import HeadReplaced
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
 from vitlens.names import REPLACEMENTS, Replacement

@@ -19,8 +19,9 @@ from vitlens.analysis.attention.relevance import gradient_rollout, gradient_roll
 from vitlens.analysis.attention.rollout import RolloutOptions, rollout, rollout_of
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens import call as call_module
-from vitlens.lens.observe import capture, survey
-from vitlens.lens.windows import unwindow
+from vitlens.lens.call import unwindow
+from vitlens.lens.capture import capture
+from vitlens.lens.observe import survey
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 

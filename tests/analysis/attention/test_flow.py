@@ -13,7 +13,7 @@ from tests.lens.tiny import FAMILIES, images, ours
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.flow import flow, maximum_flows, mixed, require_few
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models.model import Model
 
 PRECISION = 1e-5  # capacities are whole numbers of 6e-8, and a cut has at most some dozens of them

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contracts.test_nothing_left_behind import state_of
+from tests.contracts.uses import state_of
 from tests.lens.tiny import FAMILIES, images, ours
 from vitlens.analysis.attention.gradients import check_targets, with_gradients
 from vitlens.analysis.attention.relevance import relevance
 from vitlens.errors import InputError, LensError
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models.model import Model
 
 

@@ -18,7 +18,7 @@ from vitlens.analysis.attention.rollout import (
     rollout_row,
 )
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 from vitlens.names import FUSIONS

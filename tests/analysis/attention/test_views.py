@@ -7,8 +7,8 @@ from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model, torchv
 from vitlens.analysis.attention.views import _merged, key_maps, query_maps
 from vitlens.analysis.attention.weights import attention
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.observe import capture
-from vitlens.lens.windows import unwindow
+from vitlens.lens.call import unwindow
+from vitlens.lens.capture import capture
 from vitlens.models.resnet import build_resnet
 
 PREFIXES = {  # prefix tokens -> a model that has so many

@@ -5,12 +5,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.contracts.test_nothing_left_behind import state_of
 from tests.lens.tiny import images, ours, timm_model
 from vitlens.analysis.faithfulness.masking import answers_without, blurred, once, pixel_masks, substrate_images
 from vitlens.analysis.faithfulness.resampled import enlarged, on_grid, removal_grid
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.from_tokens import entry_of
+from vitlens.lens.replay_check import entry_of
 from vitlens.models.model import Model
 
 SAME = {"atol": 2e-5, "rtol": 1e-4}
@@ -117,30 +116,6 @@ def test_a_variant_asked_for_twice_is_computed_once():
     assert len(place) == 3
     assert torch.equal(which[place][back], which)
     assert torch.equal(removed[place][back], removed)
-
-
-@pytest.mark.parametrize("name", ["ours", "swin"])
-def test_nothing_stays_behind(name):
-    model = MODELS[name]()
-    model.train()  # it is asked in evaluation mode whatever its own
-    batch, which, removed = variants(model)
-    grid, copy = removal_grid(model), batch.clone()
-    before = state_of(model)
-    plain = answers_without(model, batch, which, removed, grid=grid)
-    assert state_of(model) == before
-    assert torch.equal(batch, copy)
-    last = [module for module in model.module.modules() if isinstance(module, torch.nn.Linear)][-1]
-
-    def breaks(_module: object, _inputs: object) -> None:
-        raise KeyboardInterrupt
-
-    handle = last.register_forward_pre_hook(breaks)
-    before = state_of(model)
-    with pytest.raises(KeyboardInterrupt):
-        answers_without(model, batch, which, removed, grid=grid)
-    assert state_of(model) == before
-    handle.remove()
-    torch.testing.assert_close(answers_without(model, batch, which, removed, grid=grid), plain)
 
 
 def test_wrong_calls():

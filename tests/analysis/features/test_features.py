@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.contracts.test_nothing_left_behind import state_of
 from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.reader import resolve_pool
@@ -111,16 +110,6 @@ def test_patch_tokens_lie_where_the_patches_lie(norm):
     assert found.shape == (3, rows, columns, 16)
     expected = model.module.norm(stream) if norm else stream
     torch.testing.assert_close(found[:, 1, 2], expected[:, 3 + columns + 2], atol=1e-6, rtol=1e-5)
-
-
-def test_nothing_is_left_behind():
-    for make in (ours, cnn):
-        model = make()
-        before, batch = state_of(model), images(model.input_size)
-        features(model, batch)
-        patch_tokens(model, batch)
-        assert state_of(model) == before
-        assert torch.equal(batch, images(model.input_size))
 
 
 def test_what_cannot_be_read_is_said():

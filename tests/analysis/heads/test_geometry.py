@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.lens.test_windows import SHAPES, timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens.analysis.heads.geometry import Geometry, geometry_of, square_grid
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.lens.site import Site, Windows
 
 PUBLISHED = [(224, 16, 116.492), (224, 32, 115.503), (224, 14, 116.565), (384, 16, 200.048), (32, 4, 16.546)]

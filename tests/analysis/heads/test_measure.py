@@ -20,8 +20,8 @@ from vitlens.analysis.heads.statistics import TOKEN_STATISTICS
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.observe import capture, observe
-from vitlens.lens.residual import watching_blocks
+from vitlens.lens.capture import capture, watching_stream
+from vitlens.lens.observe import observe
 from vitlens.lens.site import Site
 from vitlens.models import zoo
 from vitlens.models.model import Model
@@ -449,7 +449,7 @@ def norms_by_hand(tokens: Tensor, prefix: int) -> dict[str, list[float]]:
 def test_token_norms_are_of_each_blocks_output(make, prefixes):
     model = make()
     batch, streams = images(model.input_size, batch=4), {}
-    with watching_blocks(model, lambda block, tokens: streams.__setitem__(block, tokens.clone())), torch.no_grad():
+    with watching_stream(model, lambda block, tokens: streams.__setitem__(block, tokens.clone())), torch.no_grad():
         model(batch)
     for tokens in streams.values():  # a token far out of line on each side
         assert tokens.shape[1] > 10

@@ -23,7 +23,7 @@ from vitlens.analysis.heads.statistics import (
     statistics,
 )
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models.model import Anatomy, Model
 from vitlens.models.resnet import build_resnet
 

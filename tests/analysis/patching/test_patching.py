@@ -12,8 +12,8 @@ from vitlens.analysis.patching.corruption import CORRUPTIONS
 from vitlens.analysis.patching.patching import PARTS, Patching, corrupt, patch
 from vitlens.analysis.patching.transplant import heads_given, mlp_outputs, tokens_given, transplants
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.intervened import intervened
-from vitlens.lens.intervention import MLPReplaced
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import MLPReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model

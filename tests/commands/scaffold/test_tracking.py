@@ -17,9 +17,9 @@ from vitlens.commands.scaffold import trackers as module
 from vitlens.commands.scaffold.trackers import Tracker, require_trackers
 from vitlens.commands.scaffold.tracking import EVERY_STEPS, TrackerWatcher, entropies, overlay
 from vitlens.errors import InputError
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models import zoo
-from vitlens.training.watch import StepFacts, Watcher
+from vitlens.training.metrics import StepFacts, Watcher
 
 CONFIG = {"model": "tiny", "recipe": {"epochs": 3, "betas": [0.9, 0.999], "clip": None}}
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")

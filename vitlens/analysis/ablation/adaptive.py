@@ -20,7 +20,7 @@ from vitlens.analysis.ablation.first_order import GRAPH, head_gradients, towards
 from vitlens.analysis.ablation.replacements import Means, means_of, other_images
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.errors import InputError
-from vitlens.lens.intervention import HeadReplaced
+from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
 from vitlens.names import Replacement

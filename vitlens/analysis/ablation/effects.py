@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.errors import InputError
-from vitlens.lens.intervention import BlockRemoved, HeadReplaced, Intervention, MLPReplaced
+from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, MLPReplaced
 from vitlens.names import Replacement, UnitKind
 from vitlens.processes import Processes
 from vitlens.shapes import Labels

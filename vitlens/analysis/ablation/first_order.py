@@ -1,8 +1,7 @@
 """The cheap estimate beside the exact effect: gradient times what would change, one backward pass for all heads."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,7 +13,7 @@ from vitlens.analysis.ablation.replacements import Means, prepared
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.gradients import check_targets
 from vitlens.devices import evaluating
-from vitlens.lens.inside import Inside, overridden
+from vitlens.lens.hooks import Joined, inside_attention
 from vitlens.lens.layers import Layer, layer_of
 from vitlens.models.model import Model
 from vitlens.names import Replacement
@@ -79,25 +78,19 @@ def head_gradients(model: Model, images: Images, labels: Labels, which: set[int]
 
 @contextmanager
 def _reading(model: Model, which: set[int], read: dict[int, Tensor]) -> Iterator[None]:
-    def wrap_of(index: int, attention: torch.nn.Module) -> Callable[..., Any]:
-        def take(joined: Tensor) -> Tensor:
-            read[index] = joined if joined.requires_grad else joined.detach().requires_grad_()
-            return read[index]
-
-        def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
-            def watched(*args: Any, **kwargs: Any) -> Any:
-                with Inside(attention, joined=take):
-                    return forward(*args, **kwargs)
-
-            return watched
-
-        return wrap
-
     with ExitStack() as stack:
         for index in sorted(which):
             attention = model.module.get_submodule(layer_of(model, index).attention)
-            stack.enter_context(overridden(attention, wrap_of(index, attention)))
+            stack.enter_context(inside_attention(attention, joined=_keep_leaf(read, index)))
         yield
+
+
+def _keep_leaf(read: dict[int, Tensor], index: int) -> Joined:
+    def joined(heads: Tensor) -> Tensor:
+        read[index] = heads if heads.requires_grad else heads.detach().requires_grad_()
+        return read[index]
+
+    return joined
 
 
 def _by_head(joined: Tensor, layer: Layer) -> Heads:

@@ -13,7 +13,7 @@ from vitlens.analysis.ablation.replacements import Means, Replacements, means_of
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.gradients import check_targets
 from vitlens.errors import InputError
-from vitlens.lens.intervened import intervened
+from vitlens.lens.intervene import intervened
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.lens.replay_check import method_of
 from vitlens.models.model import Model

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Unit
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.intervention import Intervention
-from vitlens.lens.layers import layer_of, layers
+from vitlens.lens.capture import watching_mlps
+from vitlens.lens.interventions import Intervention
+from vitlens.lens.layers import Layer, layer_of, layers
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.models.model import Model
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, Replacement
@@ -165,14 +165,20 @@ def prepared(
     if donors is not None and len(donors) != len(images):
         raise InputError(f"expected another image for each of {len(images)} images, found {len(donors)}")
     order = other_images(len(images), seed=seed) if donors is None else torch.arange(len(images))
-    outputs: dict[int, Tokens] = {}
-    watched = [unit.layer for unit in units if unit.kind == "mlp"]
+    watched = [_with_mlp(model, unit.layer) for unit in units if unit.kind == "mlp"]
     with ExitStack() as stack:
-        with _watching(model, watched, outputs):
+        with watching_mlps(model, watched) as outputs:
             source = stack.enter_context(replaying(model, images if donors is None else donors, budget=budget))
         replay = source if donors is None else stack.enter_context(replaying(model, images, budget=budget))
         rows = order.to(images.device)
         yield Prepared(replay, lambda some: _others(source, some, rows, outputs), None if donors is None else source)
+
+
+def _with_mlp(model: Model, index: int) -> Layer:
+    layer = layer_of(model, index)
+    if layer.mlp is None:
+        raise InputError(f"expected a layer with an MLP in {model.alias}, found none at layer {index}")
+    return layer
 
 
 def _others(source: Replay, units: Iterable[Unit], rows: Tensor, outputs: dict[int, Tokens]) -> Replacements:
@@ -186,22 +192,3 @@ def _others(source: Replay, units: Iterable[Unit], rows: Tensor, outputs: dict[i
                 heads[unit.layer] = source.head_output(unit.layer)[rows]
             found[unit.intervention("resample")] = heads[unit.layer][:, unit.head]
     return found
-
-
-@contextmanager
-def _watching(model: Model, which: Iterable[int], outputs: dict[int, Tokens]) -> Iterator[None]:
-    """What the MLPs of some layers put out in the last forward pass of the block, (batch, tokens, dim)."""
-
-    def keep(layer: int) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            outputs[layer] = output.detach().flatten(1, 2) if output.dim() == 4 else output.detach()
-
-        return hook
-
-    with ExitStack() as stack:
-        for layer in dict.fromkeys(which):
-            name = layer_of(model, layer).mlp
-            if name is None:
-                raise InputError(f"expected a layer with an MLP in {model.alias}, found none at layer {layer}")
-            stack.callback(model.module.get_submodule(name).register_forward_hook(keep(layer)).remove)
-        yield

@@ -17,11 +17,10 @@ from vitlens.analysis.attention.gradients import with_gradients
 from vitlens.analysis.attention.readout import readout_row
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
-from vitlens.lens.call import AttentionCall, precise
+from vitlens.lens.call import AttentionCall, precise, window_index
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
-from vitlens.lens.windows import window_index
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.names import READOUTS, Readout

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from vitlens.analysis.heads.geometry import square_grid
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.call import AttentionCall
+from vitlens.lens.call import AttentionCall, window_index
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import Site, Windows
-from vitlens.lens.windows import window_index
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Rows
 

@@ -13,11 +13,11 @@ from vitlens.analysis.attention.chain import Chain
 from vitlens.analysis.heads.geometry import Geometry, square_grid
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
-from vitlens.lens.call import AttentionCall
+from vitlens.lens.call import AttentionCall, received
+from vitlens.lens.capture import capture
 from vitlens.lens.layers import probe_images
-from vitlens.lens.observe import capture, observe, survey
+from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import NO_PLACE, Site
-from vitlens.lens.windows import received
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import takes_images

@@ -18,6 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitlens.analysis.cost.parts import EMBEDDING, HEAD, MLP, PRODUCTS, PROJECTIONS, Parts, in_order
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.lens.hooks import Arguments, watching
+from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.models.vit_config import ViTConfig
 
@@ -46,8 +48,7 @@ def flops_by_part(model: Model) -> dict[str, int]:
 
     Projections are the products of attention with weights, products those without: of tokens with tokens.
     """
-    height, width = model.input_size
-    images = torch.rand(1, 3, height, width, device=model.device)
+    images = probe_images(model, 1)
     parts, found = Parts(model), Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
     with (
@@ -112,23 +113,19 @@ def _shared_out(model: nn.Module, counter: FlopCounterMode) -> Iterator[Counter[
     def total() -> Counter[Any]:
         return Counter(counter.flop_counts["Global"])
 
-    def leave() -> None:
-        name, before, inside = stack.pop()
+    def enter(name: str, _arguments: Arguments) -> None:
+        stack.append((name, total(), Counter()))
+
+    def leave(name: str, _arguments: Arguments, _output: Any) -> None:
+        _, before, inside = stack.pop()
         taken = total() - before
         for operation, count in (taken - inside).items():
             own[name, operation] += count
         if stack:
             stack[-1][2].update(taken)
 
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append((name, total(), Counter()))))
-        handles.append(module.register_forward_hook(lambda *_: leave()))
-    try:
+    with watching(model, [name for name, _ in model.named_modules()], leave, before=enter):
         yield own
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

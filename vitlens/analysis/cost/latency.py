@@ -11,6 +11,7 @@ import torch
 from vitlens.analysis.cost.memory import device_peak
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError
+from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
@@ -126,9 +127,8 @@ def latencies(
 
 def _round(model: Model, size: int, precision: str, clock: Callable[[], float]) -> tuple[list[float], int | None]:
     """Passes of one model for about a quarter of a second, and the peak of the device's memory."""
-    height, width = model.input_size
     with device_peak(model.device) as peak, autocast(model.device, precision):
-        images = torch.rand(size, 3, height, width, device=model.device)
+        images = probe_images(model, size)
         (first,) = passes(model, images, 1, clock=clock)
         repeats = max(_FEWEST, min(_MOST, int(_ROUND / max(first, 1e-6))))
         return passes(model, images, repeats, warm_up=0, clock=clock), peak()

@@ -11,6 +11,8 @@ from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.parts import parameters_by_part
 from vitlens.devices import evaluating
 from vitlens.errors import LensError
+from vitlens.lens.hooks import Arguments, watching
+from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer
 
@@ -49,8 +51,7 @@ def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str
     >>> cost.flops["attention products"]  # 6 blocks of 4 N² d, with N = 65 tokens of width d = 128
     12979200
     """
-    height, width = model.input_size
-    images = torch.rand(_TRAINED, 3, height, width, device=model.device)
+    images = probe_images(model, _TRAINED)
     flops = flops_by_part(model)
     (timed,) = latencies([model], batch_sizes, precision=precision)
     return Profile(
@@ -87,15 +88,14 @@ def tokens_of(model: Model) -> int:
     height, width = model.input_size
     if not model.anatomy.blocks:
         return height * width
-    seen: list[torch.Size] = []
-    block = model.module.get_submodule(model.anatomy.blocks[0])
-    handle = block.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].shape[1:]))
-    try:
-        with evaluating(model), torch.no_grad():
-            model(torch.rand(1, 3, height, width, device=model.device))
-    finally:
-        handle.remove()
-    shape = seen[0]
+    shapes: list[torch.Size] = []
+
+    def before(_name: str, arguments: Arguments) -> None:
+        shapes.append(arguments[0].shape[1:])
+
+    with evaluating(model), torch.no_grad(), watching(model.module, model.anatomy.blocks[:1], before=before):
+        model(probe_images(model, 1))
+    shape = shapes[0]
     if len(shape) != 3:
         return shape[0]
     # windows keep channels last; maps of a CNN have them first

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.from_tokens import Entry, entry_of
 from vitlens.lens.onednn import quick_linear, quick_mlps
+from vitlens.lens.replay_check import Entry, entry_of
 from vitlens.models.model import Model
 from vitlens.names import SUBSTRATES, Substrate
 from vitlens.shapes import Images, Logits

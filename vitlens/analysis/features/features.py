@@ -11,7 +11,7 @@ from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.features.reader import FeatureLayer, Reader, Vectors, chosen_stages, fitting_norm
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.stages import Stage, final_norm, watching_stages
+from vitlens.lens.stages import FeatureStage, final_norm, watching_stages
 from vitlens.models.model import Model
 from vitlens.models.support import NEEDS, require
 from vitlens.names import FeaturePool
@@ -99,7 +99,7 @@ def patch_tokens(
     apply = model.module.get_submodule(found.module) if found else torch.nn.Identity()
     parts: list[Tensor] = []
 
-    def take(_stage: Stage, tokens: Tokens) -> None:
+    def take(_stage: FeatureStage, tokens: Tokens) -> None:
         parts.append(apply(tokens[:, len(stage.prefix) :]).float().cpu())
 
     with torch.no_grad(), evaluating(model), watching_stages(model, [stage], take):

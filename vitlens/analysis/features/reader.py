@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.lens.stages import FinalNorm, Stage, StageKind, final_norm, stages, watching_stages
+from vitlens.lens.stages import FeatureStage, FinalNorm, StageKind, final_norm, stages, watching_stages
 from vitlens.models.model import Model
 from vitlens.names import FEATURE_POOLS, FeaturePool
 from vitlens.shapes import Images, Tokens
@@ -65,7 +65,7 @@ class Reader:
         """The features of a batch. Raises NonFiniteError naming the layer."""
         found: dict[int, Tensor] = {}
 
-        def take(stage: Stage, tokens: Tokens) -> None:
+        def take(stage: FeatureStage, tokens: Tokens) -> None:
             found[stage.index] = self._pooled(stage, tokens).float().cpu()
 
         with torch.no_grad(), evaluating(self.model), watching_stages(self.model, self.stages, take):
@@ -77,12 +77,12 @@ class Reader:
                 )
         return Read([found[stage.index] for stage in self.stages], logits)
 
-    def _layer(self, stage: Stage) -> FeatureLayer:
+    def _layer(self, stage: FeatureStage) -> FeatureLayer:
         norm = fitting_norm(self._norm, stage)
         dim = stage.width * (2 if self.pool == "cls+mean" else 1)
         return FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, norm.module if norm else None)
 
-    def _pooled(self, stage: Stage, tokens: Tokens) -> Float[Tensor, "batch _"]:
+    def _pooled(self, stage: FeatureStage, tokens: Tokens) -> Float[Tensor, "batch _"]:
         norm = fitting_norm(self._norm, stage)
         apply = self.model.module.get_submodule(norm.module) if norm else torch.nn.Identity()
         parts = []
@@ -110,7 +110,7 @@ def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
     return pool
 
 
-def chosen_stages(model: Model, layer: int | Sequence[int] | None) -> tuple[Stage, ...]:
+def chosen_stages(model: Model, layer: int | Sequence[int] | None) -> tuple[FeatureStage, ...]:
     """The layers asked for, by index from 0 (-1: the last); None: all. Raises InputError where there is none such."""
     known = stages(model)
     if layer is None:
@@ -122,6 +122,6 @@ def chosen_stages(model: Model, layer: int | Sequence[int] | None) -> tuple[Stag
     return tuple(known[index] for index in sorted({index % len(known) for index in wanted}))
 
 
-def fitting_norm(norm: FinalNorm | None, stage: Stage) -> FinalNorm | None:
+def fitting_norm(norm: FinalNorm | None, stage: FeatureStage) -> FinalNorm | None:
     """The norm, where it is as wide as the layer."""
     return norm if norm is not None and norm.width == stage.width else None

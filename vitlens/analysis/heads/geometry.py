@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.layout import TokenLayout
+from vitlens.lens.call import window_index
 from vitlens.lens.site import Site, Windows
-from vitlens.lens.windows import window_index
 from vitlens.models.model import Model
 
 

@@ -15,8 +15,8 @@ from vitlens.analysis.heads.patch_rows import PatchRows, PerImage, sharp
 from vitlens.analysis.heads.sinks import median, stand_out
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
+from vitlens.lens.capture import watching_stream
 from vitlens.lens.observe import observe
-from vitlens.lens.residual import watching_blocks
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Tokens
@@ -81,7 +81,7 @@ def measure(model: Model, images: Images, *, renormalise: bool = True) -> Measur
         if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # not windows, nor CLS alone
             found.values.update({(name, block): value for name, value in _norms(tokens, prefix).items()})
 
-    with watching_blocks(model, weigh):
+    with watching_stream(model, weigh):
         observe(model, images, take)
     return found
 

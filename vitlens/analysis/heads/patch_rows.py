@@ -14,7 +14,7 @@ from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.offsets import offset_sums
 from vitlens.analysis.heads.sharpness import entropy, gini, hoyer
 from vitlens.analysis.heads.sinks import stand_out
-from vitlens.lens.windows import received
+from vitlens.lens.call import received
 
 PerImage = Float[Tensor, "images heads"]
 

@@ -1,25 +1,24 @@
-"""What the parts of a model write into the residual stream, kept from one forward pass."""
+"""What the parts of a model add to the residual stream, kept from one forward pass."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlens.lens.inside import Inside, overridden
-from vitlens.lens.layers import Layer, layers
+from vitlens.lens.hooks import Arguments, Joined, inside_attention, watching
+from vitlens.lens.layers import layers
 from vitlens.models.model import Model
 from vitlens.shapes import Tokens
 
 
 @dataclass
-class Written:
+class BranchOutputs:
     """What is kept of a forward pass.
 
     reads: the tokens that the classifier reads (None: all); before, after: the residual stream at either end; others:
-    what blocks without heads add; heads: what each layer's output projection reads, mlps: what its MLP puts out, both
+    what blocks without heads add; heads: what each layer's output projection reads, mlps: the output of its MLP, both
     of the tokens that are read, before LayerScale.
     """
 
@@ -36,61 +35,41 @@ class Written:
 
 
 @contextmanager
-def watching_branches(model: Model, written: Written, blocks: Sequence[str]) -> Iterator[None]:
-    """Fill `written` during a forward pass; blocks: names of all blocks in forward order."""
+def watching_branches(model: Model, outputs: BranchOutputs, blocks: Sequence[str]) -> Iterator[None]:
+    """Fill `outputs` during a forward pass; blocks: names of all blocks in forward order."""
+    known = layers(model)
+    units, mlps = {layer.unit for layer in known}, {layer.mlp: layer.index for layer in known if layer.mlp is not None}
+
+    def see_block(name: str, arguments: Arguments, output: Tokens) -> None:
+        if name == blocks[0]:
+            outputs.before = arguments[0]
+        if name == blocks[-1]:
+            outputs.after = output
+        if name not in units:  # no heads
+            outputs.others.append(output - arguments[0])
+
+    def see_mlp(name: str, _arguments: Arguments, output: Tokens) -> None:
+        outputs.mlps[mlps[name]] = outputs.row(output)
+
     with ExitStack() as stack:
-        for name in blocks:
-            hook = model.module.get_submodule(name).register_forward_hook(_see_block(model, written, name, blocks))
-            stack.callback(hook.remove)
-        for layer in layers(model):
+        stack.enter_context(watching(model.module, blocks, see_block))
+        stack.enter_context(watching(model.module, mlps, see_mlp))
+        for layer in known:
             attention = model.module.get_submodule(layer.attention)
-            stack.enter_context(overridden(attention, _see_heads(attention, layer, written)))
-            if layer.mlp is not None:
-                hook = model.module.get_submodule(layer.mlp).register_forward_hook(_see_mlp(layer, written))
-                stack.callback(hook.remove)
+            stack.enter_context(inside_attention(attention, joined=_keep_heads(outputs, layer.index)))
         yield
 
 
-def _see_block(
-    model: Model, written: Written, name: str, blocks: Sequence[str]
-) -> Callable[[nn.Module, Any, Tokens], None]:
-    headless = name not in {layer.unit for layer in layers(model)}
+def _keep_heads(outputs: BranchOutputs, layer: int) -> Joined:
+    def joined(heads: Tensor) -> Tensor:
+        outputs.heads[layer] = outputs.row(heads)
+        return heads
 
-    def see(_block: nn.Module, args: Any, output: Tokens) -> None:
-        if name == blocks[0]:
-            written.before = args[0]
-        if name == blocks[-1]:
-            written.after = output
-        if headless:
-            written.others.append(output - args[0])
-
-    return see
-
-
-def _see_mlp(layer: Layer, written: Written) -> Callable[[nn.Module, Any, Tokens], None]:
-    def see(_mlp: nn.Module, _args: Any, output: Tokens) -> None:
-        written.mlps[layer.index] = written.row(output)
-
-    return see
-
-
-def _see_heads(attention: nn.Module, layer: Layer, written: Written) -> Callable[..., Any]:
-    def joined(outputs: Tensor) -> Tensor:
-        written.heads[layer.index] = written.row(outputs)
-        return outputs
-
-    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with Inside(attention, joined=joined):
-                return forward(*args, **kwargs)
-
-        return watched
-
-    return wrap
+    return joined
 
 
 def branch_scale(block: nn.Module, branch: int) -> Tensor | None:
     """LayerScale of a block's first (attention) or second (MLP) branch, (dim,), or None: as timm names it."""
     inside = getattr(getattr(block, f"ls{branch}", None), "gamma", None)
-    found = inside if isinstance(inside, Tensor) else getattr(block, f"gamma_{branch}", None)
-    return found if isinstance(found, Tensor) else None
+    scale = inside if isinstance(inside, Tensor) else getattr(block, f"gamma_{branch}", None)
+    return scale if isinstance(scale, Tensor) else None

@@ -1,10 +1,9 @@
-"""Direct logit attribution and the logit lens: what each head writes straight into a logit, and the answer by layer.
+"""Direct logit attribution and the logit lens: what each head adds to a logit directly, and the prediction by layer.
 
 The residual stream is a sum: the embedding, every head through its columns of the output projection, every MLP. With
 the final norm's scale fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020).
 """
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.attention.gradients import check_targets
-from vitlens.analysis.patching.branch_outputs import Written, branch_scale, watching_branches
+from vitlens.analysis.patching.branch_outputs import BranchOutputs, branch_scale, watching_branches
 from vitlens.analysis.patching.stream_to_logits import blocks_of, logits_from, stream_weights
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.inside import projection_of
+from vitlens.lens.hooks import Arguments, projection_of, watching
 from vitlens.lens.layers import Layer, layers
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens
@@ -55,12 +54,12 @@ def contributions(model: Model, images: Images, *, targets: Labels | None = None
     through a norm and a linear map alone (attention pooling, CaiT), or where a block adds something else than its
     heads and its MLP (windows, norms after the branches); InputError for a class that does not exist.
     """
-    written = Written(_reads(model))
+    outputs = BranchOutputs(_reads(model))
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        with watching_branches(model, written, blocks_of(model)):
+        with watching_branches(model, outputs, blocks_of(model)):
             logits: Logits = model(images)
         targets = check_targets(targets, logits)
-        made = _summed(model, written, logits, targets)
+        made = _summed(model, outputs, logits, targets)
     _check(model, made, logits.abs().max().item())
     return made
 
@@ -72,15 +71,13 @@ def logit_lens(model: Model, images: Images) -> Float[Tensor, "batch depths clas
     than one residual stream, or reads it through attention (SigLIP, CaiT, Swin, a CNN).
     """
     streams: list[Tokens] = []
+    blocks = blocks_of(model)
+
+    def after(name: str, arguments: Arguments, output: Tokens) -> None:
+        streams.extend((arguments[0], output) if name == blocks[0] else (output,))
+
     with evaluating(model), torch.no_grad():
-        with ExitStack() as stack:
-            for number, name in enumerate(blocks_of(model)):
-                block = model.module.get_submodule(name)
-                if not number:
-                    before = block.register_forward_pre_hook(lambda _block, args: streams.append(args[0]))
-                    stack.callback(before.remove)
-                after = block.register_forward_hook(lambda _block, _args, output: streams.append(output))
-                stack.callback(after.remove)
+        with watching(model.module, blocks, after):
             model(images)
         return torch.stack([logits_from(model, stream) for stream in streams], dim=1)
 
@@ -90,19 +87,19 @@ def accuracy_by_depth(lens: Float[Tensor, "batch depths classes"], labels: Label
     return (lens.argmax(-1) == labels.to(lens.device).unsqueeze(1)).float().mean(0)
 
 
-def _summed(model: Model, written: Written, logits: Logits, targets: Labels) -> Contributions:
+def _summed(model: Model, outputs: BranchOutputs, logits: Logits, targets: Labels) -> Contributions:
     """Every part's product with what the logit reads of the last residual stream."""
-    weights = stream_weights(model, written.after, targets)  # (batch, tokens, dim)
-    read, found = written.row(weights), layers(model)
-    heads, biases = zip(*(_heads(model, layer, written.heads[layer.index], read) for layer in found))
-    widest = max(layer.heads for layer in found)
-    nothing = torch.zeros_like(written.after[:1])
+    weights = stream_weights(model, outputs.after, targets)  # (batch, tokens, dim)
+    read, known = outputs.row(weights), layers(model)
+    heads, biases = zip(*(_heads(model, layer, outputs.heads[layer.index], read) for layer in known))
+    widest = max(layer.heads for layer in known)
+    zero = torch.zeros_like(outputs.after[:1])
     parts = (
         torch.stack([F.pad(each, (0, widest - each.shape[1]), value=torch.nan) for each in heads], dim=1),
-        torch.stack([_mlp(model, layer, written, read) for layer in found], dim=1),
-        (weights * written.before).sum((1, 2)),
-        torch.stack(biases).sum(0) + logits_from(model, nothing)[0, targets],
-        sum(((weights * added).sum((1, 2)) for added in written.others), weights.new_zeros(len(weights))),
+        torch.stack([_mlp(model, layer, outputs, read) for layer in known], dim=1),
+        (weights * outputs.before).sum((1, 2)),
+        torch.stack(biases).sum(0) + logits_from(model, zero)[0, targets],
+        sum(((weights * added).sum((1, 2)) for added in outputs.others), weights.new_zeros(len(weights))),
         logits.gather(1, targets.unsqueeze(1))[:, 0],
         targets,
     )
@@ -147,9 +144,9 @@ def _heads(
     return parts, bias
 
 
-def _mlp(model: Model, layer: Layer, written: Written, weights: Tokens) -> Float[Tensor, " batch"]:
-    if layer.index not in written.mlps:
+def _mlp(model: Model, layer: Layer, outputs: BranchOutputs, weights: Tokens) -> Float[Tensor, " batch"]:
+    if layer.index not in outputs.mlps:
         return weights.new_zeros(len(weights))
     scale = branch_scale(model.module.get_submodule(layer.unit), 2)
-    output = written.mlps[layer.index]
+    output = outputs.mlps[layer.index]
     return (weights * (output if scale is None else output * scale)).sum((1, 2))

@@ -1,4 +1,4 @@
-"""The tail of a model: what its final norm, its pooling and its classifier make of any residual stream."""
+"""From a residual stream to logits: the model's own final norm, pooling and classifier, its blocks left out."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import UnsupportedError
-from vitlens.lens.inside import overridden
+from vitlens.lens.hooks import overridden
 from vitlens.models.model import Model
 from vitlens.shapes import Labels, Logits, Tokens
 
@@ -24,31 +24,31 @@ def blocks_of(model: Model) -> tuple[str, ...]:
     parents = {name.rpartition(".")[0] for name in anatomy.blocks}
     if anatomy.family != "vit" or anatomy.readout in (None, "pool") or len(parents) != 1:
         what = "attention pooling" if anatomy.readout == "pool" else f"blocks in {len(parents)} places"
-        found = what if anatomy.family == "vit" else f"a {anatomy.family} model"
+        reader = what if anatomy.family == "vit" else f"a {anatomy.family} model"
         raise UnsupportedError(
-            f"expected a vision transformer whose classifier reads one residual stream (CLS or mean), found {found} in "
-            f"{model.alias}; try vitlens ablate, which needs none"
+            f"expected a vision transformer whose classifier reads one residual stream (CLS or mean), found {reader} "
+            f"in {model.alias}; try vitlens ablate, which needs none"
         )
     parent = parents.pop()
     return tuple(f"{parent}.{name}" for name, _ in model.module.get_submodule(parent).named_children())
 
 
 def logits_from(model: Model, stream: Tokens) -> Logits:
-    """The logits, were this the residual stream after the last block; the model's own blocks do not run."""
+    """The logits with this as the residual stream after the last block; the model's own blocks do not run."""
     names = blocks_of(model)
-    nothing = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
+    blank = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
     with ExitStack() as stack:
         for name in names:
-            put = _puts_out(stream) if name == names[-1] else _passes
-            stack.enter_context(overridden(model.module.get_submodule(name), put))
-        logits: Tensor = model.module(nothing)
+            wrap = _returning(stream) if name == names[-1] else _identity
+            stack.enter_context(overridden(model.module.get_submodule(name), wrap))
+        logits: Tensor = model.module(blank)
     return logits
 
 
 def stream_weights(model: Model, stream: Tokens, targets: Labels) -> Tokens:
-    """How much each number of the last residual stream counts for a logit, were the final norm's scale fixed.
+    """The weight of each number of the last residual stream in a logit, with the final norm's scale fixed.
 
-    targets: a class for each image. The logit is then linear: sum of weights times stream, and a constant.
+    targets: a class for each image. The logit is then linear: the sum of weights times stream, and a constant.
     """
     with torch.enable_grad(), _FixedScale():
         leaf = stream.detach().requires_grad_()
@@ -57,21 +57,21 @@ def stream_weights(model: Model, stream: Tokens, targets: Labels) -> Tokens:
     return weights
 
 
-def _puts_out(stream: Tokens) -> Callable[[Callable[..., Any]], Callable[..., Tokens]]:
+def _returning(stream: Tokens) -> Callable[[Callable[..., Any]], Callable[..., Tokens]]:
     return lambda _forward: lambda *_args, **_kwargs: stream
 
 
-def _passes(_forward: Callable[..., Any]) -> Callable[..., Tokens]:
+def _identity(_forward: Callable[..., Any]) -> Callable[..., Tokens]:
     return lambda tokens, *_args, **_kwargs: tokens
 
 
 class _FixedScale(TorchFunctionMode):
-    """Norms whose scale is a constant to autograd: what they do to the numbers is unchanged."""
+    """Norms whose scale is a constant to autograd; their outputs are unchanged."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """A norm spelled out, anything else handed on."""
+        """Norms by their formula; every other call is passed on."""
         kwargs = kwargs or {}
         if func is F.layer_norm:
             return _layer_norm(*args, **kwargs)

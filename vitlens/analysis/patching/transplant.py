@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.devices import evaluating
-from vitlens.lens.intervention import HeadReplaced, Intervention, MLPReplaced, StreamPatched
+from vitlens.lens.capture import watching_mlps
+from vitlens.lens.interventions import HeadReplaced, Intervention, MLPReplaced, StreamPatched
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import Replay
 from vitlens.models.model import Model
@@ -76,20 +77,7 @@ def tokens_given(layer: Layer, stream: Tokens, places: Sequence[int]) -> dict[In
 
 
 def mlp_outputs(model: Model, images: Images) -> dict[int, Tokens]:
-    """What each layer's MLP puts out, (images, tokens, dim), by layer."""
-    found: dict[int, Tokens] = {}
-    hooks = []
-    for layer in layers(model):
-        if layer.mlp is not None:
-
-            def keep(_module: object, _args: object, output: Tensor, index: int = layer.index) -> None:
-                found[index] = output.flatten(1, 2) if output.dim() == 4 else output
-
-            hooks.append(model.module.get_submodule(layer.mlp).register_forward_hook(keep))
-    try:
-        with evaluating(model), torch.no_grad():
-            model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+    """The output of each layer's MLP, (images, tokens, dim), by layer."""
+    with evaluating(model), torch.no_grad(), watching_mlps(model, layers(model)) as outputs:
+        model(images)
+    return outputs

@@ -14,7 +14,7 @@ from vitlens.analysis.faithfulness.map_shares import usable
 from vitlens.analysis.heads.measure import measure
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.outputs import watching_outputs
+from vitlens.lens.capture import watching_outputs
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 

@@ -15,7 +15,7 @@ from vitlens.errors import InputError
 from vitlens.models.naming import parse_model
 from vitlens.models.zoo import load
 from vitlens.shapes import Images, Maps
-from vitlens.training.kept import Kept, weights_over_training
+from vitlens.training.checkpoint import Kept, weights_over_training
 
 MOMENTS: Final = 6  # of those kept, in the figure of a head over training
 

@@ -23,8 +23,7 @@ from vitlens.figures.overlays import overlay_rows
 from vitlens.models.model import Model
 from vitlens.names import TrackerName
 from vitlens.shapes import Images
-from vitlens.training.metrics import EpochMetrics
-from vitlens.training.watch import StepFacts
+from vitlens.training.metrics import EpochMetrics, StepFacts
 
 EVERY_STEPS = 10  # between numbers of single updates
 EVERY_EPOCHS = 5  # between pictures

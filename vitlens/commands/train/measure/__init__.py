@@ -43,8 +43,8 @@ from vitlens.commands.train.record import (
     TrainedClassRow,
 )
 from vitlens.data.split import Split
+from vitlens.training.checkpoint import require_interval
 from vitlens.training.head import fit_head
-from vitlens.training.kept import require_interval
 from vitlens.training.loop import fit
 from vitlens.training.metrics import TrainingResult
 from vitlens.uncertainty import Estimate

@@ -24,13 +24,14 @@ from vitlens.training.distill import (
     WEIGHTS,
     Distillation,
     Distilled,
+    Remembered,
     Student,
+    Teacher,
+    forms_of,
     has_distillation_token,
 )
 from vitlens.training.recipe import Recipe
-from vitlens.training.remembered import Remembered, forms_of
 from vitlens.training.speed import choose
-from vitlens.training.teacher import Teacher
 from vitlens.uncertainty import Estimate
 
 
@@ -86,7 +87,7 @@ def recall_images(lesson: Lesson | None, train: Split, *, quiet: bool) -> None:
         return
     count, device = lesson.forms * len(train), lesson.teacher.device
     with progress(f"{lesson.teacher.alias}: outputs on each image, once", count, quiet=quiet) as advance:
-        lesson.objective.teacher.look(train, mirrored=lesson.forms == 2, device=device, advance=advance)
+        lesson.objective.teacher.remember(train, mirrored=lesson.forms == 2, device=device, advance=advance)
 
 
 def taking_part(lesson: Lesson | None) -> tuple[Model, ...]:

@@ -4,14 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.contracts.uses import BrokenError
 from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
-from vitlens.lens.residual import watching_blocks
+from vitlens.lens.capture import watching_stream
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
-
-
-class BrokenError(Exception):
-    """Raised in the middle of a forward pass."""
 
 
 def hooks_of(model: Model) -> list[tuple[str, list[int]]]:
@@ -20,7 +17,7 @@ def hooks_of(model: Model) -> list[tuple[str, list[int]]]:
 
 def seen_by(model: Model, batch: Tensor) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
-    with watching_blocks(model, found.__setitem__), torch.no_grad():
+    with watching_stream(model, found.__setitem__), torch.no_grad():
         model(batch)
     return found
 
@@ -60,16 +57,8 @@ def test_logits_are_untouched(name):
     batch = images(model.input_size)
     with torch.no_grad():
         plain = model(batch)
-        with watching_blocks(model, lambda _block, _tokens: None):
+        with watching_stream(model, lambda _block, _tokens: None):
             assert torch.equal(model(batch), plain)
-
-
-def test_hooks_are_gone_after_success():
-    model = ours()
-    before = hooks_of(model)
-    with watching_blocks(model, lambda _block, _tokens: None):
-        assert hooks_of(model) != before
-    assert hooks_of(model) == before
 
 
 def breaks(*_anything: object) -> None:
@@ -83,7 +72,7 @@ def test_hooks_are_gone_after_an_exception(where):
     run = breaks if where == "body" else model
     handle = model.module.head.register_forward_pre_hook(breaks if where == "model" else lambda *_: None)
     before = hooks_of(model)
-    with pytest.raises(BrokenError), watching_blocks(model, reducer):
+    with pytest.raises(BrokenError), watching_stream(model, reducer):
         run(images((32, 48)))
     assert hooks_of(model) == before
     handle.remove()
@@ -93,7 +82,7 @@ def test_hooks_are_gone_when_a_block_is_not_there():
     model = ours()
     before = hooks_of(model)
     object.__setattr__(model.anatomy, "blocks", (*model.anatomy.blocks, "nowhere"))
-    with pytest.raises(AttributeError, match="nowhere"), watching_blocks(model, lambda *_: None):
+    with pytest.raises(AttributeError, match="nowhere"), watching_stream(model, lambda *_: None):
         pass
     assert hooks_of(model) == before
 
@@ -102,12 +91,12 @@ def test_the_inner_of_two_undoes_its_own_alone():
     model, batch = ours(), images((32, 48))
     outer: list[int] = []
     inner: list[int] = []
-    with watching_blocks(model, lambda block, _tokens: outer.append(block)):
+    with watching_stream(model, lambda block, _tokens: outer.append(block)):
         around = hooks_of(model)
-        with watching_blocks(model, lambda block, _tokens: inner.append(block)):
+        with watching_stream(model, lambda block, _tokens: inner.append(block)):
             model(batch)
         assert hooks_of(model) == around
-        with pytest.raises(BrokenError), watching_blocks(model, lambda *_: None):
+        with pytest.raises(BrokenError), watching_stream(model, lambda *_: None):
             raise BrokenError
         assert hooks_of(model) == around
         model(batch)
@@ -130,7 +119,7 @@ def given(output: object, layer: nn.Module) -> list[Tensor]:
     model = ours()
     model.module.blocks[1] = Giving(output, layer)
     found: list[Tensor] = []
-    with watching_blocks(model, lambda block, tokens: found.append(tokens) if block == 1 else None):
+    with watching_stream(model, lambda block, tokens: found.append(tokens) if block == 1 else None):
         model.module.blocks[1](torch.zeros(2, 3, 6))
     return found
 

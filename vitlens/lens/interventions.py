@@ -1,13 +1,15 @@
-"""Interventions as data: what is changed inside a model, to be listed in a report and used as a key."""
+"""Interventions: what is changed inside a model, as data to be listed in a report, and checked against a model."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
 from torch import Tensor
 
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import PrefixKind, TokenLayout
+from vitlens.lens.layers import Layer, layer_of
+from vitlens.models.model import Model
 
 HeadSubstitute = Literal["zero", "mean", "resample", "given"]
 MLPSubstitute = Literal["zero", "mean", "given"]
@@ -36,10 +38,10 @@ class HeadReplaced:
 
 @dataclass(frozen=True)
 class KnockedOut:
-    """Some query tokens of a layer cannot look at some key tokens; what is left of each row is scaled to sum to 1.
+    """Some query tokens of a layer do not attend to some key tokens; the rest of each row is scaled to sum to 1.
 
     queries, keys: positions (see `positions`), in each window where there are windows; None: all. heads: None: all.
-    A query that is left with nothing reads zeros.
+    A query that has no key left reads zeros.
     """
 
     layer: int
@@ -50,7 +52,7 @@ class KnockedOut:
 
 @dataclass(frozen=True)
 class MLPReplaced:
-    """What a block's MLP puts out (before LayerScale or a norm that follows), replaced.
+    """The output of a block's MLP (before LayerScale or a norm that follows), replaced.
 
     by: zero; mean, given: the tensor given with it, of shape (dim,), (tokens, dim) or (batch, tokens, dim).
     """
@@ -119,12 +121,74 @@ def positions(layout: TokenLayout, word: TokenWord) -> tuple[int, ...]:
         return tuple(range(len(layout.prefix), layout.tokens))
     if word not in get_args(PrefixKind):
         raise UnknownNameError("kind of token", word, get_args(TokenWord))
-    found = layout.positions(word)
-    if not found:
+    places = layout.positions(word)
+    if not places:
         raise InputError(f"expected a model with a {word} token, found prefix {layout.prefix}; try 'patch'")
-    return found
+    return places
 
 
 def as_set(interventions: Intervention | Iterable[Intervention]) -> tuple[Intervention, ...]:
     """One intervention, or several at once, as a tuple."""
     return (interventions,) if isinstance(interventions, Intervention) else tuple(interventions)
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: a comparison of tensors is no single truth value
+class PreparedIntervention:
+    """An intervention with the tensor it needs, on one of the copies of the images that are run as one batch."""
+
+    what: Intervention
+    data: Tensor | None = None
+    copy: int = 0
+
+    def of_images(self, part: slice) -> "PreparedIntervention":
+        """The intervention on some of the images (not for one that mixes images)."""
+        if self.data is None or self.data.dim() < 3:
+            return self
+        return replace(self, data=self.data[part])
+
+    def of_rows(self, rows: int) -> "PreparedIntervention":
+        """The intervention where only the first tokens of a layer are computed."""
+        if self.data is None or self.data.dim() < 2 or isinstance(self.what, StreamPatched):
+            return self
+        return replace(self, data=self.data[..., :rows, :])
+
+
+def resolve(
+    model: Model, interventions: Iterable[Intervention], replacements: Replacements, *, copy: int = 0
+) -> tuple[PreparedIntervention, ...]:
+    """Interventions checked against the model, each with its tensor. Raises as `intervened` does."""
+    prepared = []
+    for what in interventions:
+        _check(model, layer_of(model, what.layer), what)
+        data = replacements.get(what)
+        if needs_data(what) and data is None:
+            raise InputError(f"expected a tensor for {what}, found none; pass replacements={{intervention: tensor}}")
+        prepared.append(PreparedIntervention(what, data if needs_data(what) else None, copy))
+    return tuple(prepared)
+
+
+def _check(model: Model, layer: Layer, what: Intervention) -> None:
+    where = f"layer {layer.index} of {model.alias} ({layer.unit})"
+    heads = (what.head,) if isinstance(what, HeadReplaced) else getattr(what, "heads", None)
+    for head in heads or ():
+        if not 0 <= head < layer.heads:
+            raise InputError(f"expected a head from 0 to {layer.heads - 1} in {where}, found {head}")
+    if isinstance(what, HeadReplaced) and not layer.head_dim:
+        raise UnsupportedError(f"expected an output projection that reads all heads in {where}, found none")
+    if isinstance(what, KnockedOut):
+        _check_places("query", what.queries, layer.queries, where)
+        _check_places("key", what.keys, layer.keys, where)
+    if isinstance(what, MLPReplaced) and layer.mlp is None:
+        raise UnsupportedError(f"expected an MLP in {where}, found none")
+    if isinstance(what, BlockRemoved) and not layer.removable:
+        raise UnsupportedError(f"expected a block that puts out what it takes in, found another at {where}")
+    if isinstance(what, StreamPatched):
+        if layer.stream is None:
+            raise UnsupportedError(f"expected a block that takes tokens, found another at {where}")
+        _check_places("token", what.positions, layer.tokens, where)
+
+
+def _check_places(word: str, places: tuple[int, ...] | None, count: int, where: str) -> None:
+    wrong = [place for place in places or () if not 0 <= place < count]
+    if wrong:
+        raise InputError(f"expected {word} positions from 0 to {count - 1} in {where}, found {wrong[0]}")

@@ -1,14 +1,14 @@
 import pytest
 
-from vitlens.training import clock as module
-from vitlens.training.clock import Clock
+from vitlens.training import bookkeeping
+from vitlens.training.bookkeeping import Clock
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A time that stands still until it is set."""
     time = [100.0]
-    monkeypatch.setattr(module.time, "perf_counter", lambda: time[0])
+    monkeypatch.setattr(bookkeeping.time, "perf_counter", lambda: time[0])
     return time
 
 

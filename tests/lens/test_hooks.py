@@ -1,13 +1,15 @@
-"""nn.MultiheadAttention under observation equals itself, with its own masks and its own weights."""
+"""Hooks report calls and are removed; nn.MultiheadAttention computed by its formula equals itself."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.lens.tiny import images, ours
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.tap import tapped
+from vitlens.lens.hooks import Arguments, as_call, watching
+from vitlens.lens.observe import tapped
 
 
 class Encoder(nn.Module):
@@ -112,3 +114,41 @@ class Root(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         result: Tensor = self.layer(self.query, self.query, self.mask)
         return result
+
+
+def test_watching_reports_arguments_and_outputs_in_the_order_of_the_calls():
+    model, batch = ours(), images((32, 48))
+    calls: list[tuple[str, str]] = []
+    outputs: list[Tensor] = []
+
+    def before(name: str, arguments: Arguments) -> None:
+        calls.append(("before", name))
+        assert list(arguments) == [0]
+
+    def after(name: str, arguments: Arguments, output: Tensor) -> None:
+        calls.append(("after", name))
+        args, kwargs = as_call(arguments)
+        assert not kwargs
+        assert args[0].shape == output.shape
+        outputs.append(output)
+
+    names = ("blocks.0", "blocks.0.mlp", "blocks.1")
+    with torch.no_grad(), watching(model.module, names, after, before=before):
+        logits = model(batch)
+    inner = [("before", "blocks.0.mlp"), ("after", "blocks.0.mlp")]
+    first = [("before", "blocks.0"), *inner, ("after", "blocks.0")]
+    assert calls == [*first, ("before", "blocks.1"), ("after", "blocks.1")]
+    with torch.no_grad():
+        assert torch.equal(model(batch), logits)
+    assert len(outputs) == 3  # nothing is watched any more
+
+
+def test_a_module_that_raised_is_reported_where_asked():
+    model = ours()
+    left: list[object] = []
+    with (
+        pytest.raises(RuntimeError),
+        watching(model.module, ["blocks.0"], lambda _name, _arguments, output: left.append(output), always=True),
+    ):
+        model.module.blocks[0](torch.zeros(1, 2, 3))  # of another width
+    assert left == [None]

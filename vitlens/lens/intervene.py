@@ -1,28 +1,29 @@
-"""Run a model with interventions in force: heads, attention, MLPs, blocks and the residual stream."""
+"""Intervene: run a model with heads, attention, MLPs, blocks or the residual stream changed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from vitlens.lens.changes import Change, head_columns, resolve, substitute
-from vitlens.lens.inside import Inside, overridden
-from vitlens.lens.intervention import (
+from vitlens.errors import InputError
+from vitlens.lens.hooks import Forward, arguments, as_call, inside_attention, overridden
+from vitlens.lens.interventions import (
     BlockRemoved,
     HeadReplaced,
     Intervention,
     KnockedOut,
     MLPReplaced,
+    PreparedIntervention,
     Replacements,
     StreamPatched,
     as_set,
+    resolve,
 )
-from vitlens.lens.layers import Layer, arguments, called, layers
+from vitlens.lens.layers import Layer, layers
 from vitlens.models.model import Model
-
-Forward = Callable[..., Any]
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def intervened(
     """The model with one or several interventions in force; it is as before on exit, whatever happens.
 
     replacements: the tensors that interventions by mean, resample, given and patch need. Contexts may be nested, and
-    observed: what the lens sees is what the changed model does. A head's output is what the output projection reads of
+    observed: the lens then observes the changed model. A head's output is what the output projection reads of
     it, so setting it to zero equals cutting its columns there. Raises InputError for a layer, head or token that does
     not exist and for missing or misshapen tensors, UnsupportedError for what the model does not have.
     """
@@ -45,8 +46,8 @@ def intervened(
 
 
 @contextmanager
-def in_force(model: Model, changes: Sequence[Change], *, copies: int = 1) -> Iterator[None]:
-    """The changes at work inside the model, whose batch is `copies` copies of the images, one after another."""
+def in_force(model: Model, changes: Sequence[PreparedIntervention], *, copies: int = 1) -> Iterator[None]:
+    """The model with the changes in force; its batch is `copies` copies of the images, one after another."""
     with ExitStack() as stack:
         for layer in layers(model):
             own = [change for change in changes if change.what.layer == layer.index]
@@ -65,7 +66,7 @@ def in_force(model: Model, changes: Sequence[Change], *, copies: int = 1) -> Ite
 
 
 @contextmanager
-def _attention_changed(model: Model, layer: Layer, changes: list[Change], copies: int) -> Iterator[None]:
+def _attention_changed(model: Model, layer: Layer, changes: list[PreparedIntervention], copies: int) -> Iterator[None]:
     module = model.module.get_submodule(layer.attention)
     heads = [change for change in changes if isinstance(change.what, HeadReplaced)]
     knocked = [change.what for change in changes if isinstance(change.what, KnockedOut)]
@@ -85,18 +86,11 @@ def _attention_changed(model: Model, layer: Layer, changes: list[Change], copies
             mask[copy][index] = False
         return mask if copies == 1 else mask.repeat_interleave(len(like) // copies, 0)
 
-    def wrap(forward: Forward) -> Forward:
-        def changed(*args: Any, **kwargs: Any) -> Any:
-            with Inside(module, joined=joined if heads else None, keep=keep if knocked else None):
-                return forward(*args, **kwargs)
-
-        return changed
-
-    with overridden(module, wrap):
+    with inside_attention(module, joined=joined if heads else None, keep=keep if knocked else None):
         yield
 
 
-def change_heads(outputs: Tensor, layer: Layer, changes: Sequence[Change], copies: int = 1) -> Tensor:
+def change_heads(outputs: Tensor, layer: Layer, changes: Sequence[PreparedIntervention], copies: int = 1) -> Tensor:
     """What the projection reads, (calls, places, heads x head_dim), with some heads' parts replaced."""
     per_image = outputs.unflatten(0, (copies, -1, layer.windows)).flatten(2, 3)  # (copies, batch, tokens, width)
     changed = per_image.clone()
@@ -107,7 +101,7 @@ def change_heads(outputs: Tensor, layer: Layer, changes: Sequence[Change], copie
     return replaced
 
 
-def _mlp_changed(changes: list[Change], copies: int) -> Callable[[Forward], Forward]:
+def _mlp_changed(changes: list[PreparedIntervention], copies: int) -> Callable[[Forward], Forward]:
     def wrap(forward: Forward) -> Forward:
         def changed(*args: Any, **kwargs: Any) -> Tensor:
             output: Tensor = forward(*args, **kwargs)
@@ -121,7 +115,7 @@ def _mlp_changed(changes: list[Change], copies: int) -> Callable[[Forward], Forw
     return wrap
 
 
-def _block_changed(layer: Layer, changes: list[Change], copies: int) -> Callable[[Forward], Forward]:
+def _block_changed(layer: Layer, changes: list[PreparedIntervention], copies: int) -> Callable[[Forward], Forward]:
     removed = [change.copy for change in changes if isinstance(change.what, BlockRemoved)]
     patched = [change for change in changes if isinstance(change.what, StreamPatched)]
     assert layer.stream is not None
@@ -132,7 +126,7 @@ def _block_changed(layer: Layer, changes: list[Change], copies: int) -> Callable
             values = arguments(args, kwargs)
             if patched:
                 values[key] = _patch(values[key], patched, copies)
-            args, kwargs = called(values)
+            args, kwargs = as_call(values)
             output: Tensor = forward(*args, **kwargs)
             if not removed:
                 return output
@@ -146,7 +140,7 @@ def _block_changed(layer: Layer, changes: list[Change], copies: int) -> Callable
     return wrap
 
 
-def _patch(stream: Tensor, changes: list[Change], copies: int) -> Tensor:
+def _patch(stream: Tensor, changes: list[PreparedIntervention], copies: int) -> Tensor:
     parts = by_copy(stream, copies).clone()
     for change in changes:
         assert isinstance(change.what, StreamPatched)
@@ -161,3 +155,34 @@ def by_copy(tokens: Tensor, copies: int) -> Tensor:
     flat = tokens.flatten(1, 2) if tokens.dim() == 4 else tokens
     parts: Tensor = flat.unflatten(0, (copies, -1))
     return parts
+
+
+def head_columns(layer: Layer, what: Intervention) -> slice:
+    """Which columns of the output projection read the head."""
+    assert isinstance(what, HeadReplaced)
+    return slice(what.head * layer.head_dim, (what.head + 1) * layer.head_dim)
+
+
+def substitute(change: PreparedIntervention, own: Tensor) -> Tensor:
+    """What replaces own (batch, tokens, width). Raises InputError where the tensor given does not fit."""
+    by = getattr(change.what, "by", "given")
+    if by == "zero" or change.data is None:
+        return torch.zeros_like(own)
+    if by == "resample":
+        return own[other_images(change, len(own)).to(own.device)]
+    try:
+        return change.data.to(own).expand(own.shape)
+    except RuntimeError:
+        raise InputError(
+            f"expected a tensor that fits (batch, tokens, width) = {tuple(own.shape)} for {change.what}, found shape "
+            f"{tuple(change.data.shape)}"
+        ) from None
+
+
+def other_images(change: PreparedIntervention, count: int) -> Int[Tensor, " batch"]:
+    """Which image replaces each of `count`. Raises InputError unless there is one index for each."""
+    index = change.data
+    if index is None or index.shape != (count,) or index.is_floating_point():
+        found = "none" if index is None else f"{index.dtype} of shape {tuple(index.shape)}"
+        raise InputError(f"expected one image index for each of {count} images for {change.what}, found {found}")
+    return index

@@ -1,0 +1,306 @@
+"""USES: everything that touches a model, each as a call on a tiny model; the promises of all are tested from here.
+
+Attributions, attacks and ways to follow attention are read from their registries; what is new in one of them is in the
+table by itself.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+
+from tests.attribution.models import cnn
+from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
+from vitlens.analysis.ablation.ablate import ablate
+from vitlens.analysis.ablation.first_order import head_gradients
+from vitlens.analysis.answers.evaluate import evaluate
+from vitlens.analysis.attention.methods import Way, trace
+from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
+from vitlens.analysis.attention.relevance import gradient_rollout, relevance
+from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.views import key_maps, query_maps
+from vitlens.analysis.attention.weights import attention, attention_maps
+from vitlens.analysis.cost.flops import flops_by_part
+from vitlens.analysis.cost.memory import inference_peak, saved_for_training
+from vitlens.analysis.cost.profile import profile
+from vitlens.analysis.failures.compare import compare
+from vitlens.analysis.faithfulness.masking import answers_without
+from vitlens.analysis.faithfulness.randomisation import randomised
+from vitlens.analysis.faithfulness.randomisation import stages as randomised_parts
+from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.features.features import features, patch_tokens
+from vitlens.analysis.heads.statistics import statistics
+from vitlens.analysis.patching.contribution import contributions, logit_lens
+from vitlens.analysis.patching.patching import patch
+from vitlens.analysis.patching.transplant import mlp_outputs
+from vitlens.analysis.robustness.inside import cosines, shifts
+from vitlens.attacks.attack import attack
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attribution.explain import explain
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.data.split import InMemory, Split
+from vitlens.lens.capture import capture, watching_outputs, watching_stream
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched
+from vitlens.lens.observe import observe
+from vitlens.lens.onednn import quick_convolutions, quick_linear, quick_mlps
+from vitlens.lens.replay import replaying
+from vitlens.lens.replay_check import entry_of
+from vitlens.lens.stages import stages, watching_stages
+from vitlens.models.model import Model
+from vitlens.training.finetune import partly_trainable
+from vitlens.training.frozen import read_features
+from vitlens.training.speed import attending, recomputing
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "ours": ours,
+    "timm": lambda: timm_model("deit_tiny_distilled_patch16_224"),
+    "swin": torchvision_swin,
+    "multihead": torchvision_vit,
+    "cnn": lambda: cnn((16, 24)),
+}
+ATTENTIVE = ("ours", "timm", "swin", "multihead")
+PLAIN = ("ours", "timm", "multihead")  # one sequence of tokens through all blocks, read by CLS
+
+
+@dataclass(frozen=True)
+class Use:
+    """One thing that is done with a model.
+
+    run: on a model and images; models: names of MODELS on which it is tried; timed: whether the number of its passes
+    depends on the time that they take.
+    """
+
+    name: str
+    run: Callable[[Model, Tensor], object]
+    models: tuple[str, ...] = ATTENTIVE
+    timed: bool = False
+
+
+def answers_with_half(model: Model, batch: Tensor) -> Tensor:
+    """The logits with half of the patches removed."""
+    grid = removal_grid(model)
+    removed = torch.arange(grid[0] * grid[1]).expand(len(batch), -1) % 2 == 0
+    return answers_without(model, batch, torch.arange(len(batch)), removed, grid=grid)
+
+
+def split_of(model: Model, batch: Tensor) -> Split:
+    """Labelled images of the model's classes."""
+    pixels = (batch * 255).to(torch.uint8)
+    return Split("made", "test", InMemory(pixels), model.input_size, model.classes, labels=torch.arange(len(batch)) % 5)
+
+
+PATCHED = StreamPatched(1, (0,))
+CHANGES: tuple[Intervention, ...] = (
+    HeadReplaced(0, 1),
+    KnockedOut(1, (0,), (1,)),
+    MLPReplaced(0),
+    BlockRemoved(1),
+    PATCHED,
+)
+DATA = {PATCHED: torch.zeros(())}
+
+
+def run_replay(model: Model, batch: Tensor) -> None:
+    """Every kind of intervention from a kept clean pass, each alone and all together."""
+    with replaying(model, batch, chunk=2) as replay:  # one intervention a forward
+        replay.run([*CHANGES, CHANGES], replacements=DATA)
+
+
+def run_nested(model: Model, batch: Tensor) -> None:
+    """Interventions within others, with a replay and an observation inside."""
+    with intervened(model, CHANGES[:2]), intervened(model, CHANGES, replacements=DATA):
+        model(batch)
+        with replaying(model, batch, budget=0) as replay:
+            replay.run(CHANGES, replacements=DATA)
+        capture(model, batch)
+
+
+def run_watchers(model: Model, batch: Tensor) -> None:
+    """Everything that reads outputs of blocks, around one pass."""
+    seen: list[object] = []
+    with (
+        watching_stream(model, lambda *block: seen.append(block)),
+        watching_outputs(model, lambda *block: seen.append(block)),
+        watching_stages(model, stages(model), lambda *stage: seen.append(stage)),
+        torch.no_grad(),
+    ):
+        model(batch)
+    assert seen
+
+
+def run_quick_layers(model: Model, batch: Tensor) -> None:
+    """Layers by oneDNN, without and with gradients of the pixels."""
+    device = torch.device("cpu")
+    with quick_convolutions(model), quick_linear(device), quick_mlps(model, device):
+        with torch.no_grad():
+            model(batch)
+        leaf = batch.clone().requires_grad_()
+        torch.autograd.grad(model(leaf).sum(), leaf)
+
+
+def run_training_contexts(model: Model, batch: Tensor) -> None:
+    """A model set up for training of its last block, and a backward pass of the pixels."""
+    leaf = batch.clone().requires_grad_()
+    with partly_trainable(model, last=1), attending(model, torch.device("cpu")), recomputing(model):
+        torch.autograd.grad(model(leaf).sum(), leaf)
+
+
+def run_randomised(model: Model, batch: Tensor) -> None:
+    """A pass with the head's weights randomised."""
+    with randomised(model, randomised_parts(model)[:2]), torch.no_grad():
+        model(batch)
+
+
+def run_entry(model: Model, batch: Tensor) -> None:
+    """The model entered at its first block."""
+    entry = entry_of(model)
+    assert entry is not None
+    with torch.no_grad():
+        entry.logits(entry.tokens(batch))
+
+
+def run_patch(model: Model, batch: Tensor) -> None:
+    """Activation patching between two orders of the images."""
+    first, second = (torch.full((len(batch),), label) for label in (0, 1))
+    patch(model, batch, batch.roll(1, 0), targets=first, others=second)
+
+
+def run_way(model: Model, batch: Tensor, *, method: str) -> None:
+    """Attention followed to the image in one way."""
+    trace(model, batch, [Way(method)])
+
+
+def run_explain(model: Model, batch: Tensor, *, method: str) -> None:
+    """An attribution of the predictions."""
+    explain(model, batch, method=method)
+
+
+def run_attack(model: Model, batch: Tensor, *, method: str) -> None:
+    """One step of an attack that starts from the predictions."""
+    attack(model, batch, "predicted", method=method, steps=1)
+
+
+EVERYWHERE = tuple(MODELS)
+# public functions of a model that are in no use of their own
+ELSEWHERE = {
+    "images": "reads the model's input size alone",
+    "shape_bias": "runs evaluate, on scenes of shapes and textures",
+    "train": "changes the model: tests/training/test_loop.py",
+    "zero_shot": "needs open_clip: tests/analysis/features/test_zero_shot.py",
+}
+_LISTED = (
+    Use("observe", lambda model, batch: observe(model, batch, lambda call: call.weights())),
+    Use("observe-explicit", lambda model, batch: observe(model, batch, lambda call: call.weights(), explicit=True)),
+    Use("observe-graph", lambda model, batch: observe(model, batch, lambda call: call.output, graph=True)),
+    Use("capture", capture),
+    Use("replay", run_replay),
+    Use("interventions", run_nested),
+    Use("watchers", run_watchers, EVERYWHERE),
+    Use("quick-layers", run_quick_layers, EVERYWHERE),
+    Use("entry", run_entry, PLAIN),
+    Use("attention", attention),
+    Use("attention-maps", attention_maps),
+    Use("query-maps", lambda model, batch: query_maps(model, batch, query=(0, 0))),
+    Use("key-maps", lambda model, batch: key_maps(model, batch, key=(0, 0))),
+    Use("rollout", rollout, PLAIN),
+    Use("relevance", relevance),
+    Use("gradient-rollout", gradient_rollout),
+    Use("statistics", statistics),
+    Use("features", features, EVERYWHERE),
+    Use("patch-tokens", patch_tokens, PLAIN),
+    Use("cosines", lambda model, batch: cosines(model, batch, {"other": batch.flip(0)}), EVERYWHERE),
+    Use("shifts", lambda model, batch: shifts(model, batch, batch.flip(0))),
+    Use("answers-without", answers_with_half, EVERYWHERE),
+    Use("randomised", run_randomised, EVERYWHERE),
+    Use("contributions", contributions, PLAIN),
+    Use("logit-lens", logit_lens, PLAIN),
+    Use("mlp-outputs", mlp_outputs),
+    Use("patch", run_patch, PLAIN),
+    Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
+    Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
+    Use("compare", lambda model, batch: compare(model, model, split_of(model, batch)), EVERYWHERE),
+    Use("evaluate", lambda model, batch: evaluate(model, split_of(model, batch)), EVERYWHERE),
+    Use("flops", lambda model, _batch: flops_by_part(model), EVERYWHERE),
+    Use("saved-for-training", saved_for_training, EVERYWHERE),
+    Use("inference-peak", inference_peak, EVERYWHERE),
+    Use("profile", lambda model, _batch: profile(model, batch_sizes=[1]), ("ours", "cnn"), timed=True),
+    Use("read-features", read_features, ("ours", "multihead", "cnn")),
+    Use("training", run_training_contexts, PLAIN),  # batch statistics and stochastic depth are the training's own
+)
+
+
+def _attention_ways() -> Iterator[Use]:
+    for name in ATTENTION:
+        yield Use(f"attention/{name}", partial(run_way, method=name), PLAIN)
+
+
+def _attributions() -> Iterator[Use]:
+    for name, method in ATTRIBUTIONS.items():
+        # one model with gradients and attention, one without attention: the mechanisms are the same for the others
+        models = tuple(model for model in ("ours", "cnn") if MODELS[model]().anatomy.family in method.families)
+        yield Use(f"explain/{name}", partial(run_explain, method=name), models)
+
+
+def _attacks() -> Iterator[Use]:
+    for name in ATTACKS:
+        yield Use(f"attack/{name}", partial(run_attack, method=name), ("ours", "cnn"))
+
+
+USES: dict[str, Use] = {use.name: use for use in (*_LISTED, *_attention_ways(), *_attributions(), *_attacks())}
+CASES = [(use.name, model) for use in USES.values() for model in use.models]
+ONCE = [(use.name, use.models[0]) for use in USES.values()]
+
+
+class BrokenError(Exception):
+    """Raised in the middle of a forward or backward pass."""
+
+
+class Break:
+    """A pre-hook that raises at its n-th call; counts its calls."""
+
+    def __init__(self, error: type[BaseException], after: int) -> None:
+        self.error, self.after, self.calls = error, after, 0
+
+    def __call__(self, _module: nn.Module, _inputs: object) -> None:
+        self.calls += 1
+        if self.calls == self.after:
+            raise self.error
+
+
+def unsettled(model: str) -> Model:
+    """A model in a state worth keeping: parts in training mode, some gradients asked for, one gradient there."""
+    made = MODELS[model]()
+    leaves = (module for module in made.modules() if not any(True for _ in module.children()))
+    for module in islice(leaves, 0, None, 3):
+        module.training = not isinstance(module, nn.BatchNorm2d)
+    for number, parameter in enumerate(made.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    first = next(made.parameters())
+    first.grad = torch.ones_like(first)
+    return made
+
+
+def batch_of(model: Model) -> Tensor:
+    """Three images of the model's size, the same at every call."""
+    return images(model.input_size, batch=3)
+
+
+def state_of(model: Model) -> list[object]:
+    """Everything that a use of a model might forget to put back, in the model and in torch."""
+    hooks = [
+        (name, *(list(kept) for kept in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)))
+        for name, module in model.named_modules()
+    ]
+    modes = [(name, module.training, vars(module).get("forward")) for name, module in model.named_modules()]
+    parameters = [
+        (name, value.requires_grad, value.stride(), None if value.grad is None else value.grad.sum().item())
+        for name, value in model.named_parameters()
+    ]
+    values = [value.sum().item() for value in model.state_dict().values() if value.is_floating_point()]
+    flags = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.backends.mha.get_fastpath_enabled()]
+    return [hooks, modes, parameters, values, flags, len(_get_current_function_mode_stack())]

@@ -1,0 +1,246 @@
+"""Temporary access to a model's modules, undone on exit: watch calls, replace a forward, change attention inside."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from vitlens.errors import UnsupportedError
+from vitlens.models.anatomy import heads_of
+
+Key = int | str  # where an argument stands in a call: its position or its name
+Arguments = dict[Key, Any]
+Forward = Callable[..., Any]
+SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)
+
+
+@contextmanager
+def watching(
+    model: nn.Module,
+    names: Iterable[str],
+    after: Callable[[str, Arguments, Any], object] | None = None,
+    *,
+    before: Callable[[str, Arguments], object] | None = None,
+    always: bool = False,
+) -> Iterator[None]:
+    """Report every call of the named modules; the hooks are removed on exit, whatever happens.
+
+    before: given the module's name and its arguments, after: and its output. always: `after` is called for a module
+    that raised as well, with None as its output.
+    """
+
+    def entered(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if before is not None:
+                before(name, arguments(args, kwargs))
+
+        return hook
+
+    def left(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if after is not None:
+                after(name, arguments(args, kwargs), output)
+
+        return hook
+
+    with ExitStack() as stack:
+        for name in names:
+            module = model.get_submodule(name)
+            if before is not None:
+                stack.callback(module.register_forward_pre_hook(entered(name), with_kwargs=True).remove)
+            if after is not None:
+                handle = module.register_forward_hook(left(name), with_kwargs=True, always_call=always)
+                stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def overridden(module: nn.Module, wrap: Callable[[Forward], Forward]) -> Iterator[None]:
+    """A module whose forward is wrap(its forward) while the context lasts; contexts may be nested."""
+    own = module.__dict__.get("forward")
+    module.forward = wrap(module.forward)
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """A call's arguments by position and by name."""
+    values: Arguments = dict(enumerate(args))
+    values.update(kwargs)
+    return values
+
+
+def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The reverse of `arguments`: what to call with."""
+    args = tuple(value for key, value in values.items() if isinstance(key, int))
+    return args, {key: value for key, value in values.items() if isinstance(key, str)}
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """A module's output where it is a tensor, or the first of several outputs; None where that is no tensor."""
+    first = output[0] if isinstance(output, tuple) and output else output
+    return first if isinstance(first, Tensor) else None
+
+
+def projection_of(attention: nn.Module) -> nn.Linear | None:
+    """The linear layer that reads the heads' outputs side by side, or None where there is none."""
+    heads = heads_of(attention)
+    for name in ("proj", "out_proj"):
+        layer = getattr(attention, name, None)
+        if heads and isinstance(layer, nn.Linear) and layer.in_features % heads == 0:
+            return layer
+    return None
+
+
+Joined = Callable[[Tensor], Tensor]  # (calls, tokens, heads x head_dim) -> the same, or something else of that shape
+Keep = Callable[[Tensor, int, int], Tensor]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
+
+
+class InsideAttention(TorchFunctionMode):
+    """While one attention module computes: its heads' outputs pass through `joined`, its scores through `keep`.
+
+    joined: is given what the output projection is about to read; keep: says which keys take part (True). Scaled dot
+    product attention, softmax and nn.MultiheadAttention (which is computed by its formula) are covered.
+    """
+
+    def __init__(self, attention: nn.Module, *, joined: Joined | None = None, keep: Keep | None = None) -> None:
+        super().__init__()
+        self.heads = heads_of(attention) or 1
+        projection = projection_of(attention)
+        self._weight = None if projection is None else projection.weight
+        self._tokens_first = isinstance(attention, nn.MultiheadAttention)  # whatever its batch_first says
+        self.joined = joined
+        self.keep = keep
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Change the arguments of the calls that matter, pass every call on."""
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:  # a mode is not active in the calls that it makes itself, and these must be seen
+                return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)
+        if func is F.linear and self.joined is not None and len(args) > 1 and args[1] is self._weight:
+            args = (self._join(args[0]), *args[1:])
+        if self.keep is not None and func is F.scaled_dot_product_attention:
+            return self._masked(*args, **kwargs)
+        if self.keep is not None and func in SOFTMAX:
+            scores = args[0]
+            if isinstance(scores, Tensor) and scores.dim() == 4 and scores.shape[1] == self.heads:
+                return self._softmax(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _join(self, tokens: Tensor) -> Tensor:
+        assert self.joined is not None
+        if self._tokens_first:
+            return self.joined(tokens.transpose(0, 1)).transpose(0, 1)
+        # MaxViT projects a window as (calls, rows, columns, width): `joined` is given its tokens row by row
+        return self.joined(tokens.reshape(len(tokens), -1, tokens.shape[-1])).reshape(tokens.shape)
+
+    def _masked(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Tensor:
+        if self.keep is not None:
+            if query.dim() != 4 or query.shape[1] != self.heads:
+                raise UnsupportedError(
+                    f"expected queries (batch, {self.heads} heads, tokens, head_dim) to knock out attention, found "
+                    f"shape {tuple(query.shape)}; this family's attention cannot be knocked out"
+                )
+            queries, keys = query.shape[-2], key.shape[-2]
+            keep = self.keep(query, queries, keys)
+            if is_causal:
+                keep, is_causal = keep & torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), False
+            if attn_mask is None:
+                attn_mask = keep
+            elif attn_mask.dtype == torch.bool:
+                attn_mask = attn_mask & keep
+            else:
+                attn_mask = attn_mask.masked_fill(~keep, -torch.inf)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+    def _softmax(self, softmax: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        assert self.keep is not None
+        masked = scores.masked_fill(~self.keep(scores, *scores.shape[-2:]), -torch.inf)
+        empty = (masked == -torch.inf).all(-1, keepdim=True)  # softmax of no key is NaN: such rows are zeros
+        return softmax(masked.masked_fill(empty, 0.0), *args, **kwargs).masked_fill(empty, 0.0)
+
+
+@contextmanager
+def inside_attention(attention: nn.Module, *, joined: Joined | None = None, keep: Keep | None = None) -> Iterator[None]:
+    """An attention module whose every call runs under InsideAttention while the context lasts; may be nested."""
+
+    def wrap(forward: Forward) -> Forward:
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            with InsideAttention(attention, joined=joined, keep=keep):
+                return forward(*args, **kwargs)
+
+        return changed
+
+    with overridden(attention, wrap):
+        yield
+
+
+def multi_head_attention(
+    attend: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _dim: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """F.multi_head_attention_forward for a vision model, with the attention itself left to `attend`.
+
+    query, key, value: (tokens, batch, dim). Raises UnsupportedError for what no vision model has been seen to use
+    (padding masks, added keys, separate projections, returned weights).
+    """
+    rare = bias_k is not None or bias_v is not None or add_zero_attn or key_padding_mask is not None
+    if rare or need_weights or in_proj_weight is None or options.get("use_separate_proj_weight") or query.dim() != 3:
+        raise UnsupportedError(
+            "expected nn.MultiheadAttention with joint projections and need_weights=False, found another use of it; "
+            "see vitlens models for what the lens knows"
+        )
+    tokens, batch, dim = query.shape
+    weights = in_proj_weight.chunk(3)
+    biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
+    if query is key and key is value:  # one product of three times the width, as torch does it
+        projected = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
+    else:
+        projected = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases))
+    # (tokens, batch, dim) -> (batch, heads, tokens, head_dim)
+    heads = [part.unflatten(-1, (num_heads, dim // num_heads)).permute(1, 2, 0, 3) for part in projected]
+    if attn_mask is not None and attn_mask.dtype.is_floating_point is False:
+        attn_mask = ~attn_mask  # nn.MultiheadAttention: True = leave out
+    if attn_mask is not None and attn_mask.dim() == 3:  # (batch x heads, query, key)
+        attn_mask = attn_mask.unflatten(0, (batch, num_heads))
+    output = attend(*heads, attn_mask, dropout_p if training else 0.0)
+    joined = output.permute(2, 0, 1, 3).reshape(tokens, batch, dim)
+    return F.linear(joined, out_proj_weight, out_proj_bias), None
