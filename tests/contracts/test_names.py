@@ -87,13 +87,6 @@ def test_no_name_stands_twice(literal, known):
     assert len(set(known)) == len(known)
 
 
-def test_every_speciality_has_its_colour_and_code():
-    from vitlens.analysis.heads.specialisation import LABELS
-    from vitlens.figures.specialisation import KINDS
-
-    assert set(KINDS) == set(LABELS)
-
-
 def test_every_method_of_attention_has_its_entry():
     from vitlens.analysis.attention.methods import METHODS
 

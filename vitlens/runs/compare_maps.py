@@ -11,7 +11,8 @@ from vitlens.analysis.failures.errors import CELLS, Comparison
 from vitlens.analysis.faithfulness.map_shares import Looking, Overlap, look, overlap
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.heads.measure import measure
-from vitlens.analysis.heads.statistics import STATISTICS, over_heads
+from vitlens.analysis.heads.registry import STATISTICS, shown_in
+from vitlens.analysis.heads.statistics import over_heads
 from vitlens.attribution.registry import METHODS, explain, methods_for, require_method
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
@@ -22,8 +23,6 @@ from vitlens.runs.targets import chosen_targets
 
 EXAMPLES = 6  # images of each cell that are shown with their maps
 _PREFERRED = ("relevance", "gradcam", "attention", "occlusion")  # the first that a model has
-# of the attention statistics, those whose mean over heads says something of one image
-ATTENTION = ("normalised_entropy", "hoyer", "distance", "sink_mass", "cls_mass", "cls_normalised_entropy", "cls_hoyer")
 
 
 @dataclass(frozen=True)
@@ -129,15 +128,16 @@ def looks(maps: Maps, models: Sequence[Model], split: Split) -> Looks:
 
 
 def attention_numbers(model: Model, split: Split, *, options: RunOptions) -> dict[str, Tensor]:
-    """For each image the mean over all heads of the ATTENTION statistics (n,); nothing for a model without heads."""
+    """Means over all heads of the statistics that comparisons show, by image (n,); none for a model without heads."""
     if model.anatomy.family not in ("vit", "windowed"):
         return {}
     size = options.batch_size or fitting_batch_size(model)
     parts: dict[str, list[Tensor]] = {}
+    chosen = shown_in("comparison")
     with progress(f"attention of {model.alias}", len(split), quiet=options.quiet) as advance:
         for batch in split.batches(size, device=model.device):
             for (name, _), values in over_heads(measure(model, batch.images).values).items():
-                if name in ATTENTION:
+                if name in chosen:
                     parts.setdefault(name, []).append(values[:, 0].cpu())
             advance(len(batch.images))
-    return {STATISTICS[name].title: torch.cat(parts[name]).double() for name in ATTENTION if name in parts}
+    return {STATISTICS[name].title: torch.cat(parts[name]).double() for name in chosen if name in parts}
