@@ -7,7 +7,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 
 from vitlens.analysis.ablation.ablate import units_of
-from vitlens.analysis.ablation.replacements import instead_of_mean, replacement_for
+from vitlens.analysis.ablation.replacements import replacement_for, replacement_note
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
@@ -92,7 +92,7 @@ def _settled(choices: AblateChoices, images: int) -> AblateChoices:
     if choices.replace:
         return changed(choices, replace=tuple(replacement_for(images, name) for name in choices.replace))
     taken = replacement_for(images, None)
-    return changed(choices, replace=(taken,), because="" if taken == "mean" else instead_of_mean(images, taken))
+    return changed(choices, replace=(taken,), because="" if taken == "mean" else replacement_note(images, taken))
 
 
 def _identity(

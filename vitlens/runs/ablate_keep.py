@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.adaptive import Adaptive
 from vitlens.analysis.ablation.effects import Unit
-from vitlens.analysis.ablation.importance import Change, Importance
+from vitlens.analysis.ablation.importance import Importance, MeanChange
 from vitlens.analysis.ablation.pairs import Redundancy, Synergy
-from vitlens.analysis.ablation.removal import Curve
+from vitlens.analysis.ablation.removal import AblationCurve
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.names import Replacement
 from vitlens.runs.ablate_work import Found, Work
@@ -91,7 +91,7 @@ def metric_name(unit: Unit) -> str:
     return unit.name.removeprefix("head/")
 
 
-def _estimate(change: Change, index: int, n: int, unit: str) -> Estimate:
+def _estimate(change: MeanChange, index: int, n: int, unit: str) -> Estimate:
     low, high = float(change.low[index]), float(change.high[index])
     if not (np.isfinite(low) and np.isfinite(high)):
         return Estimate(float(change.mean[index]), n=n, unit=unit)
@@ -170,7 +170,7 @@ def _keep_classes(folder: RunFolder, work: Work, importance: Importance) -> None
     folder.table("classes", rows)
 
 
-def _curve(name: str, curve: Curve) -> Iterator[dict[str, object]]:
+def _curve(name: str, curve: AblationCurve) -> Iterator[dict[str, object]]:
     losses = curve.loss.tolist()
     for count, estimate, loss in zip(curve.removed, curve.accuracy(), losses):
         yield {

@@ -12,8 +12,15 @@ from vitlens.analysis.ablation.first_order import first_order
 from vitlens.analysis.ablation.greedy import greedy_order
 from vitlens.analysis.ablation.importance import summarise
 from vitlens.analysis.ablation.pairs import Pairs, Redundancy, RedundancyStream, Synergy, pairwise, synergy
-from vitlens.analysis.ablation.removal import Curve, carries, random_order, removal_curves, share_removable, steps
-from vitlens.analysis.ablation.replacements import Means, means_of
+from vitlens.analysis.ablation.removal import (
+    AblationCurve,
+    random_order,
+    removal_curves,
+    removal_matters,
+    share_removable,
+    steps,
+)
+from vitlens.analysis.ablation.replacements import MeanOutputs, means_of
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.devices import autocast
 from vitlens.names import Replacement
@@ -54,7 +61,7 @@ def look(work: Work) -> Found:
     return found
 
 
-def _means(work: Work) -> Means | None:
+def _means(work: Work) -> MeanOutputs | None:
     """The means of the data; None where nothing needs them, or where one batch holds all images: its own clean pass
     then gives them."""
     wanted = "mean" in work.choices.replace
@@ -73,7 +80,7 @@ def _told(work: Work, advance: Callable[[int], None]) -> Iterator[Tensor]:
         advance(len(part.images) * work.processes.count)
 
 
-def _effects(work: Work, replacement: Replacement, means: Means | None) -> tuple[Effects, Tensor]:
+def _effects(work: Work, replacement: Replacement, means: MeanOutputs | None) -> tuple[Effects, Tensor]:
     """The effects of all units on all images, and the first-order estimates (units, n), gathered from all processes."""
     parts: list[Effects] = []
     firsts: list[Tensor] = []
@@ -94,7 +101,7 @@ def _effects(work: Work, replacement: Replacement, means: Means | None) -> tuple
     return Effects.join(parts).gathered(work.processes), gathered
 
 
-def _curves(work: Work, found: Found, means: Means | None) -> None:
+def _curves(work: Work, found: Found, means: MeanOutputs | None) -> None:
     """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other."""
     count, heads = len(work.split), work.heads
     half = count >= 2 * FEWEST
@@ -113,7 +120,7 @@ def _curves(work: Work, found: Found, means: Means | None) -> None:
         orders["greedy"], found.greedy_cost = greedy.order, greedy.forward_equivalents
     tested = tested[:CURVED]
     removed = steps(len(heads), points=POINTS)
-    joined: dict[str, list[Curve]] = {}
+    joined: dict[str, list[AblationCurve]] = {}
     total = len(tested[work.processes.index :: work.processes.count]) * len(orders) * len(removed)
     with progress("Removing heads in order", total, unit="removals", quiet=work.options.quiet) as advance:
         for part in work.batches(tested):
@@ -125,10 +132,10 @@ def _curves(work: Work, found: Found, means: Means | None) -> None:
             for name, curve in curves.items():
                 joined.setdefault(name, []).append(curve)
     for name, parts in joined.items():
-        curve = Curve.join(parts)
-        found.curves[name] = Curve(curve.order, curve.removed, curve.outcomes.gathered(work.processes))
+        curve = AblationCurve.join(parts)
+        found.curves[name] = AblationCurve(curve.order, curve.removed, curve.outcomes.gathered(work.processes))
     groups, least = None if work.split.groups is None else work.split.groups[tested], found.curves["least first"]
-    if carries(least, groups=groups):
+    if removal_matters(least, groups=groups):
         found.removable = share_removable(least, groups=groups, seed=work.options.seed)
 
 
@@ -154,7 +161,7 @@ def _redundancy(work: Work) -> Redundancy:
     return stream.result()
 
 
-def _synergy(work: Work, found: Found, means: Means | None) -> Synergy:
+def _synergy(work: Work, found: Found, means: MeanOutputs | None) -> Synergy:
     """The most important heads removed two by two."""
     main = work.choices.replace[0]
     top = found.importance[main].ranking("head")[: max(2, work.choices.pairs)]

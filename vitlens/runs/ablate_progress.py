@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Unit
-from vitlens.analysis.ablation.joint import Measured
+from vitlens.analysis.ablation.joint import BatchOutcomes
 from vitlens.archives import Form, require_forms
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
@@ -54,7 +54,7 @@ class BatchMemory:
     digest: str
     count: int
 
-    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> Measured | None:
+    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> BatchOutcomes | None:
         """The outcomes as they were found, or None; None too for a file without their cost (of an older vitlens).
 
         Raises InputError when they are of other images, or damaged.
@@ -75,9 +75,9 @@ class BatchMemory:
             return None
         require_forms(found, {"cost": Form("iu")}, path)
         loss, correct = (torch.from_numpy(np.asarray(found[name])) for name in ("loss", "correct"))
-        return Measured(loss, correct, int(found["cost"]))
+        return BatchOutcomes(loss, correct, int(found["cost"]))
 
-    def remember(self, sets: Sequence[tuple[Unit, ...]], found: Measured) -> None:
+    def remember(self, sets: Sequence[tuple[Unit, ...]], found: BatchOutcomes) -> None:
         """Keep what was found, all or nothing."""
         arrays = {"digest": self.digest, "loss": found.loss, "correct": found.correct, "cost": found.cost}
         write_arrays(self._path(sets), {name: np.asarray(value) for name, value in arrays.items()})

@@ -10,7 +10,7 @@ from vitlens.analysis.ablation.adaptive import Adaptive
 from vitlens.analysis.ablation.effects import Effects, Unit
 from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.ablation.pairs import Redundancy, Synergy
-from vitlens.analysis.ablation.removal import Curve
+from vitlens.analysis.ablation.removal import AblationCurve
 from vitlens.analysis.ablation.replacements import other_images
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.data.split import Split
@@ -85,7 +85,7 @@ class Found:
     effects: dict[Replacement, Effects] = field(default_factory=dict)
     firsts: dict[Replacement, Tensor] = field(default_factory=dict)
     importance: dict[Replacement, Importance] = field(default_factory=dict)
-    curves: dict[str, Curve] = field(default_factory=dict)
+    curves: dict[str, AblationCurve] = field(default_factory=dict)
     ranked_on: int = 0
     removable: Estimate | None = None
     greedy_cost: float | None = None
