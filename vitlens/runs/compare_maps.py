@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.failures.errors import CELLS, Comparison
-from vitlens.analysis.faithfulness.map_shares import Looking, Overlap, look, overlap
+from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, map_overlap, map_shares
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
@@ -38,11 +38,11 @@ class Maps:
 
 @dataclass(frozen=True)
 class Looks:
-    """What the maps show: each model's looking, and how much the two share, all (m,); on what grid of cells."""
+    """What the maps show: each model's shares, and how much the two overlap, all (m,); on what grid of cells."""
 
-    first: Looking
-    second: Looking
-    overlap: Overlap
+    first: MapShares
+    second: MapShares
+    overlap: MapOverlap
     grid: tuple[int, int]
     size: tuple[int, int]
 
@@ -123,8 +123,8 @@ def looks(maps: Maps, models: Sequence[Model], split: Split) -> Looks:
     height, width = owner.input_size
     size = grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1])
     masks = None if split.masks is None else split.masks[maps.indices]
-    first, second = (look(values, size=size, grid=grid, masks=masks) for values in (maps.first, maps.second))
-    return Looks(first, second, overlap(maps.first, maps.second, size=size, grid=grid), grid, size)
+    first, second = (map_shares(values, size=size, grid=grid, masks=masks) for values in (maps.first, maps.second))
+    return Looks(first, second, map_overlap(maps.first, maps.second, size=size, grid=grid), grid, size)
 
 
 def attention_numbers(model: Model, split: Split, *, options: RunOptions) -> dict[str, Tensor]:

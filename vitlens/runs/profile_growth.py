@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from vitlens.analysis.cost.flops import flops_by_part
+from vitlens.analysis.cost.flops import exponent, flops_by_part
 from vitlens.analysis.cost.latency import latencies
 from vitlens.analysis.cost.parts import PRODUCTS
 from vitlens.analysis.cost.profile import tokens_of
-from vitlens.analysis.cost.scaling import exponent
 from vitlens.models.model import Model
 from vitlens.runs.folder import RunFolder
 from vitlens.runs.profile_models import Size, sized

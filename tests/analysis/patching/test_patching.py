@@ -8,9 +8,17 @@ import torch
 from torch import Tensor
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
-from vitlens.analysis.patching.corruption import CORRUPTIONS
-from vitlens.analysis.patching.patching import PARTS, Patching, corrupt, patch
-from vitlens.analysis.patching.transplant import heads_given, mlp_outputs, tokens_given, transplants
+from vitlens.analysis.patching.patching import (
+    CORRUPTIONS,
+    PARTS,
+    Patching,
+    corrupt,
+    heads_given,
+    mlp_outputs,
+    patch,
+    patched_runs,
+    tokens_given,
+)
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.intervened import intervened
 from vitlens.lens.intervention import MLPReplaced
@@ -114,7 +122,7 @@ def test_a_run_put_into_itself_changes_nothing(name):
     model = MADE[name]()
     clean, _ = pair(model)
     with replaying(model, clean) as donor:
-        for part, runs in transplants(donor, donor, mlps=mlp_outputs(model, clean), tokens=(0, 1)).items():
+        for part, runs in patched_runs(donor, donor, mlps=mlp_outputs(model, clean), tokens=(0, 1)).items():
             for logits in runs:
                 there = logits[~logits.isnan().any(-1).any(-1)]
                 torch.testing.assert_close(there, donor.logits.expand_as(there), atol=1e-6, rtol=0)

@@ -84,7 +84,7 @@ class Outcomes(Generic[Removed]):
 
     @property
     def delta_accuracy(self) -> UnitsByImage:
-        """Accuracy lost on each image, points: 100 where only the unchanged model is right, -100 where only it is wrong."""
+        """Accuracy lost on each image, points: 100 where removal makes it wrong, -100 where removal makes it right."""
         return 100 * (self.clean_correct.double() - self.correct.double())
 
     @classmethod

@@ -95,12 +95,12 @@ def faithfulness(
     def answer(some: Images, which: Tensor, removed: Tensor) -> Tensor:
         return answers_without(model, some, which, removed, grid=cells, substrate=substrate, batch_size=batch_size)
 
-    plan = Plan(cells, counts, len(model.classes), seed)
+    plan = RemovalPlan(cells, counts, len(model.classes), seed)
     return curves_of(images, targets, maps, plan, answer, advance=advance)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RemovalPlan:
     """What is removed: cells of the grid, by counts (points,); classes: logits of an answer; seed: of ties."""
 
     cells: Cells
@@ -113,7 +113,7 @@ def curves_of(
     images: Images,
     targets: Labels,
     maps: Sequence[AnyMaps],
-    plan: Plan,
+    plan: RemovalPlan,
     answer: Answer,
     *,
     advance: Callable[[int], object] = lambda _: None,
@@ -132,9 +132,11 @@ def curves_of(
     found: list[list[RemovalCurve]] = [[] for _ in orders]
     at_once = max(1, _ANSWERS // (points * max(1, len(orders)) * plan.classes))
     for some in torch.arange(len(images), device=images.device).split(at_once):
-        gone = torch.cat([removed_sets(order[some], plan.counts) for order in orders])  # (orders x images, points, ..)
+        removed = torch.cat(
+            [removed_sets(order[some], plan.counts) for order in orders]
+        )  # (orders x images, points, ..)
         which = torch.arange(len(some), device=images.device).repeat(len(orders)).repeat_interleave(points)
-        logits = answer(images[some], which, gone.flatten(0, 1))
+        logits = answer(images[some], which, removed.flatten(0, 1))
         for place, answers in enumerate(logits.view(len(orders), len(some), points, -1)):
             found[place].append(_curve(answers, targets[some.to(targets.device)], shares))
         advance(len(some))

@@ -35,7 +35,7 @@ class Recalled(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shelf:
+class FeatureCache:
     """The features of one model on one set of images, read in one way.
 
     root: the cache's folder; about: what they are of, JSON's plain values, in which the layer is not named.
@@ -50,7 +50,7 @@ class Shelf:
 
     def file(self, name: str) -> Path:
         """Where the features of one layer are, or will be."""
-        return self.root / hashlib.sha256(_said(self.about).encode()).hexdigest()[:20] / f"{name}.safetensors"
+        return self.root / hashlib.sha256(_as_json(self.about).encode()).hexdigest()[:20] / f"{name}.safetensors"
 
     def recall(self, name: str, *, rows: int, width: int | None = None) -> Recalled:
         """The features (rows, width) of one layer, where they are whole and of just this; None: of any width."""
@@ -77,7 +77,7 @@ class Shelf:
         Raises InputError when another number of rows was written, StorageError when the disk is full.
         """
         with write_atomically(self.file(name)) as temporary, temporary.open("wb") as file:
-            writer = Writer(file, {"about": _said(self._named(name)), "version": str(VERSION)}, rows, width)
+            writer = Writer(file, {"about": _as_json(self._named(name)), "version": str(VERSION)}, rows, width)
             yield writer
             writer.finish()
 
@@ -90,7 +90,7 @@ class Shelf:
             return "of something else than features"
         if said["version"] != str(VERSION):
             return f"of version {said['version']}, not {VERSION}"
-        if said.get("about") != _said(self._named(name)):
+        if said.get("about") != _as_json(self._named(name)):
             return "of another model, data or layer"
         return "" if said.get("sha256") == _digest_of(path) else "damaged (its content is not what was written)"
 
@@ -124,7 +124,7 @@ class Writer:
         self._file.write(self._digest.hexdigest().encode())
 
 
-def _said(about: Mapping[str, object]) -> str:
+def _as_json(about: Mapping[str, object]) -> str:
     return json.dumps(about, sort_keys=True)
 
 

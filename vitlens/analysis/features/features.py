@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.features.reader import FeatureLayer, Reader, Vectors, chosen_stages, fitting_norm
+from vitlens.analysis.features.reader import FeatureLayer, FeatureReader, Vectors, chosen_stages, fitting_norm
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.stages import Stage, final_norm, watching_stages
@@ -74,7 +74,7 @@ def features(
     True
     """
     require(model, *NEEDS["features"])
-    reader = Reader(model, layer=layer, pool=pool, norm=norm)
+    reader = FeatureReader(model, layer=layer, pool=pool, norm=norm)
     size = batch_size or fitting_batch_size(model)
     read = [reader.read(batch.to(model.device)) for batch in images.split(size)]
     values = tuple(torch.cat(parts) for parts in zip(*(batch.vectors for batch in read)))

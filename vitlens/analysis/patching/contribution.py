@@ -4,20 +4,21 @@ The residual stream is a sum: the embedding, every head through its columns of t
 the final norm's scale fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020).
 """
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.analysis.attention.gradients import check_targets
-from vitlens.analysis.patching.branch_outputs import Written, branch_scale, watching_branches
 from vitlens.analysis.patching.stream_to_logits import blocks_of, logits_from, stream_weights
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.inside import projection_of
+from vitlens.lens.inside import Inside, overridden, projection_of
 from vitlens.lens.layers import Layer, layers
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens
@@ -47,6 +48,27 @@ class Contributions:
         return self.heads.nansum((1, 2)) + self.mlps.sum(1) + self.embedding + self.bias + self.rest
 
 
+@dataclass
+class BranchOutputs:
+    """What is kept of a forward pass.
+
+    reads: the tokens that the classifier reads (None: all); before, after: the residual stream at either end; others:
+    what blocks without heads add; heads: what each layer's output projection reads, mlps: what its MLP puts out, both
+    of the tokens that are read, before LayerScale.
+    """
+
+    reads: list[int] | None
+    before: Tokens = field(init=False)
+    after: Tokens = field(init=False)
+    others: list[Tokens] = field(default_factory=list)
+    heads: dict[int, Float[Tensor, "batch reads width"]] = field(default_factory=dict)
+    mlps: dict[int, Float[Tensor, "batch reads dim"]] = field(default_factory=dict)
+
+    def row(self, tokens: Tokens) -> Float[Tensor, "batch reads dim"]:
+        """The tokens that are read."""
+        return tokens if self.reads is None else tokens[:, self.reads]
+
+
 def contributions(model: Model, images: Images, *, targets: Labels | None = None) -> Contributions:
     """The direct contribution of every head and MLP to a logit, with the final norm's scale fixed at each image's own.
 
@@ -55,12 +77,12 @@ def contributions(model: Model, images: Images, *, targets: Labels | None = None
     through a norm and a linear map alone (attention pooling, CaiT), or where a block adds something else than its
     heads and its MLP (windows, norms after the branches); InputError for a class that does not exist.
     """
-    written = Written(_reads(model))
+    branches = BranchOutputs(_reads(model))
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        with watching_branches(model, written, blocks_of(model)):
+        with watching_branches(model, branches, blocks_of(model)):
             logits: Logits = model(images)
         targets = check_targets(targets, logits)
-        made = _summed(model, written, logits, targets)
+        made = _summed(model, branches, logits, targets)
     _check(model, made, logits.abs().max().item())
     return made
 
@@ -90,19 +112,19 @@ def accuracy_by_depth(lens: Float[Tensor, "batch depths classes"], labels: Label
     return (lens.argmax(-1) == labels.to(lens.device).unsqueeze(1)).float().mean(0)
 
 
-def _summed(model: Model, written: Written, logits: Logits, targets: Labels) -> Contributions:
+def _summed(model: Model, branches: BranchOutputs, logits: Logits, targets: Labels) -> Contributions:
     """Every part's product with what the logit reads of the last residual stream."""
-    weights = stream_weights(model, written.after, targets)  # (batch, tokens, dim)
-    read, found = written.row(weights), layers(model)
-    heads, biases = zip(*(_heads(model, layer, written.heads[layer.index], read) for layer in found))
+    weights = stream_weights(model, branches.after, targets)  # (batch, tokens, dim)
+    read, found = branches.row(weights), layers(model)
+    heads, biases = zip(*(_heads(model, layer, branches.heads[layer.index], read) for layer in found))
     widest = max(layer.heads for layer in found)
-    nothing = torch.zeros_like(written.after[:1])
+    nothing = torch.zeros_like(branches.after[:1])
     parts = (
         torch.stack([F.pad(each, (0, widest - each.shape[1]), value=torch.nan) for each in heads], dim=1),
-        torch.stack([_mlp(model, layer, written, read) for layer in found], dim=1),
-        (weights * written.before).sum((1, 2)),
+        torch.stack([_mlp(model, layer, branches, read) for layer in found], dim=1),
+        (weights * branches.before).sum((1, 2)),
         torch.stack(biases).sum(0) + logits_from(model, nothing)[0, targets],
-        sum(((weights * added).sum((1, 2)) for added in written.others), weights.new_zeros(len(weights))),
+        sum(((weights * added).sum((1, 2)) for added in branches.others), weights.new_zeros(len(weights))),
         logits.gather(1, targets.unsqueeze(1))[:, 0],
         targets,
     )
@@ -147,9 +169,70 @@ def _heads(
     return parts, bias
 
 
-def _mlp(model: Model, layer: Layer, written: Written, weights: Tokens) -> Float[Tensor, " batch"]:
-    if layer.index not in written.mlps:
+def _mlp(model: Model, layer: Layer, branches: BranchOutputs, weights: Tokens) -> Float[Tensor, " batch"]:
+    if layer.index not in branches.mlps:
         return weights.new_zeros(len(weights))
     scale = branch_scale(model.module.get_submodule(layer.unit), 2)
-    output = written.mlps[layer.index]
+    output = branches.mlps[layer.index]
     return (weights * (output if scale is None else output * scale)).sum((1, 2))
+
+
+@contextmanager
+def watching_branches(model: Model, branches: BranchOutputs, blocks: Sequence[str]) -> Iterator[None]:
+    """Fill `written` during a forward pass; blocks: names of all blocks in forward order."""
+    with ExitStack() as stack:
+        for name in blocks:
+            hook = model.module.get_submodule(name).register_forward_hook(_see_block(model, branches, name, blocks))
+            stack.callback(hook.remove)
+        for layer in layers(model):
+            attention = model.module.get_submodule(layer.attention)
+            stack.enter_context(overridden(attention, _see_heads(attention, layer, branches)))
+            if layer.mlp is not None:
+                hook = model.module.get_submodule(layer.mlp).register_forward_hook(_see_mlp(layer, branches))
+                stack.callback(hook.remove)
+        yield
+
+
+def _see_block(
+    model: Model, branches: BranchOutputs, name: str, blocks: Sequence[str]
+) -> Callable[[nn.Module, Any, Tokens], None]:
+    headless = name not in {layer.unit for layer in layers(model)}
+
+    def see(_block: nn.Module, args: Any, output: Tokens) -> None:
+        if name == blocks[0]:
+            branches.before = args[0]
+        if name == blocks[-1]:
+            branches.after = output
+        if headless:
+            branches.others.append(output - args[0])
+
+    return see
+
+
+def _see_mlp(layer: Layer, branches: BranchOutputs) -> Callable[[nn.Module, Any, Tokens], None]:
+    def see(_mlp: nn.Module, _args: Any, output: Tokens) -> None:
+        branches.mlps[layer.index] = branches.row(output)
+
+    return see
+
+
+def _see_heads(attention: nn.Module, layer: Layer, branches: BranchOutputs) -> Callable[..., Any]:
+    def joined(outputs: Tensor) -> Tensor:
+        branches.heads[layer.index] = branches.row(outputs)
+        return outputs
+
+    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with Inside(attention, joined=joined):
+                return forward(*args, **kwargs)
+
+        return watched
+
+    return wrap
+
+
+def branch_scale(block: nn.Module, branch: int) -> Tensor | None:
+    """LayerScale of a block's first (attention) or second (MLP) branch, (dim,), or None: as timm names it."""
+    inside = getattr(getattr(block, f"ls{branch}", None), "gamma", None)
+    found = inside if isinstance(inside, Tensor) else getattr(block, f"gamma_{branch}", None)
+    return found if isinstance(found, Tensor) else None

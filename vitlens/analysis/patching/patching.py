@@ -4,21 +4,106 @@ Heads, blocks, MLPs and single tokens are taken from the clean run, one at a tim
 logits (Wang 2023; Heimersheim and Nanda 2024).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.attention.gradients import check_targets
-from vitlens.analysis.patching.corruption import Corruption, corrupt
-from vitlens.analysis.patching.transplant import PARTS, Part, Runs, mlp_outputs, transplants
+from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.replay import DEFAULT_BUDGET, replaying
+from vitlens.lens.intervention import HeadReplaced, Intervention, MLPReplaced, StreamPatched
+from vitlens.lens.layers import Layer, layers
+from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Labels
+from vitlens.shapes import Heads, Images, Labels, Tokens
+from vitlens.startup import import_without_compiler
+
+Part = Literal["heads", "blocks", "mlps", "positions"]
+PARTS: tuple[Part, ...] = get_args(Part)
+Runs = Float[Tensor, "places pairs classes"]
+
+
+def patched_runs(
+    donor: Replay, receiver: Replay, *, mlps: dict[int, Tokens], tokens: Sequence[int] | None = None
+) -> dict[Part, Iterator[Runs]]:
+    """The receiver's logits with each part of the donor's run in it, layer by layer, run when they are asked for.
+
+    mlps: the donor's (`mlp_outputs`), by layer; tokens: which positions (None: all; the others are NaN).
+    """
+    found = layers(receiver.model)
+    return {
+        "heads": (_patch_heads(donor, receiver, layer) for layer in found),
+        "blocks": (_patch_block(donor, receiver, layer, mlps) for layer in found),
+        "mlps": (_patch_mlp(receiver, layer, mlps) for layer in found),
+        "positions": (_patch_tokens(donor, receiver, layer, tokens) for layer in found),
+    }
+
+
+def _patch_heads(donor: Replay, receiver: Replay, layer: Layer) -> Runs:
+    what = heads_given(layer, donor.head_output(layer.index))
+    return receiver.run([*what], replacements=what)
+
+
+def heads_given(layer: Layer, outputs: Heads) -> dict[Intervention, Tensor]:
+    """Every head of a layer as an intervention, with the output to put in its place."""
+    return {HeadReplaced(layer.index, head, "given"): outputs[:, head] for head in range(layer.heads)}
+
+
+def _patch_block(donor: Replay, receiver: Replay, layer: Layer, mlps: dict[int, Tokens]) -> Runs:
+    what = heads_given(layer, donor.head_output(layer.index))
+    if layer.index in mlps:
+        what[MLPReplaced(layer.index, "given")] = mlps[layer.index]
+    return receiver.run([tuple(what)], replacements=what)
+
+
+def _patch_mlp(receiver: Replay, layer: Layer, mlps: dict[int, Tokens]) -> Runs:
+    if layer.index not in mlps:
+        return torch.full_like(receiver.logits.unsqueeze(0), torch.nan)
+    what = MLPReplaced(layer.index, "given")
+    return receiver.run([what], replacements={what: mlps[layer.index]})
+
+
+def _patch_tokens(donor: Replay, receiver: Replay, layer: Layer, tokens: Sequence[int] | None) -> Runs:
+    stream = donor.block_input(layer.index)
+    count = stream.shape[1]
+    places = range(count) if tokens is None else [place for place in tokens if place < count or not layer.index]
+    what = tokens_given(layer, stream, places)
+    result = receiver.logits.new_full((count, *receiver.logits.shape), torch.nan)
+    if what:  # not where patches were merged until there is no such token
+        result[list(places)] = receiver.run([*what], replacements=what)
+    return result
+
+
+def tokens_given(layer: Layer, stream: Tokens, places: Sequence[int]) -> dict[Intervention, Tensor]:
+    """Every token position at a block's input as an intervention, with the residual stream to put in its place."""
+    return {StreamPatched(layer.index, (place,)): stream[:, place : place + 1] for place in places}
+
+
+def mlp_outputs(model: Model, images: Images) -> dict[int, Tokens]:
+    """What each layer's MLP puts out, (images, tokens, dim), by layer."""
+    found: dict[int, Tokens] = {}
+    hooks = []
+    for layer in layers(model):
+        if layer.mlp is not None:
+
+            def keep(_module: object, _args: object, output: Tensor, index: int = layer.index) -> None:
+                found[index] = output.flatten(1, 2) if output.dim() == 4 else output
+
+            hooks.append(model.module.get_submodule(layer.mlp).register_forward_hook(keep))
+    try:
+        with evaluating(model), torch.no_grad():
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
 
 __all__ = ["PARTS", "Corruption", "Part", "Patching", "corrupt", "patch"]
 
@@ -103,7 +188,7 @@ def patch(
         ends = [_difference(replay.logits.unsqueeze(0), *chosen)[:, 0] for replay in (donor, receiver)]
         note = _check_gaps(model, ends[0] - ends[1], *chosen)
         mlps = mlp_outputs(model, clean) if {"blocks", "mlps"} & set(parts) else {}
-        runs = transplants(donor, receiver, mlps=mlps, tokens=tokens)
+        runs = patched_runs(donor, receiver, mlps=mlps, tokens=tokens)
         tables = {
             part: _table([_difference(logits, *chosen) - ends[1].unsqueeze(1) for logits in runs[part]])
             for part in PARTS
@@ -149,3 +234,60 @@ def _table(layered: list[Float[Tensor, "pairs _"]]) -> Float[Tensor, "pairs laye
     """One table of all layers, NaN where one has fewer places than the widest."""
     widest = max(found.shape[1] for found in layered)
     return torch.stack([F.pad(found.cpu(), (0, widest - found.shape[1]), value=torch.nan) for found in layered], dim=1)
+
+
+transforms = import_without_compiler("torchvision.transforms.v2.functional")
+
+Corruption = Literal["noise", "blur", "shuffle", "mean"]  # the keys of CORRUPTIONS
+
+NOISE = 0.5  # standard deviation, pixels in [0, 1]
+
+
+def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:
+    """Images with what they show taken out, in [0, 1].
+
+    noise: Gaussian noise of standard deviation 0.5 added; blur: a Gaussian of an eighth of the shorter side; shuffle:
+    cut into 4 x 4 tiles (more where 4 does not divide the sides) and laid out at random; mean: each image its own mean
+    colour. seed: of noise and shuffle; an image's corruption depends on its place in the batch, not on its
+    batch-mates. Raises UnknownNameError for another word.
+    """
+    if how not in CORRUPTIONS:
+        raise UnknownNameError("corruption", how, CORRUPTIONS)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([CORRUPTIONS[how](image, generator) for image in images]).clamp(0, 1)
+
+
+def _noise(image: Tensor, generator: Generator) -> Tensor:
+    return image + NOISE * torch.randn(image.shape, generator=generator).to(image)
+
+
+def _blur(image: Tensor, _generator: Generator) -> Tensor:
+    height, width = image.shape[-2:]
+    side = min(height, width)
+    size = min(2 * (side // 4) + 1, 2 * ((side - 1) // 2) + 1)  # odd; the padding must be smaller than the image
+    blurred: Tensor = transforms.gaussian_blur(image, [size, size], [side / 8, side / 8])
+    return blurred
+
+
+def _shuffle(image: Tensor, generator: Generator) -> Tensor:
+    height, width = image.shape[-2:]
+    common = math.gcd(height, width)
+    parts = next((count for count in range(4, common + 1) if common % count == 0), common)
+    rows, columns = height // parts, width // parts
+    tiles = image.unflatten(1, (parts, rows)).unflatten(3, (parts, columns)).permute(1, 3, 0, 2, 4).flatten(0, 1)
+    order = torch.randperm(len(tiles), generator=generator).to(image.device)
+    laid = tiles[order].unflatten(0, (parts, parts)).permute(2, 0, 3, 1, 4)  # (3, parts, rows, parts, columns)
+    shuffled: Tensor = laid.reshape(image.shape)
+    return shuffled
+
+
+def _mean(image: Tensor, _generator: Generator) -> Tensor:
+    return image.mean(dim=(1, 2), keepdim=True).expand_as(image)
+
+
+CORRUPTIONS: Final[dict[str, Callable[[Tensor, Generator], Tensor]]] = {
+    "noise": _noise,
+    "blur": _blur,
+    "shuffle": _shuffle,
+    "mean": _mean,
+}
