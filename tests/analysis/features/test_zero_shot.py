@@ -45,9 +45,9 @@ def test_one_template_is_its_own_ensemble():
 def test_images_of_a_group_are_drawn_together():
     labels, groups = torch.arange(40) % 4, torch.arange(40) // 4
     apart = template_scores(unit(40, 8, seed=3), labels, unit(2, 4, 8), ["a", "b"])
-    all_processes = template_scores(unit(40, 8, seed=3), labels, unit(2, 4, 8), ["a", "b"], groups=groups)
-    assert apart[1].accuracy.value == all_processes[1].accuracy.value
-    assert apart[1].accuracy.low != all_processes[1].accuracy.low
+    together = template_scores(unit(40, 8, seed=3), labels, unit(2, 4, 8), ["a", "b"], groups=groups)
+    assert apart[1].accuracy.value == together[1].accuracy.value
+    assert apart[1].accuracy.low != together[1].accuracy.low
 
 
 def test_numbers_must_fit():

@@ -224,7 +224,21 @@ def eliminate(
         contested = _contested(compared, chosen, active)[: max(2, len(active) // 2)]
         accepted += [index for index in active if index in chosen and index not in contested]
         active = sorted(contested)
-    half, mean = compared.half_width(confidence), compared.mean
+    return _result(values, compared, chosen, settled, confidence, units, replace, spent / n, costs.whole)
+
+
+def _result(
+    values: Measurements,
+    compared: PairedEffects,
+    chosen: Sequence[int],
+    settled: Bool[Tensor, " units"],
+    confidence: float,
+    units: Sequence[Unit],
+    replace: Replacement,
+    spent: float,
+    exact_cost: float,
+) -> Adaptive:
+    half, mean, k = compared.half_width(confidence), compared.mean, len(chosen)
     overlapping = int((~settled).sum())
     return Adaptive(
         units=tuple(units),
@@ -235,11 +249,11 @@ def eliminate(
         high=mean + half,
         images=values.images,
         settled=settled,
-        n=n,
+        n=values.n,
         confidence=confidence,
         replace=replace,
-        forward_equivalents=spent / n,
-        exact_cost=costs.whole,
+        forward_equivalents=spent,
+        exact_cost=exact_cost,
         note=f"{overlapping} of {len(units)} overlap with the boundary of the {k}" if overlapping else "",
     )
 

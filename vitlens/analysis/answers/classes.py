@@ -1,4 +1,4 @@
-"""How a model's logits are read as answers in the data's classes: by name, or ImageNet's 1000 as groups of them."""
+"""Mapping a model's logits to the data's classes: by name, or ImageNet's 1000 classes as groups of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,13 +84,13 @@ def require_shared(
     first: Sequence[str], second: Sequence[str], data: Sequence[str]
 ) -> tuple[ClassMapping, ClassMapping]:
     """How two models answer in the data's classes. Raises InputError naming the model that cannot, and what differs."""
-    found = []
+    mappings = []
     for which, model in (("first", first), ("second", second)):
         try:
-            found.append(reading(model, data))
+            mappings.append(reading(model, data))
         except InputError as error:
             raise InputError(f"the {which} model does not know the data's classes: {error}") from error
-    return found[0], found[1]
+    return mappings[0], mappings[1]
 
 
 def _are_numbers(names: Sequence[str], count: int) -> bool:
@@ -104,7 +104,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _grouped_words(data: Sequence[str], groups: Mapping[str, Sequence[int]]) -> str:
-    """What must be said where 1000 classes answer for 16."""
+    """What a report must say where 1000 classes answer for 16."""
     sizes = ", ".join(f"{name}: {len(groups[name])}" for name in data[:3]) + (", ..." if len(data) > 3 else "")
     return (
         "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's 1000 classes answer "

@@ -1,8 +1,8 @@
-"""Counterfactuals: the smallest set of patches found without which the prediction is another.
+"""Counterfactuals: the smallest set of patches found whose removal changes the prediction.
 
-Along a map's order, the shortest beginning of it that turns the prediction: every length is tried, none is skipped, as
-more removed need not mean further from the prediction. By greedy search, the patch that takes most from the margin goes
-first, and what turns out not to be needed is put back. Neither proves that no smaller set exists.
+Along a map's order, the shortest beginning of it that changes the prediction: every length is tried, as removing more
+need not move further from the prediction. By greedy search, the patch that lowers the margin most is removed first, and
+patches that turn out not to be needed are put back. Neither proves that no smaller set exists.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels, Logits
 
 AHEAD = 8  # lengths that are tried at once: no image is asked much beyond the one that turns it
-CANDIDATES = 16  # patches that a greedy step looks at: those that took most from the margin when last tried
+CANDIDATES = 16  # patches that a greedy step tries: those that took most from the margin when last tried
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def along_map(
 ) -> Counterfactuals:
     """The shortest beginning of each map's order, most relevant first, whose removal turns the prediction.
 
-    Exact: the first of all lengths, several of them in one batch. advance: told the images that are done. Arguments and
-    errors as for faithfulness.
+    Exact: the first of all lengths, several of them in one batch. advance: called with the number of images done.
+    Arguments and errors as for faithfulness.
     """
     cells = grid or removal_grid(model)
     ranks, _ = both_orders(maps.to(images.device), cells, images=len(images), seed=seed)
@@ -128,7 +128,7 @@ def by_search(
 
 @dataclass
 class _Search:
-    """gone: the patches removed; margins: of each patch when last tried; when: the step in which it went."""
+    """removed: the patches; margins: of each patch when last tried; when: the step in which it was removed."""
 
     removed: Bool[Tensor, "batch patches"]
     margins: Float[Tensor, "batch patches"]

@@ -1,4 +1,4 @@
-"""Faithfulness: does the prediction fall when what a map marks is removed, and stay when all else is?
+"""Deletion and insertion: the target's probability as the patches that a map ranks highest, or lowest, are removed.
 
 Patches are removed by rank, most relevant first (deletion, MoRF) and least relevant first (LeRF). What is left after
 the least relevant ones is what inserting the most relevant ones into the substrate shows: insertion is LeRF read
@@ -28,7 +28,7 @@ Answer = Callable[[Images, Int[Tensor, " variants"], Bool[Tensor, "variants patc
 
 @dataclass(frozen=True)
 class RemovalCurve:
-    """What is left of a target as patches go.
+    """The target's probability as patches are removed.
 
     shares: of the patches removed, from 0 to 1 (where all may be absent: to the last that can); probability: of the
     target (batch, points), a fraction; kept: whether the target is still the prediction.
@@ -83,10 +83,10 @@ def faithfulness(
 ) -> tuple[Faithfulness, ...]:
     """The curves of several methods' maps (batch, rows, columns), raw, of the same images and targets.
 
-    What several curves share (the whole image, the empty one, the same patches gone) is computed once. steps: removals
-    between nothing and everything (None: patch by patch); grid: cells in which the image is taken apart (the model's
-    patches; see removal_grid). Maps of another resolution are brought to it. advance: told the images just done.
-    Raises InputError for maps that do not fit or are not finite.
+    What several curves share (the whole image, the empty one, the same patches removed) is computed once. steps:
+    removals between nothing and everything (None: patch by patch); grid: cells in which the image is taken apart (the
+    model's patches; see removal_grid). Maps of another resolution are brought to it. advance: called with the number of
+    images just done. Raises InputError for maps that do not fit or are not finite.
     """
     cells = grid or removal_grid(model)
     require_substrate(model, substrate)
@@ -118,10 +118,10 @@ def curves_of(
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[Faithfulness, ...]:
-    """The curves of several methods' maps, whatever stands in the place of what is removed.
+    """The curves of several methods' maps, whatever replaces the removed patches.
 
     answer: the logits of images[which] without their removed patches. Images are taken a few at a time, all orders of
-    an image together, so that what they share is there to be found. Raises InputError as both_orders.
+    an image together, so that shared sets are computed once. Raises InputError as both_orders.
     """
     orders = [
         order
@@ -164,7 +164,7 @@ def both_orders(maps: AnyMaps, grid: Cells, *, images: int, seed: int = 0) -> tu
 
 
 def removal_counts(patches: int, steps: int | None, *, keep_one: bool = False) -> Int[Tensor, " points"]:
-    """How many patches are gone at each point, from 0 to all of them, evenly; the same numbers counted from the end."""
+    """Numbers of removed patches, from 0 to all of them, evenly; the same numbers counted from the end."""
     if steps is not None and steps < 1:
         raise InputError(f"expected at least 1 step, found {steps}")
     steps = patches if steps is None else min(steps, patches)
@@ -174,7 +174,7 @@ def removal_counts(patches: int, steps: int | None, *, keep_one: bool = False) -
 
 
 def removed_sets(ranks: Ranks, counts: Int[Tensor, " points"]) -> Bool[Tensor, "batch points patches"]:
-    """Which patches are gone at each point."""
+    """Which patches are removed at each point."""
     return ranks.unsqueeze(1) < counts.to(ranks.device)[:, None]
 
 

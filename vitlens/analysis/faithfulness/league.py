@@ -50,8 +50,8 @@ SCORES: Final[Mapping[str, Callable[[Maps, Masks], Float[Tensor, " batch"]]]] = 
 
 @dataclass(frozen=True)
 class Settings:
-    """substrate: what stands where a patch is removed; steps: of the removal curves; road: whether ROAD is run too;
-    counterfactuals: whether sets that turn the prediction are looked for; seed: of ties, baselines, randomised weights.
+    """substrate: what replaces a removed patch; steps: of the removal curves; road: whether ROAD is run too;
+    counterfactuals: whether sets that change the prediction are searched; seed: of ties, baselines, randomised weights.
     """
 
     substrate: Substrate = "blur"
@@ -64,7 +64,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class MethodChecks:
-    """What one method reached, image by image.
+    """The results of every check on one method, image by image.
 
     maps (batch, rows, columns), raw, with zeros where they were not finite (faults says which); scores: by name,
     (images with a mask,); seconds: an image; forwards: passes of the model that it is worth, None for a baseline.
@@ -97,8 +97,8 @@ def league(
 
     images, targets: on the model's device, all at once; masks: of the images, None where none are known; those
     without an object or without anything beside it are left out of the scores. made: the maps of methods that have been
-    made already, with the seconds that one image took. A map that is not finite counts as constant: it says nothing,
-    and is flagged. advance: told one for each check done, of `checks_in` them.
+    made already, with the seconds that one image took. A map that is not finite counts as constant and is
+    flagged. advance: called with 1 for each check done, `checks_in` times.
     """
     settings = settings or Settings()
     grid = removal_grid(model)
@@ -203,7 +203,7 @@ _LINEAR: Final = "_linear_pointwise"
 
 
 def forward_equivalents(model: Model, images: Images, targets: Labels, explain: Explain) -> float:
-    """How many forward passes of these images the method's matrix products and convolutions are worth.
+    """The cost of a method's matrix products and convolutions, in forward passes of these images.
 
     Backward passes are counted as what they compute; what a method does beside the model (a decomposition, a blur) is
     not, unless it multiplies matrices.

@@ -40,7 +40,7 @@ PerImage = Float[Tensor, " batch"]
 
 
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The chance that a pixel of the object is marked higher than one beside it; ties count half. 0.5 is chance."""
+    """The probability that a pixel of the object is ranked above one outside it; ties count half. 0.5 is chance."""
     values, inside = _pixels(maps, masks)
     ranks = stats.rankdata(values, axis=1)
     positive = inside.sum(1)
@@ -104,7 +104,7 @@ def _marked(maps: AnyMaps, masks: Masks) -> tuple[Tensor, Tensor]:
 
 
 def _size(maps: AnyMaps, masks: Masks) -> tuple[int, int]:
-    """The masks' height and width. Raises InputError for other images, DataError for a mask that says nothing."""
+    """The masks' height and width. Raises InputError for other images, DataError for a mask without an edge."""
     if len(maps) != len(masks):
         raise InputError(f"expected a mask for each of {len(maps)} maps, found {len(masks)}")
     blank = (~has_edge(masks)).nonzero().flatten().tolist()

@@ -1,7 +1,7 @@
-"""Where a map looks, how concentrated it is, and how much two maps of one image share.
+"""Maps as shares of the image: which are usable, where their mass lies, how concentrated it is, how two maps overlap.
 
 Maps of any resolution are brought to one grid of cells first: their positive part, bilinear to the image, then the sum
-over each cell as a share of the whole. What speaks against the target (negative values) is left out.
+over each cell as a share of the whole. Negative values (evidence against the target) are left out.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class MapShares:
-    """How each of n maps looks; what is of an unusable map is 0.
+    """Position and concentration of each of n maps; 0 for a map that is not usable.
 
     usable: finite, with something positive, and not equal everywhere; row, column: of its centre of mass, shares of
     the height and width; spread: root of the mean squared distance from there, a share of the image's shorter side;
@@ -57,7 +57,7 @@ def as_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size) -> Ma
     """Maps of any resolution on a grid of cells: positive part, shares that sum to 1; all 0 where nothing is positive.
 
     size: px (height, width) to which maps are enlarged; grid: (rows, columns) that divide it. A value that is not
-    finite counts as 0 here; `usable` tells of it.
+    finite counts as 0 here; see `usable`.
     """
     if size[0] % grid[0] or size[1] % grid[1]:
         raise InputError(f"expected a grid that divides images of {size[0]}x{size[1]} px, found {grid[0]}x{grid[1]}")
@@ -69,7 +69,7 @@ def as_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size) -> Ma
 
 
 def usable(maps: Float[Tensor, "batch _ _"]) -> Bool[Tensor, " batch"]:
-    """Which maps say something: finite everywhere, somewhere positive, and not equal everywhere."""
+    """Which maps are finite everywhere, somewhere positive, and not constant."""
     flat = maps.detach().cpu().double().flatten(1)
     finite = flat.isfinite().all(1)
     flat = flat.nan_to_num(0.0, 0.0, 0.0)
@@ -78,7 +78,7 @@ def usable(maps: Float[Tensor, "batch _ _"]) -> Bool[Tensor, " batch"]:
 
 
 def map_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size, masks: Masks | None = None) -> MapShares:
-    """Where n maps look, how concentrated, and how much of each lies on its object where masks are known."""
+    """Position and concentration of n maps, and the share of each on its object where masks are known."""
     cells = as_shares(maps, size=size, grid=grid)
     works = usable(maps)
     row, column, spread = _place(cells, size)
@@ -143,7 +143,7 @@ _EVEN = 1e-6  # spread beside the largest value, below which a map counts as con
 
 @dataclass(frozen=True)
 class MapFaults:
-    """Which images' maps say nothing: not_finite, constant (batch,)."""
+    """Which images' maps cannot be ranked: not_finite, constant (batch,)."""
 
     not_finite: Bool[Tensor, " batch"]
     constant: Bool[Tensor, " batch"]
@@ -157,8 +157,8 @@ class MapFaults:
     def words(self) -> str:
         """ "2 of 56 maps are not finite, 1 is constant"; empty where nothing is wrong."""
         total, broken, even = len(self.constant), int(self.not_finite.sum()), int(self.constant.sum())
-        said = [f"{count} of {total} {kind}" for count, kind in ((broken, "not finite"), (even, "constant")) if count]
-        return ", ".join(said)
+        faults = [f"{count} of {total} {kind}" for count, kind in ((broken, "not finite"), (even, "constant")) if count]
+        return ", ".join(faults)
 
 
 def map_faults(maps: Maps) -> MapFaults:

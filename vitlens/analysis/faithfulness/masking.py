@@ -82,7 +82,7 @@ def answers_without(
 ) -> Float[Tensor, "variants classes"]:
     """The logits (variants, classes) of images[which], each without its removed patches (row by row of the grid).
 
-    A variant that is asked for twice is computed once. substrate: what stands in the place of a removed patch; absent:
+    A variant that is asked for twice is computed once. substrate: what replaces a removed patch; absent:
     nothing, its token is left out (at least one stays, so a variant without any patch is refused). batch_size: variants
     in one forward (None: chosen to fit). by_tokens: put variants together from tokens where the model allows it. Raises
     InputError, UnknownNameError or UnsupportedError.

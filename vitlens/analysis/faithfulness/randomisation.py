@@ -1,7 +1,7 @@
-"""Sensitivity to the weights (Adebayo 2018): a map of what a model has learnt must change when that is taken away.
+"""The randomisation check (Adebayo 2018): a map of what a model has learnt must change when its weights are randomised.
 
 Weights are randomised from the head down, one part after another, and the maps before and after compared by rank
-correlation. A method whose maps stay much the same shows the image, not the model.
+correlation. A method whose maps hardly change depends on the image, not on the model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ class Randomisation:
 
     @property
     def last(self) -> Float[Tensor, " batch"]:
-        """The correlation with all weights randomised, of the images whose own map has something to change."""
+        """The correlation with all weights randomised, of the images whose own map is not constant."""
         final = self.correlation[-1]
         return final[~final.isnan()]
 
@@ -111,7 +111,7 @@ def weight_groups(model: Model, *, parts: int = PARTS) -> tuple[WeightGroup, ...
 def randomised(model: Model, parts: Sequence[WeightGroup], *, seed: int = 0) -> Iterator[Model]:
     """The model with the weights of some parts randomised; they come back, bit by bit, on exit.
 
-    Each tensor's numbers are shuffled among themselves: what was learnt is gone, the scale of every layer stays.
+    Each tensor's numbers are shuffled among themselves: nothing learnt remains, and the scale of every layer does.
     """
     wanted = {name for part in parts for name in part.parameters}
     kept: dict[str, Tensor] = {}

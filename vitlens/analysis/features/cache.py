@@ -1,4 +1,4 @@
-"""Features on disk: a file a layer, written as they come, memory-mapped when read, and known by what they are of.
+"""Features on disk: a file a layer, written as they come, memory-mapped when read, identified by their origin.
 
 A file's name follows from its content's origin: weights, data, pooling, norm, precision, layer. What is half-written,
 damaged, foreign or of another version is never read: the reason is given, and the file is built again. Files appear
@@ -59,8 +59,8 @@ class FeatureCache:
             return Recalled(None)
         try:
             with safe_open(str(path), framework="pt") as file:
-                said = file.metadata() or {}
-                reason = self._fault(path, said, name, list(file.keys()))
+                metadata = file.metadata() or {}
+                reason = self._fault(path, metadata, name, list(file.keys()))
                 if not reason:
                     values: Tensor = file.get_tensor(_TENSOR)
                     flat = values.ndim == 2 and values.dtype == torch.float32
@@ -84,15 +84,15 @@ class FeatureCache:
     def _named(self, name: str) -> dict[str, object]:
         return {**self.about, "layer": name}
 
-    def _fault(self, path: Path, said: Mapping[str, str], name: str, tensors: list[str]) -> str:
+    def _fault(self, path: Path, metadata: Mapping[str, str], name: str, tensors: list[str]) -> str:
         """Why a readable file is not what is looked for, or nothing."""
-        if "version" not in said or tensors != [_TENSOR]:
+        if "version" not in metadata or tensors != [_TENSOR]:
             return "of something else than features"
-        if said["version"] != str(VERSION):
-            return f"of version {said['version']}, not {VERSION}"
-        if said.get("about") != _as_json(self._named(name)):
+        if metadata["version"] != str(VERSION):
+            return f"of version {metadata['version']}, not {VERSION}"
+        if metadata.get("about") != _as_json(self._named(name)):
             return "of another model, data or layer"
-        return "" if said.get("sha256") == _digest_of(path) else "damaged (its content is not what was written)"
+        return "" if metadata.get("sha256") == _digest_of(path) else "damaged (its content is not what was written)"
 
 
 class Writer:

@@ -11,7 +11,7 @@ from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.names import PROJECTIONS, Projection
 
 PERPLEXITY: Final = 30.0
-NEIGHBOURS: Final = 10  # among which trustworthiness looks
+NEIGHBOURS: Final = 10  # k of trustworthiness
 _REDUCED: Final = 50  # dimensions that t-SNE is given (van der Maaten and Hinton 2008, section 4.2)
 
 Points = Float[Tensor, "images 2"]
@@ -22,7 +22,7 @@ class Embedding:
     """Points on a plane.
 
     points: (n, 2), float64; trustworthiness: fraction in [0, 1], how far the neighbours on the plane are neighbours in
-    the features (Venna and Kaski 2001), about 0.5 for points thrown at random; neighbours: among how many it looked;
+    the features (Venna and Kaski 2001), about 0.5 for points thrown at random; neighbours: its k;
     perplexity: t-SNE's; explained: the two components' shares of the variance, PCA's.
     """
 
@@ -63,7 +63,7 @@ def embed(
 
 def require_perplexity(perplexity: float, images: int) -> None:
     """Raise InputError unless t-SNE's perplexity, the neighbours an image has in effect, suits so many images."""
-    most = (images - 1) / 3  # van der Maaten's own limit: it looks at three times as many
+    most = (images - 1) / 3  # van der Maaten's own limit: t-SNE uses three times as many neighbours
     if not 1 <= perplexity <= most:
         room = f"from 1 to {most:.4g}" if most >= 1 else "with more images"
         raise InputError(
@@ -111,7 +111,7 @@ _NUMBERS = 1 << 23  # distances held at once
 def trustworthiness(
     values: Float[Tensor, "images dim"], points: Float[Tensor, "images plane"], *, neighbours: int
 ) -> float:
-    """1 less what intruders cost: a neighbour on the plane that is none in the features costs its rank beyond k.
+    """1 minus a penalty: a neighbour on the plane that is none in the features counts its rank beyond k.
 
     In [0, 1]; 1 where all neighbours on the plane are among the k nearest of the features, about 0.5 for points thrown
     at random. As scikit-learn's, but in chunks: memory does not grow with the square of the images. Raises InputError

@@ -1,4 +1,4 @@
-"""Features of a whole split: read once, kept in a cache, streamed to disk, shared out among processes."""
+"""Features of a whole split: read once, cached on disk, divided among processes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -40,9 +40,9 @@ def extract(
 
     cache: a folder, made when it is missing, which runs may share: every layer is written to it as it comes and then
     memory-mapped, so that memory does not grow with the images; None: all is held in memory. processes: each is given
-    the whole split and reads its share; all but the first get None. advance: told the number of images just done; say:
-    told, in a line, of every file of the cache that was not used (and so are the features' notes). Raises what
-    `features` raises, DataError for a split without images, InputError for more processes than images.
+    the whole split and reads its share; all but the first get None. advance: called with the number of images just
+    done; say: called with a line on every file of the cache that was not used (and so are the features' notes). Raises
+    what `features` raises, DataError for a split without images, InputError for more processes than images.
     """
     all_processes = processes or Processes(0, 1, model.device)
     _require_images(split, all_processes)

@@ -1,4 +1,4 @@
-"""What a model makes of an image, at every layer, as one vector: its CLS token, the mean of its patches, or both."""
+"""Features of an image at every layer, one vector each: the CLS token, the mean of the patches, or both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def features(
     norm: bool = True,
     batch_size: int | None = None,
 ) -> Features:
-    """What a model makes of each image at every block of a transformer, every stage of a CNN, in one pass.
+    """The features of each image at every block of a transformer, every stage of a CNN, in one pass.
 
     images: (n, 3, height, width) in [0, 1], taken batch_size at a time (None: chosen to fit); layer: from 0, -1 for the
     last, several, or None for all; pool: "cls", "mean" (of the patches or cells; no prefix token), "cls+mean" (one

@@ -27,15 +27,15 @@ _SCORES: Final = "vitlens.analysis.heads.specialisation"
 
 # Colours: Okabe and Ito's eight, and three of Tol's.
 LABELS: Final[dict[str, Label]] = {
-    "CLS": Label("patches look at the CLS token", f"{_SCORES}:cls_score", "CLS", "#CC79A7"),
+    "CLS": Label("patches attend to the CLS token", f"{_SCORES}:cls_score", "CLS", "#CC79A7"),
     "sink": Label(
-        "patches look at a few keys (at most 5 %) that all of them share", f"{_SCORES}:sink_score", "sink", "#882255"
+        "patches attend to a few keys (at most 5 %) that all of them share", f"{_SCORES}:sink_score", "sink", "#882255"
     ),
-    "self": Label("a patch looks at itself", f"{_SCORES}:self_score", "self", "#000000"),
-    "previous": Label("a patch looks at its left neighbour", f"{_SCORES}:previous_score", "prev", "#0072B2"),
-    "next": Label("a patch looks at its right neighbour", f"{_SCORES}:next_score", "next", "#56B4E9"),
-    "same row": Label("a patch looks along its row", f"{_SCORES}:row_score", "row", "#D55E00"),
-    "same column": Label("a patch looks along its column", f"{_SCORES}:column_score", "col", "#E69F00"),
+    "self": Label("a patch attends to itself", f"{_SCORES}:self_score", "self", "#000000"),
+    "previous": Label("a patch attends to its left neighbour", f"{_SCORES}:previous_score", "prev", "#0072B2"),
+    "next": Label("a patch attends to its right neighbour", f"{_SCORES}:next_score", "next", "#56B4E9"),
+    "same row": Label("a patch attends along its row", f"{_SCORES}:row_score", "row", "#D55E00"),
+    "same column": Label("a patch attends along its column", f"{_SCORES}:column_score", "col", "#E69F00"),
     "local": Label(
         "the mean distance is at most half of uniform attention's", f"{_SCORES}:local_score", "local", "#009E73"
     ),

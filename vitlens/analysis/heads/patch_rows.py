@@ -91,7 +91,7 @@ class PatchRows:
         return self.weights[..., self.geometry.cls[0], :]
 
     def share_of_queries(self) -> Float[Tensor, " key"]:
-        """The share of all patches that can look at each key: all of them, or those of its window."""
+        """The share of all patches that can attend to each key: all of them, or those of its window."""
         windows, places = self.geometry.windows, self.geometry.places().to(self.weights.device)
         if windows is None:
             return self.real.new_ones(self.weights.shape[-1])
@@ -101,7 +101,7 @@ class PatchRows:
 
 
 def distance(layer: PatchRows) -> PerImage:
-    """Mean distance in px from a patch to the patches that it looks at."""
+    """Mean distance in px from a patch to the patches that it attends to."""
     mass, pixels = layer.on_patches.sum(-1), layer.geometry.distances().to(layer.weights)
     away = (layer.on_patches.unflatten(0, (layer.images, -1)) * pixels[:, None]).sum(-1).flatten(0, 1)
     if layer.renormalise:

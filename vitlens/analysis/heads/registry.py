@@ -28,7 +28,7 @@ class Statistic:
     reading: what a high and a low value mean, in one sentence; function: "module:function"; input: what the function is
     given; rows: whose rows of the attention weights it is of ("tokens": of the residual stream, not of attention);
     range: its least and greatest possible value; source: the paper, or the formula; needs: what a layer must have
-    ("grid": patches that look at patches); views: where reports show it; beside: the statistic whose panel it shares;
+    ("grid": patches that attend to patches); views: where reports show it; beside: the statistic whose panel it shares;
     whole_range: whether the colours of its maps span its range, rather than end at its greatest value; axis: a short
     label for an axis (default: title and unit); tracked_as: its name where `train --track` logs it by layer, if it
     does; internal: computed for the labels of heads alone, and in no table of a report.
@@ -116,7 +116,7 @@ _GINI: Final = Statistic(
 
 STATISTICS: Final[dict[str, Statistic]] = {
     "distance": Statistic(
-        "attention distance", "px", "mean distance between a patch and what it looks at",
+        "attention distance", "px", "mean distance between a patch and what it attends to",
         "Low: attention is local; as high as uniform attention's: it is spread, or on the same keys for all patches.",
         f"{_LAYER}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
         views=("table", "differences", "comparison", "training", "attack", "each head"),
@@ -128,30 +128,30 @@ STATISTICS: Final[dict[str, Statistic]] = {
     "gini": _GINI,
     "self_mass": Statistic(
         "mass on itself", "fraction", "attention of a patch on its own token",
-        "High: patches look at their own token; 0: they do not.",
+        "High: patches attend to their own token; 0: they do not.",
         f"{_LAYER}:self_mass", source="mean over patches of w[i, i]", needs=_GRID,
         views=("overview", "maps", "depth", "table", "differences"),
     ),
     "neighbour_mass": Statistic(
         "mass on neighbours", "fraction", "attention on the four adjoining patches",
-        "High: patches look at adjoining patches; low: elsewhere, or at themselves.",
+        "High: patches attend to adjoining patches; low: elsewhere, or at themselves.",
         f"{_LAYER}:neighbour_mass", source="mean over patches of the weights at grid distance 1", needs=_GRID,
         views=("depth", "table"),
     ),
     "cls_mass": Statistic(
         "mass on CLS", "fraction", "attention of patches on the CLS token",
-        "High: patches look at the CLS token instead of the image.",
+        "High: patches attend to the CLS token instead of the image.",
         f"{_LAYER}:cls_mass", source="mean over patches of w[i, CLS]", needs=_PREFIX,
         views=("overview", "maps", "depth", "table", "differences", "comparison"),
     ),
     "register_mass": Statistic(
         "mass on registers", "fraction", "on registers and distillation token",
-        "High: patches look at registers instead of the image.",
+        "High: patches attend to registers instead of the image.",
         f"{_LAYER}:register_mass", source="Darcet 2024", needs=_PREFIX, views=(),
     ),
     "prefix_mass": Statistic(
         "mass on the prefix", "fraction", "on all tokens that stand before the patches",
-        "High: patches look at CLS and registers instead of the image.",
+        "High: patches attend to CLS and registers instead of the image.",
         f"{_LAYER}:prefix_mass", source="mean over patches of the weights on prefix tokens", needs=_PREFIX, views=(),
     ),
     "sinks": Statistic(
@@ -162,7 +162,7 @@ STATISTICS: Final[dict[str, Statistic]] = {
     ),
     "sink_mass": Statistic(
         "mass on sinks", "fraction", "attention of patches that lies on those keys",
-        "High: a few keys receive much of the attention, whichever patch looks.",
+        "High: a few keys receive much of the attention, whichever patch attends.",
         f"{_LAYER}:sink_mass", source="weight received by the sinks, a share of all", needs=_GRID,
         views=("overview", "maps", "table", "differences", "comparison"),
     ),
@@ -182,12 +182,12 @@ STATISTICS: Final[dict[str, Statistic]] = {
     "cls_gini": _of_cls(_GINI, "gini"),
     "cls_self_mass": Statistic(
         "mass of CLS on itself", "fraction", "attention of the CLS token on itself",
-        "High: the CLS token looks at itself; low: it looks at other tokens.",
+        "High: the CLS token attends to itself; low: it attends to other tokens.",
         f"{_LAYER}:cls_self_mass", rows="CLS", source="w[CLS, CLS]", needs=_CLS, views=("depth",), beside="cls_mass",
     ),
     "cls_register_mass": Statistic(
         "mass of CLS on registers", "fraction", "attention of the CLS token on these",
-        "High: the CLS token looks at the registers.",
+        "High: the CLS token attends to the registers.",
         f"{_LAYER}:cls_register_mass", rows="CLS", source="sum of w[CLS, registers]", needs=_CLS, views=(),
     ),
     "token_norm": _of_tokens(

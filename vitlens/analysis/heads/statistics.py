@@ -139,7 +139,7 @@ def require_statistics(model: Model) -> None:
     sites = survey(model, probe_images(model, 1))
     if all(site.kind == "channel" for site in sites):
         raise UnsupportedError(
-            f"expected layers in which tokens look at tokens, found channels that look at channels alone in "
+            f"expected layers in which tokens attend to tokens, found channels that attend to channels alone in "
             f"{model.alias}"
         )
     batch = BatchStatistics(1)

@@ -1,4 +1,4 @@
-"""Direct logit attribution and the logit lens: what each head writes straight into a logit, and the answer by layer.
+"""Direct logit attribution and the logit lens: what each head adds directly to a logit, and the prediction by layer.
 
 The residual stream is a sum: the embedding, every head through its columns of the output projection, every MLP. With
 the final norm's scale fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020).
@@ -28,7 +28,7 @@ TOLERANCE = 1e-3  # beside the largest logit: what the parts may miss of theirs
 
 @dataclass(frozen=True)
 class Contributions:
-    """What each part of a model adds directly to one logit of each image, in logits; they sum to the logit.
+    """What each part of a model adds directly to one logit of each image, in logits; the parts sum to the logit.
 
     heads: NaN where a layer has fewer heads than the widest; mlps: one a layer, 0 where it has none; embedding: of
     patches, positions and prefix tokens; bias: of the output projections, the final norm and the classifier; rest: of
@@ -50,10 +50,10 @@ class Contributions:
 
 @dataclass
 class BranchOutputs:
-    """What is kept of a forward pass.
+    """Outputs of the branches of every block, kept from one forward pass.
 
     reads: the tokens that the classifier reads (None: all); before, after: the residual stream at either end; others:
-    what blocks without heads add; heads: what each layer's output projection reads, mlps: what its MLP puts out, both
+    what blocks without heads add; heads: the input of each layer's output projection, mlps: the output of its MLP, both
     of the tokens that are read, before LayerScale.
     """
 
@@ -82,9 +82,9 @@ def contributions(model: Model, images: Images, *, targets: Labels | None = None
         with watching_branches(model, branches, blocks_of(model)):
             logits: Logits = model(images)
         targets = check_targets(targets, logits)
-        made = _summed(model, branches, logits, targets)
-    _check(model, made, logits.abs().max().item())
-    return made
+        summed = _summed(model, branches, logits, targets)
+    _check(model, summed, logits.abs().max().item())
+    return summed
 
 
 def logit_lens(model: Model, images: Images) -> Float[Tensor, "batch depths classes"]:
@@ -145,14 +145,14 @@ def _reads(model: Model) -> list[int] | None:
     return [*model.layout.positions("cls"), *model.layout.positions("distillation")]
 
 
-def _check(model: Model, made: Contributions, largest: float) -> None:
+def _check(model: Model, summed: Contributions, largest: float) -> None:
     """The parts must sum to the logit: otherwise there are others."""
-    missed = (made.total() - made.logit).abs()
+    missed = (summed.total() - summed.logit).abs()
     if not bool((missed <= TOLERANCE * max(1.0, largest)).all()):
         worst = int(missed.argmax())
         raise UnsupportedError(
             f"expected blocks that add heads and an MLP to one residual stream, found others in {model.alias}: the "
-            f"parts of image {worst} sum to {made.total()[worst]:.4f}, its logit is {made.logit[worst]:.4f}"
+            f"parts of image {worst} sum to {summed.total()[worst]:.4f}, its logit is {summed.logit[worst]:.4f}"
         )
 
 
@@ -179,7 +179,7 @@ def _mlp(model: Model, layer: Layer, branches: BranchOutputs, weights: Tokens) -
 
 @contextmanager
 def watching_branches(model: Model, branches: BranchOutputs, blocks: Sequence[str]) -> Iterator[None]:
-    """Fill `written` during a forward pass; blocks: names of all blocks in forward order."""
+    """Fill `branches` during a forward pass; blocks: names of all blocks in forward order."""
     with ExitStack() as stack:
         for name in blocks:
             hook = model.module.get_submodule(name).register_forward_hook(_see_block(model, branches, name, blocks))

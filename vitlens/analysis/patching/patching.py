@@ -1,4 +1,4 @@
-"""Activation patching: what of a clean image's run, put into a corrupted one's, brings its answer back.
+"""Activation patching: which activations of a clean image's run, put into a corrupted one's, restore its prediction.
 
 Heads, blocks, MLPs and single tokens are taken from the clean run, one at a time; the effect is on a difference of two
 logits (Wang 2023; Heimersheim and Nanda 2024).
@@ -75,7 +75,7 @@ def _patch_tokens(donor: Replay, receiver: Replay, layer: Layer, tokens: Sequenc
     places = range(count) if tokens is None else [place for place in tokens if place < count or not layer.index]
     what = tokens_given(layer, stream, places)
     result = receiver.logits.new_full((count, *receiver.logits.shape), torch.nan)
-    if what:  # not where patches were merged until there is no such token
+    if what:  # empty where merging has left fewer tokens
         result[list(places)] = receiver.run([*what], replacements=what)
     return result
 
@@ -86,7 +86,7 @@ def tokens_given(layer: Layer, stream: Tokens, places: Sequence[int]) -> dict[In
 
 
 def mlp_outputs(model: Model, images: Images) -> dict[int, Tokens]:
-    """What each layer's MLP puts out, (images, tokens, dim), by layer."""
+    """The output of each layer's MLP, (images, tokens, dim), by layer."""
     found: dict[int, Tokens] = {}
     hooks = []
     for layer in layers(model):
@@ -112,7 +112,7 @@ SMALLEST_GAP = 1e-3  # logits: float arithmetic alone is a hundredth of it, and 
 
 @dataclass(frozen=True)
 class Patching:
-    """What each part of the clean runs changed in the corrupted ones.
+    """The effect of each part of the clean runs in the corrupted ones.
 
     heads, blocks, mlps, positions: change of the logit difference (logits), positive towards the clean image's; NaN
     where a layer has fewer heads or tokens than the widest, or no MLP; None: not asked for. blocks: what a whole block
@@ -145,12 +145,12 @@ class Patching:
         return found.mean(0)
 
     def restored(self, part: Part) -> Float[Tensor, "layers *places"]:
-        """The share brought back, change over gap (clean minus corrupted): 1 is all of it, 0 nothing.
+        """The share restored, change over gap (clean minus corrupted): 1 is all of it, 0 nothing.
 
         Of several pairs the mean, each weighted by the size of its gap.
         """
         gaps = self.clean - self.corrupted
-        self.changed(part)  # says what was not patched
+        self.changed(part)  # raises for a part that was not patched
         signed = torch.einsum("p,p...->...", gaps.sign(), getattr(self, part))
         return signed / gaps.abs().sum()
 
@@ -244,7 +244,7 @@ NOISE = 0.5  # standard deviation, pixels in [0, 1]
 
 
 def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:
-    """Images with what they show taken out, in [0, 1].
+    """Images whose content is destroyed, in [0, 1].
 
     noise: Gaussian noise of standard deviation 0.5 added; blur: a Gaussian of an eighth of the shorter side; shuffle:
     cut into 4 x 4 tiles (more where 4 does not divide the sides) and laid out at random; mean: each image its own mean

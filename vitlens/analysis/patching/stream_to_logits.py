@@ -1,4 +1,4 @@
-"""The tail of a model: what its final norm, its pooling and its classifier make of any residual stream."""
+"""From a residual stream to logits: the final norm, the pooling and the classifier of a model, applied alone."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -34,19 +34,19 @@ def blocks_of(model: Model) -> tuple[str, ...]:
 
 
 def logits_from(model: Model, stream: Tokens) -> Logits:
-    """The logits, were this the residual stream after the last block; the model's own blocks do not run."""
+    """The logits for a given residual stream after the last block; the model's own blocks do not run."""
     names = blocks_of(model)
     nothing = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
     with ExitStack() as stack:
         for name in names:
-            put = _puts_out(stream) if name == names[-1] else _passes
+            put = _returns(stream) if name == names[-1] else _identity
             stack.enter_context(overridden(model.module.get_submodule(name), put))
         logits: Tensor = model.module(nothing)
     return logits
 
 
 def stream_weights(model: Model, stream: Tokens, targets: Labels) -> Tokens:
-    """How much each number of the last residual stream counts for a logit, were the final norm's scale fixed.
+    """The gradient of a logit with respect to the last residual stream, with the final norm's scale fixed.
 
     targets: a class for each image. The logit is then linear: sum of weights times stream, and a constant.
     """
@@ -57,21 +57,21 @@ def stream_weights(model: Model, stream: Tokens, targets: Labels) -> Tokens:
     return weights
 
 
-def _puts_out(stream: Tokens) -> Callable[[Callable[..., Any]], Callable[..., Tokens]]:
+def _returns(stream: Tokens) -> Callable[[Callable[..., Any]], Callable[..., Tokens]]:
     return lambda _forward: lambda *_args, **_kwargs: stream
 
 
-def _passes(_forward: Callable[..., Any]) -> Callable[..., Tokens]:
+def _identity(_forward: Callable[..., Any]) -> Callable[..., Tokens]:
     return lambda tokens, *_args, **_kwargs: tokens
 
 
 class _FixedScale(TorchFunctionMode):
-    """Norms whose scale is a constant to autograd: what they do to the numbers is unchanged."""
+    """Norms whose scale is a constant to autograd; their outputs are unchanged."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """A norm spelled out, anything else handed on."""
+        """A norm in its parts; every other function as it is."""
         kwargs = kwargs or {}
         if func is F.layer_norm:
             return _layer_norm(*args, **kwargs)
