@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from vitlens.analysis.attention.rollout import rollout, rollout_matrix, rollout_row
-from vitlens.analysis.heads.sharpness import entropy
+from vitlens.analysis.heads.rows import entropy
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe, survey
 from vitlens.models import zoo

@@ -138,13 +138,6 @@ def test_every_bundled_model_has_its_folder():
     assert {path.name for path in folder.iterdir() if path.is_dir()} == set(names.BUNDLED)
 
 
-def test_every_speciality_has_its_colour_and_code():
-    from vitlens.analysis.heads.specialisation import LABELS
-    from vitlens.figures.specialisation import KINDS
-
-    assert set(KINDS) == set(LABELS)
-
-
 def test_everything_that_can_be_removed_has_a_word():
     from vitlens.commands.ablate.report.ranking import REPLACED
 

@@ -30,7 +30,7 @@ from vitlens.analysis.cost.profile import profile
 from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.faithfulness.masking import answers_without
 from vitlens.analysis.faithfulness.randomisation import randomised
-from vitlens.analysis.faithfulness.randomisation import stages as randomised_parts
+from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.heads.statistics import statistics

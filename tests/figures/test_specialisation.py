@@ -7,8 +7,9 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from tests.figures.reading import colour_at, cut_off, drawn, overlapping, texts
+from vitlens.analysis.heads.labels import LABELS
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.figures.specialisation import HIGH, KINDS, LOW, specialisation_matrix
+from vitlens.figures.specialisation import HIGH, LOW, specialisation_matrix
 from vitlens.figures.style import MAGNITUDE
 
 NAN = float("nan")
@@ -57,12 +58,13 @@ def test_nothing_is_cut_off(shape, grid):
 
 
 def test_twelve_by_twelve_bears_codes_and_scores():
-    names = list(KINDS)
+    names = list(LABELS)
     labels = [[names[(layer + head) % len(names)] for head in range(12)] for layer in range(12)]
     figure = matrix([12] * 12, (7, 7), labels)
     assert not cut_off(figure)
     found = texts(figure)
-    for name, (code, _) in KINDS.items():
+    for name, one in LABELS.items():
+        code = one.code
         assert found.count(f"{code} .93") == sum(row.count(name) for row in labels)
     renderer = drawn(figure).get_renderer()
     first = [axes.texts[0].get_window_extent(renderer) for axes in figure.axes[:12]]
@@ -78,13 +80,13 @@ def test_narrow_panels_bear_no_codes_but_their_colours():
     assert not any("global " in text or text == "global" for text in texts(figure))
     assert "global: 384" in texts(figure)
     assert figure.axes[0].get_title(loc="right") == "head 1"  # leaves room for the next
-    assert {frame(axes) for axes in figure.axes[:-1]} == {KINDS["global"][1]}
+    assert {frame(axes) for axes in figure.axes[:-1]} == {LABELS["global"].colour}
 
 
 def test_layer_and_head_stand_where_the_labels_say():
     labels = [["self", "next"], ["previous", "CLS"], ["mixed", "local"]]
     figure = matrix([2, 2, 2], labels=labels)
-    assert [frame(axes) for axes in figure.axes[:6]] == [KINDS[label][1] for row in labels for label in row]
+    assert [frame(axes) for axes in figure.axes[:6]] == [LABELS[label].colour for row in labels for label in row]
     assert figure.axes[4].get_ylabel() == "3"
     assert [axes.get_title() for axes in figure.axes[:2]] == ["head 1", "2"]
     counted = {"self: 1", "next: 1", "previous (prev): 1", "CLS: 1", "sink: 0", "content-dependent (content): 0"}
@@ -94,7 +96,7 @@ def test_layer_and_head_stand_where_the_labels_say():
 def test_layers_run_across_where_they_are_many():
     labels = [["self", "next"], *[["mixed", "mixed"]] * 4]
     figure = matrix([2] * 5, labels=labels)
-    assert [frame(figure.axes[index]) for index in (0, 5)] == [KINDS["self"][1], KINDS["next"][1]]
+    assert [frame(figure.axes[index]) for index in (0, 5)] == [LABELS["self"].colour, LABELS["next"].colour]
     assert figure.axes[4].get_title() == "5"
     assert figure.axes[5].get_ylabel() == "2"
 
@@ -140,7 +142,7 @@ def test_layers_may_differ_in_heads_and_grid():
         scores=[[0.5], [NAN, 0.25, 1.0]],
     )
     assert [frame(axes) for axes in figure.axes[:6]] == [
-        None if label is None else KINDS[label][1] for label in ("self", None, None, "next", "CLS", "sink")
+        None if label is None else LABELS[label].colour for label in ("self", None, None, "next", "CLS", "sink")
     ]
     assert {"head 1", "2", "3", "self .50", "next", "CLS .25", "sink 1.00"} <= set(texts(figure))
     assert not cut_off(figure)
@@ -149,14 +151,14 @@ def test_layers_may_differ_in_heads_and_grid():
 def test_a_layer_without_patches_as_queries_keeps_its_labels():
     figure = matrix([2, 2], ratios=[np.ones((2, 3, 3)), None])
     assert not figure.axes[2].images
-    assert frame(figure.axes[2]) == KINDS["global"][1]
+    assert frame(figure.axes[2]) == LABELS["global"].colour
     assert grey(colour_at(figure, figure.axes[2], 0.4, 0.6))
     assert not cut_off(matrix([2], ratios=[None]))
 
 
 def test_colours_and_codes_tell_the_labels_apart():
     assert (
-        len({code for code, _ in KINDS.values()}) == len({colour for _, colour in KINDS.values()}) == len(KINDS) == 11
+        len({one.code for one in LABELS.values()}) == len({one.colour for one in LABELS.values()}) == len(LABELS) == 11
     )
 
 

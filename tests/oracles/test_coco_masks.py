@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
-from vitlens.analysis.faithfulness.overlap import roc_auc
+from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits, roc_auc
 from vitlens.analysis.faithfulness.resampled import enlarged
-from vitlens.attribution.registry import explain
+from vitlens.attribution.explain import explain
 from vitlens.data.masks import load_masked_folder
 from vitlens.data.split import Split
 from vitlens.models import zoo

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitlens.analysis.faithfulness.league import BASELINES, Settings, league
-from vitlens.analysis.faithfulness.overlap import roc_auc
+from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.explain import explain
 from vitlens.commands.scaffold.describe import described
 from vitlens.commands.scaffold.folder import RunFolder

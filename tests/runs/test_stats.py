@@ -13,8 +13,9 @@ import torch
 from scipy import stats as scipy_stats
 
 from tests.waiting import HANGS
+from vitlens.analysis.heads.labels import LABELS
 from vitlens.analysis.heads.measure import measure
-from vitlens.analysis.heads.specialisation import LABELS, specialise
+from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits

@@ -13,26 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
+from vitlens.analysis.heads.labels import LABELS
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.figures.board import Board, Margins, board
 from vitlens.figures.gaps import as_gapped, blank
 from vitlens.figures.inputs import Array, require_length
 from vitlens.figures.style import MAGNITUDE, SMALL, TALL, WIDE, broken, styled
 
-# Label: its code in a panel, and the colour of the frame (Okabe and Ito's eight, and three of Tol's).
-KINDS: Final = {
-    "previous": ("prev", "#0072B2"),
-    "next": ("next", "#56B4E9"),
-    "same row": ("row", "#D55E00"),
-    "same column": ("col", "#E69F00"),
-    "local": ("local", "#009E73"),
-    "global": ("global", "#F0E442"),
-    "CLS": ("CLS", "#CC79A7"),
-    "self": ("self", "#000000"),
-    "sink": ("sink", "#882255"),
-    "content-dependent": ("content", "#332288"),
-    "mixed": ("mixed", "#AAAAAA"),
-}
 LOW, HIGH = -3, 5  # powers of two that the colours reach to
 _GAP: Final = 0.07  # inch
 _WRITTEN: Final = 0.13  # inch below a panel for its code
@@ -58,7 +45,7 @@ def specialisation_matrix(
     ratios: for each layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset (key minus query, the query
     itself in the middle) over that of uniform attention: 1 is uniform; NaN where an offset never occurs; None for a
     layer without patches as queries, drawn hatched as NaN is. Layers may differ in heads and grid. Colours are
-    logarithmic, from 1/8 to 32 times uniform for all panels. labels: of each head, words of KINDS; scores: of each
+    logarithmic, from 1/8 to 32 times uniform for all panels. labels: of each head, names of LABELS; scores: of each
     head's rule, NaN where it has none; code and score stand below a panel where there is room. limit_radius: show
     offsets of at most so many patches. layers: which of the model's these are, from 0 (None: all, in order). Layers
     (down, or across where more than twice as many as heads) and heads are labelled from 1. Raises InputError when
@@ -80,7 +67,7 @@ def specialisation_matrix(
         if head < len(labels[layer]):
             values = maps[layer]
             label = labels[layer][head]
-            _draw(axes, None if values is None else values[head], KINDS[label][1], size)
+            _draw(axes, None if values is None else values[head], LABELS[label].colour, size)
             if size[0] >= _SMALLEST:
                 _write(axes, label, rules[layer][head], size[0])
     _name_layers_and_heads(cells, numbers, across=across, narrow=size[0] < _SCORED)
@@ -98,8 +85,8 @@ def _checked(
         require_length(len(given), len(labels), name=f"layers of {name}", of="the layers of labels")
     if not heads or 0 in heads:
         raise InputError(f"expected layers with a label for each head, found {heads} labels")
-    for label in (label for layer in labels for label in layer if label not in KINDS):
-        raise UnknownNameError("label of a head", label, KINDS)
+    for label in (label for layer in labels for label in layer if label not in LABELS):
+        raise UnknownNameError("label of a head", label, LABELS)
     if radius is not None and radius < 1:
         raise InputError(f"expected limit_radius of at least 1 patch, found {radius}")
     maps = [None if one is None else _powers(one, radius) for one in ratios]
@@ -170,7 +157,7 @@ def _write(axes: Axes, label: str, score: float, wide: float) -> None:
     number = "" if np.isnan(score) or wide < _SCORED else f" {score:.2f}".replace(" 0.", " .")
     size = max(5.0, min(SMALL, 11.5 * wide))
     where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center", "va": "top"}
-    axes.annotate(KINDS[label][0] + number, (0.5, 0), (0, -2.2), size=size, **where)
+    axes.annotate(LABELS[label].code + number, (0.5, 0), (0, -2.2), size=size, **where)
 
 
 def _name_layers_and_heads(cells: NDArray[np.object_], layers: Sequence[int], *, across: bool, narrow: bool) -> None:
@@ -199,8 +186,8 @@ def _colour_bar(drawn: Board) -> None:
 def _legend(figure: Figure, counts: Counter[str]) -> None:
     """Every label with its code, its colour and its number of heads, at the lower edge."""
     handles = [
-        Patch(facecolor="none", edgecolor=colour, linewidth=1.8, label=f"{_named(label, code)}: {counts[label]}")
-        for label, (code, colour) in KINDS.items()
+        Patch(facecolor="none", edgecolor=one.colour, linewidth=1.8, label=f"{_named(name, one.code)}: {counts[name]}")
+        for name, one in LABELS.items()
     ]
     figure.legend(handles=handles, loc="lower center", ncols=3, borderaxespad=0.3, handlelength=1.2)
 

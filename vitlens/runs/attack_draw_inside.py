@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.heads.statistics import STATISTICS
+from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.figures.attack_examples import Before, attack_examples
 from vitlens.figures.attack_inside import LayerShift, attention_shifts, parting_paths
 from vitlens.files import RunRecord

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vitlens.analysis.heads.statistics import STATISTICS
+from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.robustness.checks import State, state_of
 from vitlens.commands.scaffold.describe import data_words, label_words
 from vitlens.files import RunRecord

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.failures.errors import CELLS, Comparison
-from vitlens.analysis.faithfulness.map_shares import Looking, Overlap, look, overlap
+from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, map_overlap, map_shares
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.heads.measure import measure
-from vitlens.analysis.heads.statistics import STATISTICS, over_heads
+from vitlens.analysis.heads.registry import STATISTICS, shown_in
+from vitlens.analysis.heads.statistics import over_heads
 from vitlens.attribution.explain import explain, preferred_method, require_method
 from vitlens.attribution.registry import attribution
 from vitlens.commands.scaffold.options import RunOptions
@@ -22,8 +23,6 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 
 EXAMPLES = 6  # images of each cell that are shown with their maps
-# of the attention statistics, those whose mean over heads says something of one image
-ATTENTION = ("normalised_entropy", "hoyer", "distance", "sink_mass", "cls_mass", "cls_normalised_entropy", "cls_hoyer")
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class Maps:
 
 @dataclass(frozen=True)
 class Looks:
-    """What the maps show: each model's looking, and how much the two share, all (m,); on what grid of cells."""
+    """What the maps show: each model's shares, and how much the two overlap, all (m,); on what grid of cells."""
 
-    first: Looking
-    second: Looking
-    overlap: Overlap
+    first: MapShares
+    second: MapShares
+    overlap: MapOverlap
     grid: tuple[int, int]
     size: tuple[int, int]
 
@@ -118,20 +117,21 @@ def looks(maps: Maps, models: Sequence[Model], split: Split) -> Looks:
     height, width = owner.input_size
     size = grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1])
     masks = None if split.masks is None else split.masks[maps.indices]
-    first, second = (look(values, size=size, grid=grid, masks=masks) for values in (maps.first, maps.second))
-    return Looks(first, second, overlap(maps.first, maps.second, size=size, grid=grid), grid, size)
+    first, second = (map_shares(values, size=size, grid=grid, masks=masks) for values in (maps.first, maps.second))
+    return Looks(first, second, map_overlap(maps.first, maps.second, size=size, grid=grid), grid, size)
 
 
 def attention_numbers(model: Model, split: Split, *, options: RunOptions) -> dict[str, Tensor]:
-    """For each image the mean over all heads of the ATTENTION statistics (n,); nothing for a model without heads."""
+    """Means over all heads of the statistics that comparisons show, by image (n,); none for a model without heads."""
     if model.anatomy.family not in ("vit", "windowed"):
         return {}
     size = options.batch_size or fitting_batch_size(model)
     parts: dict[str, list[Tensor]] = {}
+    chosen = shown_in("comparison")
     with progress(f"attention of {model.alias}", len(split), quiet=options.quiet) as advance:
         for batch in split.batches(size, device=model.device):
             for (name, _), values in over_heads(measure(model, batch.images).values).items():
-                if name in ATTENTION:
+                if name in chosen:
                     parts.setdefault(name, []).append(values[:, 0].cpu())
             advance(len(batch.images))
-    return {STATISTICS[name].title: torch.cat(parts[name]).double() for name in ATTENTION if name in parts}
+    return {STATISTICS[name].title: torch.cat(parts[name]).double() for name in chosen if name in parts}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vitlens.analysis.faithfulness.map_faults import map_faults
+from vitlens.analysis.faithfulness.map_shares import map_faults
 from vitlens.attribution.package import PROVENANCE
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.folder import RunFolder

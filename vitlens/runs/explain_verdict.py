@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from vitlens.analysis.answers.paired import intervals
-from vitlens.analysis.faithfulness.league import BASELINES, Marks
-from vitlens.analysis.faithfulness.overlap import has_edge
+from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
+from vitlens.analysis.faithfulness.localisation import has_edge
 from vitlens.data.split import Split
 from vitlens.uncertainty import Estimate
 
@@ -62,7 +62,7 @@ def _all_of(names: Sequence[str]) -> int:
 
 
 def league_row(
-    mark: Marks, marks: Sequence[Marks], estimates: Mapping[str, Mapping[str, Estimate]], split: Split
+    mark: MethodChecks, marks: Sequence[MethodChecks], estimates: Mapping[str, Mapping[str, Estimate]], split: Split
 ) -> dict[str, object]:
     """A method's line in the league: its means, whether it is flagged, and the verdict in words."""
     own = estimates[mark.name]
@@ -97,7 +97,7 @@ def league_row(
     return row | {"flagged": flagged, "verdict": verdict(evidence)}
 
 
-def _localised(mark: Marks, other: Marks, split: Split) -> dict[str, float]:
+def _localised(mark: MethodChecks, other: MethodChecks, split: Split) -> dict[str, float]:
     if not mark.scores:
         return {}
     return {"roc_auc": _difference(mark.scores["roc_auc"], other.scores["roc_auc"], masked_groups(split))}

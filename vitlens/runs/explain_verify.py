@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import accuracy, answers
 from vitlens.analysis.answers.paired import estimates as estimates_of
 from vitlens.analysis.faithfulness.counterfactual import by_search
-from vitlens.analysis.faithfulness.league import Marks, Settings, checks_in, league
+from vitlens.analysis.faithfulness.league import MethodChecks, Settings, checks_in, league
 from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.attribution.explain import explain, methods_for, require_method
@@ -100,7 +100,7 @@ def _explain(name: str, settings: Settings, engine: Engine) -> Explain:
 
 
 def _keep_numbers(
-    folder: RunFolder, marks: Sequence[Marks], split: Split, settings: Settings, alias: str | None
+    folder: RunFolder, marks: Sequence[MethodChecks], split: Split, settings: Settings, alias: str | None
 ) -> list[dict[str, object]]:
     """The metrics of every method; the rows of the league with their verdicts, the most faithful first."""
     estimates: dict[str, dict[str, Estimate]] = {mark.name: {} for mark in marks}
@@ -123,10 +123,10 @@ def _keep_numbers(
     return sorted(rows, key=lambda row: -float(str(row["gap"])))
 
 
-def _columns(marks: Sequence[Marks], split: Split) -> list[_Column]:
+def _columns(marks: Sequence[MethodChecks], split: Split) -> list[_Column]:
     """What is averaged over images, for all methods at once: one draw of the images serves all."""
 
-    def column(name: str, read: Callable[[Marks], Tensor], groups: Tensor | None = split.groups) -> _Column:
+    def column(name: str, read: Callable[[MethodChecks], Tensor], groups: Tensor | None = split.groups) -> _Column:
         return _Column(name, torch.stack([read(mark).float() for mark in marks]), groups)
 
     found = [
@@ -148,5 +148,5 @@ def _columns(marks: Sequence[Marks], split: Split) -> list[_Column]:
     return found
 
 
-def _randomised(marks: Sequence[Marks]) -> int:
+def _randomised(marks: Sequence[MethodChecks]) -> int:
     return max((len(mark.randomisation.last) for mark in marks if mark.randomisation is not None), default=0)

@@ -11,7 +11,7 @@ from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.answers.paired import estimates
 from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals
-from vitlens.analysis.faithfulness.league import BASELINES, Marks
+from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
 from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.split import Split
@@ -30,7 +30,7 @@ def named(metric: str, method: str, alias: str | None) -> str:
 
 
 def keep_agreement(
-    folder: RunFolder, marks: Sequence[Marks], model: Model, split: Split, alias: str | None
+    folder: RunFolder, marks: Sequence[MethodChecks], model: Model, split: Split, alias: str | None
 ) -> list[dict[str, object]]:
     """How alike the maps of each two methods are, in the cells in which images are taken apart; rows of a table.
 
@@ -56,7 +56,7 @@ def keep_agreement(
 
 def keep_counterfactuals(
     folder: RunFolder,
-    marks: Sequence[Marks],
+    marks: Sequence[MethodChecks],
     searched: Counterfactuals | None,
     split: Split,
     model: Model,

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from vitlens.analysis.heads.statistics import STATISTICS
+from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.files import RunRecord
 from vitlens.runs.sections import Section, Table, metrics
-from vitlens.runs.stats_draw import are_identical, backbones, title_of
+from vitlens.runs.stats_draw import are_identical, backbones, measured_in, pages, title_of
 from vitlens.uncertainty import Estimate
 
 _CHANGED: Final = 20  # heads of the report's table
@@ -27,14 +27,19 @@ def difference_section(record: RunRecord, aliases: Sequence[str]) -> Section:
     overall: list[dict[str, Any]] = [
         {"statistic": title_of(name.split("/")[1]), f"{aliases[0]} minus {aliases[1]}": estimate}
         for name, estimate in found.items()
-        if name.startswith(start) and name.split("/")[1] != "energy"
+        if name.startswith(start) and not STATISTICS[name.split("/")[1]].internal
     ]
     tables = [Table("Mean of all heads, paired over images", overall)]
     if not record.has_arrays("differences"):
         words = "The models are not of one shape (or there is one image), so heads are not compared one by one."
         return Section(title, (words,), tuple(tables))
     tables += [*_head_tables(record, aliases)]
-    return Section(title, (_changed_words(record, aliases),), tuple(tables), ("differences",))
+    return Section(title, (_changed_words(record, aliases),), tuple(tables), difference_figures(record))
+
+
+def difference_figures(record: RunRecord) -> tuple[str, ...]:
+    """The names of the figures of differences."""
+    return tuple(pages("differences", measured_in("differences", record.arrays("differences"))))
 
 
 def _changed_words(record: RunRecord, aliases: Sequence[str]) -> str:
@@ -56,7 +61,7 @@ def _head_tables(record: RunRecord, aliases: Sequence[str]) -> Iterator[Table]:
             "significantly different": row["significant"],
         }
         for row in record.table("differences")
-        if row["statistic"] != "energy"
+        if not STATISTICS[str(row["statistic"])].internal
     ]
     yield Table("Head by head: paired t tests, Holm's correction over the heads of a statistic", counts)
     rows = [row for row in record.table("changes") if float(str(row["p_holm"])) <= 0.05]

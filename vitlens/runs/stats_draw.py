@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.heads.specialisation import THRESHOLD
-from vitlens.analysis.heads.statistics import STATISTICS
+from vitlens.analysis.heads.labels import THRESHOLD
+from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
 from vitlens.figures.heads import difference_maps, head_heatmaps
 from vitlens.figures.specialisation import specialisation_matrix
 from vitlens.figures.stats import distance_by_layer, layer_evolution, token_norms
@@ -16,17 +16,8 @@ from vitlens.runs.report import Drawn
 from vitlens.runs.stats_learning_report import draw_learning
 from vitlens.runs.stats_words import in_ranges
 
-MAPS = ("normalised_entropy", "hoyer", "gini", "cls_mass", "self_mass", "sink_mass")
-_WHOLE = ("normalised_entropy", "hoyer", "gini")  # their colours reach from 0 to 1; the masses', to the greatest
-_CURVES = {  # a panel: patch rows, and the CLS row where there is one
-    "entropy (nats)": ("entropy", "cls_entropy"),
-    "sparsity (Hoyer)": ("hoyer", "cls_hoyer"),
-    "effective number of keys": ("effective_keys", "cls_effective_keys"),
-    "mass on CLS": ("cls_mass", "cls_self_mass"),
-    "mass on itself": ("self_mass", None),
-    "mass on neighbours": ("neighbour_mass", None),
-}
-_DIFFERENT = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")
+_PANELS = 6  # in a figure
+_ROWS = {"patches": "rows of patches", "CLS": "row of CLS"}
 
 
 def draw(record: RunRecord) -> Iterator[Drawn]:
@@ -42,7 +33,7 @@ def draw(record: RunRecord) -> Iterator[Drawn]:
         yield from _tokens(tables[alias], end, of)
         yield from _roles(record, alias, end, of)
     if record.has_arrays("differences") and not are_identical(record):
-        yield _differences(record, aliases)
+        yield from _differences(record, aliases)
     yield from draw_learning(record)
 
 
@@ -68,28 +59,56 @@ def _distance(record: RunRecord, tables: Mapping[str, Any]) -> Iterator[Drawn]:
 
 
 def _maps(found: Any, end: str, of: str) -> Iterator[Drawn]:
-    chosen = [name for name in MAPS if is_measured(found, name)]
-    if chosen:
+    for figure_name, chosen in pages(f"heads{end}", measured_in("maps", found)).items():
         figure = head_heatmaps(
             values={title_of(name): found[name] for name in chosen},
-            title=f"Entropy, sparsity and mass of every head{of}, rows of patches",
+            title=f"Statistics of every head{of}, rows of patches",
             units={title_of(name): STATISTICS[name].unit for name in chosen},
-            limits={
-                title_of(name): (0.0, 1.0 if name in _WHOLE else float(np.nanmax(found[name])) or 1.0)
-                for name in chosen
-            },
+            limits={title_of(name): _limits(name, found[name]) for name in chosen},
         )
         caption = "Each a mean over patches and images; layers and heads count from 1, and each panel has its own bar."
-        yield Drawn(f"heads{end}", figure, caption)
-    panels = {}
-    for heading, names in _CURVES.items():
-        rows = zip(("rows of patches", "row of CLS"), names)
-        curves = {row: found[name] for row, name in rows if name and is_measured(found, name)}
-        if curves:
-            panels[heading] = curves
-    if panels:
-        figure = layer_evolution(panels=panels, title=f"Statistics of attention{of}, layer by layer")
-        yield Drawn(f"evolution{end}", figure, "How attention changes with depth; a wide band means unlike heads.")
+        yield Drawn(figure_name, figure, caption)
+    curves = measured_in("depth", found)
+    for figure_name, panels in pages(f"evolution{end}", panels_of(curves)).items():
+        figure = layer_evolution(
+            panels={
+                STATISTICS[panel].label: {
+                    _ROWS[STATISTICS[name].rows]: found[name] for name in curves if _panel_of(name) == panel
+                }
+                for panel in panels
+            },
+            title=f"Statistics of attention{of}, layer by layer",
+        )
+        yield Drawn(figure_name, figure, "How attention changes with depth; a wide band means unlike heads.")
+
+
+def _limits(name: str, values: Any) -> tuple[float, float]:
+    """Of a map's colours: the statistic's whole range, or up to its greatest value."""
+    least, greatest = STATISTICS[name].range
+    if STATISTICS[name].whole_range:
+        return least, greatest
+    low, high = min(0.0, float(np.nanmin(values))), float(np.nanmax(values))
+    return low, high if high > low else low + 1.0
+
+
+def _panel_of(name: str) -> str:
+    return STATISTICS[name].beside or name
+
+
+def panels_of(names: Sequence[str]) -> list[str]:
+    """The panels of the curves over depth, named after the statistic that a panel is of."""
+    return list(dict.fromkeys(_panel_of(name) for name in names))
+
+
+def measured_in(view: View, found: Mapping[str, Any]) -> list[str]:
+    """The statistics of a view that any head has."""
+    return [name for name in shown_in(view) if is_measured(found, name)]
+
+
+def pages(name: str, panels: Sequence[str]) -> dict[str, Sequence[str]]:
+    """The panels of each figure, by its name: as many as a figure holds, the next ones in NAME-2 and so on."""
+    starts = range(0, len(panels), _PANELS)
+    return {f"{name}-{page}" if page > 1 else name: panels[at : at + _PANELS] for page, at in enumerate(starts, 1)}
 
 
 def _tokens(found: Any, end: str, of: str) -> Iterator[Drawn]:
@@ -133,21 +152,21 @@ def _roles(record: RunRecord, alias: str, end: str, of: str) -> Iterator[Drawn]:
     yield Drawn(f"specialisation{end}", figure, caption)
 
 
-def _differences(record: RunRecord, aliases: Sequence[str]) -> Drawn:
+def _differences(record: RunRecord, aliases: Sequence[str]) -> Iterator[Drawn]:
     found = record.arrays("differences")
-    chosen = [name for name in _DIFFERENT if name in found and is_measured(found, name)]
-    figure = difference_maps(
-        differences={title_of(name): found[name] for name in chosen},
-        significant={title_of(name): np.nan_to_num(found[f"{name}_p"], nan=1.0) <= 0.05 for name in chosen},
-        first=aliases[0],
-        second=aliases[1],
-        units={title_of(name): STATISTICS[name].unit for name in chosen},
-    )
-    caption = (
-        f"{aliases[0]} minus {aliases[1]} on the same images, head by head. A head of one model need not correspond to "
-        "the head of the same number in the other, unless one was made from the other."
-    )
-    return Drawn("differences", figure, caption)
+    for figure_name, chosen in pages("differences", measured_in("differences", found)).items():
+        figure = difference_maps(
+            differences={title_of(name): found[name] for name in chosen},
+            significant={title_of(name): np.nan_to_num(found[f"{name}_p"], nan=1.0) <= 0.05 for name in chosen},
+            first=aliases[0],
+            second=aliases[1],
+            units={title_of(name): STATISTICS[name].unit for name in chosen},
+        )
+        caption = (
+            f"{aliases[0]} minus {aliases[1]} on the same images, head by head. A head of one model need not "
+            "correspond to the head of the same number in the other, unless one was made from the other."
+        )
+        yield Drawn(figure_name, figure, caption)
 
 
 def unplaced_words(record: RunRecord, alias: str) -> str:

@@ -6,12 +6,13 @@ from typing import Any
 import matplotlib
 from matplotlib.animation import AbstractMovieWriter, FFMpegWriter, PillowWriter
 
+from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.errors import InputError
 from vitlens.figures.film import learning_film
 from vitlens.files import RunRecord, write_atomically
 from vitlens.names import AnimationFormat
 from vitlens.places import inside
-from vitlens.runs.stats_learning import ARRAYS, CHOSEN, near
+from vitlens.runs.stats_learning import ARRAYS, near
 
 PLACE = "animations/learning.{form}"
 _PANELS = 2  # of statistics
@@ -30,10 +31,10 @@ def write_film(record: RunRecord, form: AnimationFormat) -> Path:
     """Film what lies in the run's arrays; returns the file, in animations/."""
     found: Any = record.arrays(ARRAYS)
     models: Any = record.config["models"]
-    shown = [name for name in CHOSEN if name in found][:_PANELS]
+    shown = [name for name in shown_in("training") if name in found][:_PANELS]
     film = learning_film(
         epochs=[int(epoch) for epoch in found["epochs"]],
-        values={CHOSEN[name][1]: found[name] for name in shown},
+        values={STATISTICS[name].label: found[name] for name in shown},
         similarity=near(found["similarity"]) if "similarity" in found else None,
         name=str(models[0]["alias"]),
     )

@@ -1,20 +1,20 @@
 """What `vitlens stats` keeps in its folder: metrics, tables and arrays."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
 from vitlens.analysis.answers.moments import Key, Moments
-from vitlens.analysis.heads.specialisation import RULES, Specialisation, specialise
-from vitlens.analysis.heads.statistics import STATISTICS, TOKEN_STATISTICS, Statistics, per_head
+from vitlens.analysis.heads.labels import rules
+from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
+from vitlens.analysis.heads.specialisation import Specialisation, specialise
+from vitlens.analysis.heads.statistics import Statistics, per_head
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.models.likeness import backbone, same_backbone
 from vitlens.runs.stats_streams import Streams
 from vitlens.uncertainty import Estimate, holm
-
-CHANGES: Final = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")  # of a head
 
 
 def keep(folder: RunFolder, streams: Streams, aliases: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def keep(folder: RunFolder, streams: Streams, aliases: Sequence[str]) -> None:
         _keep_arrays(folder, alias, table, roles)
     folder.table("heads", heads)
     folder.table("layers", layers)
-    folder.table("rules", [{"label": name, "rule": rule.says} for name, rule in RULES.items()])
+    folder.table("rules", [{"label": name, "rule": label.sentence} for name, label in rules().items()])
     if len(aliases) > 1:
         _keep_differences(folder, streams, aliases)
 
@@ -39,10 +39,10 @@ def keep(folder: RunFolder, streams: Streams, aliases: Sequence[str]) -> None:
 def _metrics(table: Statistics, alias: str) -> Iterator[tuple[str, Estimate]]:
     """Means over heads, and for the statistics that heads are known by, each head."""
     middle = f"/{alias}" if alias else ""
-    for name, known in STATISTICS.items():
+    for name, known in head_statistics().items():
         if (name, 0) in table.overall.sums:
             yield f"{name}{middle}", _estimate(table.overall, (name, 0), 0, known.unit)
-    for name in ("distance", "entropy", "hoyer"):
+    for name in shown_in("each head"):
         for key in sorted(key for key in table.moments.sums if key[0] == name):
             for head in range(len(table.moments.sums[key])):
                 found = _estimate(table.moments, key, head, STATISTICS[name].unit)
@@ -58,7 +58,7 @@ def _estimate(moments: Moments, key: Key, head: int, unit: str) -> Estimate:
 
 def _heads(table: Statistics, roles: Specialisation) -> Iterator[dict[str, object]]:
     measured = {name for name, _ in table.moments.sums}
-    values = {name: getattr(table, name) for name in STATISTICS if name in measured}
+    values = {name: getattr(table, name) for name in head_statistics() if name in measured}
     for site in table.sites:
         for head in range(site.heads):
             numbers = {name: _number(found[site.layer, head]) for name, found in values.items()}
@@ -74,7 +74,7 @@ def _heads(table: Statistics, roles: Specialisation) -> Iterator[dict[str, objec
 
 def _layers(table: Statistics) -> Iterator[dict[str, object]]:
     uniform = table.uniform_distance()
-    tokens = {name: getattr(table, name)[:, 0] for name in TOKEN_STATISTICS if (name, 0) in table.moments.sums}
+    tokens = {name: getattr(table, name)[:, 0] for name in token_statistics() if (name, 0) in table.moments.sums}
     for site in table.sites:
         place = table.geometries[site.layer]
         yield {
@@ -118,14 +118,14 @@ def _keep_differences(folder: RunFolder, streams: Streams, aliases: Sequence[str
     identical = same_backbone(first, second)
     parameters = sum(value.numel() for value in backbone(first).values())
     folder.table("backbones", [{"comparable": streams.comparable, "identical": identical, "parameters": parameters}])
-    for name, known in STATISTICS.items():
+    for name, known in head_statistics().items():
         if (name, 0) in streams.overall.sums:
             found = _estimate(streams.overall, (name, 0), 0, known.unit)
             folder.metric(f"difference/{name}/{aliases[0]}/{aliases[1]}", found)
     moments, depth = streams.differences, len(streams.streams[0].result().sites)
     arrays: dict[str, Any] = {}
     rows: list[dict[str, object]] = []
-    for name in STATISTICS:
+    for name in head_statistics():
         keys = sorted(key for key in moments.sums if key[0] == name)
         if not keys or moments.count < 2:  # one image says nothing of others
             continue
@@ -143,11 +143,11 @@ def _keep_differences(folder: RunFolder, streams: Streams, aliases: Sequence[str
 
 
 def _keep_changes(folder: RunFolder, moments: Moments, aliases: Sequence[str]) -> None:
-    """Every head's difference in CHANGES with its paired interval, and how many heads differ in any of them.
+    """Every head's differences with their paired intervals, and how many heads differ in any of them.
 
     Holm's correction is over all heads and all of these statistics, so that the count of heads holds for all of them.
     """
-    keys = [key for name in CHANGES for key in sorted(key for key in moments.sums if key[0] == name)]
+    keys = [key for name in shown_in("differences") for key in sorted(key for key in moments.sums if key[0] == name)]
     adjusted = iter(holm([p for key in keys for p in moments.p_values(key)]))
     rows: list[dict[str, object]] = []
     for name, layer in keys:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.weights import position_similarity
-from vitlens.analysis.heads.offsets import offset_counts, offset_sums
-from vitlens.analysis.heads.statistics import STATISTICS, Statistics, Stream
+from vitlens.analysis.heads.geometry import offset_counts, offset_sums
+from vitlens.analysis.heads.registry import STATISTICS, shown_in
+from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
@@ -30,11 +31,6 @@ from vitlens.uncertainty import Estimate
 
 IMAGES = 200  # of those asked for, with the weights of each moment
 MOMENTS = 50  # of those kept; more make no clearer curve, and a film that is long to wait for
-CHOSEN = {  # statistic: as a text says it, and as an axis does
-    "distance": ("attention distance", "attention distance (px)"),
-    "normalised_entropy": ("entropy as a share of ln(keys)", "entropy / ln(keys)"),
-    "cls_normalised_entropy": ("entropy of the CLS row as a share of ln(keys)", "entropy of CLS row / ln(keys)"),
-}
 ARRAYS = "learning"
 
 
@@ -94,7 +90,7 @@ def similarity_by_offset(model: Model) -> Float[Tensor, "down across"] | None:
 def keep_learning(folder: RunFolder, moments: Sequence[Moment]) -> None:
     """Means over heads as metrics, every head in a table, and the arrays that figures are drawn from."""
     measured = {name for name, _ in moments[-1].table.moments.sums}
-    chosen = [name for name in CHOSEN if name in measured]
+    chosen = [name for name in shown_in("training") if name in measured]
     for moment in moments:
         for name in chosen:
             folder.metric(f"learning/{name}/{moment.epochs}", _mean_of_heads(moment.table, name))

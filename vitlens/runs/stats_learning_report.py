@@ -5,19 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.figures.learning import MOMENTS, head_courses, position_courses
 from vitlens.files import RunRecord
 from vitlens.runs.report import Drawn
 from vitlens.runs.sections import Section, Table, in_words, metrics
 from vitlens.runs.stats_film import PLACE
-from vitlens.runs.stats_learning import ARRAYS, CHOSEN, near
+from vitlens.runs.stats_learning import ARRAYS, near
 
 _LINES = 12  # of the table of means
-_READ = {
-    "distance": "Where lines fall, heads turn to what is near; where they part, heads specialise.",
-    "normalised_entropy": "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
-    "cls_normalised_entropy": "How widely the token that is read for the class looks: 1 at all keys alike, 0 at one.",
-}
 
 
 def draw_learning(record: RunRecord) -> Iterator[Drawn]:
@@ -25,18 +21,18 @@ def draw_learning(record: RunRecord) -> Iterator[Drawn]:
     if not record.has_arrays(ARRAYS):
         return
     found: Any = record.arrays(ARRAYS)
-    for name in CHOSEN:
+    for name in shown_in("training"):
         if name not in found or bool(np.isnan(found[name]).all()):
             continue
-        title, label = CHOSEN[name]
+        title = STATISTICS[name].title
         figure = head_courses(
             epochs=found["epochs"].tolist(),
             values=found[name],
             title=f"{title[0].upper()}{title[1:]}, every head over training",
-            label=label,
+            label=STATISTICS[name].label,
             uniform=found["uniform_distance"] if name == "distance" else None,
         )
-        yield Drawn(f"learning_{name}", figure, f"Epoch 0 is before training. {_READ[name]}")
+        yield Drawn(f"learning_{name}", figure, f"Epoch 0 is before training. {STATISTICS[name].reading}")
     if "similarity" in found:
         places = _spread(len(found["epochs"]), MOMENTS)
         figure = position_courses(epochs=found["epochs"][places].tolist(), similarity=near(found["similarity"])[places])
@@ -50,7 +46,7 @@ def draw_learning(record: RunRecord) -> Iterator[Drawn]:
 def learning_figures(record: RunRecord) -> tuple[str, ...]:
     """The names of what draw_learning draws, in its order."""
     found: Any = record.arrays(ARRAYS)
-    names = [name for name in CHOSEN if name in found and not bool(np.isnan(found[name]).all())]
+    names = [name for name in shown_in("training") if name in found and not bool(np.isnan(found[name]).all())]
     return tuple(f"learning_{name}" for name in [*names, *(["positions"] if "similarity" in found else [])])
 
 
@@ -60,7 +56,7 @@ def tell_learning(record: RunRecord) -> Iterator[Section]:
         return
     epochs = [int(epoch) for epoch in np.asarray(record.arrays(ARRAYS)["epochs"])]
     means = metrics(record)
-    chosen = [name for name in CHOSEN if f"learning/{name}/{epochs[-1]}" in means]
+    chosen = [name for name in shown_in("training") if f"learning/{name}/{epochs[-1]}" in means]
     tables = [_means(record, epochs, chosen)]
     found: Any = record.results["tables"]
     if "positions" in found:
@@ -73,7 +69,7 @@ def _means(record: RunRecord, epochs: Sequence[int], chosen: Sequence[str]) -> T
     found = metrics(record)
     rows: list[dict[str, Any]] = []
     for place in _spread(len(epochs), _LINES):
-        means = {CHOSEN[name][0]: found[f"learning/{name}/{epochs[place]}"] for name in chosen}
+        means = {STATISTICS[name].title: found[f"learning/{name}/{epochs[place]}"] for name in chosen}
         rows.append({"epoch": epochs[place], **means})
     return Table("Mean of all heads, with 95 % intervals over images", rows)
 
@@ -88,7 +84,7 @@ def _words(record: RunRecord, epochs: Sequence[int], chosen: Sequence[str]) -> I
     )
     for name in chosen:
         before, after = (in_words(means[f"learning/{name}/{epoch}"]) for epoch in (epochs[0], epochs[-1]))
-        yield f"Mean {CHOSEN[name][0]}: {before} after {epochs[0]} epochs, {after} after {epochs[-1]}."
+        yield f"Mean {STATISTICS[name].title}: {before} after {epochs[0]} epochs, {after} after {epochs[-1]}."
     if options.get("animate"):
         place = PLACE.format(form=options["animate"])
         yield f"As a film, all scales fixed: [{place}]({place})."

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from vitlens.analysis.answers.moments import Key, Moments
-from vitlens.analysis.heads.measure import Measured
+from vitlens.analysis.heads.measure import BatchStatistics
 from vitlens.analysis.heads.statistics import Stream, over_heads
 from vitlens.models.likeness import same_anatomy
 
@@ -47,7 +47,7 @@ class Streams:
         self.overall.join(total)
 
 
-def _differences(first: Measured, second: Measured) -> dict[Key, torch.Tensor]:
+def _differences(first: BatchStatistics, second: BatchStatistics) -> dict[Key, torch.Tensor]:
     """First minus second of every head; nothing where the models' attention is not of one shape."""
     if first.sites != second.sites:
         return {}

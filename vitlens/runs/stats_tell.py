@@ -6,13 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.heads.specialisation import MIXED, THRESHOLD
-from vitlens.analysis.heads.statistics import STATISTICS, TOKEN_STATISTICS
+from vitlens.analysis.heads.labels import LABELS, MIXED, THRESHOLD
+from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.commands.scaffold.describe import data_words
 from vitlens.files import RunRecord
 from vitlens.runs.sections import Section, Table, metrics
 from vitlens.runs.stats_differences import difference_section
-from vitlens.runs.stats_draw import MAPS, aliases_of, are_identical, backbones, is_measured, title_of
+from vitlens.runs.stats_draw import (
+    aliases_of,
+    are_identical,
+    backbones,
+    is_measured,
+    measured_in,
+    pages,
+    panels_of,
+    title_of,
+)
 from vitlens.runs.stats_learning_report import tell_learning
 from vitlens.runs.stats_words import depth_words, token_words
 
@@ -73,22 +82,17 @@ def _summary(record: RunRecord, aliases: Sequence[str]) -> Iterator[str]:
 def _sharpness(record: RunRecord, alias: str, heads: Sequence[Mapping[str, object]], end: str, of: str) -> Section:
     """Entropy and sparsity over heads, in a table of extremes."""
     rows: list[dict[str, Any]] = []
-    for name in ("normalised_entropy", "hoyer", "gini", "effective_keys", "cls_mass", "self_mass", "sink_mass"):
+    for name in shown_in("overview"):
         values = [(float(str(row[name])), row) for row in heads if row.get(name) is not None]
         if not values:
             continue
         low, high = min(values, key=lambda pair: pair[0]), max(values, key=lambda pair: pair[0])
         mean = metrics(record).get(f"{name}/{alias}" if end else name)
         rows.append({"statistic": title_of(name), "mean of heads": mean, "least": _at(*low), "most": _at(*high)})
-    figures = tuple(
-        f"{name}{end}"
-        for name, there in (
-            ("heads", any(row.get(name) is not None for row in heads for name in MAPS)),
-            ("evolution", any(row.get("entropy") is not None or row.get("cls_entropy") is not None for row in heads)),
-            ("tokens", _has_tokens(record, alias)),
-        )
-        if there
-    )
+    found = record.arrays(f"stats-{alias}")
+    maps, curves = pages(f"heads{end}", measured_in("maps", found)), panels_of(measured_in("depth", found))
+    tokens = (f"tokens{end}",) if _has_tokens(record, alias) else ()
+    figures = (*maps, *pages(f"evolution{end}", curves), *tokens)
     return Section(f"How sharp the heads are{of}", (), (Table("Over all heads, rows of patches", rows),), figures)
 
 
@@ -102,23 +106,13 @@ def _at(value: float, row: Mapping[str, object]) -> str:
 
 
 def _specialisation(record: RunRecord, alias: str, heads: Sequence[Mapping[str, object]], end: str, of: str) -> Section:
-    columns = (
-        "distance",
-        "normalised_entropy",
-        "hoyer",
-        "cls_mass",
-        "self_mass",
-        "neighbour_mass",
-        "sink_mass",
-        "sinks",
-    )
     rows: list[dict[str, Any]] = [
         {
             "layer": int(str(row["layer"])) + 1,
             "head": int(str(row["head"])) + 1,
             "label": row["label"],
             "score": row["score"],
-            **{title_of(name): row[name] for name in columns if row.get(name) is not None},
+            **{title_of(name): row[name] for name in shown_in("table") if row.get(name) is not None},
         }
         for row in heads[:_SHOWN]
     ]
@@ -126,7 +120,7 @@ def _specialisation(record: RunRecord, alias: str, heads: Sequence[Mapping[str, 
     rules: list[dict[str, Any]] = [
         {"label": row["label"], "a head is this where": row["rule"]} for row in record.table("rules")
     ]
-    rules.append({"label": MIXED, "a head is this where": "no rule reaches its threshold; the score is the highest"})
+    rules.append({"label": MIXED, "a head is this where": LABELS[MIXED].sentence})
     tables = [Table(f"Rules in their order; the first with a score of at least {THRESHOLD} names the head", rules)]
     if not backbones(record).get("comparable"):  # else the two are set side by side, head by head
         tables.append(Table("Every head, layers and heads counted from 1", rows))
@@ -137,8 +131,8 @@ def _specialisation(record: RunRecord, alias: str, heads: Sequence[Mapping[str, 
 def _definitions(record: RunRecord) -> Section:
     measured = set(record.table("heads")[0])
     rows: list[dict[str, Any]] = [
-        {"statistic": known.title, "unit": known.unit or "–", "is": known.says}
-        for name, known in {**STATISTICS, **TOKEN_STATISTICS}.items()
-        if (name in measured or name in TOKEN_STATISTICS) and name != "energy"
+        {"statistic": known.title, "unit": known.unit or "–", "is": known.meaning, "reading": known.reading}
+        for name, known in STATISTICS.items()
+        if (name in measured or known.rows == "tokens") and not known.internal
     ]
     return Section("What the statistics are", (), (Table("Each a mean over queries, then over images", rows),))

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.lens.tiny import images, model_of, ours, timm_model
-from vitlens.analysis.ablation.ablate import ablate, measure_effects, measure_together, units_of
+from vitlens.analysis.ablation.ablate import ablate, measure_effects, measure_jointly, units_of
 from vitlens.analysis.ablation.effects import Effects, Unit
 from vitlens.analysis.ablation.first_order import first_order
-from vitlens.analysis.ablation.replacements import Means, means_of, other_images
+from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, other_images
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import BlockRemoved, HeadReplaced, MLPReplaced
@@ -170,7 +170,7 @@ def test_several_at_once_equal_a_full_forward() -> None:
     model, pictures = ours(), seen()
     heads = units_of(model, kinds=("head",))
     sets = [(), tuple(heads), (heads[3], Unit("mlp", 0)), (heads[3], heads[0]), (heads[3],)]
-    found = measure_together(model, pictures, LABELS, sets, replace="zero")
+    found = measure_jointly(model, pictures, LABELS, sets, replace="zero")
     for each, loss in zip(sets, found.loss):
         expected = full_loss(model, pictures, LABELS, *(unit.intervention("zero") for unit in each))
         torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
@@ -208,7 +208,7 @@ def test_means_of_two_processes_join_to_those_of_one() -> None:
     for key, value in mine.replacements(units).items():
         torch.testing.assert_close(value, expected[key], atol=1e-6, rtol=0)
     with pytest.raises(InputError, match="expected the mean of head/0/0"):
-        Means().replacements(units)
+        MeanOutputs().replacements(units)
 
 
 def test_replays_cost_less_than_forwards() -> None:

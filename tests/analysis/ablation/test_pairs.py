@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from tests.lens.tiny import images, model_of, ours, timm_model
 from vitlens.analysis.ablation.ablate import units_of
-from vitlens.analysis.ablation.effects import Together, Unit
-from vitlens.analysis.ablation.pairs import Pairs, pairwise, synergy
-from vitlens.analysis.ablation.redundancy import CrossMoments, RedundancyStream, redundancy
+from vitlens.analysis.ablation.effects import JointEffects, Unit
+from vitlens.analysis.ablation.pairs import CrossMoments, Pairs, RedundancyStream, pairwise, redundancy, synergy
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.replay import replaying
@@ -133,7 +132,7 @@ def made(beyond: Tensor) -> Pairs:
     clean = noise(n, seed=5).abs()
     return Pairs(
         HEADS, pairs,
-        Together(
+        JointEffects(
             (*((head,) for head in HEADS), *((HEADS[one], HEADS[two]) for one, two in pairs)), "mean",
             torch.zeros(n).long(), clean, torch.ones(n).bool(), clean + torch.cat([alone, both]),
             torch.ones(6, n).bool(), 1.0,

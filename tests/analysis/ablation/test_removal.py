@@ -9,9 +9,16 @@ from torch.nn import functional as F
 
 from tests.lens.tiny import images, ours, timm_model
 from vitlens.analysis.ablation.ablate import units_of
-from vitlens.analysis.ablation.effects import Together, Unit
+from vitlens.analysis.ablation.effects import JointEffects, Unit
 from vitlens.analysis.ablation.greedy import greedy_order
-from vitlens.analysis.ablation.removal import Curve, random_order, removal_curve, removal_curves, share_removable, steps
+from vitlens.analysis.ablation.removal import (
+    AblationCurve,
+    random_order,
+    removal_curve,
+    removal_curves,
+    share_removable,
+    steps,
+)
 from vitlens.analysis.ablation.replacements import means_of, other_images
 from vitlens.errors import InputError
 from vitlens.lens.intervene import intervened
@@ -78,20 +85,20 @@ def test_curves_on_batches_are_the_curve_on_all() -> None:
     parts = [
         removal_curve(model, pictures[part], LABELS[part], heads, means=means) for part in (slice(0, 4), slice(4, 6))
     ]
-    joined = Curve.join(parts)
+    joined = AblationCurve.join(parts)
     torch.testing.assert_close(joined.outcomes.loss, whole.outcomes.loss, atol=1e-5, rtol=0)
     assert joined.outcomes.correct.shape == (5, 6)
 
 
-def made(*accuracies: float, n: int = 100) -> Curve:
+def made(*accuracies: float, n: int = 100) -> AblationCurve:
     """A curve over as many units as there are numbers but one; images fail from the last one on."""
     correct = torch.arange(n) < (torch.tensor(accuracies)[:, None] * n).round()
     units = tuple(Unit("head", 0, head) for head in range(len(accuracies) - 1))
-    outcomes = Together(
+    outcomes = JointEffects(
         tuple(units[:count] for count in range(len(accuracies))), "mean", torch.zeros(n).long(),
         torch.zeros(n).double(), correct[0], torch.zeros(len(accuracies), n).double(), correct, 1.0,
     )  # fmt: skip
-    return Curve(units, tuple(range(len(accuracies))), outcomes)
+    return AblationCurve(units, tuple(range(len(accuracies))), outcomes)
 
 
 def test_accuracy_comes_with_wilsons_interval() -> None:

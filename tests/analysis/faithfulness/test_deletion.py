@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tests.analysis.linear import GRID, linear_model, worth
 from tests.lens.tiny import images, ours
-from vitlens.analysis.faithfulness.baselines import centre_maps, random_maps
 from vitlens.analysis.faithfulness.deletion import (
     Faithfulness,
     RemovalCurve,
@@ -18,7 +17,8 @@ from vitlens.analysis.faithfulness.deletion import (
     removal_counts,
     removed_sets,
 )
-from vitlens.analysis.faithfulness.map_faults import map_faults
+from vitlens.analysis.faithfulness.league import centre_maps, random_maps
+from vitlens.analysis.faithfulness.map_shares import map_faults
 from vitlens.analysis.faithfulness.masking import pixel_masks, substrate_images
 from vitlens.errors import InputError
 from vitlens.models.model import Model

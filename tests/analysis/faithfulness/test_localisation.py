@@ -2,9 +2,19 @@
 
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
 
-from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
-from vitlens.errors import DataError
+from vitlens.analysis.faithfulness.localisation import (
+    average_precision,
+    has_edge,
+    mask_areas,
+    mask_iou,
+    mass_inside,
+    pixel_accuracy,
+    pointing_hits,
+    roc_auc,
+)
+from vitlens.errors import DataError, InputError
 
 
 def mask() -> torch.Tensor:
@@ -35,3 +45,65 @@ def test_the_area_is_what_a_random_point_hits():
 def test_an_empty_mask_is_refused():
     with pytest.raises(DataError, match="empty"):
         pointing_hits(torch.rand(1, 2, 2), torch.zeros(1, 4, 4, dtype=torch.bool))
+
+
+def made(seed: int = 0, *, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    maps = torch.randn(5, 12, 10, generator=generator)
+    masks = torch.rand(5, 12, 10, generator=generator) < torch.tensor([0.05, 0.3, 0.5, 0.7, 0.95])[:, None, None]
+    return (maps.round() if ties else maps), masks
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_ranks_are_scikit_learns(ties):
+    maps, masks = made(ties=ties)
+    for found, theirs in ((roc_auc, roc_auc_score), (average_precision, average_precision_score)):
+        expected = [theirs(mask.flatten(), one.flatten()) for one, mask in zip(maps.numpy(), masks.numpy())]
+        assert found(maps, masks).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_no_knowledge_gives():
+    _, masks = made()
+    constant = torch.full((5, 3, 3), 2.0)
+    assert roc_auc(constant, masks).tolist() == pytest.approx([0.5] * 5)
+    areas = masks.flatten(1).float().mean(1)
+    torch.testing.assert_close(average_precision(constant, masks), areas)
+    torch.testing.assert_close(mass_inside(constant, masks), areas)
+
+
+def test_a_perfect_map_and_its_opposite():
+    _, masks = made()
+    maps = masks.float()
+    for score in (roc_auc, average_precision, mask_iou, pixel_accuracy, mass_inside):
+        assert score(maps, masks).tolist() == pytest.approx([1.0] * 5)
+    assert roc_auc(-maps, masks).tolist() == [0.0] * 5
+    assert mask_iou(-maps, masks).tolist() == [0.0] * 5
+    assert mass_inside(-maps, masks).tolist() == [0.0] * 5  # nothing positive anywhere
+
+
+def test_thresholds_by_hand():
+    maps = torch.tensor([[[4.0, 0.0], [1.0, 1.0]]])  # mean 1.5: one pixel lies above
+    masks = torch.tensor([[[True, True], [False, False]]])
+    assert mask_iou(maps, masks).tolist() == [0.5]
+    assert pixel_accuracy(maps, masks).tolist() == [0.75]
+    assert mass_inside(maps, masks).tolist() == pytest.approx([4 / 6])
+    assert roc_auc(maps, masks).tolist() == [0.5]
+
+
+def test_maps_are_brought_to_the_masks_bilinearly():
+    maps = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0))
+    masks = torch.zeros(2, 16, 16, dtype=torch.bool)
+    masks[:, 3:9, 2:12] = True
+    large = torch.nn.functional.interpolate(maps[:, None], size=(16, 16), mode="bilinear", align_corners=False)[:, 0]
+    torch.testing.assert_close(roc_auc(maps, masks), roc_auc(large, masks))
+
+
+def test_masks_that_say_nothing():
+    maps, masks = made()
+    masks[2] = True
+    masks[4] = False
+    assert has_edge(masks).tolist() == [True, True, False, True, False]
+    with pytest.raises(DataError, match="2 without \\(image 2"):
+        roc_auc(maps, masks)
+    with pytest.raises(InputError, match="5 maps, found 4"):
+        mask_iou(maps, masks[:4])

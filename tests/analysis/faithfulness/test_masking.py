@@ -6,7 +6,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.lens.tiny import images, ours, timm_model
-from vitlens.analysis.faithfulness.masking import answers_without, blurred, once, pixel_masks, substrate_images
+from vitlens.analysis.faithfulness.masking import (
+    answers_without,
+    blurred,
+    distinct_variants,
+    pixel_masks,
+    substrate_images,
+)
 from vitlens.analysis.faithfulness.resampled import enlarged, on_grid, removal_grid
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.replay_check import entry_of
@@ -112,7 +118,7 @@ def test_images_of_another_size_are_resized_first():
 def test_a_variant_asked_for_twice_is_computed_once():
     which = torch.tensor([1, 0, 1, 1])
     removed = torch.tensor([[True, False], [True, False], [True, False], [False, False]])
-    place, back = once(which, removed)
+    place, back = distinct_variants(which, removed)
     assert len(place) == 3
     assert torch.equal(which[place][back], which)
     assert torch.equal(removed[place][back], removed)

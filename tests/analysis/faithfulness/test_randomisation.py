@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.lens.tiny import images, ours, timm_model, torchvision_vit
 from vitlens.analysis.attention.relevance import relevance
-from vitlens.analysis.faithfulness.randomisation import Randomisation, randomisation, randomised, stages
+from vitlens.analysis.faithfulness.randomisation import Randomisation, randomisation, randomised, weight_groups
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.zoo import load
@@ -32,7 +32,7 @@ def edges(_model: Model, batch: Tensor, _targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_hold_every_weight_once_from_the_head_down(name):
     model = MODELS[name]()
-    found = stages(model, parts=2)
+    found = weight_groups(model, parts=2)
     names = [name for stage in found for name in stage.parameters]
     assert sorted(names) == sorted(name for name, _ in model.module.named_parameters())
     assert (found[0].name, found[-1].name) == ("head", "embedding")
@@ -47,7 +47,7 @@ def test_stages_hold_every_weight_once_from_the_head_down(name):
 def test_weights_come_back_bit_by_bit(name):
     model = MODELS[name]()
     before = weights(model)
-    every = stages(model)
+    every = weight_groups(model)
     with randomised(model, every, seed=3):
         inside = weights(model)
     changed = {key for key in before if not torch.equal(before[key], inside[key])}
@@ -61,7 +61,7 @@ def test_weights_come_back_bit_by_bit(name):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_weights_come_back_after_an_exception_and_when_nested(error):
     model = ours()
-    before, every = weights(model), stages(model)
+    before, every = weights(model), weight_groups(model)
     with pytest.raises(error), randomised(model, every[:2]), randomised(model, every, seed=1):
         raise error
     assert all(torch.equal(value, before[key]) for key, value in weights(model).items())
@@ -79,7 +79,7 @@ def test_weights_come_back_after_an_exception_and_when_nested(error):
 def test_the_head_alone_changes_the_head_alone():
     model = ours()
     before = weights(model)
-    with randomised(model, stages(model)[:1]):
+    with randomised(model, weight_groups(model)[:1]):
         inside = weights(model)
     changed = {key for key in before if not torch.equal(before[key], inside[key])}
     assert changed
@@ -91,7 +91,7 @@ def test_a_weights_draw_is_its_own():
     model = ours()
     found = []
     for count in (1, None):
-        with randomised(model, stages(model)[:count], seed=5):
+        with randomised(model, weight_groups(model)[:count], seed=5):
             found.append(weights(model)["module.head.weight"])
     assert torch.equal(*found)
 

@@ -11,15 +11,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlens.analysis.features import cache as feature_cache
-from vitlens.analysis.features.cache import Shelf
+from vitlens.analysis.features.cache import FeatureCache
 from vitlens.errors import InputError
 
 VALUES = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
 ABOUT = {"model": "a", "data": "b", "pool": "cls", "norm": True}
 
 
-def written(folder: Path, values: Tensor = VALUES, *, about: dict[str, object] = ABOUT, name: str = "block-0") -> Shelf:
-    shelf = Shelf(folder, about)
+def written(
+    folder: Path, values: Tensor = VALUES, *, about: dict[str, object] = ABOUT, name: str = "block-0"
+) -> FeatureCache:
+    shelf = FeatureCache(folder, about)
     with shelf.writing(name, rows=len(values), width=values.shape[1]) as writer:
         for part in values.split(4):
             writer.add(part)
@@ -38,7 +40,7 @@ def test_what_is_written_comes_back_bit_by_bit(tmp_path):
 def test_what_is_not_there_is_no_fault(tmp_path):
     shelf = written(tmp_path)
     assert shelf.recall("block-1", rows=10, width=6) == (None, "")
-    assert Shelf(tmp_path, {**ABOUT, "data": "c"}).recall("block-0", rows=10, width=6) == (None, "")
+    assert FeatureCache(tmp_path, {**ABOUT, "data": "c"}).recall("block-0", rows=10, width=6) == (None, "")
 
 
 def test_changing_what_was_recalled_does_not_reach_the_file(tmp_path):
@@ -48,7 +50,7 @@ def test_changing_what_was_recalled_does_not_reach_the_file(tmp_path):
     assert torch.equal(shelf.recall("block-0", rows=10, width=6).values, VALUES)
 
 
-def reason(shelf: Shelf) -> str:
+def reason(shelf: FeatureCache) -> str:
     found = shelf.recall("block-0", rows=10, width=6)
     assert found.values is None
     return found.reason
@@ -89,10 +91,10 @@ def test_a_file_of_something_else_is_ignored(tmp_path):
 
 def test_another_shape_is_ignored(tmp_path):
     written(tmp_path, VALUES[:9])
-    assert reason(Shelf(tmp_path, ABOUT)) == "of another shape, (9, 6)"
+    assert reason(FeatureCache(tmp_path, ABOUT)) == "of another shape, (9, 6)"
 
 
-def write_and_stop(shelf: Shelf) -> None:
+def write_and_stop(shelf: FeatureCache) -> None:
     with shelf.writing("block-0", rows=10, width=6) as writer:
         writer.add(VALUES[:4] + 1)
         raise KeyboardInterrupt
@@ -107,7 +109,7 @@ def test_a_writer_that_is_interrupted_leaves_nothing(tmp_path):
 
 
 def test_rows_too_few_too_many_or_too_wide(tmp_path):
-    shelf = Shelf(tmp_path, ABOUT)
+    shelf = FeatureCache(tmp_path, ABOUT)
     with pytest.raises(InputError, match="expected 10 rows, found 4"), shelf.writing("a", rows=10, width=6) as writer:
         writer.add(VALUES[:4])
     for wrong in (VALUES, VALUES[:4, :5]):
@@ -122,7 +124,7 @@ def test_rows_too_few_too_many_or_too_wide(tmp_path):
 def test_a_file_in_the_folders_place(tmp_path):
     (tmp_path / "cache").write_text("")
     with pytest.raises(InputError, match=r"expected a folder for cached features at .*cache, found a file"):
-        Shelf(tmp_path / "cache", ABOUT)
+        FeatureCache(tmp_path / "cache", ABOUT)
 
 
 def test_two_that_write_the_same_do_not_disturb_a_third(tmp_path):
@@ -140,7 +142,7 @@ def test_two_that_write_the_same_do_not_disturb_a_third(tmp_path):
     "odd", [torch.tensor(1.0), torch.zeros(0), torch.zeros(3, 2, 1), torch.zeros(3, 2, dtype=torch.complex64)]
 )
 def test_a_file_of_another_form_is_not_used(tmp_path, odd):
-    shelf = Shelf(tmp_path, {"model": "m"})
+    shelf = FeatureCache(tmp_path, {"model": "m"})
     file = shelf.file("a")
     file.parent.mkdir(parents=True)
     digest = "0" * 64

@@ -6,7 +6,7 @@ from sklearn import manifold
 from sklearn.decomposition import PCA
 from torch import Tensor
 
-from vitlens.analysis.features import trustworthiness as module
+from vitlens.analysis.features import embedding as module
 from vitlens.analysis.features.embedding import embed, principal, require_perplexity
 from vitlens.errors import DataError, InputError, UnknownNameError
 

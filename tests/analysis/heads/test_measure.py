@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tests.analysis.heads.test_geometry import wrapped
 from tests.analysis.made import made_model, numbered, random_weights, uniform
-from tests.lens.test_windows import timm_tokens, torchvision_tokens
+from tests.lens.test_call import timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, model_of, ours, timm_model, torchvision_swin
-from vitlens.analysis.heads import patch_rows
+from vitlens.analysis.heads import rows
 from vitlens.analysis.heads.geometry import geometry_of
-from vitlens.analysis.heads.measure import Measured, measure
-from vitlens.analysis.heads.statistics import TOKEN_STATISTICS
+from vitlens.analysis.heads.measure import BatchStatistics, measure
+from vitlens.analysis.heads.registry import token_statistics
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
@@ -27,7 +27,7 @@ from vitlens.models import zoo
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 
-COUNTS = {"sinks", "sink_mass", *TOKEN_STATISTICS}  # compared apart
+COUNTS = {"sinks", "sink_mass", *token_statistics()}  # compared apart
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def differences(model: Model, batch: Tensor, place: Place, *, renormalise: bool 
     exact = exact_weights(model, batch)
     expected, offsets = reference(exact, place, renormalise=renormalise)
     found = measure(model, batch, renormalise=renormalise)
-    assert {key for key in found.values if key[0] not in TOKEN_STATISTICS} == set(expected)
+    assert {key for key in found.values if key[0] not in token_statistics()} == set(expected)
     largest: dict[str, float] = {}
     for (name, layer), value in expected.items():
         if name not in COUNTS:
@@ -371,14 +371,14 @@ def test_in_bf16_everything_is_computed_in_fp32(monkeypatch):
     model, place = MODELS["registers"][0](), MODELS["registers"][1]
     batch = images((32, 48), batch=8)
     sums: list[Tensor] = []
-    plain = patch_rows.entropy
+    plain = rows.entropy
 
     def spy(weights: Tensor) -> Tensor:
         assert weights.dtype == torch.float32
         sums.append((weights.sum(-1) - 1).abs().max())
         return plain(weights)
 
-    monkeypatch.setattr(patch_rows, "entropy", spy)
+    monkeypatch.setattr(rows, "entropy", spy)
     with torch.autocast("cpu", torch.bfloat16):
         kinds: list[torch.dtype] = []
         observe(model, batch, lambda call: kinds.append(call.scored.query.dtype))
@@ -396,7 +396,7 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
     found, captured = measure(model, batch), capture(model, batch)
     last = captured.sites[-1]
     assert last.kind == "class"
-    names = {name for name, layer in found.values if layer == last.layer} - set(TOKEN_STATISTICS)
+    names = {name for name, layer in found.values if layer == last.layer} - set(token_statistics())
     assert names == {"cls_entropy", "cls_normalised_entropy", "cls_effective_keys", "cls_hoyer", "cls_gini"}
     assert last.layer not in found.offsets
     for image in range(3):
@@ -424,7 +424,7 @@ def test_a_layer_of_several_calls_has_the_heads_of_all():
 
 
 def norms_by_hand(tokens: Tensor, prefix: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in TOKEN_STATISTICS}
+    found: dict[str, list[float]] = {name: [] for name in token_statistics()}
     for image in tokens.double():
         lengths = np.array([math.sqrt(sum(x * x for x in token)) for token in image.tolist()])
         middle = np.median(lengths)
@@ -485,7 +485,7 @@ def test_streams_of_windows_have_no_norms_of_images():
     model.module.register_forward_hook(lambda _model, _inputs, logits: logits[::2])
     found = measure(model, numbered(model, 4)).values
     assert found["entropy", 0].shape == (4, 1)
-    assert not any(name in TOKEN_STATISTICS for name, _ in found)
+    assert not any(name in token_statistics() for name, _ in found)
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 6), (6, 1), (1, 2)])
@@ -534,7 +534,7 @@ def test_no_images_are_refused():
 
 
 def test_calls_of_one_layer_that_look_at_different_things_are_refused():
-    found = Measured(1)
+    found = BatchStatistics(1)
     found.place(Site(0, "attn", 0, "patch", 2, 12, 12))
     found.place(Site(0, "attn", 1, "patch", 3, 12, 12))
     assert found.sites == [Site(0, "attn", 0, "patch", 5, 12, 12)]

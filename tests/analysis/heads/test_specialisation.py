@@ -9,13 +9,9 @@ from torch import Tensor
 from tests.analysis.made import made_model, numbered, uniform
 from tests.lens.tiny import images as pictures
 from tests.lens.tiny import ours, timm_model, torchvision_swin
-from vitlens.analysis.heads.geometry import Geometry
-from vitlens.analysis.heads.offsets import offset_counts
+from vitlens.analysis.heads.geometry import Geometry, offset_counts
+from vitlens.analysis.heads.labels import LABELS, MIXED, THRESHOLD, rules
 from vitlens.analysis.heads.specialisation import (
-    LABELS,
-    MIXED,
-    RULES,
-    THRESHOLD,
     Specialisation,
     decide,
     explained_by_offset,
@@ -130,7 +126,7 @@ def test_each_kind_gets_its_label(grid, prefix, renormalise):
     assert labels == {name: label for name, (label, _) in kinds.items()}
     assert {label for label, _ in kinds.values()} >= set(LABELS) - ({"CLS"} if not prefix else set())
     for head, label in enumerate(found.labels[0]):
-        expected = max(score(found, rule, head) for rule in RULES) if label == MIXED else score(found, label, head)
+        expected = max(score(found, rule, head) for rule in rules()) if label == MIXED else score(found, label, head)
         assert found.scores[0][head] == pytest.approx(expected)
         assert (found.scores[0][head] >= THRESHOLD) == (label != MIXED)
 
@@ -148,7 +144,7 @@ def test_a_perfect_head_scores_one(grid, prefix):
 @pytest.mark.parametrize(("grid", "prefix"), LAYOUTS)
 def test_uniform_attention_scores_nothing_but_global(grid, prefix):
     found = specialise(streamed([Maker(grid, prefix).kinds()["uniform"][1]], grid, prefix))
-    for rule in RULES:
+    for rule in rules():
         assert score(found, rule) == pytest.approx(1 if rule == "global" else 0, abs=2e-5), rule
     ratios = found.ratios[0][0]
     torch.testing.assert_close(ratios, torch.ones_like(ratios), atol=1e-5, rtol=0)
@@ -203,7 +199,7 @@ def test_mass_on_the_prefix_is_no_nearness(prefix):
     heads = [made.sink((prefix - 1,), share) for share in (0.3, 0.45, 0.8)]
     one, other = (specialise(streamed(heads, (6, 10), prefix, renormalise=flag)) for flag in (True, False))
     assert one.labels == other.labels
-    for rule in RULES:
+    for rule in rules():
         torch.testing.assert_close(one.all_scores[rule], other.all_scores[rule], atol=1e-6, rtol=0)
 
 
@@ -256,12 +252,12 @@ def test_ratios_by_hand():
 
 
 def test_the_first_rule_that_is_met_names_the_head():
-    scores = dict.fromkeys(RULES, 0.1)
+    scores = dict.fromkeys(rules(), 0.1)
     assert decide(scores) == (MIXED, 0.1)
     assert decide({**scores, "local": 0.7, "content-dependent": 0.9}) == ("local", 0.7)
     assert decide({**scores, "CLS": 0.5, "sink": 1.0}) == ("CLS", 0.5)
     assert decide({**scores, "global": 0.499}) == (MIXED, 0.499)
-    assert tuple(RULES) == (
+    assert tuple(rules()) == (
         "CLS", "sink", "self", "previous", "next", "same row", "same column", "local", "global", "content-dependent",
     )  # fmt: skip
 
@@ -278,7 +274,7 @@ def test_grids_of_one_row_column_or_patch(grid, prefix):
     ]
     found = specialise(streamed(heads, grid, prefix))
     assert set(found.labels[0]) <= set(LABELS)
-    for rule in RULES:
+    for rule in rules():
         assert torch.isfinite(found.all_scores[rule]).all(), rule
     assert found.labels[0][0] == "global"
     if made.patches > 2:
@@ -314,7 +310,7 @@ def test_uniform_attention_is_chance_in_windows_too(name):
         assert set(found.labels[layer]) == {"global"}
         uniform_distance = table.uniform_distance()[layer].expand(site.heads)
         torch.testing.assert_close(table.distance[layer, : site.heads], uniform_distance, atol=0, rtol=1e-5)
-        for rule in set(RULES) - {"global"}:
+        for rule in set(rules()) - {"global"}:
             assert found.all_scores[rule][layer, : site.heads].abs().max() < 1e-5, rule
         ratios = found.ratios[layer]
         torch.testing.assert_close(ratios, torch.ones_like(ratios), atol=1e-5, rtol=0)

@@ -13,15 +13,8 @@ import vitlens
 from tests.analysis.made import made_model, numbered, random_weights, uniform
 from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
 from vitlens.analysis.heads.measure import measure
-from vitlens.analysis.heads.statistics import (
-    STATISTICS,
-    TOKEN_STATISTICS,
-    Statistics,
-    Stream,
-    over_heads,
-    per_head,
-    statistics,
-)
+from vitlens.analysis.heads.registry import STATISTICS, token_statistics
+from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads, per_head, statistics
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture
 from vitlens.models.model import Anatomy, Model
@@ -204,11 +197,11 @@ def test_every_family_has_tables_of_layers_and_heads(name):
     assert table.sites == sites
     widest = max(site.heads for site in sites)
     names = {statistic for statistic, _ in table.moments.sums}
-    assert names <= {*STATISTICS, *TOKEN_STATISTICS}
+    assert names <= set(STATISTICS)
     assert {"distance", "entropy", "hoyer", "gini", "sinks", "self_mass", "token_norm"} <= names
     for statistic in names:
         values = getattr(table, statistic)
-        assert values.shape == (len(sites), 1 if statistic in TOKEN_STATISTICS else widest)
+        assert values.shape == (len(sites), 1 if statistic in token_statistics() else widest)
         for site in sites:
             measured = (statistic, site.layer) in table.moments.sums
             assert values[site.layer, : site.heads].isfinite().all() == measured

@@ -4,7 +4,8 @@ from torch import nn
 
 from tests.lens.tiny import images, ours, torchvision_swin
 from vitlens.analysis.heads.measure import measure
-from vitlens.analysis.robustness.inside import SHIFTED, cosines, map_agreement, parting, shifts
+from vitlens.analysis.heads.registry import shown_in
+from vitlens.analysis.robustness.inside import cosines, map_agreement, parting, shifts
 from vitlens.errors import InputError
 from vitlens.lens.capture import watching_outputs
 from vitlens.models.zoo import untrained
@@ -58,7 +59,7 @@ def test_shifts_are_means_over_heads_of_the_statistics(pictures):
     model = ours()
     changed = pictures.flip(3)
     found = {one.name: one for one in shifts(model, pictures, changed, batch_size=3)}
-    assert tuple(found) == SHIFTED
+    assert tuple(found) == shown_in("attack")
     table = measure(model, changed).values
     for name, one in found.items():
         assert one.before.shape == one.after.shape == (2, 4)

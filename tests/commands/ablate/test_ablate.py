@@ -80,22 +80,22 @@ class KilledError(Exception):
 
 def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, monkeypatch):
     whole = run(tiny_vit, tmp_path / "whole")
-    judge, calls = analysis.judge, []
+    plain, calls = analysis.loss_and_correct, []
 
     def dying(*args: object) -> object:
         calls.append(1)
         if len(calls) == 5:  # in the second batch: its clean pass, and the units of its layers, come after
             raise KilledError
-        return judge(*args)
+        return plain(*args)
 
-    monkeypatch.setattr(analysis, "judge", dying)
+    monkeypatch.setattr(analysis, "loss_and_correct", dying)
     with pytest.raises(KilledError):
         run(tiny_vit, tmp_path / "out")
     assert read_run(tmp_path / "out").status == "failed"
     kept = len(list((tmp_path / "out" / "progress").glob("*.npz")))
     assert kept > 0
     calls.clear()
-    monkeypatch.setattr(analysis, "judge", lambda *args: calls.append(1) or judge(*args))
+    monkeypatch.setattr(analysis, "loss_and_correct", lambda *args: calls.append(1) or plain(*args))
     again = run(tiny_vit, None, resume=tmp_path / "out")
     first = len(calls)
     assert again.status == "done"
@@ -126,15 +126,17 @@ def test_resume_refuses_another_model_other_data_and_other_commands(tiny_vit, tm
 
 
 def test_resume_refuses_other_images_of_the_same_number(tiny_vit, tmp_path, monkeypatch):
-    judge, calls = analysis.judge, []
-    monkeypatch.setattr(analysis, "judge", lambda *args: calls.append(1) or (judge(*args) if len(calls) < 3 else 1 / 0))
+    plain, calls = analysis.loss_and_correct, []
+    monkeypatch.setattr(
+        analysis, "loss_and_correct", lambda *args: calls.append(1) or (plain(*args) if len(calls) < 3 else 1 / 0)
+    )
     images = digits("test").limit(12)
     (batch,) = images.batches(12)
     pixels = (batch.images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(tmp_path / "a.npz", images=pixels, labels=batch.labels.numpy())
     with pytest.raises(ZeroDivisionError):
         run(tiny_vit, tmp_path / "out", data=str(tmp_path / "a.npz"))
-    monkeypatch.setattr(analysis, "judge", judge)
+    monkeypatch.setattr(analysis, "loss_and_correct", plain)
     np.savez(tmp_path / "a.npz", images=255 - pixels, labels=batch.labels.numpy())
     with pytest.raises(InputError, match="found others"):
         run(tiny_vit, None, data=str(tmp_path / "a.npz"), resume=tmp_path / "out")

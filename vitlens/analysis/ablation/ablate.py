@@ -1,4 +1,4 @@
-"""What every head, MLP and block is good for: the exact change of loss and accuracy when it is removed, image by image.
+"""The exact change of loss and accuracy when a head, an MLP or a block is removed, image by image.
 
 A head's output before the output projection is replaced: by its mean over the data at each token, by zero, or by
 another image's. Each unit is one replay from its own layer on.
@@ -10,8 +10,14 @@ from dataclasses import replace as changed
 from vitlens.analysis.ablation.effects import Effects, Unit
 from vitlens.analysis.ablation.importance import Importance, summarise
 from vitlens.analysis.ablation.joint import Memory as Memory
-from vitlens.analysis.ablation.joint import measure_together as measure_together
-from vitlens.analysis.ablation.replacements import Means, instead_of_mean, means_of, other_images, replacement_for
+from vitlens.analysis.ablation.joint import measure_jointly as measure_jointly
+from vitlens.analysis.ablation.replacements import (
+    MeanOutputs,
+    means_of,
+    other_images,
+    replacement_for,
+    replacement_note,
+)
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.layers import layers
@@ -35,7 +41,7 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> tuple[U
     known = layers(model)
     whole = {layer.unit: layer for layer in reversed(known)}  # a block with two attentions is one block
     own = {layer.index for layer in whole.values()}
-    found: dict[UnitKind, list[Unit]] = {
+    by_kind: dict[UnitKind, list[Unit]] = {
         "head": [Unit("head", layer.index, head) for layer in known if layer.head_dim for head in range(layer.heads)],
         "mlp": [Unit("mlp", layer.index) for layer in known if layer.mlp is not None and layer.index in own],
         "block": [
@@ -44,7 +50,7 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> tuple[U
             if layer.removable and layer.unit != layer.attention and layer.index in own
         ],
     }
-    units = tuple(unit for kind in kinds for unit in found[kind])
+    units = tuple(unit for kind in kinds for unit in by_kind[kind])
     if not units:
         raise UnsupportedError(
             f"expected {' or '.join(kinds)} to remove from {model.alias}, found none that can be replaced alone"
@@ -68,7 +74,7 @@ def measure_effects(
     units: Sequence[Unit],
     *,
     replace: Replacement = "mean",
-    means: Means | None = None,
+    means: MeanOutputs | None = None,
     donors: Images | None = None,
     seed: int = 0,
     offset: int = 0,
@@ -76,16 +82,16 @@ def measure_effects(
     advance: Callable[[int], object] = lambda _: None,
     memory: Memory | None = None,
 ) -> Effects:
-    """The loss and the answer of every image of one batch without each of the units, by replay.
+    """Loss and prediction of every image of one batch without each of the units, by replay.
 
     labels (batch,): the true class as a column of the model's logits. means: of the data, for "mean" (None: of this
     batch's clean pass). "resample" gives each image another one's output: that of `donors`, one an image, which must
     be another image; or without donors that of another image of the batch, in a seeded order (one cycle of all, so
     none keeps its own). seed + offset draws it; offset: the number of the batch's first image, also for messages.
-    budget: bytes the replay may keep; advance: told the number of units just done. Raises InputError for a batch of
-    one without donors, NonFiniteError naming unit and image.
+    budget: bytes the replay may keep; advance: called with the number of units just done. Raises InputError for a batch
+    of one without donors, NonFiniteError naming unit and image.
     """
-    found = measure_together(
+    joint = measure_jointly(
         model,
         images,
         labels,
@@ -102,13 +108,13 @@ def measure_effects(
     return Effects(
         tuple(units),
         replace,
-        found.labels,
-        found.clean_loss,
-        found.clean_correct,
-        found.loss,
-        found.correct,
-        found.forward_equivalents,
-        found.note,
+        joint.labels,
+        joint.clean_loss,
+        joint.clean_correct,
+        joint.loss,
+        joint.correct,
+        joint.forward_equivalents,
+        joint.note,
     )
 
 
@@ -125,8 +131,8 @@ def ablate(
 ) -> Importance:
     """How much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with intervals.
 
-    images (n, 3, height, width) in [0, 1]; labels (n,): columns of the model's logits; replace: what stands in a
-    head's place, its "mean" over the images (of 8 at least), "zero", or another image's output, "resample" (None: the
+    images (n, 3, height, width) in [0, 1]; labels (n,): columns of the model's logits; replace: what replaces a
+    head's output, its "mean" over the images (of 8 at least), "zero", or another image's output, "resample" (None: the
     mean; of 2 to 7 images another's, of one zero, as the result's `replace` and `note` say); batch_size: images at a
     time (None: chosen to fit). Raises UnsupportedError for a model without attention or without a classifier,
     InputError for too few images.
@@ -158,8 +164,8 @@ def ablate(
         )
     effects = Effects.join(parts)
     if replace is None and by != "mean":
-        said = "; ".join(filter(None, (effects.note, instead_of_mean(len(images), by))))
-        effects = changed(effects, note=said)
+        note = "; ".join(filter(None, (effects.note, replacement_note(len(images), by))))
+        effects = changed(effects, note=note)
     if several:
         effects = changed(effects, forward_equivalents=effects.forward_equivalents + 1)  # the pass for the means
     return summarise(effects, seed=seed)

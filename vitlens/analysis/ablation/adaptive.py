@@ -1,8 +1,8 @@
 """The k most important heads, without measuring all heads on all images.
 
 One pass with gradients gives the first-order estimate of every head on every image (and the means, where a head's mean
-stands in); the exact effects are then measured on few images, of ever fewer heads, and the estimate carries what they
-have in common to all images. Without the pass where it would cost too much of what may be spent.
+replaces its output); the exact effects are then measured on few images, of ever fewer heads, and regressed on the
+estimate, which is known for all images. The pass is left out where it would cost too much of what may be spent.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.ablation.effects import Effects, PerUnit, Unit, UnitsByImage
 from vitlens.analysis.ablation.elimination import LIMIT, Costs, eliminate
 from vitlens.analysis.ablation.elimination import Adaptive as Adaptive
-from vitlens.analysis.ablation.first_order import GRAPH, head_gradients, towards
-from vitlens.analysis.ablation.replacements import Means, means_of, other_images
+from vitlens.analysis.ablation.first_order import GRAPH, gradient_times_change, head_gradients
+from vitlens.analysis.ablation.replacements import MeanOutputs, means_of, other_images
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.errors import InputError
 from vitlens.lens.interventions import HeadReplaced
@@ -26,7 +26,7 @@ from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.shapes import Images, Labels
 
-_REFERENCE = 32  # images whose mean stands in for the mean in the estimate
+_REFERENCE = 32  # images whose mean replaces outputs in the estimate, for that of all images
 _GRADIENT_PASS = 2.0  # forwards: one, and as many multiply-adds back, for no weight asks for a gradient
 _SHARE = 0.5  # of what may be spent: the greatest that the estimate may cost
 
@@ -51,18 +51,18 @@ def most_important(
     confidence: float = 0.95,
     limit: float = LIMIT,
     replace: Replacement = "mean",
-    means: Means | None = None,
+    means: MeanOutputs | None = None,
     units: Sequence[Unit] | None = None,
     batch_size: int | None = None,
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Adaptive:
-    """The k most important heads, measured on no more images than may be spent on telling them from the others.
+    """The k most important heads, measured on as few images as tell them from the others within a cost.
 
     images (n, 3, height, width), labels (n,): as for `ablate`; limit: the greatest cost, as a share of that of
     measuring all heads on all images; means: of the data (None: taken in the pass with gradients, which is cheaper than
-    apart, and counted); units: the heads to choose from (None: all); advance: told the number of removals (heads x
-    images) just measured. Raises InputError unless 1 <= k <= heads.
+    apart, and counted); units: the heads to choose from (None: all); advance: called with the number of removals
+    (heads x images) just measured. Raises InputError unless 1 <= k <= heads.
     """
     heads = units_of(model, kinds=("head",)) if units is None else tuple(units)
     if any(unit.kind != "head" for unit in heads) or len(images) != len(labels) or not len(images):
@@ -116,13 +116,13 @@ def _unit_costs(task: _Task) -> PerUnit:
     return torch.tensor([by_layer[unit.layer] for unit in task.units], dtype=torch.float64)
 
 
-def _estimate(task: _Task, means: Means | None) -> tuple[UnitsByImage, Means]:
+def _estimate(task: _Task, means: MeanOutputs | None) -> tuple[UnitsByImage, MeanOutputs]:
     """The first-order estimate (units, n) of every head on every image, and the means of the heads' outputs.
 
-    What stands in is the given mean or that of a few images: an estimate need not be right to carry over, only be made
-    alike for all images. It is also used where another image's output stands in.
+    Outputs are replaced by the given mean or by that of a few images, also where resampling is asked for: the effects
+    are regressed on the estimate, which therefore need not be unbiased, only the same function of every image.
     """
-    own, device = Means(), task.model.device
+    own, device = MeanOutputs(), task.model.device
     reference = {}
     if task.replace != "zero":
         few = task.images[task.order[:_REFERENCE]].to(device)
@@ -130,8 +130,8 @@ def _estimate(task: _Task, means: Means | None) -> tuple[UnitsByImage, Means]:
     values = torch.zeros(len(task.units), len(task.images), dtype=torch.float64)
     for rows in task.order.split(max(1, task.size // GRAPH)):
         images, labels = task.images[rows].to(device), task.labels[rows].to(device)
-        found = head_gradients(task.model, images, labels, {unit.layer for unit in task.units})
-        own.add_heads({layer: output for layer, (output, _) in found.items()}, len(rows))
+        outputs = head_gradients(task.model, images, labels, {unit.layer for unit in task.units})
+        own.add_heads({layer: output for layer, (output, _) in outputs.items()}, len(rows))
         for row, unit in enumerate(task.units):
-            values[row, rows] = towards(found, unit, reference.get(unit.intervention("mean")))
+            values[row, rows] = gradient_times_change(outputs, unit, reference.get(unit.intervention("mean")))
     return values, own

@@ -1,4 +1,4 @@
-"""What can be removed from a model, and what each removal did to every image."""
+"""Units that can be removed from a model, and the loss and prediction of every image without them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from vitlens.names import Replacement, UnitKind
 from vitlens.processes import Processes
 from vitlens.shapes import Labels
 
-ANOTHER = "another image"  # where a resampled unit's tensor comes from, as a report says it
+ANOTHER = "another image"  # where the tensor of a resampled unit comes from, as a report says it
 
 PerUnit = Float[Tensor, " units"]
 UnitsByImage = Float[Tensor, "units batch"]
@@ -38,7 +38,7 @@ class Unit:
         return "/".join(str(part) for part in (self.kind, self.layer, self.head) if part is not None)
 
     def intervention(self, by: Replacement) -> Intervention:
-        """What removes it. A block is left out, whatever it is that replaces heads and MLPs.
+        """The intervention that removes it. A block is skipped, whatever replaces heads and MLPs.
 
         A resampled unit is given another image's output in the unchanged model, as a tensor.
         """
@@ -55,9 +55,9 @@ Removed = TypeVar("Removed", Unit, tuple[Unit, ...])
 
 @dataclass(frozen=True)
 class Outcomes(Generic[Removed]):
-    """Every image's loss and answer without some units: one by one (Effects), or several at once (Together).
+    """Every image's loss and prediction without some units: one by one (Effects), or several at once (JointEffects).
 
-    units: what was removed; replace: what stood in its place; labels (n,): the true classes, as columns of the logits;
+    units: what was removed; replace: what replaced its output; labels (n,): the true classes, as columns of the logits;
     clean_loss (n,): cross-entropy of the unchanged model, nats; clean_correct (n,): whether its prediction is the
     label; loss, correct (units, n): the same without each; forward_equivalents: full forwards spent on an image, a
     mean; note: what a report must say, or "". All on the CPU, losses in float64.
@@ -84,7 +84,7 @@ class Outcomes(Generic[Removed]):
 
     @property
     def delta_accuracy(self) -> UnitsByImage:
-        """What each image loses, points: 100 where it is right with the unit alone, -100 where without it alone."""
+        """Accuracy lost on each image, points: 100 where removal makes it wrong, -100 where removal makes it right."""
         return 100 * (self.clean_correct.double() - self.correct.double())
 
     @classmethod
@@ -108,7 +108,7 @@ class Outcomes(Generic[Removed]):
         )
 
     def gathered(self, processes: Processes) -> "Outcomes[Removed]":
-        """What all processes found for their share_of the images, in the order of the images; called by all of them."""
+        """The outcomes of all processes for their share_of the images, in the order of the images; called by all."""
         spent = processes.total(torch.tensor([self.forward_equivalents * len(self), len(self)]))
         return replace(
             self,
@@ -122,4 +122,4 @@ class Outcomes(Generic[Removed]):
 
 
 Effects = Outcomes[Unit]
-Together = Outcomes[tuple[Unit, ...]]
+JointEffects = Outcomes[tuple[Unit, ...]]

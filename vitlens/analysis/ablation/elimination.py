@@ -1,25 +1,32 @@
-"""Which k of some units change the loss most, told by measuring ever fewer of them on ever more images.
+"""Which k of some units change the loss most, by measuring ever fewer of them on ever more images.
 
 Successive accepts and rejects (Bubeck, Wang and Viswanathan 2013) in a few rounds within a stated cost: after each, the
 half that is furthest from the boundary between in and out, in standard errors of the paired difference, is measured no
-further. What is certain at the end, and what only the best guess, is told by the bounds of `race`.
+further. What is certain at the end rests on paired differences over the images that two units share: Student's t with
+fewer degrees of freedom where tails are heavy (Satterthwaite, by the kurtosis of all units together), the correction
+for a finite number of images (nothing is uncertain once all are measured), and Bonferroni over all pairs and rounds.
+Where a cheap estimate of each effect is known for all images, an effect is adjusted by regression on it (Cochran 1977).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
+from scipy import stats
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Effects, PerUnit, Unit, UnitsByImage
-from vitlens.analysis.ablation.few_images import FEWEST, LOOKS, Compared, Race
 from vitlens.errors import InputError
 from vitlens.names import Replacement
 
 LIMIT = 1 / 3  # of the cost of measuring everything
+ROUNDS = 3  # after each of which all intervals are to hold at once
+FEWEST = 12  # images before a slope is fitted, or a unit is left out
 
 Measure = Callable[[tuple[Unit, ...], Tensor], Effects]  # units, indices of images -> their effects
+Square = Float[Tensor, "units others"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,99 @@ class Costs:
         return self.every + float(self.units.sum()) if self.exact is None else self.exact
 
 
+@dataclass(frozen=True)
+class PairedEffects:
+    """mean, error, freedom (units,): changes of the loss over all images, standard errors, degrees of freedom; apart,
+    apart_error, apart_freedom (units, units): how much more a row's unit changes it than a column's, in pairs."""
+
+    mean: PerUnit
+    error: PerUnit
+    freedom: PerUnit
+    apart: Square
+    apart_error: Square
+    apart_freedom: Square
+
+    def above(self, confidence: float) -> Bool[Tensor, "units others"]:
+        """Which units (rows) change the loss more than which others; all of these hold at once at `confidence`."""
+        count = len(self.mean)
+        level = (1 - confidence) / (max(1, count * (count - 1) // 2) * ROUNDS)
+        return self.apart > _quantile(level, self.apart_freedom) * self.apart_error
+
+    def half_width(self, confidence: float) -> PerUnit:
+        """Of the intervals of all means at once."""
+        return _quantile((1 - confidence) / (2 * len(self.mean) * ROUNDS), self.freedom) * self.error
+
+
+class Measurements:
+    """What has been measured: values (units, n) in the order of drawing, and of how many images for each unit."""
+
+    def __init__(self, units: int, n: int, estimate: UnitsByImage | None) -> None:
+        self.n, self.estimate = n, estimate
+        self.values = torch.full((units, n), torch.nan, dtype=torch.float64)
+        self.images = torch.zeros(units, dtype=torch.long)
+
+    def add(self, units: Sequence[int], start: int, effects: UnitsByImage) -> None:
+        """Take in the effects of some units on the images that follow the first `start`."""
+        stop = start + effects.shape[1]
+        self.values[units, start:stop] = effects
+        self.images[units] = stop
+
+    def compare(self) -> PairedEffects:
+        """Every unit's change of the loss, and every two units' difference over the images that both have."""
+        count = len(self.images)
+        single = torch.zeros(3, count, dtype=torch.float64)
+        double = torch.zeros(3, count, count, dtype=torch.float64)
+        parts = {images: self._adjusted(images) for images in self.images.unique().tolist()}
+        tails = self._kurtosis({images: left for images, (_, left) in parts.items()})
+        for images, (mean, left) in parts.items():
+            have = (self.images >= images).nonzero().flatten()
+            degrees = max(1.0, images - 1.0 - (2 if self._adjusts(images) else 0))
+            # a variance is less certain where tails are heavy (Satterthwaite)
+            freedom = torch.full_like(mean, max(1.0, min(degrees, 2 * images / max(tails - 1, 1.0))))
+            scale = (1 - images / self.n) / images / degrees
+            square = left.square().sum(1)
+            between = (square[:, None] + square - 2 * left @ left.T).clamp_min(0)
+            own = self.images[have] == images
+            single[:, have[own]] = torch.stack([mean, (square * scale).sqrt(), freedom])[:, own]
+            pair = own[:, None] | own
+            rows, columns = (have[axis] for axis in pair.nonzero().unbind(1))
+            apart = torch.stack([mean[:, None] - mean, (between * scale).sqrt(), freedom.expand(len(have), -1)])
+            double[:, rows, columns] = apart[:, pair]
+        return PairedEffects(*single, *double)
+
+    def _kurtosis(self, parts: Mapping[int, Tensor]) -> float:
+        """Of all units together, each over its own images and scaled to its own variance; 3 for normal tails."""
+        ratios = []
+        for images, left in parts.items():
+            own = left[self.images[self.images >= images] == images]
+            square = own.square().mean(1)
+            ratios.append((own.pow(4).mean(1) / square.square())[square > 0])
+        every = torch.cat(ratios)
+        return float(every.mean()) if len(every) else 3.0
+
+    def _adjusts(self, images: int) -> bool:
+        return self.estimate is not None and images >= FEWEST
+
+    def _adjusted(self, images: int) -> tuple[Tensor, Tensor]:
+        """Of the units that have so many: means over all n images as estimated from these, what is left unexplained.
+
+        The latter (units, images) as if each image were left out of the regression: few images with heavy tails would
+        be fitted too well.
+        """
+        have = self.images >= images
+        own = self.values[have, :images]
+        mean = own.mean(1, keepdim=True)
+        if self.estimate is None or not self._adjusts(images):
+            return mean[:, 0], own - mean
+        known = self.estimate[have]
+        centre = known[:, :images].mean(1, keepdim=True)
+        away = known[:, :images] - centre
+        scale = away.square().sum(1, keepdim=True).clamp_min(1e-300)
+        slope = (away * own).sum(1, keepdim=True) / scale
+        left = (own - mean - slope * away) / (1 - 1 / images - away.square() / scale).clamp_min(1e-3)
+        return (mean - slope * (centre - known.mean(1, keepdim=True)))[:, 0], left
+
+
 def eliminate(
     measure: Measure,
     units: Sequence[Unit],
@@ -104,70 +204,86 @@ def eliminate(
     if not 1 <= k <= len(units) or n < 1 or not 0 < confidence < 1:
         raise InputError(f"expected k from 1 to {len(units)} units and an image, found k = {k} and {n} images")
     drawn = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) if order is None else order
-    race = Race(len(units), n, None if estimate is None else estimate[:, drawn].double())
+    values = Measurements(len(units), n, None if estimate is None else estimate[:, drawn].double())
     active, spent, seen = list(range(len(units))), costs.before * n, 0
-    taken: list[int] = []
+    accepted: list[int] = []
     replace: Replacement = "mean"
-    for left in range(LOOKS, 0, -1):
+    for rounds_left in range(ROUNDS, 0, -1):
         each = costs.every + float(costs.units[active].sum())
-        share = (limit * costs.whole * n - spent) / left / each
+        share = (limit * costs.whole * n - spent) / rounds_left / each
         more = min(n - seen, max(int(share), 0 if seen else FEWEST))
         if more > 0:
             effects = measure(tuple(units[index] for index in active), drawn[seen : seen + more])
-            race.values[active, seen : seen + more], replace = effects.delta_loss, effects.replace
-            spent, seen = spent + effects.forward_equivalents * more, seen + more
-            race.images[active] = seen
-        found = race.compare()
-        chosen = _chosen(found, taken, active, k)
-        settled = _settled(found, chosen, confidence)
-        if left == 1 or seen == n or bool(settled.all()):
+            values.add(active, seen, effects.delta_loss)
+            spent, seen, replace = spent + effects.forward_equivalents * more, seen + more, effects.replace
+        compared = values.compare()
+        chosen = _chosen(compared, accepted, active, k)
+        settled = _settled(compared, chosen, confidence)
+        if rounds_left == 1 or seen == n or bool(settled.all()):
             break
-        contested = _contested(found, chosen, active)[: max(2, len(active) // 2)]
-        taken += [index for index in active if index in chosen and index not in contested]
+        contested = _contested(compared, chosen, active)[: max(2, len(active) // 2)]
+        accepted += [index for index in active if index in chosen and index not in contested]
         active = sorted(contested)
-    half = found.half_width(confidence)
-    mean = found.mean.tolist()
-    ranking = sorted(range(len(units)), key=lambda index: (index not in chosen, -mean[index]))
+    return _result(values, compared, chosen, settled, confidence, units, replace, spent / n, costs.whole)
+
+
+def _result(
+    values: Measurements,
+    compared: PairedEffects,
+    chosen: Sequence[int],
+    settled: Bool[Tensor, " units"],
+    confidence: float,
+    units: Sequence[Unit],
+    replace: Replacement,
+    spent: float,
+    exact_cost: float,
+) -> Adaptive:
+    half, mean, k = compared.half_width(confidence), compared.mean, len(chosen)
+    overlapping = int((~settled).sum())
     return Adaptive(
-        tuple(units),
-        tuple(ranking),
-        k,
-        found.mean,
-        found.mean - half,
-        found.mean + half,
-        race.images,
-        settled,
-        n,
-        confidence,
-        replace,
-        spent / n,
-        costs.whole,
-        "" if settled.all() else f"{int((~settled).sum())} of {len(units)} overlap with the boundary of the {k}",
+        units=tuple(units),
+        ranking=tuple(sorted(range(len(units)), key=lambda index: (index not in chosen, -float(mean[index])))),
+        k=k,
+        mean=mean,
+        low=mean - half,
+        high=mean + half,
+        images=values.images,
+        settled=settled,
+        n=values.n,
+        confidence=confidence,
+        replace=replace,
+        forward_equivalents=spent,
+        exact_cost=exact_cost,
+        note=f"{overlapping} of {len(units)} overlap with the boundary of the {k}" if overlapping else "",
     )
 
 
-def _chosen(found: Compared, taken: Sequence[int], active: Sequence[int], k: int) -> list[int]:
-    """The k: those taken before, and the greatest of the active."""
-    best = sorted(active, key=lambda index: -float(found.mean[index]))
-    return [*taken, *best[: k - len(taken)]]
+def _chosen(compared: PairedEffects, accepted: Sequence[int], active: Sequence[int], k: int) -> list[int]:
+    """The k: those accepted before, and the greatest of the active."""
+    best = sorted(active, key=lambda index: -float(compared.mean[index]))
+    return [*accepted, *best[: k - len(accepted)]]
 
 
-def _contested(found: Compared, chosen: Sequence[int], active: Sequence[int]) -> list[int]:
+def _contested(compared: PairedEffects, chosen: Sequence[int], active: Sequence[int]) -> list[int]:
     """The active units, the nearest to the boundary first: to the last that is in, or the first that is out."""
-    mean = found.mean.tolist()
+    mean = compared.mean.tolist()
     inside = [index for index in active if index in chosen]
     outside = [index for index in active if index not in chosen]
     if not inside or not outside:
         return sorted(active, key=mean.__getitem__, reverse=not inside)
     last, first = min(inside, key=mean.__getitem__), max(outside, key=mean.__getitem__)
-    gap = found.apart.abs() / found.apart_error.clamp_min(1e-300)
+    gap = compared.apart.abs() / compared.apart_error.clamp_min(1e-300)
     return sorted(active, key=lambda index: float(gap[index, first if index in chosen else last]))
 
 
-def _settled(found: Compared, chosen: Sequence[int], confidence: float) -> Bool[Tensor, " units"]:
+def _settled(compared: PairedEffects, chosen: Sequence[int], confidence: float) -> Bool[Tensor, " units"]:
     """Which units are surely in (above all others but k - 1 at most) or surely out (k are above it)."""
-    above = found.above(confidence)
+    above = compared.above(confidence)
     count, k = len(above), len(chosen)
     inside = torch.zeros(count, dtype=torch.bool)
     inside[list(chosen)] = True
     return torch.where(inside, above.sum(1) >= count - k, above.sum(0) >= k)
+
+
+def _quantile(level: float, freedom: Tensor) -> Tensor:
+    return torch.from_numpy(np.asarray(stats.t.isf(level, freedom.numpy())))

@@ -1,4 +1,4 @@
-"""The cheap estimate beside the exact effect: gradient times what would change, one backward pass for all heads."""
+"""The first-order estimate of a head's effect: gradient times change of its output, one backward pass for all heads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.ablation.effects import Unit, UnitsByImage
-from vitlens.analysis.ablation.replacements import Means, prepared
+from vitlens.analysis.ablation.replacements import MeanOutputs, prepared
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.gradients import check_targets
 from vitlens.devices import evaluating
@@ -19,7 +19,7 @@ from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.shapes import Heads, Images, Labels
 
-GRAPH = 4  # a backward pass keeps what a forward forgets: so many times fewer images at once
+GRAPH = 4  # times fewer images at once, as a backward pass needs the activations of all layers
 
 
 def first_order(
@@ -29,7 +29,7 @@ def first_order(
     units: Sequence[Unit],
     *,
     replace: Replacement = "mean",
-    means: Means | None = None,
+    means: MeanOutputs | None = None,
     donors: Images | None = None,
     seed: int = 0,
     offset: int = 0,
@@ -45,30 +45,32 @@ def first_order(
         return result
     size = max(1, fitting_batch_size(model) // GRAPH)
     with prepared(model, images, tuple(rows), replace=replace, means=means, donors=donors, seed=seed + offset) as ready:
-        truth, instead = check_targets(labels, ready.replay.logits), ready.replacements(tuple(rows))
+        truth, replacements = check_targets(labels, ready.replay.logits), ready.replacements(tuple(rows))
     for start in range(0, len(images), size):
         part = slice(start, min(start + size, len(images)))
-        found = head_gradients(model, images[part], truth[part], {unit.layer for unit in rows})
+        outputs = head_gradients(model, images[part], truth[part], {unit.layer for unit in rows})
         for unit, row in rows.items():
-            tensor = instead.get(unit.intervention(replace))
-            result[row, part] = towards(
-                found, unit, tensor[part] if tensor is not None and tensor.dim() == 3 else tensor
+            tensor = replacements.get(unit.intervention(replace))
+            result[row, part] = gradient_times_change(
+                outputs, unit, tensor[part] if tensor is not None and tensor.dim() == 3 else tensor
             )
     return result
 
 
-def towards(found: Mapping[int, tuple[Heads, Heads]], unit: Unit, instead: Tensor | None) -> Float[Tensor, " batch"]:
-    """Gradient · (instead - output) of one head, float64 on the CPU; instead: None is zero."""
-    output, gradient = (heads[:, unit.head] for heads in found[unit.layer])  # (batch, tokens, head_dim)
-    new = 0.0 if instead is None else instead.to(output)
+def gradient_times_change(
+    outputs: Mapping[int, tuple[Heads, Heads]], unit: Unit, replacement: Tensor | None
+) -> Float[Tensor, " batch"]:
+    """Gradient · (replacement - output) of one head, float64 on the CPU; replacement: None is zero."""
+    output, gradient = (heads[:, unit.head] for heads in outputs[unit.layer])  # (batch, tokens, head_dim)
+    new = 0.0 if replacement is None else replacement.to(output)
     return (gradient * (new - output)).flatten(1).cpu().double().sum(1)
 
 
 def head_gradients(model: Model, images: Images, labels: Labels, which: set[int]) -> dict[int, tuple[Heads, Heads]]:
-    """By layer: what the output projection reads of each head, and the gradient of each image's loss there."""
+    """By layer: the output of each head before the output projection, and the gradient of each image's loss there."""
     read: dict[int, Tensor] = {}
     with torch.enable_grad(), evaluating(model), _reading(model, which, read):
-        loss = F.cross_entropy(model(images), labels, reduction="sum")  # an image's loss knows no other image
+        loss = F.cross_entropy(model(images), labels, reduction="sum")  # each image's gradient is that of its own loss
     gradients = torch.autograd.grad(loss, list(read.values()), allow_unused=True, materialize_grads=True)
     return {
         index: (_by_head(tensor.detach(), layer_of(model, index)), _by_head(gradient, layer_of(model, index)))

@@ -1,4 +1,4 @@
-"""Which heads to remove first when the others must make up for them: ranked anew after each removal."""
+"""A greedy order of removal: heads are ranked anew after each removal."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Unit
-from vitlens.analysis.ablation.joint import judge
-from vitlens.analysis.ablation.replacements import Means, Replacements, means_of, other_images, prepared
+from vitlens.analysis.ablation.joint import loss_and_correct
+from vitlens.analysis.ablation.replacements import MeanOutputs, Replacements, means_of, other_images, prepared
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.gradients import check_targets
 from vitlens.errors import InputError
@@ -38,20 +38,21 @@ def greedy_order(
     every: int = 1,
     count: int | None = None,
     replace: Replacement = "mean",
-    means: Means | None = None,
+    means: MeanOutputs | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     budget: int = DEFAULT_BUDGET,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Greedy:
-    """Remove the unit whose absence costs the least loss, rank the rest again without it, and so on.
+    """Remove the unit whose removal raises the loss least, rank the rest again without it, and so on.
 
     every: units removed before ranking again; count: stop ranking after so many are removed (None: all), the rest
-    follows as it was ranked last; means: of the data (None: of these images); advance: told the number of units
+    follows as it was ranked last; means: of the data (None: of these images); advance: called with the number of units
     removed. The rest as measure_effects, images taken batch_size at a time.
 
-    Each round's clean pass is the model without what is gone, so that every candidate is a replay from its own layer:
-    for h heads about h²/2 replays of half a forward, h²/4 forwards an image in place of h²/2; `every` divides it.
+    Each round's clean pass is that of the model without the units removed so far, so that every candidate is a replay
+    from its own layer: for h heads about h²/2 replays of half a forward, h²/4 forwards an image in place of h²/2;
+    `every` divides it.
     """
     if every < 1 or not units:
         raise InputError(f"expected units, and at least 1 removed in a round, found {len(units)} and {every}")
@@ -65,19 +66,19 @@ def greedy_order(
     spent = 0.0
     if replace == "mean" and means is None:
         means, spent = means_of(model, [part for part, _, _ in batches]), 1.0
-    gone: list[Unit] = []
-    left = list(units)
-    while left and len(gone) < (len(units) if count is None else count):
-        total = torch.zeros(len(left), dtype=torch.float64)
+    removed: list[Unit] = []
+    candidates = list(units)
+    while candidates and len(removed) < (len(units) if count is None else count):
+        total = torch.zeros(len(candidates), dtype=torch.float64)
         for part, truth, donors in batches:
             tensors, cost = _tensors(model, part, donors, units, replace, means, budget)
-            losses, more = _round(model, part, truth, gone, left, replace, tensors, budget)
+            losses, more = _round(model, part, truth, removed, candidates, replace, tensors, budget)
             total += losses.sum(1)
             spent += (cost + more) * len(part) / len(images)
-        left = [left[index] for index in total.argsort(stable=True).tolist()]
-        advance(len(left[:every]))
-        gone, left = gone + left[:every], left[every:]
-    return Greedy(tuple(gone + left), spent)
+        candidates = [candidates[index] for index in total.argsort(stable=True).tolist()]
+        advance(len(candidates[:every]))
+        removed, candidates = removed + candidates[:every], candidates[every:]
+    return Greedy(tuple(removed + candidates), spent)
 
 
 def _tensors(
@@ -86,10 +87,10 @@ def _tensors(
     donors: Images,
     units: Sequence[Unit],
     replace: Replacement,
-    means: Means | None,
+    means: MeanOutputs | None,
     budget: int,
 ) -> tuple[Replacements, float]:
-    """What stands in for the units, from the unchanged model, and the full forwards that it cost."""
+    """The replacements of the units, from the unchanged model, and the full forwards that they cost."""
     if replace == "zero" or means is not None:
         return {} if means is None or replace == "zero" else means.replacements(units), 0.0
     with prepared(model, images, units, replace=replace, donors=donors, budget=budget) as ready:
@@ -100,27 +101,30 @@ def _round(
     model: Model,
     images: Images,
     labels: Labels,
-    gone: Sequence[Unit],
-    left: Sequence[Unit],
+    removed: Sequence[Unit],
+    candidates: Sequence[Unit],
     replace: Replacement,
     tensors: Replacements,
     budget: int,
 ) -> tuple[Tensor, float]:
-    """Each image's loss without what is gone and each that is left (left, batch), and the full forwards spent."""
-    already = [unit.intervention(replace) for unit in gone]
+    """Each image's loss without the removed units and each candidate (candidates, batch), and full forwards spent."""
+    already = [unit.intervention(replace) for unit in removed]
     with ExitStack() as stack:
         with intervened(model, already, replacements=tensors):
             replay = stack.enter_context(replaying(model, images, budget=budget))
         sets = [
-            [unit.intervention(replace), *(each.intervention(replace) for each in _carried(replay, gone, unit))]
-            for unit in left
+            [
+                unit.intervention(replace),
+                *(each.intervention(replace) for each in _removed_again(replay, removed, unit)),
+            ]
+            for unit in candidates
         ]
-        loss, _ = judge(replay.run(sets, replacements=tensors), check_targets(labels, replay.logits))
+        loss, _ = loss_and_correct(replay.run(sets, replacements=tensors), check_targets(labels, replay.logits))
         return loss, replay.forward_equivalents
 
 
-def _carried(replay: Replay, gone: Sequence[Unit], unit: Unit) -> list[Unit]:
-    """What is gone and must be removed again: all that a replay from the unit's layer runs anew."""
+def _removed_again(replay: Replay, removed: Sequence[Unit], unit: Unit) -> list[Unit]:
+    """The removed units that must be removed again: those in layers that a replay from the unit's layer runs."""
     if not replay.exact or replay.cache == "nothing":
-        return list(gone)
-    return [each for each in gone if each.layer >= unit.layer]
+        return list(removed)
+    return [each for each in removed if each.layer >= unit.layer]

@@ -1,4 +1,4 @@
-"""From every image's effects to how much each unit matters: means, intervals, tests, classes."""
+"""The importance of each unit from its effects on every image: means, intervals, tests, by class."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ PerLayer = Float[Tensor, "layers heads"]
 
 
 @dataclass(frozen=True)
-class Change:
+class MeanChange:
     """The mean change of a metric without each unit, with its 95 % interval over images.
 
     mean (units,); low, high (units,): percentile bootstrap of the paired differences, NaN for fewer than 2 images (or
@@ -36,7 +36,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class ByClass:
+class EffectsByClass:
     """Mean changes by true class, NaN where a class has no image. images (classes,): how many it has."""
 
     images: Int[Tensor, " classes"]
@@ -58,13 +58,13 @@ class Importance:
     units: tuple[Unit, ...]
     n: int
     replace: Replacement
-    loss: Change
-    accuracy: Change
+    loss: MeanChange
+    accuracy: MeanChange
     clean_loss: float
     clean_accuracy: float
     first_order: PerUnit | None = None
     rank_correlation: float = float("nan")
-    by_class: ByClass | None = None
+    by_class: EffectsByClass | None = None
     forward_equivalents: float = 0.0
     note: str = ""
 
@@ -130,7 +130,7 @@ def summarise(
     groups (n,): what images share; whole groups are drawn and flipped; first (units, n): of first_order; classes: how
     many classes the effects' labels number, for by_class (0: none).
     """
-    loss, accuracy = changes(
+    loss, accuracy = mean_changes(
         (effects.delta_loss, effects.delta_accuracy),
         families=[unit.kind for unit in effects.units],
         groups=groups,
@@ -154,13 +154,13 @@ def summarise(
     )
 
 
-def changes(
+def mean_changes(
     values: Sequence[Float[Tensor, "cases batch"]],
     *,
     families: Sequence[Hashable],
     groups: Tensor | None = None,
     seed: int = 0,
-) -> list[Change]:
+) -> list[MeanChange]:
     """The mean, interval and test of each row of some metrics' differences, Holm within each family of rows.
 
     All metrics share their draws. NaN instead of interval and p-values for fewer than 2 images or groups.
@@ -176,7 +176,7 @@ def changes(
         draws = max(DRAWS, 2 * round(largest / LEVEL))  # fewer could not pass Holm's correction
         p = sign_flips(every, groups=groups, seed=seed, draws=draws)
     parts = [slice(start, start + count) for start in range(0, len(every), count)]
-    return [Change(mean[part], low[part], high[part], p[part], _holm(p[part], families)) for part in parts]
+    return [MeanChange(mean[part], low[part], high[part], p[part], _holm(p[part], families)) for part in parts]
 
 
 def agreement(
@@ -186,11 +186,11 @@ def agreement(
 
     Raises InputError unless all are of the same units.
     """
-    found = list(importances.values())
-    if len({each.units for each in found}) != 1:
+    each_replacement = list(importances.values())
+    if len({each.units for each in each_replacement}) != 1:
         raise InputError("expected the importance of the same units under each replacement, found others or none")
-    own = found[0].of_kind(kind)
-    rows = [each.loss.mean[own] for each in found]
+    own = each_replacement[0].of_kind(kind)
+    rows = [each.loss.mean[own] for each in each_replacement]
     return torch.tensor([[spearman(one, two) for two in rows] for one in rows], dtype=torch.float64)
 
 
@@ -215,22 +215,22 @@ def _clusters(images: int, groups: Tensor | None) -> int:
 
 
 def _remarks(effects: Effects, groups: Tensor | None) -> list[str]:
-    found = []
+    notes = []
     clusters, what = _clusters(len(effects), groups), "images" if groups is None else "groups of images"
     if clusters < 2:
-        found.append(f"no intervals and no tests: they need at least 2 {what}, found {clusters}")
+        notes.append(f"no intervals and no tests: they need at least 2 {what}, found {clusters}")
     if not effects.clean_correct.any():
-        found.append(
+        notes.append(
             f"the unchanged model is right on none of the {len(effects)} images, so accuracy can only rise; read the "
             "change of loss, and see whether labels and classes fit"
         )
-    return found
+    return notes
 
 
-def _by_class(effects: Effects, classes: int) -> ByClass:
+def _by_class(effects: Effects, classes: int) -> EffectsByClass:
     if int(effects.labels.min()) < 0 or int(effects.labels.max()) >= classes:
         raise InputError(f"expected labels from 0 to {classes - 1}, found {int(effects.labels.max())}")
     member = torch.nn.functional.one_hot(effects.labels.long(), classes).double()
     images = member.sum(0)
     loss, accuracy = (values @ member / images for values in (effects.delta_loss, effects.delta_accuracy))
-    return ByClass(images.long(), loss, accuracy)
+    return EffectsByClass(images.long(), loss, accuracy)

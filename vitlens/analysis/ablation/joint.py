@@ -1,4 +1,4 @@
-"""Every image's loss and answer without several units at once, by replay: what all of ablation is made of."""
+"""Every image's loss and prediction without several units at once, by replay: what all of ablation rests on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.ablation.effects import Together, Unit
-from vitlens.analysis.ablation.replacements import Means, Prepared, prepared
+from vitlens.analysis.ablation.effects import JointEffects, Unit
+from vitlens.analysis.ablation.replacements import MeanOutputs, Prepared, prepared
 from vitlens.analysis.attention.gradients import check_targets
 from vitlens.errors import NonFiniteError
 from vitlens.lens.replay import DEFAULT_BUDGET
@@ -22,7 +22,7 @@ Right = Bool[Tensor, "sets batch"]
 
 
 @dataclass(frozen=True)
-class Measured:
+class BatchOutcomes:
     """The outcomes of some sets on one batch: loss (nats) and correct (sets, batch).
 
     cost: multiply-adds of linear layers that measuring them took, so that a resumed run reports all that was spent.
@@ -35,32 +35,32 @@ class Measured:
 
 @runtime_checkable
 class Memory(Protocol):
-    """Where outcomes of a batch are kept while they are measured, so that a killed run goes on where it was."""
+    """Where outcomes of a batch are kept while they are measured, so that an interrupted run resumes where it was."""
 
-    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> Measured | None:
+    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> BatchOutcomes | None:
         """The outcomes of these, or None where they were not measured before."""
         ...
 
-    def remember(self, sets: Sequence[tuple[Unit, ...]], found: Measured) -> None:
+    def remember(self, sets: Sequence[tuple[Unit, ...]], outcomes: BatchOutcomes) -> None:
         """Keep the outcomes of these."""
         ...
 
 
-def measure_together(
+def measure_jointly(
     model: Model,
     images: Images,
     labels: Labels,
     sets: Sequence[tuple[Unit, ...]],
     *,
     replace: Replacement = "mean",
-    means: Means | None = None,
+    means: MeanOutputs | None = None,
     donors: Images | None = None,
     seed: int = 0,
     offset: int = 0,
     budget: int = DEFAULT_BUDGET,
     advance: Callable[[int], object] = lambda _: None,
     memory: Memory | None = None,
-) -> Together:
+) -> JointEffects:
     """As measure_effects, with several units removed at once; an empty set is the unchanged model.
 
     memory: what was measured before and need not be again, a few sets at a time (those that begin at one layer).
@@ -70,7 +70,7 @@ def measure_together(
         model, images, every, replace=replace, means=means, donors=donors, seed=seed + offset, budget=budget
     ) as ready:
         truth = check_targets(labels, ready.replay.logits)
-        clean_loss, clean_correct = judge(ready.replay.logits[None], truth)
+        clean_loss, clean_correct = loss_and_correct(ready.replay.logits[None], truth)
         _require_finite(clean_loss, [()], model.alias, offset)
         loss = clean_loss.new_zeros(len(sets), len(images))
         correct = clean_correct.new_zeros(loss.shape)
@@ -78,15 +78,15 @@ def measure_together(
         for rows in _by_first_layer(sets):
             some = [sets[row] for row in rows]
             known = None if memory is None else memory.recall(some)
-            found = known or _measured(ready, some, replace, truth)
-            loss[rows], correct[rows] = found.loss, found.correct
+            outcomes = known or _measure(ready, some, replace, truth)
+            loss[rows], correct[rows] = outcomes.loss, outcomes.correct
             _require_finite(loss[rows], some, model.alias, offset)
             if known is not None:
                 recalled += known.cost
             elif memory is not None:
-                memory.remember(some, found)
+                memory.remember(some, outcomes)
             advance(len(rows))
-        return Together(
+        return JointEffects(
             tuple(sets),
             replace,
             labels.cpu(),
@@ -99,16 +99,16 @@ def measure_together(
         )
 
 
-def judge(logits: Float[Tensor, "sets batch classes"], labels: Labels) -> tuple[Losses, Right]:
+def loss_and_correct(logits: Float[Tensor, "sets batch classes"], labels: Labels) -> tuple[Losses, Right]:
     """Cross-entropy (sets, batch) in nats, float64, and whether the prediction is the label; on the CPU."""
     loss = F.cross_entropy(logits.float().flatten(0, 1), labels.repeat(len(logits)), reduction="none")
     return loss.view(logits.shape[:2]).cpu().double(), (logits.argmax(-1) == labels).cpu()
 
 
-def _measured(ready: Prepared, sets: Sequence[tuple[Unit, ...]], replace: Replacement, labels: Labels) -> Measured:
+def _measure(ready: Prepared, sets: Sequence[tuple[Unit, ...]], replace: Replacement, labels: Labels) -> BatchOutcomes:
     before = ready.cost
-    loss, correct = judge(_without(ready, sets, replace), labels)
-    return Measured(loss, correct, ready.cost - before)
+    loss, correct = loss_and_correct(_without(ready, sets, replace), labels)
+    return BatchOutcomes(loss, correct, ready.cost - before)
 
 
 def _without(

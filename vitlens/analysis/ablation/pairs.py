@@ -1,4 +1,9 @@
-"""Which heads work together: what removing two at once does beyond what removing each does."""
+"""Which heads act together: effects of removing two at once, and how alike the outputs of two heads are.
+
+Likeness is linear CKA, exact over any number of images: unbiased HSIC (Song 2012; Nguyen 2021) of linear kernels,
+K = X Xᵀ with its diagonal left out, needs sums over the samples alone: Σ x yᵀ, Σ x, Σ |x|², Σ x |y|², Σ |x|² |y|². They
+are kept for all heads at once, and CKA follows from them at the end: it is not a mean over batches.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +14,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.effects import Together, Unit
-from vitlens.analysis.ablation.importance import Change, changes
-from vitlens.analysis.ablation.joint import measure_together
-from vitlens.analysis.ablation.redundancy import Redundancy as Redundancy
-from vitlens.analysis.ablation.redundancy import RedundancyStream as RedundancyStream
-from vitlens.analysis.ablation.redundancy import redundancy as redundancy
-from vitlens.analysis.ablation.replacements import Means
-from vitlens.errors import InputError
-from vitlens.lens.replay import DEFAULT_BUDGET
+from vitlens.analysis.ablation.effects import JointEffects, Unit
+from vitlens.analysis.ablation.importance import MeanChange, mean_changes
+from vitlens.analysis.ablation.joint import measure_jointly
+from vitlens.analysis.ablation.replacements import Batches, MeanOutputs
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.layers import Layer, layers
+from vitlens.lens.replay import DEFAULT_BUDGET, replaying
 from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.shapes import Images, Labels
+
+_ROWS = 4096  # samples at once
+_FEWEST = 4  # samples: unbiased HSIC divides by n (n - 3)
+
+Similar = Float[Tensor, "heads others"]
+Samples = Float[Tensor, "samples _ _"]
 
 
 @dataclass(frozen=True)
@@ -32,26 +41,28 @@ class Pairs:
 
     units: tuple[Unit, ...]
     pairs: tuple[tuple[int, int], ...]
-    outcomes: Together
+    outcomes: JointEffects
 
     @classmethod
     def join(cls, parts: Sequence["Pairs"]) -> "Pairs":
         """Pairs measured on several batches as one. Raises InputError unless they are of the same units."""
-        return changed(parts[0], outcomes=Together.join([part.outcomes for part in parts]))
+        return changed(parts[0], outcomes=JointEffects.join([part.outcomes for part in parts]))
 
 
 @dataclass(frozen=True)
 class Synergy:
     """Effect of both minus the sum of the effects, change of loss in nats, for each pair.
 
-    Positive: one stands in for the other (both are missed more than each alone); negative: they need each other (once
-    one is gone, the other is of less use). units, pairs: as in Pairs; change: mean, low, high, p, p_holm (pairs,); both
+    Positive: one compensates for the removal of the other (removing both costs more than the sum); negative: they
+    depend on each other (once one is removed, removing the other costs less).
+
+    units, pairs: as in Pairs; change: mean, low, high, p, p_holm (pairs,); both
     (pairs,): mean effect of removing both; n: images; note: what a report must say, or "".
     """
 
     units: tuple[Unit, ...]
     pairs: tuple[tuple[int, int], ...]
-    change: Change
+    change: MeanChange
     both: Float[Tensor, " pairs"]
     n: int
     note: str = ""
@@ -71,7 +82,7 @@ def pairwise(
     units: Sequence[Unit],
     *,
     replace: Replacement = "mean",
-    means: Means | None = None,
+    means: MeanOutputs | None = None,
     donors: Images | None = None,
     seed: int = 0,
     offset: int = 0,
@@ -80,12 +91,12 @@ def pairwise(
 ) -> Pairs:
     """Remove each of the units, and each two of them, on one batch; join over batches, then `synergy`.
 
-    advance: told the number of removals just done, k (k + 1) / 2 in all. The rest as measure_effects.
+    advance: called with the number of removals just done, k (k + 1) / 2 in all. The rest as measure_effects.
     """
     if len(units) < 2 or len(set(units)) < len(units):
         raise InputError(f"expected at least 2 different units to pair, found {[unit.name for unit in units]}")
     pairs = tuple(combinations(range(len(units)), 2))
-    found = measure_together(
+    outcomes = measure_jointly(
         model,
         images,
         labels,
@@ -98,7 +109,7 @@ def pairwise(
         budget=budget,
         advance=advance,
     )
-    return Pairs(tuple(units), pairs, found)
+    return Pairs(tuple(units), pairs, outcomes)
 
 
 def synergy(pairs: Pairs, *, groups: Tensor | None = None, seed: int = 0) -> Synergy:
@@ -107,8 +118,145 @@ def synergy(pairs: Pairs, *, groups: Tensor | None = None, seed: int = 0) -> Syn
     first, second = (list(each) for each in zip(*pairs.pairs))
     both = effect[count:]
     beyond = both - effect[first] - effect[second]
-    (change,) = changes((beyond,), families=[0] * len(beyond), groups=groups, seed=seed)
+    (change,) = mean_changes((beyond,), families=[0] * len(beyond), groups=groups, seed=seed)
     n = len(pairs.outcomes)
     few = "" if change.low.isfinite().all() else "no intervals and no tests: they need at least 2 images (or groups)"
     note = "; ".join(filter(None, (pairs.outcomes.note, few)))
     return Synergy(pairs.units, pairs.pairs, change, both.mean(1), n, note)
+
+
+@dataclass(frozen=True)
+class Redundancy:
+    """Linear CKA of heads' outputs over tokens and images: 1 on the diagonal, NaN where tokens are not the same.
+
+    units: the heads, of rows and columns; matrix: unbiased, so that unlike heads are near 0 and may fall below; images:
+    how many.
+    """
+
+    units: tuple[Unit, ...]
+    matrix: Similar
+    images: int
+
+
+class CrossMoments:
+    """Sums over samples of some heads' outputs, float64, from which the linear CKA of every two of them follows.
+
+    Memory: (all heads x head_dim)² numbers of 8 bytes, 42 MB for DeiT-tiny, 680 MB for ViT-B.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, samples: Sequence[Samples]) -> None:
+        """Take in samples of layer after layer, the same samples in each."""
+        exact = [each.double() for each in samples]
+        wide = torch.cat([each.flatten(1) for each in exact], 1)  # (samples, all heads x head_dim)
+        square = torch.cat([each.square().sum(2) for each in exact], 1)  # (samples, all heads)
+        cross = wide.new_zeros(wide.shape[1], wide.shape[1])
+        start = 0
+        for each in exact:  # above the diagonal alone
+            stop = start + each[0].numel()
+            cross[start:stop, start:] = wide[:, start:stop].T @ wide[:, start:]
+            start = stop
+        for name, value in {
+            "cross": cross,
+            "sum": wide.sum(0),
+            "square": square.sum(0),
+            "weighted": wide.T @ square,
+            "squares": square.T @ square,
+        }.items():
+            self._sums[name] = self._sums[name].add_(value) if name in self._sums else value
+        self.count += len(wide)
+
+    def join(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Add up what several processes took in; total: the sum of a tensor over all of them."""
+        self.count = round(float(total(torch.tensor([self.count], dtype=torch.float64))))
+        self._sums = {name: total(self._sums[name]) for name in sorted(self._sums)}
+
+    def cka(self, widths: Sequence[int]) -> Similar:
+        """The CKA of every two heads, whose widths (head_dim) these are, in their order.
+
+        Raises InputError for fewer than four samples.
+        """
+        if self.count < _FEWEST:
+            raise InputError(f"expected at least {_FEWEST} tokens to compare heads on, found {self.count}")
+        heads = torch.repeat_interleave(torch.arange(len(widths)), torch.tensor(widths))
+        hsic = self._hsic(torch.nn.functional.one_hot(heads, len(widths)).double().T)  # (heads, all columns)
+        scale = hsic.diagonal().clamp_min(0).sqrt()
+        cka = hsic / (scale[:, None] * scale)  # NaN for a head that is constant
+        return cka.where(torch.isfinite(cka), torch.nan)
+
+    def _hsic(self, member: Float[Tensor, "heads columns"]) -> Similar:
+        """Unbiased HSIC of every two heads, times n (n - 3)."""
+        n = self.count
+        cross, total, square, weighted, squares = (
+            self._sums[name].cpu() for name in ("cross", "sum", "square", "weighted", "squares")
+        )
+        products = member @ cross.square() @ member.T - squares  # tr K L, i ≠ j; below the diagonal nothing yet
+        ones = member @ total.square() - square  # 1ᵀ K 1
+        own = member * total  # each head's part of the sum, in its columns
+        both = own @ cross @ own.T  # Σ (x·s_x) (y·s_y)
+        mixed = own @ weighted  # Σ (x·s_x) |y|²
+        rows = both - mixed - mixed.T + squares  # 1ᵀ K L 1
+        hsic = products + torch.outer(ones, ones) / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows
+        return hsic.triu() + hsic.triu(1).T
+
+
+class RedundancyStream:
+    """Takes in batch after batch, and gives the similarity of all heads; memory does not grow with the images.
+
+    Heads are compared where their layers have the same tokens at the same places: one sequence of as many tokens; the
+    windows of Swin are compared within a layer.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.images = model, 0
+        self._parts: dict[tuple[int, ...], tuple[list[Layer], CrossMoments]] = {}
+        for layer in layers(model):
+            if layer.head_dim:
+                alike = (layer.queries,) if layer.windows == 1 else (layer.queries, layer.windows, layer.index)
+                self._parts.setdefault(alike, ([], CrossMoments()))[0].append(layer)
+        if not self._parts:
+            raise UnsupportedError(f"expected heads that an output projection reads, found none in {model.alias}")
+
+    def add(self, images: Images) -> None:
+        """Take in the heads' outputs of a batch, by a clean pass."""
+        with replaying(self.model, images) as replay:
+            for group, moments in self._parts.values():
+                step = max(1, _ROWS // (group[0].queries * group[0].windows))
+                outputs = [_exact(replay.head_output(layer.index)) for layer in group]
+                for start in range(0, len(images), step):
+                    moments.add([each[start : start + step].transpose(1, 2).flatten(0, 1) for each in outputs])
+        self.images += len(images)
+
+    def join(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Add up what several processes took in; total: the sum of a tensor over all of them."""
+        self.images = round(float(total(torch.tensor([self.images], dtype=torch.float64))))
+        for _, moments in self._parts.values():
+            moments.join(total)
+
+    def result(self) -> Redundancy:
+        """The similarity so far. Raises InputError for fewer than four tokens."""
+        known = [layer for layer in layers(self.model) if layer.head_dim]
+        units = tuple(Unit("head", layer.index, head) for layer in known for head in range(layer.heads))
+        place = {unit: index for index, unit in enumerate(units)}
+        matrix = torch.full((len(units), len(units)), torch.nan, dtype=torch.float64)
+        for group, moments in self._parts.values():
+            widths = [layer.head_dim for layer in group for _ in range(layer.heads)]
+            heads = [Unit("head", layer.index, head) for layer in group for head in range(layer.heads)]
+            own = torch.tensor([place[unit] for unit in heads])
+            matrix[own[:, None], own] = moments.cka(widths)
+        return Redundancy(units, matrix, self.images)
+
+
+def redundancy(model: Model, batches: Batches) -> Redundancy:
+    """How alike the heads' outputs are, pair by pair, over all tokens of all images."""
+    stream = RedundancyStream(model)
+    for images in batches:
+        stream.add(images)
+    return stream.result()
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.cpu() if tensor.device.type == "mps" else tensor  # mps has no float64

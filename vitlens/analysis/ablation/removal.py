@@ -1,4 +1,4 @@
-"""How far a model carries when heads are removed one after another."""
+"""Accuracy and loss as heads are removed one after another, in several orders."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.effects import Together, Unit
-from vitlens.analysis.ablation.joint import measure_together
-from vitlens.analysis.ablation.replacements import Means
+from vitlens.analysis.ablation.effects import JointEffects, Unit
+from vitlens.analysis.ablation.joint import measure_jointly
+from vitlens.analysis.ablation.replacements import MeanOutputs
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.answers.paired import resampled_means
 from vitlens.errors import InputError
@@ -24,8 +24,8 @@ _ROUNDING = 1e-9  # points: 78 % - 77 % is 1 point
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Every image's loss and answer without the first units of an order.
+class AblationCurve:
+    """Every image's loss and prediction without the first units of an order.
 
     order: the units, first removed first; removed: how many of them, for each row of outcomes (0 is the unchanged
     model); outcomes: loss, correct (removed, n). Per image, so that curves can be compared in pairs.
@@ -33,7 +33,7 @@ class Curve:
 
     order: tuple[Unit, ...]
     removed: tuple[int, ...]
-    outcomes: Together
+    outcomes: JointEffects
 
     def accuracy(self, *, groups: Tensor | None = None) -> list[Estimate]:
         """The accuracy after each removal, with Wilson's interval (or a bootstrap over groups)."""
@@ -45,9 +45,9 @@ class Curve:
         return self.outcomes.loss.mean(1)
 
     @classmethod
-    def join(cls, parts: Sequence["Curve"]) -> "Curve":
+    def join(cls, parts: Sequence["AblationCurve"]) -> "AblationCurve":
         """Curves of one order on several batches as one. Raises InputError unless they are of the same removals."""
-        return changed(parts[0], outcomes=Together.join([part.outcomes for part in parts]))
+        return changed(parts[0], outcomes=JointEffects.join([part.outcomes for part in parts]))
 
 
 def steps(count: int, *, points: int = 13) -> tuple[int, ...]:
@@ -71,24 +71,26 @@ def removal_curves(
     *,
     removed: Sequence[int] | None = None,
     replace: Replacement = "mean",
-    means: Means | None = None,
+    means: MeanOutputs | None = None,
     donors: Images | None = None,
     seed: int = 0,
     offset: int = 0,
     budget: int = DEFAULT_BUDGET,
     advance: Callable[[int], object] = lambda _: None,
-) -> dict[str, Curve]:
+) -> dict[str, AblationCurve]:
     """The curves of several orders on one batch, from one clean pass; join those of one name over batches.
 
     orders: by name ("least first", "most first", "random 0" ...); removed: after how many removals to measure (None:
-    after each), those beyond an order's length left out; advance: told the number of different sets just measured.
-    What stands in for a removed unit is that of the unchanged model. The rest as measure_effects; the cost is shared
-    out evenly among the curves.
+    after each), those beyond an order's length left out; advance: called with the number of different sets just
+    measured. The replacement of a removed unit is that of the unchanged model. The rest as measure_effects; the cost is
+    divided evenly among the curves.
     """
     counts = {name: _counts(len(order), removed) for name, order in orders.items()}
     wanted = {name: [tuple(order[:count]) for count in counts[name]] for name, order in orders.items()}
-    alike = {frozenset(each): each for sets in wanted.values() for each in sets}  # all orders begin and end alike
-    found = measure_together(
+    alike = {
+        frozenset(each): each for sets in wanted.values() for each in sets
+    }  # all orders share their first and last set
+    joint = measure_jointly(
         model,
         images,
         labels,
@@ -102,18 +104,18 @@ def removal_curves(
         advance=advance,
     )
     place = {each: row for row, each in enumerate(alike)}
-    cost = found.forward_equivalents / max(1, len(orders))
+    cost = joint.forward_equivalents / max(1, len(orders))
     curves = {}
     for name, order in orders.items():
         rows = [place[frozenset(each)] for each in wanted[name]]
         outcomes = changed(
-            found,
+            joint,
             units=tuple(wanted[name]),
-            loss=found.loss[rows],
-            correct=found.correct[rows],
+            loss=joint.loss[rows],
+            correct=joint.correct[rows],
             forward_equivalents=cost,
         )
-        curves[name] = Curve(tuple(order), counts[name], outcomes)
+        curves[name] = AblationCurve(tuple(order), counts[name], outcomes)
     return curves
 
 
@@ -125,16 +127,20 @@ def removal_curve(
     *,
     removed: Sequence[int] | None = None,
     replace: Replacement = "mean",
-    means: Means | None = None,
+    means: MeanOutputs | None = None,
     seed: int = 0,
-) -> Curve:
+) -> AblationCurve:
     """The curve of one order on one batch; the rest as removal_curves."""
-    found = removal_curves(model, images, labels, {"": order}, removed=removed, replace=replace, means=means, seed=seed)
-    return found[""]
+    curves = removal_curves(
+        model, images, labels, {"": order}, removed=removed, replace=replace, means=means, seed=seed
+    )
+    return curves[""]
 
 
-def share_removable(curve: Curve, *, points: float = 1.0, groups: Tensor | None = None, seed: int = 0) -> Estimate:
-    """The share of the units that can go, in this order, before accuracy has fallen by more than so many points.
+def share_removable(
+    curve: AblationCurve, *, points: float = 1.0, groups: Tensor | None = None, seed: int = 0
+) -> Estimate:
+    """The share of the units that can be removed, in this order, before accuracy has fallen by more than `points`.
 
     Of the numbers that were measured, the greatest up to which no accuracy is lower. With its 95 % bootstrap interval
     over images (or groups); none for fewer than 2. Raises InputError where the curve does not begin at 0 removed.
@@ -144,23 +150,23 @@ def share_removable(curve: Curve, *, points: float = 1.0, groups: Tensor | None 
     right = curve.outcomes.correct.double()
     shares = torch.tensor(curve.removed, dtype=torch.float64) / len(curve.order)
 
-    def reached(accuracies: Float[Tensor, "draws removed"]) -> Float[Tensor, " draws"]:
+    def removable(accuracies: Float[Tensor, "draws removed"]) -> Float[Tensor, " draws"]:
         kept = 100 * (accuracies[:, :1] - accuracies) <= points + _ROUNDING
         return shares[kept.long().cumprod(1).sum(1) - 1]
 
-    value, n = float(reached(right.mean(1)[None])[0]), right.shape[1]
+    value, n = float(removable(right.mean(1)[None])[0]), right.shape[1]
     if (n if groups is None else len(groups.unique())) < 2:
         return Estimate(value, n=n)
-    drawn = reached(resampled_means(right, groups=groups, seed=seed))
+    drawn = removable(resampled_means(right, groups=groups, seed=seed))
     low, high = (float(drawn.quantile(end)) for end in (0.025, 0.975))
     return Estimate(value, low, high, n)
 
 
-def carries(curve: Curve, *, points: float = 1.0, groups: Tensor | None = None) -> bool:
-    """Whether the units of a curve carry accuracy: without all of them it is surely lower by more than so many points.
+def removal_matters(curve: AblationCurve, *, points: float = 1.0, groups: Tensor | None = None) -> bool:
+    """Whether removing all units of a curve surely lowers accuracy, by more than `points`.
 
-    Judged on the upper end of the last accuracy's 95 % interval. Where they do not, that all of them can go says
-    nothing of the units, only of the images.
+    Judged on the upper end of the last accuracy's 95 % interval. Where it does not, the share that can be removed says
+    nothing about the units, only about the images.
     """
     accuracies = curve.accuracy(groups=groups)
     first, last = accuracies[0], accuracies[-1]

@@ -1,4 +1,4 @@
-"""What stands in place of a head's or an MLP's output: its mean over images, or another image's."""
+"""Replacements of a head's or an MLP's output: its mean over images, or its output for another image."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,7 +22,7 @@ Replacements = dict[Intervention, Tensor]
 Batches = Iterable[Float[Tensor, "_ 3 height width"]]  # of any sizes
 
 
-class Means:
+class MeanOutputs:
     """Running means of every head's and MLP's output over images, at each token; memory does not grow with them.
 
     images: how many were taken in.
@@ -54,24 +54,24 @@ class Means:
 
     def replacements(self, units: Iterable[Unit]) -> Replacements:
         """The tensors that removing these units by their mean needs. Raises InputError before the first image."""
-        found = {}
+        tensors = {}
         for unit in units:
             if unit.kind == "block":
                 continue
             if (unit.kind, unit.layer) not in self._sums:
                 raise InputError(f"expected the mean of {unit.name} over images, found none; add images of this model")
             mean = (self._sums[unit.kind, unit.layer] / self.images).float()
-            found[unit.intervention("mean")] = mean if unit.head is None else mean[unit.head]
-        return found
+            tensors[unit.intervention("mean")] = mean if unit.head is None else mean[unit.head]
+        return tensors
 
     def _take(self, kind: str, layer: int, total: Tensor) -> None:
         exact = total.detach().cpu().double()
         self._sums[kind, layer] = self._sums[kind, layer] + exact if (kind, layer) in self._sums else exact
 
 
-def means_of(model: Model, batches: Batches) -> Means:
+def means_of(model: Model, batches: Batches) -> MeanOutputs:
     """The means over all images of some batches, by clean passes that keep nothing else."""
-    means = Means()
+    means = MeanOutputs()
     for images in batches:
         with replaying(model, images, budget=0) as replay:
             means.add(replay, len(images))
@@ -92,7 +92,7 @@ def other_images(count: int, *, seed: int) -> Int[Tensor, " batch"]:
 
 
 def replacement_for(images: int, asked: Replacement | None) -> Replacement:
-    """What stands in for a unit on so many images; asked: None takes the mean, or on few images what is defined there.
+    """The kind of replacement on so many images; asked: None takes the mean, or on few images what is defined there.
 
     The mean over few images is nearly each image's own output, so that removing a unit would seem to change nothing:
     fewer than FEWEST_FOR_MEAN are resampled, and one image takes zero. Raises InputError for a mean or a resampling
@@ -111,8 +111,8 @@ def replacement_for(images: int, asked: Replacement | None) -> Replacement:
     return asked
 
 
-def instead_of_mean(images: int, replace: Replacement) -> str:
-    """What must be said where another replacement was taken than the mean."""
+def replacement_note(images: int, replace: Replacement) -> str:
+    """What a report must say where another replacement was taken than the mean."""
     by = "another image's output" if replace == "resample" else "zero, which overstates what they do"
     many = f"{images} images are" if images != 1 else "1 image is"
     return f"{many} too few for a mean over the data (at least {FEWEST_FOR_MEAN}), so units are replaced by {by}"
@@ -122,7 +122,7 @@ def instead_of_mean(images: int, replace: Replacement) -> str:
 class Prepared:
     """A clean pass of a batch, and the tensors that removals from it need.
 
-    replay: of the images; replacements: of some units; donor: the pass of the images that stand in, or None.
+    replay: of the images; replacements: of some units; donor: the pass of the images that units are resampled from.
     """
 
     replay: Replay
@@ -131,7 +131,7 @@ class Prepared:
 
     @property
     def cost(self) -> int:
-        """Multiply-adds of linear layers spent so far, those on the images that stand in included."""
+        """Multiply-adds of linear layers spent so far, those on the images resampled from included."""
         return self.replay.cost + (0 if self.donor is None else self.donor.cost)
 
     @property
@@ -147,7 +147,7 @@ def prepared(
     units: Collection[Unit],
     *,
     replace: Replacement,
-    means: Means | None = None,
+    means: MeanOutputs | None = None,
     donors: Images | None = None,
     seed: int = 0,
     budget: int = DEFAULT_BUDGET,
@@ -157,7 +157,7 @@ def prepared(
         raise UnknownNameError("replacement", replace, REPLACEMENTS)
     if replace != "resample":
         with replaying(model, images, budget=budget) as replay:
-            own = means if means is not None or replace == "zero" else Means()
+            own = means if means is not None or replace == "zero" else MeanOutputs()
             if own is not None and own is not means:
                 own.add(replay, len(images))
             yield Prepared(replay, lambda some: {} if replace == "zero" or own is None else own.replacements(some))
@@ -183,12 +183,12 @@ def _with_mlp(model: Model, index: int) -> Layer:
 
 def _others(source: Replay, units: Iterable[Unit], rows: Tensor, outputs: dict[int, Tokens]) -> Replacements:
     heads: dict[int, Tensor] = {}
-    found: Replacements = {}
+    tensors: Replacements = {}
     for unit in units:
         if unit.kind == "mlp":
-            found[unit.intervention("resample")] = outputs[unit.layer][rows]
+            tensors[unit.intervention("resample")] = outputs[unit.layer][rows]
         if unit.head is not None:
             if unit.layer not in heads:
                 heads[unit.layer] = source.head_output(unit.layer)[rows]
-            found[unit.intervention("resample")] = heads[unit.layer][:, unit.head]
-    return found
+            tensors[unit.intervention("resample")] = heads[unit.layer][:, unit.head]
+    return tensors

@@ -1,1 +1,1 @@
-"""Answers."""
+"""Predictions against labels: accuracy, calibration, pairs of models, paired tests and intervals."""

@@ -1,4 +1,4 @@
-"""How a model's logits are read as answers in the data's classes: by name, or ImageNet's 1000 as groups of them."""
+"""Mapping a model's logits to the data's classes: by name, or ImageNet's 1000 classes as groups of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from vitlens.shapes import Labels, Logits
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClassMapping:
     """classes: the names of the columns that `read` gives, the data's first; read: the model's logits in that order;
     note: what a report must say of it, "" where names were enough."""
 
@@ -24,7 +24,7 @@ class Reading:
     note: str = ""
 
 
-def reading(model: Sequence[str], data: Sequence[str]) -> Reading:
+def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
     """How a model of these classes answers in the classes of the data.
 
     ImageNet's 1000 answer for Geirhos's 16 by the mean probability of those that a class stands for; else classes are
@@ -34,9 +34,9 @@ def reading(model: Sequence[str], data: Sequence[str]) -> Reading:
     if tuple(model) == imagenet_classes() and set(data) <= groups.keys():
         names = (*data, *(name for name in groups if name not in set(data)))
         note = _grouped_words(data, groups)
-        return Reading(names, lambda logits: grouped(logits, [groups[name] for name in names]), note)
+        return ClassMapping(names, lambda logits: grouped(logits, [groups[name] for name in names]), note)
     columns, classes = match_classes(model, data)
-    return Reading(classes, lambda logits: logits[:, columns])
+    return ClassMapping(classes, lambda logits: logits[:, columns])
 
 
 def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
@@ -80,15 +80,17 @@ def grouped(logits: Logits, groups: Sequence[Sequence[int]]) -> Float[Tensor, "b
     return torch.stack(columns, 1)
 
 
-def require_shared(first: Sequence[str], second: Sequence[str], data: Sequence[str]) -> tuple[Reading, Reading]:
+def require_shared(
+    first: Sequence[str], second: Sequence[str], data: Sequence[str]
+) -> tuple[ClassMapping, ClassMapping]:
     """How two models answer in the data's classes. Raises InputError naming the model that cannot, and what differs."""
-    found = []
+    mappings = []
     for which, model in (("first", first), ("second", second)):
         try:
-            found.append(reading(model, data))
+            mappings.append(reading(model, data))
         except InputError as error:
             raise InputError(f"the {which} model does not know the data's classes: {error}") from error
-    return found[0], found[1]
+    return mappings[0], mappings[1]
 
 
 def _are_numbers(names: Sequence[str], count: int) -> bool:
@@ -102,7 +104,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _grouped_words(data: Sequence[str], groups: Mapping[str, Sequence[int]]) -> str:
-    """What must be said where 1000 classes answer for 16."""
+    """What a report must say where 1000 classes answer for 16."""
     sizes = ", ".join(f"{name}: {len(groups[name])}" for name in data[:3]) + (", ..." if len(data) > 3 else "")
     return (
         "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's 1000 classes answer "

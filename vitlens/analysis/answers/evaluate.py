@@ -85,9 +85,9 @@ def evaluate(
 ) -> Evaluation:
     """The model's answers on every image of a labelled split.
 
-    batch_size: images at a time (None: chosen to fit); advance: told the number of images just done. Raises DataError
-    for a split without labels, InputError when the classes do not match (UnsupportedError where the model has no
-    classifier), NonFiniteError naming model and image.
+    batch_size: images at a time (None: chosen to fit); advance: called with the number of images just done. Raises
+    DataError for a split without labels, InputError when the classes do not match (UnsupportedError where the model has
+    no classifier), NonFiniteError naming model and image.
     """
     require(model, *NEEDS["evaluate"])
     labels = require_labels(split)

@@ -1,4 +1,4 @@
-"""Who is right where: the models of an evaluation, two at a time, on the same images."""
+"""Which images two models classify correctly: the models of an evaluation, two at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

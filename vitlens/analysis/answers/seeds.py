@@ -17,7 +17,7 @@ from vitlens.errors import InputError
 from vitlens.uncertainty import Estimate, bootstrap_difference, mcnemar, wilson
 
 
-class Difference(NamedTuple):
+class AccuracyDifference(NamedTuple):
     """A difference of accuracies, in points with its 95 % interval, and the two-sided p-value that there is none."""
 
     estimate: Estimate
@@ -38,7 +38,7 @@ def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
     return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), images)
 
 
-def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> Difference:
+def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDifference:
     """Accuracy of the first minus that of the second, both (seeds, images): the same seeds, the same images.
 
     With one seed: the paired bootstrap over images and McNemar's exact test.
@@ -51,10 +51,10 @@ def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> Difference:
     spread = _spread(table)
     if spread is None:
         p = mcnemar(int((table[0] > 0).sum()), int((table[0] < 0).sum()))
-        return Difference(bootstrap_difference(100 * one[0], 100 * two[0], unit="points"), p)
+        return AccuracyDifference(bootstrap_difference(100 * one[0], 100 * two[0], unit="points"), p)
     half = 100 * spread.error * float(stats.t.ppf(0.975, spread.freedom))
     p = 2 * float(stats.t.sf(abs(value) / (100 * spread.error), spread.freedom))
-    return Difference(Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points"), p)
+    return AccuracyDifference(Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points"), p)
 
 
 class _Spread(NamedTuple):

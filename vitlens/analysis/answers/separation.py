@@ -1,7 +1,7 @@
 """Does a number differ between a model's failures and its successes? The area under the ROC curve, with its interval.
 
 The area is the chance that a failure has the greater value of a random failure and a random success (ties count half):
-0.5 where the number says nothing. Interval and test follow DeLong 1988, with Obuchowski 1997's sums over groups where
+0.5 where it does not separate them. Interval and test follow DeLong 1988, with Obuchowski 1997's sums over groups where
 images share a source; on the logit scale, so that the interval stays inside 0 and 1.
 """
 

@@ -154,7 +154,7 @@ def require_chain(model: Model) -> None:
     sites = survey(model, probe_images(model, 1))
     misfits = [site for site in sites if not _fits(site, layout)]
     if misfits:
-        # the layer that says most: tokens of another stage say less than pooled keys, channels or foreign windows
+        # name the layer that explains most: tokens of another stage explain less than pooled keys, channels or windows
         site = min(misfits, key=lambda site: site.kind in ("patch", "class"))
         other = {
             "patch": f", but of a stage with {site.keys} tokens of its own",
@@ -219,7 +219,7 @@ def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
             continue
         index = window_index(windows).to(row.device)
         real = index >= 0
-        place = index.masked_fill(~real, own.shape[-1])  # padding stands in a column of its own, dropped at the end
+        place = index.masked_fill(~real, own.shape[-1])  # padding has a column of its own, dropped at the end
         inside = F.pad(own, (0, 1))[:, place].flatten(0, 1)  # (images x windows, tokens of a window)
         seen = weights.unflatten(0, (part.images, -1)) * real[:, None, None]
         moved = step(inside, seen.flatten(0, 1), gradient, bool(real.all()))

@@ -31,7 +31,7 @@ def flow(model: Model, images: Images, *, alpha: float = DEFAULT_ALPHA, readout:
     alpha: share of the identity. A tenth of a second an image at 65 tokens, seconds at 197. Raises UnsupportedError
     above 256 tokens, and for a model whose layers are not all token-to-token.
     """
-    RolloutOptions(alpha=alpha)  # says what cannot be
+    RolloutOptions(alpha=alpha)  # raises for values out of range
     require_few(model, images)
     return over_batches(model, images, lambda chain: flow_maps(chain, alpha=alpha), readout=readout)
 

@@ -84,7 +84,7 @@ def gradient_rollout(
 
     alpha: share of the identity; a row without any positive gradient passes everything on to its own token.
     """
-    RolloutOptions(alpha=alpha)  # says what cannot be
+    RolloutOptions(alpha=alpha)  # raises for values out of range
     _require_chain(model, images, start_layer)
     return over_batches(
         model,

@@ -59,7 +59,7 @@ def discard_lowest(fused: Fused, fraction: float, *, keep: Sequence[int] = ()) -
     ranked = fused.clone()
     ranked[..., list(keep)] = torch.inf
     lowest = ranked.topk(count, dim=-1, largest=False).indices
-    # where fewer may be dropped than the fraction says, the kept columns would be next in rank: put them back
+    # where fewer may be dropped than the fraction asks for, the kept columns would be next in rank: put them back
     dropped = fused.scatter(-1, lowest, 0.0)
     dropped[..., list(keep)] = fused[..., list(keep)]
     return dropped

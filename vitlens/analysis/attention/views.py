@@ -1,4 +1,4 @@
-"""One patch in every layer: where it looks (query), and who looks at it (key).
+"""One patch in every layer: as query, what it attends to; as key, what attends to it.
 
 A query costs one row of the weights and a key one column, of a few images at a time; no layer's weights are kept.
 """
@@ -34,20 +34,20 @@ class PatchView:
 
 
 def query_maps(model: Model, images: Images, *, query: tuple[int, int]) -> tuple[PatchView, ...]:
-    """Where one patch looks, layer by layer: its row of the weights; map and prefix sum to 1.
+    """Where one patch attends, layer by layer: its row of the weights; map and prefix sum to 1.
 
     query: (row, column) from 0 in the first layer's grid; where patches are merged (Swin), the patch that holds it. Of
     a windowed layer the map is zero outside the patch's window, and what lies on padding is left out. Layers of pooled
     keys, channels or a pooling query are left out. Raises InputError outside the grid, UnsupportedError where no layer
-    has patches that look at patches.
+    has patches that attend to patches.
     """
     return _views(model, images, query, "--query", _row)
 
 
 def key_maps(model: Model, images: Images, *, key: tuple[int, int]) -> tuple[PatchView, ...]:
-    """Who looks at one patch, layer by layer: its column of the weights, one number for each patch that looks.
+    """What attends to one patch, layer by layer: its column of the weights, one number for each query patch.
 
-    Each is a fraction of the looking patch's row; if all attention were even, all would be 1 / keys. key, layers and
+    Each is a share of the query patch's row; under uniform attention all are 1 / keys. key, layers and
     errors: as for `query_maps`.
     """
     return _views(model, images, key, "--key", _column)
@@ -88,7 +88,7 @@ def _views(
 
 
 def _spots(model: Model, sites: tuple[Site, ...], patch: tuple[int, int], option: str) -> dict[tuple[int, int], _Spot]:
-    """The patch in each (layer, part) in which patches look at patches, followed through merging."""
+    """The patch in each (layer, part) in which patches attend to patches, followed through merging."""
     spots: dict[tuple[int, int], _Spot] = {}
     before: tuple[int, int] | None = None
     for site in sites:
@@ -102,13 +102,13 @@ def _spots(model: Model, sites: tuple[Site, ...], patch: tuple[int, int], option
         spots[site.layer, site.part], before = _Spot(grid, patch, prefix), grid
     if not spots:
         raise UnsupportedError(
-            f"expected layers in which patches look at patches, found none in {model.alias}; leave {option} out"
+            f"expected layers in which patches attend to patches, found none in {model.alias}; leave {option} out"
         )
     return spots
 
 
 def _grid(site: Site, model: Model) -> tuple[tuple[int, int] | None, int]:
-    """A layer's grid, None where there is none to look at, and how many tokens stand before the patches."""
+    """A layer's grid, None where it has none, and how many tokens stand before the patches."""
     layout = model.anatomy.layout
     if site.windows is not None:
         return site.windows.resolution, 0

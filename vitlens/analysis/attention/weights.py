@@ -50,7 +50,7 @@ def attention(model: Model, images: Images, *, rows: RowChoice = "all") -> tuple
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """What one layer's heads look at, for the readout's query: maps (batch, heads, rows, columns), not scaled.
+    """What one layer's heads attend to, for the readout's query: maps (batch, heads, rows, columns), not scaled.
 
     prefix: mass (batch, heads) that lies on CLS and other prefix tokens and is not in the map; reading: whose row it
     is, in words.
@@ -63,7 +63,7 @@ class LayerMaps:
 
 
 def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
-    """For every layer, where its heads look: the CLS row, the mean over patch rows where there is no CLS, the pooling
+    """For every layer, what heads attend to: the CLS row, the mean over patch rows where there is no CLS, the pooling
     query's row, or, in windows, how much each patch is looked at. Layers of pooled keys or channels are left out, and
     windows whose place in the image is not known. Raises UnsupportedError where no layer is left."""
     require(model, "maps")
@@ -95,7 +95,7 @@ def require_maps(model: Model) -> None:
 
 
 def has_map(site: Site, model: Model) -> bool:
-    """Whether what a layer's heads look at is a map of the image."""
+    """Whether what a layer's heads attend to is a map of the image."""
     layout = model.anatomy.layout
     if site.windows is not None:
         return True
@@ -106,7 +106,7 @@ def has_map(site: Site, model: Model) -> bool:
 
 
 def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
-    """What one layer's heads look at, or None for a layer whose queries or keys are no patches."""
+    """What one layer's heads attend to, or None for a layer whose queries or keys are no patches."""
     site, layout, readout = call.site, model.anatomy.layout, model.anatomy.readout
     if not has_map(site, model):
         return None

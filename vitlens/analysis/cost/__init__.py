@@ -1,1 +1,1 @@
-"""Cost."""
+"""What a model costs: parameters, FLOPs, memory, latency and throughput."""

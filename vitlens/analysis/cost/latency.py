@@ -98,7 +98,7 @@ def latencies(
     """Every model on every batch size of random pixels, in turns, so that what else the machine does is shared out.
 
     longest: seconds of one pass; a model that took more is given no larger batch, nor one for which a CUDA device
-    has no room (None: every batch is measured, whatever it takes); advance: told after each batch size of a model.
+    has no room (None: every batch is measured, whatever it takes); advance: called after each batch size of a model.
     """
     found: list[list[TimedBatch]] = [[] for _ in models]
     going = set(range(len(models)))

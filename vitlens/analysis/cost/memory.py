@@ -20,7 +20,7 @@ from vitlens.shapes import Images
 def saved_for_training(model: Model, images: Images, *, precision: str = "fp32") -> int:
     """Bytes that autograd keeps between the forward pass of a training step and its backward pass.
 
-    Every storage once, however many tensors look at it; parameters and buffers are not counted, nor gradients and the
+    Every storage once, however many tensors share it; parameters and buffers are not counted, nor gradients and the
     optimiser's state. In bf16 the casts of weights are counted, as autograd keeps these too. The model stays as it
     was, running statistics included. Some models need at least two images to normalise over.
     """

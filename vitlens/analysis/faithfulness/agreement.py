@@ -1,4 +1,4 @@
-"""Agreement: do two methods mark the same places?"""
+"""Agreement of two maps of each image: rank correlation, overlap of the top, intersection over union."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
 
     Maps of two resolutions are compared at the coarser one of each axis. Ties have their mean rank.
     """
-    one, other = _together(first, second)
+    one, other = _on_one_grid(first, second)
     ranks = [stats.rankdata(maps.flatten(1).double().cpu().numpy(), axis=1) for maps in (one, other)]
     centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
     norms = [np.sqrt((rank**2).sum(1)) for rank in centred]
@@ -34,7 +34,7 @@ def top_overlap(first: AnyMaps, second: AnyMaps, *, share: float = TOP) -> PerIm
     """
     if not 0 < share <= 1:
         raise InputError(f"expected a share above 0 and at most 1, found {share}")
-    one, other = (maps.flatten(1) for maps in _together(first, second))
+    one, other = (maps.flatten(1) for maps in _on_one_grid(first, second))
     count = max(1, round(share * one.shape[1]))
     marked = [_top(maps, count) for maps in (one, other)]
     return (marked[0] & marked[1]).sum(1).float() / count
@@ -42,7 +42,7 @@ def top_overlap(first: AnyMaps, second: AnyMaps, *, share: float = TOP) -> PerIm
 
 def map_iou(first: AnyMaps, second: AnyMaps) -> PerImage:
     """Intersection over union of what lies above each map's own mean; NaN where nothing does in either."""
-    one, other = (maps.flatten(1) > maps.flatten(1).mean(1, keepdim=True) for maps in _together(first, second))
+    one, other = (maps.flatten(1) > maps.flatten(1).mean(1, keepdim=True) for maps in _on_one_grid(first, second))
     return (one & other).sum(1).float() / (one | other).sum(1).float()
 
 
@@ -51,7 +51,7 @@ def _top(maps: Float[Tensor, "batch places"], count: int) -> Tensor:
     return torch.zeros_like(maps, dtype=torch.bool).scatter_(1, order, torch.ones_like(order, dtype=torch.bool))
 
 
-def _together(first: AnyMaps, second: AnyMaps) -> tuple[AnyMaps, AnyMaps]:
+def _on_one_grid(first: AnyMaps, second: AnyMaps) -> tuple[AnyMaps, AnyMaps]:
     if len(first) != len(second):
         raise InputError(f"expected maps of the same images, found {len(first)} and {len(second)}")
     grid = min(first.shape[1], second.shape[1]), min(first.shape[2], second.shape[2])

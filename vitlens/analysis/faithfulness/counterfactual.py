@@ -1,8 +1,8 @@
-"""Counterfactuals: the smallest set of patches found without which the prediction is another.
+"""Counterfactuals: the smallest set of patches found whose removal changes the prediction.
 
-Along a map's order, the shortest beginning of it that turns the prediction: every length is tried, none is skipped, as
-more removed need not mean further from the prediction. By greedy search, the patch that takes most from the margin goes
-first, and what turns out not to be needed is put back. Neither proves that no smaller set exists.
+Along a map's order, the shortest beginning of it that changes the prediction: every length is tried, as removing more
+need not move further from the prediction. By greedy search, the patch that lowers the margin most is removed first, and
+patches that turn out not to be needed are put back. Neither proves that no smaller set exists.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels, Logits
 
 AHEAD = 8  # lengths that are tried at once: no image is asked much beyond the one that turns it
-CANDIDATES = 16  # patches that a greedy step looks at: those that took most from the margin when last tried
+CANDIDATES = 16  # patches that a greedy step tries: those that took most from the margin when last tried
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,20 @@ def along_map(
 ) -> Counterfactuals:
     """The shortest beginning of each map's order, most relevant first, whose removal turns the prediction.
 
-    Exact: the first of all lengths, several of them in one batch. advance: told the images that are done. Arguments and
-    errors as for faithfulness.
+    Exact: the first of all lengths, several of them in one batch. advance: called with the number of images done.
+    Arguments and errors as for faithfulness.
     """
     cells = grid or removal_grid(model)
     ranks, _ = both_orders(maps.to(images.device), cells, images=len(images), seed=seed)
-    asked = _Asked(model, images, cells, substrate, batch_size)
-    prediction = asked.predictions()
+    variants = _Variants(model, images, cells, substrate, batch_size)
+    prediction = variants.predictions()
     patches = cells[0] * cells[1]
     most = patches - 1 if substrate == "absent" else patches
     length, turned = torch.zeros_like(prediction), prediction.clone()
     left, first = torch.arange(len(images), device=images.device), 1
     while len(left) and first <= most:
         counts = torch.arange(first, min(first + AHEAD, most + 1), device=images.device)
-        answers = asked.of(left, removed_sets(ranks[left], counts)).argmax(-1)
+        answers = variants.of(left, removed_sets(ranks[left], counts)).argmax(-1)
         other = answers != prediction[left, None]
         at = other.int().argmax(1)  # the first that turned it
         some = other.any(1)
@@ -103,8 +103,8 @@ def by_search(
     patches are put back, the last first, as long as the prediction stays turned.
     """
     cells = grid or removal_grid(model)
-    asked = _Asked(model, images, cells, substrate, batch_size)
-    prediction = asked.predictions()
+    variants = _Variants(model, images, cells, substrate, batch_size)
+    prediction = variants.predictions()
     patches = cells[0] * cells[1]
     most = patches - 1 if substrate == "absent" else patches
     state = _Search(
@@ -115,22 +115,22 @@ def by_search(
     )
     left = torch.arange(len(images), device=images.device)
     for step in range(most):
-        left = _one_step(asked, state, left, prediction, step, patches if step == 0 else candidates or patches)
+        left = _one_step(variants, state, left, prediction, step, patches if step == 0 else candidates or patches)
         if not len(left):
             break
-    while _put_back(asked, state, prediction):
+    while _put_back(variants, state, prediction):
         pass  # what could not go back before may now
     advance(len(images))
     found = state.turned != prediction
-    removed = (state.gone & found[:, None]).view(-1, *cells)
+    removed = (state.removed & found[:, None]).view(-1, *cells)
     return Counterfactuals(removed.cpu(), prediction.cpu(), state.turned.cpu())
 
 
 @dataclass
 class _Search:
-    """gone: the patches removed; margins: of each patch when last tried; when: the step in which it went."""
+    """removed: the patches; margins: of each patch when last tried; when: the step in which it was removed."""
 
-    gone: Bool[Tensor, "batch patches"]
+    removed: Bool[Tensor, "batch patches"]
     margins: Float[Tensor, "batch patches"]
     when: Int[Tensor, "batch patches"]
     turned: Labels
@@ -138,7 +138,7 @@ class _Search:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Variants:
     """Some images and how variants of them are answered."""
 
     model: Model
@@ -169,38 +169,38 @@ class _Asked:
 
 
 def _one_step(
-    asked: _Asked, state: _Search, left: Int[Tensor, " left"], prediction: Labels, step: int, candidates: int
+    variants: _Variants, state: _Search, left: Int[Tensor, " left"], prediction: Labels, step: int, candidates: int
 ) -> Int[Tensor, " fewer"]:
     """Remove one more patch of each image that is left; those that are left after it."""
-    tried = state.margins[left].masked_fill(state.gone[left], torch.inf)
-    count = min(candidates, state.gone.shape[1] - step)
-    looked = tried.topk(count, dim=1, largest=False).indices  # the least margin took most
-    sets = state.gone[left].unsqueeze(1).repeat(1, count, 1)
-    sets.scatter_(2, looked.unsqueeze(-1), torch.ones_like(looked, dtype=torch.bool).unsqueeze(-1))
-    answers = asked.of(left, sets)
+    tried = state.margins[left].masked_fill(state.removed[left], torch.inf)
+    count = min(candidates, state.removed.shape[1] - step)
+    tried_next = tried.topk(count, dim=1, largest=False).indices  # the least margin took most
+    sets = state.removed[left].unsqueeze(1).repeat(1, count, 1)
+    sets.scatter_(2, tried_next.unsqueeze(-1), torch.ones_like(tried_next, dtype=torch.bool).unsqueeze(-1))
+    answers = variants.of(left, sets)
     margins = _margins(answers, prediction[left])
     best = margins.argmin(1)
-    state.margins[left[:, None], looked] = margins
-    chosen = looked.gather(1, best[:, None]).squeeze(1)
-    state.gone[left, chosen] = True
+    state.margins[left[:, None], tried_next] = margins
+    chosen = tried_next.gather(1, best[:, None]).squeeze(1)
+    state.removed[left, chosen] = True
     state.when[left, chosen], state.steps = step, step + 1
     now = answers.gather(1, best[:, None, None].expand(-1, 1, answers.shape[-1])).squeeze(1).argmax(-1)
     state.turned[left] = now
     return left[now == prediction[left]]
 
 
-def _put_back(asked: _Asked, state: _Search, prediction: Labels) -> bool:
+def _put_back(variants: _Variants, state: _Search, prediction: Labels) -> bool:
     """Put patches back, one at a time from the last, wherever the prediction stays turned; whether any was."""
     any_ = False
     for step in reversed(range(state.steps)):
-        has = (state.when == step) & state.gone
-        some = (has.any(1) & (state.turned != prediction) & (state.gone.sum(1) > 1)).nonzero().squeeze(1)
+        has = (state.when == step) & state.removed
+        some = (has.any(1) & (state.turned != prediction) & (state.removed.sum(1) > 1)).nonzero().squeeze(1)
         if not len(some):
             continue
-        fewer = state.gone[some] & ~has[some]
-        answers = asked.of(some, fewer.unsqueeze(1))[:, 0].argmax(-1)
+        fewer = state.removed[some] & ~has[some]
+        answers = variants.of(some, fewer.unsqueeze(1))[:, 0].argmax(-1)
         stays = answers != prediction[some]
-        state.gone[some[stays]] = fewer[stays]
+        state.removed[some[stays]] = fewer[stays]
         state.turned[some[stays]] = answers[stays]
         any_ |= bool(stays.any())
     return any_

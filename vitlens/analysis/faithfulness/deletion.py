@@ -1,4 +1,4 @@
-"""Faithfulness: does the prediction fall when what a map marks is removed, and stay when all else is?
+"""Deletion and insertion: the target's probability as the patches that a map ranks highest, or lowest, are removed.
 
 Patches are removed by rank, most relevant first (deletion, MoRF) and least relevant first (LeRF). What is left after
 the least relevant ones is what inserting the most relevant ones into the substrate shows: insertion is LeRF read
@@ -28,7 +28,7 @@ Answer = Callable[[Images, Int[Tensor, " variants"], Bool[Tensor, "variants patc
 
 @dataclass(frozen=True)
 class RemovalCurve:
-    """What is left of a target as patches go.
+    """The target's probability as patches are removed.
 
     shares: of the patches removed, from 0 to 1 (where all may be absent: to the last that can); probability: of the
     target (batch, points), a fraction; kept: whether the target is still the prediction.
@@ -83,10 +83,10 @@ def faithfulness(
 ) -> tuple[Faithfulness, ...]:
     """The curves of several methods' maps (batch, rows, columns), raw, of the same images and targets.
 
-    What several curves share (the whole image, the empty one, the same patches gone) is computed once. steps: removals
-    between nothing and everything (None: patch by patch); grid: cells in which the image is taken apart (the model's
-    patches; see removal_grid). Maps of another resolution are brought to it. advance: told the images just done.
-    Raises InputError for maps that do not fit or are not finite.
+    What several curves share (the whole image, the empty one, the same patches removed) is computed once. steps:
+    removals between nothing and everything (None: patch by patch); grid: cells in which the image is taken apart (the
+    model's patches; see removal_grid). Maps of another resolution are brought to it. advance: called with the number of
+    images just done. Raises InputError for maps that do not fit or are not finite.
     """
     cells = grid or removal_grid(model)
     require_substrate(model, substrate)
@@ -95,12 +95,12 @@ def faithfulness(
     def answer(some: Images, which: Tensor, removed: Tensor) -> Tensor:
         return answers_without(model, some, which, removed, grid=cells, substrate=substrate, batch_size=batch_size)
 
-    plan = Plan(cells, counts, len(model.classes), seed)
+    plan = RemovalPlan(cells, counts, len(model.classes), seed)
     return curves_of(images, targets, maps, plan, answer, advance=advance)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RemovalPlan:
     """What is removed: cells of the grid, by counts (points,); classes: logits of an answer; seed: of ties."""
 
     cells: Cells
@@ -113,15 +113,15 @@ def curves_of(
     images: Images,
     targets: Labels,
     maps: Sequence[AnyMaps],
-    plan: Plan,
+    plan: RemovalPlan,
     answer: Answer,
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[Faithfulness, ...]:
-    """The curves of several methods' maps, whatever stands in the place of what is removed.
+    """The curves of several methods' maps, whatever replaces the removed patches.
 
     answer: the logits of images[which] without their removed patches. Images are taken a few at a time, all orders of
-    an image together, so that what they share is there to be found. Raises InputError as both_orders.
+    an image together, so that shared sets are computed once. Raises InputError as both_orders.
     """
     orders = [
         order
@@ -132,9 +132,11 @@ def curves_of(
     found: list[list[RemovalCurve]] = [[] for _ in orders]
     at_once = max(1, _ANSWERS // (points * max(1, len(orders)) * plan.classes))
     for some in torch.arange(len(images), device=images.device).split(at_once):
-        gone = torch.cat([removed_sets(order[some], plan.counts) for order in orders])  # (orders x images, points, ..)
+        removed = torch.cat(
+            [removed_sets(order[some], plan.counts) for order in orders]
+        )  # (orders x images, points, ..)
         which = torch.arange(len(some), device=images.device).repeat(len(orders)).repeat_interleave(points)
-        logits = answer(images[some], which, gone.flatten(0, 1))
+        logits = answer(images[some], which, removed.flatten(0, 1))
         for place, answers in enumerate(logits.view(len(orders), len(some), points, -1)):
             found[place].append(_curve(answers, targets[some.to(targets.device)], shares))
         advance(len(some))
@@ -162,7 +164,7 @@ def both_orders(maps: AnyMaps, grid: Cells, *, images: int, seed: int = 0) -> tu
 
 
 def removal_counts(patches: int, steps: int | None, *, keep_one: bool = False) -> Int[Tensor, " points"]:
-    """How many patches are gone at each point, from 0 to all of them, evenly; the same numbers counted from the end."""
+    """Numbers of removed patches, from 0 to all of them, evenly; the same numbers counted from the end."""
     if steps is not None and steps < 1:
         raise InputError(f"expected at least 1 step, found {steps}")
     steps = patches if steps is None else min(steps, patches)
@@ -172,7 +174,7 @@ def removal_counts(patches: int, steps: int | None, *, keep_one: bool = False) -
 
 
 def removed_sets(ranks: Ranks, counts: Int[Tensor, " points"]) -> Bool[Tensor, "batch points patches"]:
-    """Which patches are gone at each point."""
+    """Which patches are removed at each point."""
     return ranks.unsqueeze(1) < counts.to(ranks.device)[:, None]
 
 

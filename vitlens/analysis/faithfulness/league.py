@@ -1,29 +1,30 @@
-"""The league of explanation methods: every check on every method, on the same images and targets."""
+"""Every check on every explanation method and on two model-free baselines, on the same images and targets."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from math import prod
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
-from vitlens.analysis.faithfulness.baselines import centre_maps, random_maps
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, along_map
 from vitlens.analysis.faithfulness.deletion import STEPS, Faithfulness, faithfulness
-from vitlens.analysis.faithfulness.effort import forward_equivalents
-from vitlens.analysis.faithfulness.localisation import pointing_hits
-from vitlens.analysis.faithfulness.map_faults import MapFaults, map_faults
-from vitlens.analysis.faithfulness.masking import Cells
-from vitlens.analysis.faithfulness.overlap import (
+from vitlens.analysis.faithfulness.localisation import (
     average_precision,
     has_edge,
     mask_iou,
     mass_inside,
     pixel_accuracy,
+    pointing_hits,
     roc_auc,
 )
+from vitlens.analysis.faithfulness.map_shares import MapFaults, map_faults
+from vitlens.analysis.faithfulness.masking import Cells
 from vitlens.analysis.faithfulness.randomisation import Explain, Randomisation, randomisation
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.faithfulness.road import road
@@ -49,8 +50,8 @@ SCORES: Final[Mapping[str, Callable[[Maps, Masks], Float[Tensor, " batch"]]]] = 
 
 @dataclass(frozen=True)
 class Settings:
-    """substrate: what stands where a patch is removed; steps: of the removal curves; road: whether ROAD is run too;
-    counterfactuals: whether sets that turn the prediction are looked for; seed: of ties, baselines, randomised weights.
+    """substrate: what replaces a removed patch; steps: of the removal curves; road: whether ROAD is run too;
+    counterfactuals: whether sets that change the prediction are searched; seed: of ties, baselines, randomised weights.
     """
 
     substrate: Substrate = "blur"
@@ -62,8 +63,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Marks:
-    """What one method reached, image by image.
+class MethodChecks:
+    """The results of every check on one method, image by image.
 
     maps (batch, rows, columns), raw, with zeros where they were not finite (faults says which); scores: by name,
     (images with a mask,); seconds: an image; forwards: passes of the model that it is worth, None for a baseline.
@@ -91,13 +92,13 @@ def league(
     made: Mapping[str, tuple[Maps, float]] | None = None,
     settings: Settings | None = None,
     advance: Callable[[int], object] = lambda _: None,
-) -> tuple[Marks, ...]:
+) -> tuple[MethodChecks, ...]:
     """Every method in every check, and after them the baselines random and centre.
 
     images, targets: on the model's device, all at once; masks: of the images, None where none are known; those
     without an object or without anything beside it are left out of the scores. made: the maps of methods that have been
-    made already, with the seconds that one image took. A map that is not finite counts as constant: it says nothing,
-    and is flagged. advance: told one for each check done, of `checks_in` them.
+    made already, with the seconds that one image took. A map that is not finite counts as constant and is
+    flagged. advance: called with 1 for each check done, `checks_in` times.
     """
     settings = settings or Settings()
     grid = removal_grid(model)
@@ -121,7 +122,7 @@ def league(
         advance(1)
         explain, few = methods.get(name), (images[:WEIGHED], targets[:WEIGHED])
         found.append(
-            Marks(
+            MethodChecks(
                 name,
                 sound[name].cpu(),
                 faults[name],
@@ -179,3 +180,100 @@ def _randomised(model: Model, images: Images, targets: Labels, explain: Explain,
     if not bool(explain(model, *few).isfinite().all()):
         return None
     return randomisation(model, *few, explain, seed=seed)
+
+
+_CENTRE_WIDTH = 1 / 4  # standard deviation of the centre Gaussian as a share of each side
+
+
+def random_maps(count: int, grid: tuple[int, int], *, seed: int = 0) -> Maps:
+    """A map of uniform noise for each of count images; the first ones do not depend on how many follow."""
+    return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
+
+
+def centre_maps(count: int, grid: tuple[int, int]) -> Maps:
+    """The same map for every image: a Gaussian at its centre, as photographers place their object."""
+    rows, columns = (torch.linspace(-0.5, 0.5, side + 1)[:-1] + 0.5 / side for side in grid)
+    one = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
+    return one.expand(count, *grid).clone()
+
+
+_FORWARD: Final = "_scaled_dot_product_flash_attention_for_cpu"
+_BACKWARD: Final = f"{_FORWARD}_backward"
+_LINEAR: Final = "_linear_pointwise"
+
+
+def forward_equivalents(model: Model, images: Images, targets: Labels, explain: Explain) -> float:
+    """The cost of a method's matrix products and convolutions, in forward passes of these images.
+
+    Backward passes are counted as what they compute; what a method does beside the model (a decomposition, a blur) is
+    not, unless it multiplies matrices.
+    """
+
+    def forward() -> None:
+        with torch.no_grad(), evaluating(model):
+            model(images)
+
+    return _flops(lambda: explain(model, images, targets)) / max(1, _flops(forward))
+
+
+class _Count(TorchDispatchMode):
+    """Adds up the operations of all that is computed inside, by torch's own formulas.
+
+    torch's FlopCounterMode also follows modules, by hooks that torch.autograd.grad does not bear.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+        self.formulas = {**flop_registry, **_cpu_attention(), **_cpu_linear()}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count a call, whole or taken apart, and hand it on."""
+        kwargs = kwargs or {}
+        formula = self.formulas.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        if formula is not None:
+            self.total += int(formula(*args, **kwargs, out_val=out))
+        return out
+
+
+def _flops(work: Callable[[], object]) -> int:
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its one opaque kernel is seen by no counter
+    try:
+        with _Count() as counter:
+            work()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return int(counter.total)
+
+
+def _cpu_attention() -> dict[Any, Callable[..., int]]:
+    """torch's formulas know the GPU's fused attention alone."""
+    known: dict[Any, Callable[..., int]] = {}
+    if hasattr(torch.ops.aten, _FORWARD):
+        known[getattr(torch.ops.aten, _FORWARD)] = lambda query, key, value, *_, **__: _products(query, key, value, 1.0)
+    if hasattr(torch.ops.aten, _BACKWARD):  # five products where the forward has two
+        known[getattr(torch.ops.aten, _BACKWARD)] = lambda _grad, query, key, value, *_, **__: _products(
+            query, key, value, 2.5
+        )
+    return known
+
+
+def _cpu_linear() -> dict[Any, Callable[..., int]]:
+    """oneDNN's linear layer (lens/onednn.py), which torch's formulas do not know."""
+    if not hasattr(torch.ops.mkldnn, _LINEAR):
+        return {}
+    return {getattr(torch.ops.mkldnn, _LINEAR): lambda tokens, weight, *_, **__: 2 * tokens.numel() * weight.shape[0]}
+
+
+def _products(query: Any, key: Any, value: Any, times: float) -> int:
+    *leading, queries, head_dim = query.shape
+    return int(times * 2 * prod(leading) * queries * key.shape[-2] * (head_dim + value.shape[-1]))

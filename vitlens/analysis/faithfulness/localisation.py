@@ -1,10 +1,18 @@
-"""Localisation: does a map point at the object, where its mask is known?"""
+"""How well a map lies on its object, where the mask is known: pointing game, ROC AUC, average precision, IoU, mass.
 
+Maps are brought to the masks' size bilinearly; every number is one image's, to be averaged over images.
+"""
+
+import numpy as np
+import torch
 from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.errors import DataError
+from vitlens.analysis.faithfulness.resampled import AnyMaps, enlarged
+from vitlens.errors import DataError, InputError
 from vitlens.shapes import Maps, Masks
 
 
@@ -26,3 +34,83 @@ def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
 def mask_areas(masks: Masks) -> Float[Tensor, " batch"]:
     """The share of each image that its mask covers: what a point thrown at random hits in the pointing game."""
     return masks.flatten(1).float().mean(1)
+
+
+PerImage = Float[Tensor, " batch"]
+
+
+def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
+    """The probability that a pixel of the object is ranked above one outside it; ties count half. 0.5 is chance."""
+    values, inside = _pixels(maps, masks)
+    ranks = stats.rankdata(values, axis=1)
+    positive = inside.sum(1)
+    above = (ranks * inside).sum(1) - positive * (positive + 1) / 2
+    return torch.from_numpy(above / (positive * (inside.shape[1] - positive))).float()
+
+
+def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
+    """The mean precision over the object's pixels, from the highest down; equal values are taken together.
+
+    Chance gives the mask's area. As scikit-learn's average_precision_score.
+    """
+    values, inside = _pixels(maps, masks)
+    found = [_precision(value, mask) for value, mask in zip(values, inside)]
+    return torch.tensor(found, dtype=torch.float32)
+
+
+def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
+    """Intersection over union of the mask and of what lies above the map's own mean."""
+    marked, inside = _marked(maps, masks)
+    return (marked & inside).sum(1).float() / (marked | inside).sum(1).float()
+
+
+def pixel_accuracy(maps: AnyMaps, masks: Masks) -> PerImage:
+    """The share of the pixels that lie above the map's mean inside the mask, or not above it outside."""
+    marked, inside = _marked(maps, masks)
+    return (marked == inside).float().mean(1)
+
+
+def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
+    """The share of the map's positive values that lies on the object; 0 where it has none. Chance: the mask's area."""
+    positive = enlarged(maps.float(), _size(maps, masks)).clamp_min(0).flatten(1)
+    total = positive.sum(1)
+    mass = (positive * masks.flatten(1)).sum(1)
+    return torch.where(total > 0, mass / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0)
+
+
+def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
+    """Whether a mask has both an object and something beside it: without either no map can be right or wrong."""
+    flat = masks.flatten(1)
+    return flat.any(1) & ~flat.all(1)
+
+
+def _precision(values: NDArray[np.float64], inside: NDArray[np.bool_]) -> float:
+    order = np.argsort(-values, kind="stable")
+    hits = np.cumsum(inside[order])
+    last = np.flatnonzero(np.diff(values[order], append=-np.inf))  # the last of each run of equal values
+    precision = hits[last] / (last + 1)
+    recall = hits[last] / hits[-1]
+    return float((np.diff(recall, prepend=0.0) * precision).sum())
+
+
+def _pixels(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    values = enlarged(maps.float(), _size(maps, masks)).flatten(1).double().cpu().numpy()
+    return values, masks.flatten(1).cpu().numpy()
+
+
+def _marked(maps: AnyMaps, masks: Masks) -> tuple[Tensor, Tensor]:
+    large = enlarged(maps.float(), _size(maps, masks)).flatten(1)
+    return large > large.mean(1, keepdim=True), masks.flatten(1)
+
+
+def _size(maps: AnyMaps, masks: Masks) -> tuple[int, int]:
+    """The masks' height and width. Raises InputError for other images, DataError for a mask without an edge."""
+    if len(maps) != len(masks):
+        raise InputError(f"expected a mask for each of {len(maps)} maps, found {len(masks)}")
+    blank = (~has_edge(masks)).nonzero().flatten().tolist()
+    if blank:
+        raise DataError(
+            f"expected masks with an object and something beside it, found {len(blank)} without (image {blank[0]}, "
+            "...); leave these images out"
+        )
+    return masks.shape[-2], masks.shape[-1]

@@ -1,7 +1,7 @@
-"""Where a map looks, how concentrated it is, and how much two maps of one image share.
+"""Maps as shares of the image: which are usable, where their mass lies, how concentrated it is, how two maps overlap.
 
 Maps of any resolution are brought to one grid of cells first: their positive part, bilinear to the image, then the sum
-over each cell as a share of the whole. What speaks against the target (negative values) is left out.
+over each cell as a share of the whole. Negative values (evidence against the target) are left out.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Looking:
-    """How each of n maps looks; what is of an unusable map is 0.
+class MapShares:
+    """Position and concentration of each of n maps; 0 for a map that is not usable.
 
     usable: finite, with something positive, and not equal everywhere; row, column: of its centre of mass, shares of
     the height and width; spread: root of the mean squared distance from there, a share of the image's shorter side;
@@ -40,7 +40,7 @@ class Looking:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class MapOverlap:
     """How alike two maps of each image are, on one grid; 0 where either is unusable.
 
     usable: both are; spearman: rank correlation of the raw maps, -1 to 1; top: share of the top tenth of one that is in
@@ -57,7 +57,7 @@ def as_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size) -> Ma
     """Maps of any resolution on a grid of cells: positive part, shares that sum to 1; all 0 where nothing is positive.
 
     size: px (height, width) to which maps are enlarged; grid: (rows, columns) that divide it. A value that is not
-    finite counts as 0 here; `usable` tells of it.
+    finite counts as 0 here; see `usable`.
     """
     if size[0] % grid[0] or size[1] % grid[1]:
         raise InputError(f"expected a grid that divides images of {size[0]}x{size[1]} px, found {grid[0]}x{grid[1]}")
@@ -69,7 +69,7 @@ def as_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size) -> Ma
 
 
 def usable(maps: Float[Tensor, "batch _ _"]) -> Bool[Tensor, " batch"]:
-    """Which maps say something: finite everywhere, somewhere positive, and not equal everywhere."""
+    """Which maps are finite everywhere, somewhere positive, and not constant."""
     flat = maps.detach().cpu().double().flatten(1)
     finite = flat.isfinite().all(1)
     flat = flat.nan_to_num(0.0, 0.0, 0.0)
@@ -77,8 +77,8 @@ def usable(maps: Float[Tensor, "batch _ _"]) -> Bool[Tensor, " batch"]:
     return finite & (greatest > 0) & (greatest - least > 1e-6 * flat.abs().amax(1))
 
 
-def look(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size, masks: Masks | None = None) -> Looking:
-    """Where n maps look, how concentrated, and how much of each lies on its object where masks are known."""
+def map_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size, masks: Masks | None = None) -> MapShares:
+    """Position and concentration of n maps, and the share of each on its object where masks are known."""
     cells = as_shares(maps, size=size, grid=grid)
     works = usable(maps)
     row, column, spread = _place(cells, size)
@@ -86,12 +86,14 @@ def look(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size, masks: Mas
     if masks is not None:
         pixels = (masks.shape[-2], masks.shape[-1])  # a mask is known to the pixel
         inside = (as_shares(maps, size=pixels, grid=pixels) * masks.cpu()).sum((1, 2)) * works
-    return Looking(
+    return MapShares(
         works, row * works, column * works, spread * works, _half(cells) * works, _central(cells) * works, inside
     )
 
 
-def overlap(first: Float[Tensor, "batch _ _"], second: Float[Tensor, "_ _ _"], *, size: Size, grid: Size) -> Overlap:
+def map_overlap(
+    first: Float[Tensor, "batch _ _"], second: Float[Tensor, "_ _ _"], *, size: Size, grid: Size
+) -> MapOverlap:
     """How alike two models' maps of the same n images are; each may have its own resolution."""
     if len(first) != len(second):
         raise InputError(f"expected maps of the same images, found {len(first)} and {len(second)}")
@@ -100,7 +102,7 @@ def overlap(first: Float[Tensor, "batch _ _"], second: Float[Tensor, "_ _ _"], *
     coarser = min(first.shape[1], second.shape[1]), min(first.shape[2], second.shape[2])
     raw = [on_grid(maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0), coarser) for maps in (first, second)]
     ranked = torch.where(both, spearman(*raw).double().nan_to_num(0.0), 0.0)
-    return Overlap(both, ranked, top_overlap(*raw).double() * both, torch.minimum(one, two).sum(1) * both)
+    return MapOverlap(both, ranked, top_overlap(*raw).double() * both, torch.minimum(one, two).sum(1) * both)
 
 
 def _place(cells: Maps, size: Size) -> tuple[PerImage, PerImage, PerImage]:
@@ -134,3 +136,38 @@ def _inside_middle(count: int) -> Float[Tensor, " count"]:
     """How much of each of count equal parts of [0, 1] lies between 0.25 and 0.75."""
     edges = torch.linspace(0, 1, count + 1, dtype=torch.float64).clamp(0.25, 0.75)
     return edges.diff() * count
+
+
+_EVEN = 1e-6  # spread beside the largest value, below which a map counts as constant
+
+
+@dataclass(frozen=True)
+class MapFaults:
+    """Which images' maps cannot be ranked: not_finite, constant (batch,)."""
+
+    not_finite: Bool[Tensor, " batch"]
+    constant: Bool[Tensor, " batch"]
+
+    @property
+    def sound(self) -> Bool[Tensor, " batch"]:
+        """The maps that can be ranked."""
+        return ~(self.not_finite | self.constant)
+
+    @property
+    def words(self) -> str:
+        """ "2 of 56 maps are not finite, 1 is constant"; empty where nothing is wrong."""
+        total, broken, even = len(self.constant), int(self.not_finite.sum()), int(self.constant.sum())
+        faults = [f"{count} of {total} {kind}" for count, kind in ((broken, "not finite"), (even, "constant")) if count]
+        return ", ".join(faults)
+
+
+def map_faults(maps: Maps) -> MapFaults:
+    """Which maps are not finite, and which are constant: their values differ by less than a millionth of the largest.
+
+    An all-zero map is constant. A map that is not finite is not called constant.
+    """
+    flat = maps.flatten(1).double()
+    broken = ~flat.isfinite().all(1)
+    known = torch.where(broken[:, None], 0.0, flat)
+    even = known.amax(1) - known.amin(1) <= _EVEN * known.abs().amax(1)
+    return MapFaults(broken, even & ~broken)

@@ -82,7 +82,7 @@ def answers_without(
 ) -> Float[Tensor, "variants classes"]:
     """The logits (variants, classes) of images[which], each without its removed patches (row by row of the grid).
 
-    A variant that is asked for twice is computed once. substrate: what stands in the place of a removed patch; absent:
+    A variant that is asked for twice is computed once. substrate: what replaces a removed patch; absent:
     nothing, its token is left out (at least one stays, so a variant without any patch is refused). batch_size: variants
     in one forward (None: chosen to fit). by_tokens: put variants together from tokens where the model allows it. Raises
     InputError, UnknownNameError or UnsupportedError.
@@ -93,7 +93,7 @@ def answers_without(
     if substrate == "absent" and bool(removed.all(1).any()):
         raise InputError("expected at least one patch in each variant, found one without any; try the substrate blur")
     images = resized(model, images)
-    place, back = once(which, removed)
+    place, back = distinct_variants(which, removed)
     which, removed = which[place].to(images.device), removed[place].to(images.device)
     entry = entry_of(model) if by_tokens and _is_layout(model, grid) else None
     with evaluating(model), quick_linear(images.device), quick_mlps(model, images.device):
@@ -123,7 +123,7 @@ def pixel_masks(removed: Bool[Tensor, "variants patches"], grid: Cells, size: Ce
     return F.interpolate(cells, size=size, mode="nearest-exact") > 0.5
 
 
-def once(
+def distinct_variants(
     which: Int[Tensor, " variants"], removed: Bool[Tensor, "variants patches"]
 ) -> tuple[Int[Tensor, " different"], Int[Tensor, " variants"]]:
     """Where each different variant stands first (different,), and for every variant which of these it is."""

@@ -1,7 +1,7 @@
-"""Sensitivity to the weights (Adebayo 2018): a map of what a model has learnt must change when that is taken away.
+"""The randomisation check (Adebayo 2018): a map of what a model has learnt must change when its weights are randomised.
 
 Weights are randomised from the head down, one part after another, and the maps before and after compared by rank
-correlation. A method whose maps stay much the same shows the image, not the model.
+correlation. A method whose maps hardly change depends on the image, not on the model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ PARTS = 4  # into which the blocks are divided
 
 
 @dataclass(frozen=True)
-class Stage:
+class WeightGroup:
     """A part of the weights: its name for a report, and the parameters that are in it."""
 
     name: str
@@ -42,7 +42,7 @@ class Randomisation:
 
     @property
     def last(self) -> Float[Tensor, " batch"]:
-        """The correlation with all weights randomised, of the images whose own map has something to change."""
+        """The correlation with all weights randomised, of the images whose own map is not constant."""
         final = self.correlation[-1]
         return final[~final.isnan()]
 
@@ -74,7 +74,7 @@ def randomisation(
     before = explain(model, images, targets)
     if not bool(before.isfinite().all()):
         raise InputError("expected finite maps to compare, found NaN or infinity")
-    steps, rows = stages(model, parts=parts), []
+    steps, rows = weight_groups(model, parts=parts), []
     constant = spearman(before, before).isnan()
     for count in range(1, len(steps) + 1):
         with randomised(model, steps[:count], seed=seed):
@@ -84,7 +84,7 @@ def randomisation(
     return Randomisation(tuple(step.name for step in steps), torch.stack(rows))
 
 
-def stages(model: Model, *, parts: int = PARTS) -> tuple[Stage, ...]:
+def weight_groups(model: Model, *, parts: int = PARTS) -> tuple[WeightGroup, ...]:
     """The weights from the head down: what comes after the blocks, the blocks in parts, what comes before them.
 
     Read from the order in which the model holds its parameters. Raises InputError for a model without blocks.
@@ -98,20 +98,20 @@ def stages(model: Model, *, parts: int = PARTS) -> tuple[Stage, ...]:
     head = tuple(name for name in names[places[-1] :] if name not in inside)
     rest = tuple(name for name in names if name not in inside and name not in head)
     sizes = torch.arange(len(blocks)).flip(0).tensor_split(min(parts, len(blocks)))
-    found = [Stage("head", head)]
+    found = [WeightGroup("head", head)]
     for group in sizes:
         numbers = group.tolist()
         title = f"blocks {numbers[-1] + 1} to {numbers[0] + 1}" if len(numbers) > 1 else f"block {numbers[0] + 1}"
-        found.append(Stage(title, tuple(name for number in numbers for name in members[blocks[number]])))
-    found.append(Stage("embedding", rest))
+        found.append(WeightGroup(title, tuple(name for number in numbers for name in members[blocks[number]])))
+    found.append(WeightGroup("embedding", rest))
     return tuple(stage for stage in found if stage.parameters)
 
 
 @contextmanager
-def randomised(model: Model, parts: Sequence[Stage], *, seed: int = 0) -> Iterator[Model]:
+def randomised(model: Model, parts: Sequence[WeightGroup], *, seed: int = 0) -> Iterator[Model]:
     """The model with the weights of some parts randomised; they come back, bit by bit, on exit.
 
-    Each tensor's numbers are shuffled among themselves: what was learnt is gone, the scale of every layer stays.
+    Each tensor's numbers are shuffled among themselves: nothing learnt remains, and the scale of every layer does.
     """
     wanted = {name for part in parts for name in part.parameters}
     kept: dict[str, Tensor] = {}

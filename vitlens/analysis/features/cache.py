@@ -1,4 +1,4 @@
-"""Features on disk: a file a layer, written as they come, memory-mapped when read, and known by what they are of.
+"""Features on disk: a file a layer, written as they come, memory-mapped when read, identified by their origin.
 
 A file's name follows from its content's origin: weights, data, pooling, norm, precision, layer. What is half-written,
 damaged, foreign or of another version is never read: the reason is given, and the file is built again. Files appear
@@ -35,7 +35,7 @@ class Recalled(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shelf:
+class FeatureCache:
     """The features of one model on one set of images, read in one way.
 
     root: the cache's folder; about: what they are of, JSON's plain values, in which the layer is not named.
@@ -50,7 +50,7 @@ class Shelf:
 
     def file(self, name: str) -> Path:
         """Where the features of one layer are, or will be."""
-        return self.root / hashlib.sha256(_said(self.about).encode()).hexdigest()[:20] / f"{name}.safetensors"
+        return self.root / hashlib.sha256(_as_json(self.about).encode()).hexdigest()[:20] / f"{name}.safetensors"
 
     def recall(self, name: str, *, rows: int, width: int | None = None) -> Recalled:
         """The features (rows, width) of one layer, where they are whole and of just this; None: of any width."""
@@ -59,8 +59,8 @@ class Shelf:
             return Recalled(None)
         try:
             with safe_open(str(path), framework="pt") as file:
-                said = file.metadata() or {}
-                reason = self._fault(path, said, name, list(file.keys()))
+                metadata = file.metadata() or {}
+                reason = self._fault(path, metadata, name, list(file.keys()))
                 if not reason:
                     values: Tensor = file.get_tensor(_TENSOR)
                     flat = values.ndim == 2 and values.dtype == torch.float32
@@ -77,22 +77,22 @@ class Shelf:
         Raises InputError when another number of rows was written, StorageError when the disk is full.
         """
         with write_atomically(self.file(name)) as temporary, temporary.open("wb") as file:
-            writer = Writer(file, {"about": _said(self._named(name)), "version": str(VERSION)}, rows, width)
+            writer = Writer(file, {"about": _as_json(self._named(name)), "version": str(VERSION)}, rows, width)
             yield writer
             writer.finish()
 
     def _named(self, name: str) -> dict[str, object]:
         return {**self.about, "layer": name}
 
-    def _fault(self, path: Path, said: Mapping[str, str], name: str, tensors: list[str]) -> str:
+    def _fault(self, path: Path, metadata: Mapping[str, str], name: str, tensors: list[str]) -> str:
         """Why a readable file is not what is looked for, or nothing."""
-        if "version" not in said or tensors != [_TENSOR]:
+        if "version" not in metadata or tensors != [_TENSOR]:
             return "of something else than features"
-        if said["version"] != str(VERSION):
-            return f"of version {said['version']}, not {VERSION}"
-        if said.get("about") != _said(self._named(name)):
+        if metadata["version"] != str(VERSION):
+            return f"of version {metadata['version']}, not {VERSION}"
+        if metadata.get("about") != _as_json(self._named(name)):
             return "of another model, data or layer"
-        return "" if said.get("sha256") == _digest_of(path) else "damaged (its content is not what was written)"
+        return "" if metadata.get("sha256") == _digest_of(path) else "damaged (its content is not what was written)"
 
 
 class Writer:
@@ -124,7 +124,7 @@ class Writer:
         self._file.write(self._digest.hexdigest().encode())
 
 
-def _said(about: Mapping[str, object]) -> str:
+def _as_json(about: Mapping[str, object]) -> str:
     return json.dumps(about, sort_keys=True)
 
 

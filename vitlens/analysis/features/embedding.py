@@ -7,12 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.features.trustworthiness import trustworthiness
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.names import PROJECTIONS, Projection
 
 PERPLEXITY: Final = 30.0
-NEIGHBOURS: Final = 10  # among which trustworthiness looks
+NEIGHBOURS: Final = 10  # k of trustworthiness
 _REDUCED: Final = 50  # dimensions that t-SNE is given (van der Maaten and Hinton 2008, section 4.2)
 
 Points = Float[Tensor, "images 2"]
@@ -23,7 +22,7 @@ class Embedding:
     """Points on a plane.
 
     points: (n, 2), float64; trustworthiness: fraction in [0, 1], how far the neighbours on the plane are neighbours in
-    the features (Venna and Kaski 2001), about 0.5 for points thrown at random; neighbours: among how many it looked;
+    the features (Venna and Kaski 2001), about 0.5 for points thrown at random; neighbours: its k;
     perplexity: t-SNE's; explained: the two components' shares of the variance, PCA's.
     """
 
@@ -64,7 +63,7 @@ def embed(
 
 def require_perplexity(perplexity: float, images: int) -> None:
     """Raise InputError unless t-SNE's perplexity, the neighbours an image has in effect, suits so many images."""
-    most = (images - 1) / 3  # van der Maaten's own limit: it looks at three times as many
+    most = (images - 1) / 3  # van der Maaten's own limit: t-SNE uses three times as many neighbours
     if not 1 <= perplexity <= most:
         room = f"from 1 to {most:.4g}" if most >= 1 else "with more images"
         raise InputError(
@@ -104,3 +103,37 @@ def _tsne(scores: Tensor, perplexity: float, seed: int) -> Points:
 def _trust(units: Tensor, points: Points) -> tuple[float, int]:
     neighbours = min(NEIGHBOURS, (len(points) - 1) // 2)  # it is defined for fewer than half of them
     return trustworthiness(units, points, neighbours=neighbours), neighbours
+
+
+_NUMBERS = 1 << 23  # distances held at once
+
+
+def trustworthiness(
+    values: Float[Tensor, "images dim"], points: Float[Tensor, "images plane"], *, neighbours: int
+) -> float:
+    """1 minus a penalty: a neighbour on the plane that is none in the features counts its rank beyond k.
+
+    In [0, 1]; 1 where all neighbours on the plane are among the k nearest of the features, about 0.5 for points thrown
+    at random. As scikit-learn's, but in chunks: memory does not grow with the square of the images. Raises InputError
+    unless k is from 1 to less than half of the images, beyond which it is not defined.
+    """
+    n, k = len(values), neighbours
+    if not 1 <= k < n / 2:
+        raise InputError(f"expected neighbours from 1 to less than half of {n} images, found {k}")
+    penalty = 0
+    for rows in torch.arange(n).split(max(1, _NUMBERS // n)):
+        near = _distances(points, rows).topk(k, largest=False).indices  # (rows, k)
+        far = _distances(values, rows)
+        for column in range(k):
+            closer = (far < far.gather(1, near[:, column : column + 1])).sum(1)
+            penalty += int((closer + 1 - k).clamp_min(0).sum())  # its rank is one more than those that are closer
+    return 1 - 2 / (n * k * (2 * n - 3 * k - 1)) * penalty
+
+
+def _distances(values: Tensor, rows: Tensor) -> Tensor:
+    """Squared distances of some to all, (rows, images); to themselves infinite."""
+    exact = values.double() - values.double().mean(0)  # so that a common offset cancels no digits
+    squares = exact.square().sum(1)
+    found = squares[rows, None] + squares - 2 * exact[rows] @ exact.T
+    found[torch.arange(len(rows)), rows] = torch.inf
+    return found

@@ -1,4 +1,4 @@
-"""Features of a whole split: read once, kept in a cache, streamed to disk, shared out among processes."""
+"""Features of a whole split: read once, cached on disk, divided among processes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.features.cache import Shelf, Writer
+from vitlens.analysis.features.cache import FeatureCache, Writer
 from vitlens.analysis.features.features import Features
-from vitlens.analysis.features.reader import Reader
+from vitlens.analysis.features.reader import FeatureReader
 from vitlens.data import identity as shown
 from vitlens.data.split import Split
 from vitlens.devices import autocast
@@ -40,28 +40,28 @@ def extract(
 
     cache: a folder, made when it is missing, which runs may share: every layer is written to it as it comes and then
     memory-mapped, so that memory does not grow with the images; None: all is held in memory. processes: each is given
-    the whole split and reads its share; all but the first get None. advance: told the number of images just done; say:
-    told, in a line, of every file of the cache that was not used (and so are the features' notes). Raises what
-    `features` raises, DataError for a split without images, InputError for more processes than images.
+    the whole split and reads its share; all but the first get None. advance: called with the number of images just
+    done; say: called with a line on every file of the cache that was not used (and so are the features' notes). Raises
+    what `features` raises, DataError for a split without images, InputError for more processes than images.
     """
-    together = processes or Processes(0, 1, model.device)
-    _require_images(split, together)
-    reader = Reader(model, layer=layer, pool=pool, norm=norm)
-    work = _Pass(split, together, batch_size or fitting_batch_size(model), precision)
+    all_processes = processes or Processes(0, 1, model.device)
+    _require_images(split, all_processes)
+    reader = FeatureReader(model, layer=layer, pool=pool, norm=norm)
+    work = _Pass(split, all_processes, batch_size or fitting_batch_size(model), precision)
     if cache is None:
         return _in_memory(reader, work, advance)
-    shelf = _shelf(cache, reader, work, norm=norm) if together.is_first else None
+    shelf = _cache_of(cache, reader, work, norm=norm) if all_processes.is_first else None
     names = _names(reader)
     found, notes = _recall(shelf, names, reader, work)
     for note in notes:
         say(note)
     lacking = torch.tensor([float(shelf is not None and name not in found) for name in names])
-    missing = {name for name, lacks in zip(names, together.total(lacking).tolist()) if lacks}
+    missing = {name for name, lacks in zip(names, all_processes.total(lacking).tolist()) if lacks}
     if missing:  # in all processes alike
         layers = [layer.index for layer, name in zip(reader.layers, names) if name in missing]
-        _keep(Reader(model, layer=layers, pool=reader.pool, norm=norm), work, shelf, missing, advance)
+        _keep(FeatureReader(model, layer=layers, pool=reader.pool, norm=norm), work, shelf, missing, advance)
     else:
-        advance(len(range(together.index, len(split), together.count)))
+        advance(len(range(all_processes.index, len(split), all_processes.count)))
     if shelf is None:
         return None
     found, again = _recall(shelf, names, reader, work)
@@ -80,7 +80,7 @@ class _Pass:
     size: int
     precision: str
 
-    def rows(self, reader: Reader, advance: Callable[[int], object]) -> Iterator[Sequence[Tensor]]:
+    def rows(self, reader: FeatureReader, advance: Callable[[int], object]) -> Iterator[Sequence[Tensor]]:
         """Chunk after chunk in the images' order, in all processes: (chunk, dim) by layer, and the logits last."""
         index, count = self.processes.index, self.processes.count
         device, widths = reader.model.device, [0]
@@ -97,7 +97,7 @@ class _Pass:
             yield whole.split(widths, 1)
 
 
-def _in_memory(reader: Reader, work: _Pass, advance: Callable[[int], object]) -> Features | None:
+def _in_memory(reader: FeatureReader, work: _Pass, advance: Callable[[int], object]) -> Features | None:
     chunks = [parts for parts in work.rows(reader, advance) if work.processes.is_first]
     if not chunks:
         return None
@@ -105,7 +105,7 @@ def _in_memory(reader: Reader, work: _Pass, advance: Callable[[int], object]) ->
     return Features(reader.model.alias, reader.layers, tuple(values), logits, reader.pool)
 
 
-def _shelf(cache: Path, reader: Reader, work: _Pass, *, norm: bool) -> Shelf:
+def _cache_of(cache: Path, reader: FeatureReader, work: _Pass, *, norm: bool) -> FeatureCache:
     exact = isinstance(autocast(reader.model.device, work.precision), nullcontext)
     about = {
         "model": known.identity(reader.model),
@@ -114,16 +114,16 @@ def _shelf(cache: Path, reader: Reader, work: _Pass, *, norm: bool) -> Shelf:
         "norm": norm,
         "precision": "fp32" if exact else "bf16",
     }
-    return Shelf(cache, about)
+    return FeatureCache(cache, about)
 
 
-def _names(reader: Reader) -> list[str]:
+def _names(reader: FeatureReader) -> list[str]:
     """What a pass is kept as: its layers, and the logits last."""
     return [*(f"{layer.kind}-{layer.index}" for layer in reader.layers), "logits"]
 
 
 def _recall(
-    shelf: Shelf | None, names: Sequence[str], reader: Reader, work: _Pass
+    shelf: FeatureCache | None, names: Sequence[str], reader: FeatureReader, work: _Pass
 ) -> tuple[dict[str, Tensor], list[str]]:
     """What the cache has, by name, and a line on each file that it has and that is not used."""
     found: dict[str, Tensor] = {}
@@ -143,7 +143,7 @@ def _recall(
 
 
 def _keep(
-    reader: Reader, work: _Pass, shelf: Shelf | None, missing: set[str], advance: Callable[[int], object]
+    reader: FeatureReader, work: _Pass, shelf: FeatureCache | None, missing: set[str], advance: Callable[[int], object]
 ) -> None:
     """Read what is missing and write it as it comes: every process reads, the first writes."""
     names, writers = _names(reader), dict[str, Writer]()

@@ -1,4 +1,4 @@
-"""What a model makes of an image, at every layer, as one vector: its CLS token, the mean of its patches, or both."""
+"""Features of an image at every layer, one vector each: the CLS token, the mean of the patches, or both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.features.reader import FeatureLayer, Reader, Vectors, chosen_stages, fitting_norm
+from vitlens.analysis.features.reader import FeatureLayer, FeatureReader, Vectors, chosen_stages, fitting_norm
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.stages import FeatureStage, final_norm, watching_stages
@@ -59,7 +59,7 @@ def features(
     norm: bool = True,
     batch_size: int | None = None,
 ) -> Features:
-    """What a model makes of each image at every block of a transformer, every stage of a CNN, in one pass.
+    """The features of each image at every block of a transformer, every stage of a CNN, in one pass.
 
     images: (n, 3, height, width) in [0, 1], taken batch_size at a time (None: chosen to fit); layer: from 0, -1 for the
     last, several, or None for all; pool: "cls", "mean" (of the patches or cells; no prefix token), "cls+mean" (one
@@ -74,7 +74,7 @@ def features(
     True
     """
     require(model, *NEEDS["features"])
-    reader = Reader(model, layer=layer, pool=pool, norm=norm)
+    reader = FeatureReader(model, layer=layer, pool=pool, norm=norm)
     size = batch_size or fitting_batch_size(model)
     read = [reader.read(batch.to(model.device)) for batch in images.split(size)]
     values = tuple(torch.cat(parts) for parts in zip(*(batch.vectors for batch in read)))

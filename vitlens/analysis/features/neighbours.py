@@ -19,7 +19,7 @@ _SPARE: Final = 16  # candidates beyond k
 _GROUP: Final = 64  # columns of which first the greatest alone is looked at
 _NUMBERS: Final = 1 << 24  # similarities held at once
 _BANK: Final = 1 << 16  # vectors of the bank at a time
-_DIGITS: Final = 12  # decimals to which similarities are told apart
+_DIGITS: Final = 12  # decimals to which similarities are compared
 
 Queries = Float[Tensor, "queries dim"]
 Bank = Float[Tensor, "bank _"]

@@ -26,11 +26,11 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Probe:
-    """What a linear classifier on frozen features says of n test images.
+    """The predictions of a linear classifier on frozen features for n test images.
 
     predictions, correct: (n,); accuracy: with its 95 % interval; c: the regularisation chosen; tried: accuracy on the
     validation part (fraction) by C; trained, validation: images it was fitted on in the end (all of the training
-    part), and those of them that C was chosen on; notes: what else must be said.
+    part), and those of them that C was chosen on; notes: what else a report must say.
     """
 
     predictions: Labels
@@ -57,9 +57,9 @@ def probe(
     """How well a linear classifier can read the labels off features that it cannot change.
 
     scikit-learn's logistic regression on features scaled to mean 0 and deviation 1; C is the one of the strengths that
-    is most accurate on a seeded fifth of the training images (of equals the strongest regularisation), then all of
-    them are fitted. train_groups: images that share one stay on one side; groups: of the test images, for the interval.
-    A class with a single training image cannot be validated and is said in the notes. Raises DataError for fewer than
+    is most accurate on a seeded fifth of the training images (of equals the strongest regularisation), then all of them
+    are fitted. train_groups: images that share one stay on one side; groups: of the test images, for the interval. A
+    class with a single training image cannot be validated and is reported in the notes. Raises DataError for fewer than
     two classes or too few images to hold any out, InputError for labels that do not fit.
     """
     for name, vectors, given in (("training", train, train_labels), ("test", test, test_labels)):
@@ -120,7 +120,7 @@ class _Fit:
 
         self._model.set_params(C=c)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # told in the notes
+            warnings.simplefilter("ignore", ConvergenceWarning)  # reported in the notes
             self._model.fit(self._vectors, self._labels)
         self.converged = bool(self._model.n_iter_.max() < STEPS)
 

@@ -34,14 +34,14 @@ class FeatureLayer:
     norm: str | None
 
 
-class Read(NamedTuple):
+class BatchFeatures(NamedTuple):
     """One batch: vectors (batch, dim) by layer, and logits (batch, classes); fp32, on the CPU."""
 
     vectors: list[Tensor]
     logits: Tensor
 
 
-class Reader:
+class FeatureReader:
     """Reads the chosen layers of a model in one pass a batch, and keeps nothing.
 
     layer, pool, norm: as in `features`; layers: what it reads. Raises what `features` raises.
@@ -61,7 +61,7 @@ class Reader:
         self._norm = final_norm(model) if norm else None
         self.layers = tuple(self._layer(stage) for stage in self.stages)
 
-    def read(self, images: Images) -> Read:
+    def read(self, images: Images) -> BatchFeatures:
         """The features of a batch. Raises NonFiniteError naming the layer."""
         found: dict[int, Tensor] = {}
 
@@ -75,7 +75,7 @@ class Reader:
                 raise NonFiniteError(
                     f"expected finite features, found NaN or infinity in {stage.title} of {self.model.alias}"
                 )
-        return Read([found[stage.index] for stage in self.stages], logits)
+        return BatchFeatures([found[stage.index] for stage in self.stages], logits)
 
     def _layer(self, stage: FeatureStage) -> FeatureLayer:
         norm = fitting_norm(self._norm, stage)

@@ -34,10 +34,10 @@ def similarity(
 ) -> Similarity:
     """Linear CKA of every pair of layers of two models on the same images, or of one model with itself.
 
-    Unbiased HSIC unless biased is asked for; see vitlens.analysis.features.cka. 1 for the same features up to rotation,
-    scale and shift, about 0 (or a little less) for unrelated ones. The interval is a jackknife: seeded groups of images
-    are left out in turn (none with fewer than 4 images a group). Raises InputError for fewer than 4 images, or for
-    others.
+    Unbiased HSIC unless biased is asked for; see vitlens.analysis.features.cka. 1 for the same features up to
+    rotation, scale and shift, about 0 (or a little less) for unrelated ones. The interval is a jackknife: seeded groups
+    of images are left out in turn (none with fewer than 4 images a group). Raises InputError for fewer than 4 images,
+    or other ones.
 
     >>> import torch, vitlens
     >>> images = torch.rand(8, 3, 32, 32)

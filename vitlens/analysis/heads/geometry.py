@@ -1,4 +1,4 @@
-"""Where the queries and keys of an attention layer lie in the image: grid, pixels between them, offsets.
+"""Where the queries and keys of an attention layer lie in the image: grid, pixels between them, sums by offset.
 
 A layer of windows is seen window by window: within one, places differ as they do in the image, except across the seam
 of a shifted window, where the model's mask lets nothing pass (but for timm's Swin on a padded map, whose mask misses
@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import window_index
@@ -48,15 +49,15 @@ class Geometry:
         return _places(self.windows, self.patches)
 
     def pairs(self) -> Bool[Tensor, "calls query key"]:
-        """Which queries can look at which keys as neighbours in the image: real patches, not across a seam."""
+        """Which pairs of query and key are as far apart in the image as in the window: patches, not across a seam."""
         return _pairs(self)
 
     def uniform_distance(self) -> float:
-        """Mean distance in px if every patch looked at all patches that it can see alike."""
+        """Mean distance in px under uniform attention on the patches that each patch can see."""
         pairs = self.pairs()
-        looking = pairs.any(-1)
+        queries = pairs.any(-1)  # all but padding
         rows = (pairs * self.distances()).sum(-1) / pairs.sum(-1).clamp_min(1)
-        return float((rows * looking).sum() / looking.sum())
+        return float((rows * queries).sum() / queries.sum())
 
 
 def geometry_of(site: Site, model: Model) -> Geometry | None:
@@ -126,3 +127,33 @@ def _pairs(geometry: Geometry) -> Tensor:
         across == inside[:, None] % columns - inside % columns
     )
     return pairs & same
+
+
+def offset_sums(
+    weights: Float[Tensor, "*leading query key"], grid: tuple[int, int]
+) -> Float[Tensor, "*leading down across"]:
+    """The weights of patches on patches summed by offset, key minus query: (.., 2 rows - 1, 2 columns - 1).
+
+    Patches stand row by row of grid; no offset is the middle. The sum over all offsets is that over all weights.
+    """
+    apart = weights.unflatten(-1, grid).unflatten(-3, grid)  # (.., rows, columns, rows, columns)
+    across = _by_difference(apart.transpose(-3, -2))  # (.., rows, rows, 2 columns - 1)
+    return _by_difference(across.movedim(-1, -3)).transpose(-2, -1)
+
+
+def _by_difference(pairs: Float[Tensor, "*leading query key"]) -> Float[Tensor, "*leading offset"]:
+    """Sums along the diagonals of square matrices, from key - query = 1 - n to n - 1."""
+    size = pairs.shape[-1]
+    steps = torch.arange(size, device=pairs.device)
+    chosen = F.one_hot((steps - steps[:, None] + size - 1).flatten(), 2 * size - 1)
+    return pairs.flatten(-2) @ chosen.to(pairs.dtype)  # a product is faster here than scattered additions
+
+
+def offset_counts(
+    grid: tuple[int, int], pairs: Float[Tensor, "calls query key"] | None = None
+) -> Float[Tensor, "down across"]:
+    """How many pairs of patches there are for each offset; pairs: those that count, with windows."""
+    if pairs is None:
+        patches = grid[0] * grid[1]
+        pairs = torch.ones(1, patches, patches, dtype=torch.float64)
+    return offset_sums(pairs.sum(0), grid)

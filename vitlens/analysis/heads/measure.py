@@ -1,9 +1,10 @@
-"""One batch measured: for every image, layer and head, the numbers that say how the head looks.
+"""Every registered statistic on one batch: a number for every image, layer and head.
 
-No matrix of N x N outlives the few images it is computed for.
+No matrix of queries x keys outlives the few images that it is computed for.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from vitlens.analysis.answers.moments import Key
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
-from vitlens.analysis.heads.patch_rows import PatchRows, PerImage, sharp
-from vitlens.analysis.heads.sinks import median, stand_out
+from vitlens.analysis.heads.patch_rows import PatchRows, PerImage
+from vitlens.analysis.heads.registry import head_statistics, resolve, token_statistics
+from vitlens.analysis.heads.rows import Rows, median, stand_out
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import watching_stream
@@ -23,7 +25,7 @@ from vitlens.shapes import Images, Tokens
 
 
 @dataclass
-class Measured:
+class BatchStatistics:
     """A batch of images: values (images, heads) by statistic and layer; offsets: attention mass by offset, key minus
     query, summed over the images (heads, 2 rows - 1, 2 columns - 1); sites: the layers. A layer of several attention
     calls (ConViT's content and position, groups of heads) has the heads of all of them, one after another."""
@@ -34,7 +36,7 @@ class Measured:
     sites: list[Site] = field(default_factory=list)
 
     def place(self, site: Site) -> None:
-        """A new layer, or more heads of one. Raises UnsupportedError where they look at something else."""
+        """A new layer, or more heads of one. Raises UnsupportedError where their queries or keys are others."""
         if site.part == 0:
             self.sites.append(site)
             return
@@ -55,7 +57,7 @@ class Measured:
             self.offsets[layer] = torch.cat((self.offsets[layer], offsets)) if layer in self.offsets else offsets
 
 
-def measure(model: Model, images: Images, *, renormalise: bool = True) -> Measured:
+def measure(model: Model, images: Images, *, renormalise: bool = True) -> BatchStatistics:
     """Every statistic of every head on these images, from one forward pass.
 
     renormalise: distances are those of the attention that lies on patches, scaled to 1; else the mass on CLS and other
@@ -64,26 +66,28 @@ def measure(model: Model, images: Images, *, renormalise: bool = True) -> Measur
     """
     if not len(images):
         raise InputError("expected at least one image, found none")
-    found = Measured(len(images))
+    batch = BatchStatistics(len(images))
 
     def take(call: AttentionCall) -> None:
-        found.place(call.site)
-        if call.site.kind == "channel":  # what looks at what, not where
+        batch.place(call.site)
+        if call.site.kind == "channel":  # its rows are channels, which have no place in the image
             return
         with torch.autocast(images.device.type, enabled=False):
             values, offsets = _of_call(call, geometry_of(call.site, model), renormalise=renormalise)
         _require_finite(values, call.site)
-        found.take(call.site.layer, values, offsets)
+        batch.take(call.site.layer, values, offsets)
 
-    def weigh(block: int, tokens: Tokens) -> None:
+    def take_norms(block: int, tokens: Tokens) -> None:
         layout = model.anatomy.layout
         prefix = len(layout.prefix) if layout is not None and tokens.shape[1] == layout.tokens else 0
         if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # not windows, nor CLS alone
-            found.values.update({(name, block): value for name, value in _norms(tokens, prefix).items()})
+            norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
+            for name, statistic in token_statistics().items():
+                batch.values[name, block] = resolve(statistic.function)(norms)[:, None]
 
-    with watching_stream(model, weigh):
+    with watching_stream(model, take_norms):
         observe(model, images, take)
-    return found
+    return batch
 
 
 def _of_call(
@@ -95,34 +99,56 @@ def _of_call(
     for _, part in call.parts():
         weights = precise(part.precise().weights())
         if geometry is None:
-            parts.append(_without_place(weights, part))
+            parts.append(_of_rows_alone(weights, part))
             continue
-        view = PatchRows(weights, part.images, geometry)
-        offsets = view.offsets()
-        parts.append({**view.sharpness(), **view.places(renormalise=renormalise), **view.masses(offsets)})
-        summed = offsets.sum(0, dtype=torch.float64).cpu()
+        layer = PatchRows(weights, part.images, geometry, renormalise=renormalise)
+        parts.append(layer.statistics())
+        summed = layer.offsets.sum(0, dtype=torch.float64).cpu()
         total = summed if total is None else total + summed
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, total
 
 
-def _without_place(weights: Tensor, call: AttentionCall) -> dict[str, Tensor]:
-    """A pooling or CLS query's single row, or rows over pooled keys, which have no place of their own."""
-    prefix = "cls_" if call.site.kind == "class" else ""
-    rows = {prefix + name: value.mean(-1) for name, value in sharp(weights)}
-    return {name: value.unflatten(0, (call.images, -1)).mean(1) for name, value in rows.items()}
-
-
-def _norms(tokens: Tokens, prefix: int) -> dict[str, Float[Tensor, "images one"]]:
-    """The length of each token in the residual stream: the middle one, the greatest, and how many stand out."""
-    lengths = tokens.float().norm(dim=-1)
-    high = stand_out(lengths).float()
-    found = {
-        "token_norm": median(lengths),
-        "greatest_norm": lengths.amax(-1),
-        "high_norm_patches": high[:, prefix:].sum(-1),
-        "high_norm_prefix": high[:, :prefix].sum(-1),
+def _of_rows_alone(weights: Tensor, call: AttentionCall) -> dict[str, Tensor]:
+    """A pooling or CLS query's single row, or rows over pooled keys, which have no place in the image."""
+    whose, rows = "CLS" if call.site.kind == "class" else "patches", Rows(weights)
+    return {
+        name: resolve(statistic.function)(rows).mean(-1).unflatten(0, (call.images, -1)).mean(1)
+        for name, statistic in head_statistics().items()
+        if statistic.input == "row" and statistic.rows == whose
     }
-    return {name: value[:, None] for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class TokenNorms:
+    """Euclidean norms of the tokens of the residual stream after one block; prefix: how many are no patches."""
+
+    norms: Float[Tensor, "images tokens"]
+    prefix: int
+
+    @cached_property
+    def high(self) -> Float[Tensor, "images tokens"]:
+        """1 where a norm exceeds its image's median + 5 median absolute deviations, else 0."""
+        return stand_out(self.norms).float()
+
+
+def token_norm(tokens: TokenNorms) -> Float[Tensor, " images"]:
+    """The median norm."""
+    return median(tokens.norms)
+
+
+def greatest_norm(tokens: TokenNorms) -> Float[Tensor, " images"]:
+    """The greatest norm."""
+    return tokens.norms.amax(-1)
+
+
+def high_norm_patches(tokens: TokenNorms) -> Float[Tensor, " images"]:
+    """How many patches are of high norm."""
+    return tokens.high[:, tokens.prefix :].sum(-1)
+
+
+def high_norm_prefix(tokens: TokenNorms) -> Float[Tensor, " images"]:
+    """How many of CLS and registers are of high norm."""
+    return tokens.high[:, : tokens.prefix].sum(-1)
 
 
 def _require_finite(values: dict[str, PerImage], site: Site) -> None:

@@ -1,117 +1,164 @@
-"""The rows of patches: what the attention weights of one layer say of where each head looks.
+"""Statistics of one attention layer in which patches are queries and keys: distance, mass on itself, on CLS, on sinks.
 
-Rows of patches and the row of CLS are told apart; windows are calls of their own, whose padding does not look.
+The rows of patches and the row of CLS are treated apart; windows are calls of their own, and their padding is no query.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.heads.geometry import Geometry
-from vitlens.analysis.heads.offsets import offset_sums
-from vitlens.analysis.heads.sharpness import entropy, gini, hoyer
-from vitlens.analysis.heads.sinks import stand_out
+from vitlens.analysis.heads.geometry import Geometry, offset_sums
+from vitlens.analysis.heads.registry import Need, head_statistics, resolve
+from vitlens.analysis.heads.rows import Rows, stand_out
 from vitlens.lens.call import received
 
 PerImage = Float[Tensor, "images heads"]
 
 
-def sharp(weights: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The statistics of single rows, by name."""
-    nats = entropy(weights)
-    yield "entropy", nats
-    yield "normalised_entropy", nats / max(math.log(weights.shape[-1]), 1e-12)
-    yield "effective_keys", nats.exp()
-    yield "hoyer", hoyer(weights)
-    yield "gini", gini(weights)
-
-
 class PatchRows:
-    """Patches that look at patches: weights (images x calls, heads, query, key), calls being windows."""
+    """One layer's weights (images x calls, heads, query, key), calls being windows, and what statistics share of them.
 
-    def __init__(self, weights: Tensor, images: int, geometry: Geometry) -> None:
-        self.weights, self.images, self.geometry = weights, images, geometry
+    renormalise: distances are of the attention that lies on patches, scaled to 1.
+    """
+
+    def __init__(self, weights: Tensor, images: int, geometry: Geometry, *, renormalise: bool = True) -> None:
+        self.weights, self.images, self.geometry, self.renormalise = weights, images, geometry, renormalise
         self.queries = weights[..., geometry.prefix :, :]  # the patches' rows
         real = geometry.places().to(weights.device) >= 0
-        self.looking = real.to(weights.dtype)  # (calls, patches): padding does not look
-        self.rows = self.looking.sum()
-        self.patches = self.between = self.queries[..., geometry.prefix :]  # of patches; of those that are neighbours
+        self.real = real.to(weights.dtype)  # (calls, patches): 0 for padding
+        self.count = self.real.sum()  # of queries that are patches
+        # weights of patches on patches; and on those patches that are their neighbours in the image, not across a seam
+        self.on_patches = self.on_neighbours = self.queries[..., geometry.prefix :]
         if geometry.windows is not None:
-            calls = self.patches.unflatten(0, (images, -1))
-            self.patches = (calls * self.looking[:, None, None]).flatten(0, 1)
-            self.between = (calls * geometry.pairs().to(weights.device)[:, None]).flatten(0, 1)
+            calls = self.on_patches.unflatten(0, (images, -1))
+            self.on_patches = (calls * self.real[:, None, None]).flatten(0, 1)
+            self.on_neighbours = (calls * geometry.pairs().to(weights.device)[:, None]).flatten(0, 1)
+
+    def statistics(self) -> dict[str, PerImage]:
+        """Every registered statistic that this layer has, by name."""
+        rows, prefix = Rows(self.weights), self.geometry.prefix
+        of_rows: dict[str, Tensor] = {}  # each function of rows runs once, for the rows of patches and that of CLS
+        measured: dict[str, PerImage] = {}
+        for name, statistic in head_statistics().items():
+            if not all(self.has(need) for need in statistic.needs):
+                continue
+            function: Callable[..., Tensor] = resolve(statistic.function)
+            if statistic.input == "layer":
+                measured[name] = function(self)
+                continue
+            if statistic.function not in of_rows:
+                of_rows[statistic.function] = function(rows)
+            values = of_rows[statistic.function]
+            patches = statistic.rows == "patches"
+            measured[name] = self.mean(values[..., prefix:]) if patches else values[..., self.geometry.cls[0]]
+        return measured
+
+    def has(self, need: Need) -> bool:
+        """Whether the layer has what a statistic needs."""
+        return {"grid": True, "prefix": self.geometry.prefix > 0, "cls": bool(self.geometry.cls)}[need]
 
     def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
-        """The mean over the patches that look."""
-        each = values.unflatten(0, (self.images, -1)) * self.looking[:, None]
-        means: PerImage = each.sum((1, 3)) / self.rows
+        """The mean over the queries that are patches."""
+        each = values.unflatten(0, (self.images, -1)) * self.real[:, None]
+        means: PerImage = each.sum((1, 3)) / self.count
         return means
 
-    def sharpness(self) -> dict[str, PerImage]:
-        """Entropy and sparsity, of patch rows and of the row of CLS."""
-        found, prefix = {}, self.geometry.prefix
-        for name, value in sharp(self.weights):
-            found[name] = self.mean(value[..., prefix:])
-            if self.geometry.cls:
-                found[f"cls_{name}"] = value[..., self.geometry.cls[0]]
-        return found
-
-    def places(self, *, renormalise: bool) -> dict[str, PerImage]:
-        """How far it looks, and how much lies on its own place."""
-        mass, pixels = self.patches.sum(-1), self.geometry.distances().to(self.weights)
-        away = (self.patches.unflatten(0, (self.images, -1)) * pixels[:, None]).sum(-1).flatten(0, 1)
-        if renormalise:
-            away = away / mass.clamp_min(torch.finfo(mass.dtype).tiny)
-        return {"distance": self.mean(away), "self_mass": self.mean(self.between.diagonal(dim1=-2, dim2=-1))}
-
+    @cached_property
     def offsets(self) -> Float[Tensor, "images heads down across"]:
         """Mass by offset, a mean over queries."""
-        sums = offset_sums(self.between, self.geometry.grid)
-        means: Tensor = sums.unflatten(0, (self.images, -1)).sum(1) / self.rows
+        sums = offset_sums(self.on_neighbours, self.geometry.grid)
+        means: Tensor = sums.unflatten(0, (self.images, -1)).sum(1) / self.count
         return means
 
-    def masses(self, offsets: Float[Tensor, "images heads down across"]) -> dict[str, PerImage]:
-        """How much lies on neighbours, prefix and sinks; the mean square of a weight, for the rules of offsets."""
-        geometry = self.geometry
-        (down, across), found = geometry.grid, {}
-        sides = [offsets[:, :, down - 1 + y, across - 1 + x] for y, x in _sides(geometry.grid)]
-        found["neighbour_mass"] = torch.stack(sides).sum(0) if sides else offsets.new_zeros(offsets.shape[:2])
-        squares = self.between.square().sum((-2, -1)).unflatten(0, (self.images, -1)).sum(1)
-        found["energy"] = squares / self.rows
-        looked_at = self._received()
-        sinks = stand_out(looked_at)
-        found["sinks"] = sinks.sum(-1).to(looked_at.dtype)
-        found["sink_mass"] = (looked_at * sinks * self._lookers()).sum(-1)
-        if geometry.prefix:
-            found["prefix_mass"] = looked_at[..., : geometry.prefix].sum(-1)
-            found["cls_mass"] = looked_at[..., list(geometry.cls)].sum(-1)
-            found["register_mass"] = looked_at[..., list(geometry.registers)].sum(-1)
-        if geometry.cls:
-            own = self.weights[..., geometry.cls[0], :]
-            found["cls_self_mass"] = own[..., geometry.cls[0]]
-            found["cls_register_mass"] = own[..., list(geometry.registers)].sum(-1)
-        return found
-
-    def _received(self) -> Float[Tensor, "images heads key"]:
+    @cached_property
+    def received(self) -> Float[Tensor, "images heads key"]:
         """The mean weight that each key receives from the patches."""
         if self.geometry.windows is None:
             return self.queries.mean(-2)
         return received(self.weights, self.geometry.windows).flatten(2)
 
-    def _lookers(self) -> Float[Tensor, " key"]:
-        """The share of all patches that can look at each key: all of them, or those of its window."""
+    @cached_property
+    def sinks(self) -> Bool[Tensor, "images heads key"]:
+        """Which keys receive more than their row's median + 5 median absolute deviations."""
+        return stand_out(self.received)
+
+    @property
+    def cls_row(self) -> Float[Tensor, "images heads key"]:
+        """The row of the CLS token."""
+        return self.weights[..., self.geometry.cls[0], :]
+
+    def share_of_queries(self) -> Float[Tensor, " key"]:
+        """The share of all patches that can attend to each key: all of them, or those of its window."""
         windows, places = self.geometry.windows, self.geometry.places().to(self.weights.device)
         if windows is None:
-            return self.looking.new_ones(self.weights.shape[-1])
-        share = self.looking.new_zeros(windows.resolution[0] * windows.resolution[1] + 1)  # the last is for padding
-        share[places] = (self.looking.sum(-1, keepdim=True) / self.rows).expand(places.shape)
+            return self.real.new_ones(self.weights.shape[-1])
+        share = self.real.new_zeros(windows.resolution[0] * windows.resolution[1] + 1)  # the last is for padding
+        share[places] = (self.real.sum(-1, keepdim=True) / self.count).expand(places.shape)
         return share[:-1]
 
 
-def _sides(grid: tuple[int, int]) -> list[tuple[int, int]]:
-    """The offsets of the neighbours that this grid has."""
-    vertical = [(-1, 0), (1, 0)] if grid[0] > 1 else []
-    return vertical + ([(0, -1), (0, 1)] if grid[1] > 1 else [])
+def distance(layer: PatchRows) -> PerImage:
+    """Mean distance in px from a patch to the patches that it attends to."""
+    mass, pixels = layer.on_patches.sum(-1), layer.geometry.distances().to(layer.weights)
+    away = (layer.on_patches.unflatten(0, (layer.images, -1)) * pixels[:, None]).sum(-1).flatten(0, 1)
+    if layer.renormalise:
+        away = away / mass.clamp_min(torch.finfo(mass.dtype).tiny)
+    return layer.mean(away)
+
+
+def self_mass(layer: PatchRows) -> PerImage:
+    """Mean weight of a patch on itself."""
+    return layer.mean(layer.on_neighbours.diagonal(dim1=-2, dim2=-1))
+
+
+def neighbour_mass(layer: PatchRows) -> PerImage:
+    """Mean weight on the four adjoining patches, as far as the grid has them."""
+    rows, columns = layer.geometry.grid
+    vertical = [(-1, 0), (1, 0)] if rows > 1 else []
+    sides = vertical + ([(0, -1), (0, 1)] if columns > 1 else [])
+    each = [layer.offsets[:, :, rows - 1 + down, columns - 1 + across] for down, across in sides]
+    return torch.stack(each).sum(0) if each else layer.offsets.new_zeros(layer.offsets.shape[:2])
+
+
+def energy(layer: PatchRows) -> PerImage:
+    """The sum of a row's squared weights on patches, a mean over rows: from it follows what offsets explain."""
+    squares: Tensor = layer.on_neighbours.square().sum((-2, -1)).unflatten(0, (layer.images, -1)).sum(1)
+    return squares / layer.count
+
+
+def sinks(layer: PatchRows) -> PerImage:
+    """How many keys are sinks."""
+    return layer.sinks.sum(-1).to(layer.received.dtype)
+
+
+def sink_mass(layer: PatchRows) -> PerImage:
+    """Mean weight of patches on sinks."""
+    return (layer.received * layer.sinks * layer.share_of_queries()).sum(-1)
+
+
+def prefix_mass(layer: PatchRows) -> PerImage:
+    """Mean weight of patches on all prefix tokens."""
+    return layer.received[..., : layer.geometry.prefix].sum(-1)
+
+
+def cls_mass(layer: PatchRows) -> PerImage:
+    """Mean weight of patches on CLS."""
+    return layer.received[..., list(layer.geometry.cls)].sum(-1)
+
+
+def register_mass(layer: PatchRows) -> PerImage:
+    """Mean weight of patches on registers and distillation token."""
+    return layer.received[..., list(layer.geometry.registers)].sum(-1)
+
+
+def cls_self_mass(layer: PatchRows) -> PerImage:
+    """Weight of CLS on itself."""
+    return layer.cls_row[..., layer.geometry.cls[0]]
+
+
+def cls_register_mass(layer: PatchRows) -> PerImage:
+    """Weight of CLS on registers and distillation token."""
+    return layer.cls_row[..., list(layer.geometry.registers)].sum(-1)

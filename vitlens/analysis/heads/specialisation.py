@@ -1,26 +1,21 @@
-"""What each head specialises in: stated rules, each with a score, decided in a stated order.
+"""What each head specialises in: the score of every rule in `labels`, and the label that follows.
 
-Rules compare with chance: a score of 0 is what uniform attention gives, 1 is all of the attention (`global` alone is 1
-for uniform attention). They read means over images alone, so they cost nothing beyond the statistics. The order goes
-from the most special to the most general; the first rule whose score reaches its threshold names the head.
+Rules read means over images alone, so they cost nothing beyond the statistics.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.heads.geometry import Geometry
-from vitlens.analysis.heads.offsets import offset_counts
+from vitlens.analysis.heads.geometry import Geometry, offset_counts
+from vitlens.analysis.heads.labels import MIXED, THRESHOLD, rules
+from vitlens.analysis.heads.registry import resolve
 from vitlens.analysis.heads.statistics import PerHead, Statistics, per_head
 
-THRESHOLD = 0.5  # of a score: half of the way from uniform attention to all of it
 FEW = 0.05  # of the keys: more than these are no sinks but an object
-MIXED = "mixed"  # no rule fits
 _TINY = 1e-30
 
 
@@ -57,70 +52,71 @@ class Head:
 
     def beyond_chance(self, part: Callable[[Tensor], Tensor]) -> float:
         """How much of the attention on patches lies on a part of the offsets, 0 for what uniform attention gives."""
-        expected, found = float(part(self.chance).sum()), float(part(self.offsets).sum())
-        return _beyond(found, expected)
+        return _beyond(float(part(self.offsets).sum()), float(part(self.chance).sum()))
 
 
-@dataclass(frozen=True)
-class Rule:
-    """says: the rule in words; score: of a head, at most 1, 0 at chance."""
-
-    says: str
-    score: Callable[[Head], float]
+def _beyond(share: float, expected: float) -> float:
+    """A share of the attention, rescaled so that what uniform attention gives is 0 and all of it 1."""
+    return 0.0 if expected >= 1 - 1e-9 else (share - expected) / (1 - expected)
 
 
-def _beyond(found: float, expected: float) -> float:
-    return 0.0 if expected >= 1 - 1e-9 else (found - expected) / (1 - expected)
-
-
-def _at(down: int, across: int) -> Callable[[Head], float]:
+def _offset_score(head: Head, down: int, across: int) -> float:
     """The score of one offset; 0 where the grid is too small to have it."""
-
-    def score(head: Head) -> float:
-        rows, columns = (side // 2 for side in head.offsets.shape)
-        if abs(down) > rows or abs(across) > columns:
-            return 0.0
-        return head.beyond_chance(lambda mass: mass[rows + down, columns + across])
-
-    return score
+    rows, columns = (side // 2 for side in head.offsets.shape)
+    if abs(down) > rows or abs(across) > columns:
+        return 0.0
+    return head.beyond_chance(lambda mass: mass[rows + down, columns + across])
 
 
-def _sink(head: Head) -> float:
+def cls_score(head: Head) -> float:
+    """Mass on the CLS token."""
+    return _beyond(head.statistic.get("cls_mass", 0.0), head.cls / head.keys)
+
+
+def sink_score(head: Head) -> float:
+    """Mass on sinks, where these are few."""
     few = head.statistic["sinks"] <= max(1.0, FEW * head.shared)
     return _beyond(head.statistic["sink_mass"], head.statistic["sinks"] / head.shared) if few else 0.0
 
 
-RULES: Final[Mapping[str, Rule]] = MappingProxyType(
-    {
-        "CLS": Rule(
-            "patches look at the CLS token",
-            lambda head: _beyond(head.statistic.get("cls_mass", 0.0), head.cls / head.keys),
-        ),
-        "sink": Rule("patches look at a few keys (at most 5 %) that all of them share", _sink),
-        "self": Rule("a patch looks at itself", _at(0, 0)),
-        "previous": Rule("a patch looks at its left neighbour", _at(0, -1)),
-        "next": Rule("a patch looks at its right neighbour", _at(0, 1)),
-        "same row": Rule(
-            "a patch looks along its row", lambda head: head.beyond_chance(lambda mass: mass[mass.shape[0] // 2])
-        ),
-        "same column": Rule(
-            "a patch looks along its column", lambda head: head.beyond_chance(lambda mass: mass[:, mass.shape[1] // 2])
-        ),
-        "local": Rule(
-            "the mean distance is at most half of uniform attention's",
-            lambda head: 1 - head.statistic["distance"] / head.uniform_distance if head.uniform_distance else 0.0,
-        ),
-        "global": Rule(
-            "the effective number of keys is at least half of all keys",
-            lambda head: head.statistic["effective_keys"] / head.keys,
-        ),
-        "content-dependent": Rule(
-            "at least half of the variance of the weights is not explained by the offset from query to key",
-            lambda head: 1 - head.explained,
-        ),
-    }
-)
-LABELS: Final = (*RULES, MIXED)
+def self_score(head: Head) -> float:
+    """Mass on the patch itself."""
+    return _offset_score(head, 0, 0)
+
+
+def previous_score(head: Head) -> float:
+    """Mass on the left neighbour."""
+    return _offset_score(head, 0, -1)
+
+
+def next_score(head: Head) -> float:
+    """Mass on the right neighbour."""
+    return _offset_score(head, 0, 1)
+
+
+def row_score(head: Head) -> float:
+    """Mass on the patch's row."""
+    return head.beyond_chance(lambda mass: mass[mass.shape[0] // 2])
+
+
+def column_score(head: Head) -> float:
+    """Mass on the patch's column."""
+    return head.beyond_chance(lambda mass: mass[:, mass.shape[1] // 2])
+
+
+def local_score(head: Head) -> float:
+    """How much shorter the mean distance is than that of uniform attention."""
+    return 1 - head.statistic["distance"] / head.uniform_distance if head.uniform_distance else 0.0
+
+
+def global_score(head: Head) -> float:
+    """The effective number of keys, a share of all."""
+    return head.statistic["effective_keys"] / head.keys
+
+
+def content_score(head: Head) -> float:
+    """The share of the weights' variance that the offset does not explain."""
+    return 1 - head.explained
 
 
 @dataclass(frozen=True)
@@ -140,18 +136,19 @@ def specialise(table: Statistics) -> Specialisation:
     labels: list[tuple[str, ...]] = []
     scores: list[tuple[float, ...]] = []
     ratios: list[Tensor | None] = []
-    every: dict[str, dict[int, Tensor]] = {name: {} for name in RULES}
+    functions = {name: resolve(label.function) for name, label in rules().items()}
+    every: dict[str, dict[int, Tensor]] = {name: {} for name in functions}
     for layer, (mass, place) in enumerate(zip(table.offset_mass, table.geometries)):
         if mass is None or place is None:
             labels.append(())
             scores.append(())
             ratios.append(None)
             continue
-        heads = _heads(table, layer, mass, place)
-        found = [{name: rule.score(head) for name, rule in RULES.items()} for head in heads]
+        heads = list(_heads(table, layer, mass, place))
+        of_heads = [{name: float(score(head)) for name, score in functions.items()} for head in heads]
         for name, rows in every.items():
-            rows[layer] = torch.tensor([of_head[name] for of_head in found], dtype=torch.float64)
-        named = [decide(of_head) for of_head in found]
+            rows[layer] = torch.tensor([of_head[name] for of_head in of_heads], dtype=torch.float64)
+        named = [decide(of_head) for of_head in of_heads]
         labels.append(tuple(name for name, _ in named))
         scores.append(tuple(score for _, score in named))
         ratios.append(_ratios(mass, place))
@@ -161,7 +158,7 @@ def specialise(table: Statistics) -> Specialisation:
 
 def decide(scores: Mapping[str, float]) -> tuple[str, float]:
     """The first rule whose score reaches the threshold, and that score; else `mixed` and the highest score."""
-    for name in RULES:
+    for name in rules():
         if scores[name] >= THRESHOLD:
             return name, scores[name]
     return MIXED, max(scores.values())

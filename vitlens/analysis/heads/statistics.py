@@ -1,14 +1,10 @@
-"""Numbers that say how every head looks, streamed over any number of images.
+"""The registered statistics of every head, as means and intervals over any number of images.
 
-Definitions: distance (Dosovitskiy 2021, appendix D.8; Raghu 2021), Hoyer's sparsity (Hoyer 2004), sinks (keys that
-receive more than the median + 5 median absolute deviations). Every number is a mean over the queries of an image, then
-over images; nothing of N x N is kept.
+Every number is a mean over the queries of an image, then over images; no matrix of queries x keys is kept.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -17,7 +13,8 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.answers.moments import Key, Moments
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
-from vitlens.analysis.heads.measure import Measured, measure
+from vitlens.analysis.heads.measure import BatchStatistics, measure
+from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey
@@ -31,58 +28,10 @@ PerHead = Float[Tensor, "layers heads"]
 
 
 @dataclass(frozen=True)
-class Statistic:
-    """title: as a figure names it; unit: "px", "nats", "fraction", "keys" ...; says: what it is, in a sentence."""
-
-    title: str
-    unit: str
-    says: str
-
-
-_ROWS: Final = {
-    "entropy": Statistic("entropy", "nats", "spread of a row over all keys, ln(keys) when uniform"),
-    "normalised_entropy": Statistic("entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention"),
-    "effective_keys": Statistic("effective number of keys", "keys", "exp of the entropy, a mean over rows"),
-    "hoyer": Statistic("sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key"),
-    "gini": Statistic("sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention"),
-}
-STATISTICS: Final[Mapping[str, Statistic]] = MappingProxyType(
-    {
-        "distance": Statistic("attention distance", "px", "mean distance between a patch and what it looks at"),
-        **_ROWS,
-        "self_mass": Statistic("mass on itself", "fraction", "attention of a patch on its own token"),
-        "neighbour_mass": Statistic("mass on neighbours", "fraction", "attention on the four adjoining patches"),
-        "cls_mass": Statistic("mass on CLS", "fraction", "attention of patches on the CLS token"),
-        "register_mass": Statistic("mass on registers", "fraction", "on registers and distillation token"),
-        "prefix_mass": Statistic("mass on the prefix", "fraction", "on all tokens that stand before the patches"),
-        "sinks": Statistic("sinks", "keys", "keys that receive more than median + 5 median absolute deviations"),
-        "sink_mass": Statistic("mass on sinks", "fraction", "attention of patches that lies on those keys"),
-        "energy": Statistic("mean square sum of a row", "", "sum of a patch row's squared weights on patches"),
-        **{
-            f"cls_{name}": Statistic(f"{row.title} of the CLS row", row.unit, f"{row.says}; the row of CLS")
-            for name, row in _ROWS.items()
-        },
-        "cls_self_mass": Statistic("mass of CLS on itself", "fraction", "attention of the CLS token on itself"),
-        "cls_register_mass": Statistic("mass of CLS on registers", "fraction", "attention of the CLS token on these"),
-    }
-)
-TOKEN_STATISTICS: Final[Mapping[str, Statistic]] = MappingProxyType(
-    {
-        "token_norm": Statistic("median token norm", "", "length of a token after the block, the median of an image"),
-        "greatest_norm": Statistic("greatest token norm", "", "the longest token of an image"),
-        "high_norm_patches": Statistic(
-            "high-norm patches", "tokens", "patches longer than median + 5 median absolute deviations"
-        ),
-        "high_norm_prefix": Statistic("high-norm prefix tokens", "tokens", "CLS or registers longer than that"),
-    }
-)
-
-
-@dataclass(frozen=True)
 class Statistics:
     """Means over images of every statistic of every head; table.entropy and so on are (layers, heads).
 
-    Names are those of STATISTICS, and of TOKEN_STATISTICS with one column. NaN where a layer has none (pooled keys
+    Names are those of the registry; statistics of tokens have one column. NaN where a layer has none (pooled keys
     have no distance, a model without CLS no CLS row) or has fewer heads. images: how many; sites: the layers;
     geometries: where their tokens lie; offset_mass: for each layer (heads, 2 rows - 1, 2 columns - 1), the mean
     attention of patches by offset, key minus query, or None; renormalised: whether distances leave out the prefix;
@@ -98,9 +47,8 @@ class Statistics:
     renormalised: bool = True
 
     def __getattr__(self, name: str) -> PerHead:
-        if name not in STATISTICS and name not in TOKEN_STATISTICS:
-            known = ", ".join((*STATISTICS, *TOKEN_STATISTICS))
-            raise AttributeError(f"no statistic {name!r}; known: {known}")
+        if name not in STATISTICS:
+            raise AttributeError(f"no statistic {name!r}; known: {', '.join(STATISTICS)}")
         return self._table(name, self.moments.mean)
 
     @property
@@ -118,12 +66,12 @@ class Statistics:
 
     def uniform_distance(self) -> Float[Tensor, " layers"]:
         """What uniform attention over patches would give as distance in each layer, px; NaN where there is none."""
-        found = [torch.nan if place is None else place.uniform_distance() for place in self.geometries]
-        return torch.tensor(found, dtype=torch.float64)
+        pixels = [torch.nan if place is None else place.uniform_distance() for place in self.geometries]
+        return torch.tensor(pixels, dtype=torch.float64)
 
     def _table(self, name: str, read: Callable[[tuple[str, int]], Tensor]) -> PerHead:
         rows = {layer: read((name, layer)) for known, layer in self.moments.sums if known == name}
-        return per_head(rows, len(self.sites), heads=1 if name in TOKEN_STATISTICS else self.heads)
+        return per_head(rows, len(self.sites), heads=1 if STATISTICS[name].rows == "tokens" else self.heads)
 
 
 def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int = 1) -> PerHead:
@@ -140,7 +88,7 @@ def over_heads(values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     rows: dict[str, list[Tensor]] = {}
     for (name, _), value in values.items():
         rows.setdefault(name, []).append(value)
-    return {(name, 0): torch.cat(found, 1).double().mean(1, keepdim=True) for name, found in rows.items()}
+    return {(name, 0): torch.cat(layers, 1).double().mean(1, keepdim=True) for name, layers in rows.items()}
 
 
 class Stream:
@@ -152,15 +100,15 @@ class Stream:
         self.offsets: dict[int, Tensor] = {}
         self._sites: tuple[Site, ...] = ()
 
-    def add(self, images: Images) -> Measured:
+    def add(self, images: Images) -> BatchStatistics:
         """Measure a batch and take it in; what was measured, image by image."""
-        found = measure(self.model, images, renormalise=self.renormalise)
-        self.moments.add(found.values, found.images)
-        self.overall.add(over_heads(found.values), found.images)
-        for layer, mass in found.offsets.items():
+        batch = measure(self.model, images, renormalise=self.renormalise)
+        self.moments.add(batch.values, batch.images)
+        self.overall.add(over_heads(batch.values), batch.images)
+        for layer, mass in batch.offsets.items():
             self.offsets[layer] = self.offsets[layer] + mass if layer in self.offsets else mass
-        self._sites = tuple(found.sites)
-        return found
+        self._sites = tuple(batch.sites)
+        return batch
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Add up what several processes took in; total: the sum of a tensor over all of them."""
@@ -187,21 +135,21 @@ class Stream:
 
 
 def require_statistics(model: Model) -> None:
-    """Raise UnsupportedError unless some layer's tokens look at tokens, each layer's heads alike."""
+    """Raise UnsupportedError unless some layer has attention between tokens, all heads of a layer of one shape."""
     sites = survey(model, probe_images(model, 1))
     if all(site.kind == "channel" for site in sites):
         raise UnsupportedError(
-            f"expected layers in which tokens look at tokens, found channels that look at channels alone in "
+            f"expected layers in which tokens attend to tokens, found channels that attend to channels alone in "
             f"{model.alias}"
         )
-    found = Measured(1)
+    batch = BatchStatistics(1)
     for site in sites:
-        found.place(site)
+        batch.place(site)
 
 
 @takes_images
 def statistics(model: Model, images: Images, *, renormalise: bool = True, batch_size: int | None = None) -> Statistics:
-    """How every head looks, as means over the images: distance, entropy, sparsity, what lies on CLS, itself, sinks.
+    """Statistics of every head's attention, means over the images: distance, entropy, sparsity, mass on CLS and sinks.
 
     images: (n, 3, height, width) in [0, 1], taken batch_size at a time (None: chosen to fit); renormalise: distances
     are of the attention on patches alone. Raises UnsupportedError for a model without attention, NonFiniteError naming

@@ -12,13 +12,13 @@ from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.faithfulness.agreement import spearman, top_overlap
 from vitlens.analysis.faithfulness.map_shares import usable
 from vitlens.analysis.heads.measure import measure
+from vitlens.analysis.heads.registry import shown_in
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.capture import watching_outputs
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
-SHIFTED = ("normalised_entropy", "distance")  # statistics of attention whose change is told
 APART = 0.5  # of the way from the same image to another: there they count as parted
 
 ByDepth = Float[Tensor, "depth batch"]
@@ -89,15 +89,19 @@ def shifts(
     images: Images,
     changed: Images,
     *,
-    statistics: Sequence[str] = SHIFTED,
+    statistics: Sequence[str] | None = None,
     batch_size: int | None = None,
 ) -> tuple[Shift, ...]:
-    """How every layer's attention looks before and after; nothing for a model without attention."""
+    """Statistics of every layer's attention before and after (None: those that the registry shows for an attack).
+
+    Nothing for a model without attention.
+    """
     if model.anatomy.family not in ("vit", "windowed"):
         return ()
     size = batch_size or max(1, fitting_batch_size(model) // 2)
-    tables = [_table(model, batch, statistics, size) for batch in (images, changed)]
-    return tuple(Shift(name, tables[0][name], tables[1][name]) for name in statistics if name in tables[0])
+    names = shown_in("attack") if statistics is None else statistics
+    before, after = (_table(model, some, names, size) for some in (images, changed))
+    return tuple(Shift(name, before[name], after[name]) for name in names if name in before)
 
 
 def _table(model: Model, images: Images, statistics: Sequence[str], size: int) -> dict[str, Tensor]:

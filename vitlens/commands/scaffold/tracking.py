@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.heads.statistics import Statistics, statistics
 from vitlens.commands.scaffold.trackers import Tracker
 from vitlens.data.split import Split
@@ -29,7 +30,6 @@ EVERY_STEPS = 10  # between numbers of single updates
 EVERY_EPOCHS = 5  # between pictures
 WATCHED = 16  # test images whose attention is looked at
 SHOWN = 4  # of them, in a picture
-_ROWS = {"patches": "normalised_entropy", "cls": "cls_normalised_entropy"}
 _TOLD = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "gradient_norm")
 
 
@@ -101,13 +101,13 @@ class TrackerWatcher:
 
 
 def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
-    """The entropy of attention of each layer as a share of ln(keys), mean over heads: of patches, of CLS or pooling."""
+    """Every statistic that is tracked, of each layer, mean over heads: entropy as a share of ln(keys) of both rows."""
     measured = {name for name, _ in table.moments.sums}
-    for rows, name in _ROWS.items():
-        if name in measured:
+    for name, statistic in STATISTICS.items():
+        if statistic.tracked_as and name in measured:
             for layer, value in enumerate(getattr(table, name).nanmean(1).tolist()):
                 if np.isfinite(value):
-                    yield f"attention_entropy/{rows}/layer_{layer:02}", value
+                    yield f"attention_{statistic.tracked_as}/layer_{layer:02}", value
 
 
 def overlay(model: Model, images: Images, *, title: str) -> NDArray[np.uint8]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.ablation.adaptive import Adaptive
 from vitlens.analysis.ablation.pairs import Redundancy, Synergy
-from vitlens.analysis.ablation.replacements import instead_of_mean, replacement_for
+from vitlens.analysis.ablation.replacements import replacement_for, replacement_note
 from vitlens.commands.ablate.measure.effects import UnitEffects, mean_outputs, unit_effects, write_effects
 from vitlens.commands.ablate.measure.elimination import top_heads, write_top
 from vitlens.commands.ablate.measure.expected import ablate_parts
@@ -98,7 +98,7 @@ def _with_replacements(options: AblateOptions, images: int) -> tuple[AblateOptio
     if options.replace:
         return replace(options, replace=tuple(replacement_for(images, name) for name in options.replace)), ""
     taken = replacement_for(images, None)
-    return replace(options, replace=(taken,)), "" if taken == "mean" else instead_of_mean(images, taken)
+    return replace(options, replace=(taken,)), "" if taken == "mean" else replacement_note(images, taken)
 
 
 def _identity(

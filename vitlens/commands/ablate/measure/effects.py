@@ -13,8 +13,8 @@ from torch import Tensor
 from vitlens.analysis.ablation.ablate import measure_effects
 from vitlens.analysis.ablation.effects import Effects
 from vitlens.analysis.ablation.first_order import first_order
-from vitlens.analysis.ablation.importance import Change, Importance, summarise
-from vitlens.analysis.ablation.replacements import Means, means_of
+from vitlens.analysis.ablation.importance import Importance, MeanChange, summarise
+from vitlens.analysis.ablation.replacements import MeanOutputs, means_of
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.commands.ablate.measure.work import AblationRun, finite
 from vitlens.commands.ablate.record import (
@@ -50,14 +50,14 @@ class UnitEffects:
     importance: Importance
 
 
-def mean_outputs(ablation: AblationRun) -> Means | None:
+def mean_outputs(ablation: AblationRun) -> MeanOutputs | None:
     """The mean outputs over the data; None where nothing needs them, or where one batch holds all images: its own clean
     pass then gives them."""
     options, split = ablation.options, ablation.split
     alone = ablation.processes.count == 1 and len(split) <= ablation.batch_size
     if "mean" not in options.replace or (alone and not options.curves and not options.pairs):
         return None
-    with progress("Means", len(split), quiet=ablation.run.quiet) as advance:
+    with progress("MeanOutputs", len(split), quiet=ablation.run.quiet) as advance:
         means = means_of(ablation.model, _images(ablation, advance))
     means.join(ablation.processes.total)
     return means
@@ -69,7 +69,7 @@ def _images(ablation: AblationRun, advance: Callable[[int], None]) -> Iterator[T
         advance(len(batch.images) * ablation.processes.count)
 
 
-def unit_effects(ablation: AblationRun, replacement: Replacement, means: Means | None) -> UnitEffects:
+def unit_effects(ablation: AblationRun, replacement: Replacement, means: MeanOutputs | None) -> UnitEffects:
     """The effects of all units on all images, and the first-order estimates, gathered from all processes."""
     parts: list[Effects] = []
     estimates: list[Tensor] = []
@@ -141,7 +141,7 @@ def _write_metrics(folder: RunFolder, ablation: AblationRun, measured: Mapping[R
         folder.metric(FORWARDS(model=alias, what=name), spent)
 
 
-def _estimate(change: Change, index: int, n: int, unit: str) -> Estimate:
+def _estimate(change: MeanChange, index: int, n: int, unit: str) -> Estimate:
     low, high = finite(change.low[index]), finite(change.high[index])
     if low is None or high is None:
         low = high = None

@@ -7,7 +7,7 @@ import torch
 
 from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.ablation.pairs import Pairs, Redundancy, RedundancyStream, Synergy, pairwise, synergy
-from vitlens.analysis.ablation.replacements import Means
+from vitlens.analysis.ablation.replacements import MeanOutputs
 from vitlens.commands.ablate.measure.removal import CURVED
 from vitlens.commands.ablate.measure.work import AblationRun, finite
 from vitlens.commands.ablate.record import PAIRS, REDUNDANCY, REDUNDANCY_ARRAYS
@@ -26,7 +26,7 @@ def head_redundancy(ablation: AblationRun) -> Redundancy:
     return stream.result()
 
 
-def head_synergy(ablation: AblationRun, importance: Importance, means: Means | None) -> Synergy:
+def head_synergy(ablation: AblationRun, importance: Importance, means: MeanOutputs | None) -> Synergy:
     """The most important heads removed two by two."""
     top = importance.ranking("head")[: max(2, ablation.options.pairs)]
     chosen = torch.arange(len(ablation.split))[:CURVED]

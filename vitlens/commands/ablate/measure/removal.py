@@ -9,8 +9,15 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Unit
 from vitlens.analysis.ablation.greedy import Greedy, greedy_order
-from vitlens.analysis.ablation.removal import Curve, carries, random_order, removal_curves, share_removable, steps
-from vitlens.analysis.ablation.replacements import Means
+from vitlens.analysis.ablation.removal import (
+    AblationCurve,
+    random_order,
+    removal_curves,
+    removal_matters,
+    share_removable,
+    steps,
+)
+from vitlens.analysis.ablation.replacements import MeanOutputs
 from vitlens.commands.ablate.measure.effects import UnitEffects
 from vitlens.commands.ablate.measure.work import AblationRun
 from vitlens.commands.ablate.record import CURVES, FIRST_ORDER, FORWARDS, REMOVABLE
@@ -31,12 +38,12 @@ class RemovalCurves:
     """curves: by order; removable: the share of heads that can go at a cost of one point of accuracy, None where the
     accuracy without any head is not shown to be lower; greedy: the order that was ranked again, where asked for."""
 
-    curves: dict[str, Curve]
+    curves: dict[str, AblationCurve]
     removable: Estimate | None
     greedy: Greedy | None
 
 
-def heads_removed_in_order(ablation: AblationRun, effects: UnitEffects, means: Means | None) -> RemovalCurves:
+def heads_removed_in_order(ablation: AblationRun, effects: UnitEffects, means: MeanOutputs | None) -> RemovalCurves:
     """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other."""
     count = len(ablation.split)
     half = count >= 2 * _FEWEST
@@ -48,11 +55,13 @@ def heads_removed_in_order(ablation: AblationRun, effects: UnitEffects, means: M
         orders["greedy"] = greedy.order
     curves = _curves(ablation, orders, tested, means)
     groups, least = ablation.groups(tested), curves["least first"]
-    removable = share_removable(least, groups=groups, seed=ablation.run.seed) if carries(least, groups=groups) else None
+    removable = (
+        share_removable(least, groups=groups, seed=ablation.run.seed) if removal_matters(least, groups=groups) else None
+    )
     return RemovalCurves(curves, removable, greedy)
 
 
-def _greedy(ablation: AblationRun, chosen: Tensor, means: Means | None) -> Greedy:
+def _greedy(ablation: AblationRun, chosen: Tensor, means: MeanOutputs | None) -> Greedy:
     heads, device = ablation.heads, ablation.model.device
     (batch,) = ablation.split.pick(chosen).batches(len(chosen), device=device)
     labels, every = ablation.labels[chosen].to(device), max(1, len(heads) // RERANKINGS)
@@ -62,11 +71,11 @@ def _greedy(ablation: AblationRun, chosen: Tensor, means: Means | None) -> Greed
 
 
 def _curves(
-    ablation: AblationRun, orders: dict[str, tuple[Unit, ...]], tested: Tensor, means: Means | None
-) -> dict[str, Curve]:
+    ablation: AblationRun, orders: dict[str, tuple[Unit, ...]], tested: Tensor, means: MeanOutputs | None
+) -> dict[str, AblationCurve]:
     """The curve of each order on the images tested, gathered from all processes."""
     removed = steps(len(ablation.heads), points=POINTS)
-    parts: dict[str, list[Curve]] = {}
+    parts: dict[str, list[AblationCurve]] = {}
     total = len(ablation.share(tested)) * len(orders) * len(removed)
     with progress("Removing heads in order", total, unit="removals", quiet=ablation.run.quiet) as advance:
         for batch in ablation.batches(tested):
@@ -77,9 +86,9 @@ def _curves(
             )  # fmt: skip
             for name, curve in curves.items():
                 parts.setdefault(name, []).append(curve)
-    joined = {name: Curve.join(some) for name, some in parts.items()}
+    joined = {name: AblationCurve.join(some) for name, some in parts.items()}
     return {
-        name: Curve(curve.order, curve.removed, curve.outcomes.gathered(ablation.processes))
+        name: AblationCurve(curve.order, curve.removed, curve.outcomes.gathered(ablation.processes))
         for name, curve in joined.items()
     }
 
@@ -111,7 +120,7 @@ def write_curves(folder: RunFolder, alias: str, removal: RemovalCurves | None) -
         folder.metric(FORWARDS(model=alias, what="greedy"), spent)
 
 
-def _rows(name: str, curve: Curve) -> Iterator[RemovalRow]:
+def _rows(name: str, curve: AblationCurve) -> Iterator[RemovalRow]:
     for count, right, loss in zip(curve.removed, curve.accuracy(), curve.loss.tolist()):
         yield RemovalRow(
             order=name,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Unit
-from vitlens.analysis.ablation.joint import Measured
+from vitlens.analysis.ablation.joint import BatchOutcomes
 from vitlens.analysis.ablation.replacements import other_images
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.archives import Form
@@ -108,7 +108,7 @@ class BatchMemory:
     digest: str
     count: int
 
-    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> Measured | None:
+    def recall(self, sets: Sequence[tuple[Unit, ...]]) -> BatchOutcomes | None:
         """The outcomes that were kept, or None. Raises InputError when they are of other images, or damaged."""
         sides = (len(sets), self.count)
         forms = {"loss": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
@@ -116,9 +116,9 @@ class BatchMemory:
         if arrays is None:
             return None
         loss, correct = (torch.from_numpy(np.asarray(arrays[name])) for name in ("loss", "correct"))
-        return Measured(loss, correct, int(arrays["cost"]))
+        return BatchOutcomes(loss, correct, int(arrays["cost"]))
 
-    def remember(self, sets: Sequence[tuple[Unit, ...]], outcomes: Measured) -> None:
+    def remember(self, sets: Sequence[tuple[Unit, ...]], outcomes: BatchOutcomes) -> None:
         """Keep outcomes, all or nothing."""
         arrays = {
             "loss": outcomes.loss.numpy(),

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from vitlens.analysis.cost.flops import flops_by_part
+from vitlens.analysis.cost.flops import exponent, flops_by_part
 from vitlens.analysis.cost.latency import latencies
 from vitlens.analysis.cost.parts import PRODUCTS
 from vitlens.analysis.cost.profile import tokens_of
-from vitlens.analysis.cost.scaling import exponent
 from vitlens.commands.profile.measure.models import sized
 from vitlens.commands.profile.record import (
     EXPONENT,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.lens.tiny import images, ours
-from vitlens.analysis.faithfulness.effort import forward_equivalents
+from vitlens.analysis.faithfulness.league import forward_equivalents
 from vitlens.attribution.explain import explain
 from vitlens.lens.onednn import quick_linear, quick_mlps
 from vitlens.models.model import Model

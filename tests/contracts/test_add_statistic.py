@@ -1,0 +1,170 @@
+"""A new head statistic or label of heads takes one function and one entry of its registry, and is shown everywhere."""
+
+import json
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+import vitlens
+from tests.lens.tiny import images, ours
+from vitlens.analysis.heads.labels import LABELS, Label
+from vitlens.analysis.heads.patch_rows import PatchRows
+from vitlens.analysis.heads.registry import STATISTICS, Statistic, resolve, shown_in
+from vitlens.analysis.heads.rows import Rows
+from vitlens.analysis.heads.specialisation import Head, specialise
+from vitlens.cli.main import app
+from vitlens.data.digits import digits
+from vitlens.lens.observe import capture
+from vitlens.models.zoo import load
+
+
+def greatest_weight(rows: Rows) -> Tensor:
+    """A throw-away statistic: the greatest weight of a row."""
+    return rows.weights.amax(-1)
+
+
+def received_most(layer: PatchRows) -> Tensor:
+    """A throw-away statistic of a whole layer: what the most attended key receives."""
+    return layer.received.amax(-1)
+
+
+def always(head: Head) -> float:
+    """A throw-away rule that every head meets."""
+    return 1.0
+
+
+NEW = {
+    "greatest_weight": Statistic(
+        "greatest weight",
+        "fraction",
+        "the greatest weight of a row",
+        "High: one key bears most of the weight.",
+        f"{__name__}:greatest_weight",
+        input="row",
+        views=("overview", "maps", "depth", "table", "differences", "comparison", "training", "attack", "each head"),
+    ),
+    "received_most": Statistic(
+        "most received",
+        "fraction",
+        "the greatest mean weight that a key receives",
+        "High: many patches look at one key.",
+        f"{__name__}:received_most",
+        needs=("grid",),
+    ),
+}
+
+
+@pytest.fixture
+def added(monkeypatch):
+    for name, statistic in NEW.items():
+        monkeypatch.setitem(STATISTICS, name, statistic)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_every_entry_says_what_it_is_and_names_a_function(name):
+    statistic = STATISTICS[name]
+    assert resolve(statistic.function).__doc__
+    assert statistic.title
+    assert statistic.meaning
+    assert statistic.reading.endswith(".")
+    assert statistic.source
+    assert statistic.range[0] < statistic.range[1]
+    assert (statistic.rows == "tokens") == (statistic.input == "tokens")
+    assert not statistic.beside or statistic.beside in STATISTICS
+    if statistic.whole_range:
+        assert isfinite(statistic.range[1])
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_every_value_lies_in_its_range(name):
+    table = vitlens.statistics(ours(registers=2), images((32, 48)))
+    values = getattr(table, name)
+    low, high = STATISTICS[name].range
+    assert values.isfinite().all()
+    assert ((values >= low - 1e-5) & (values <= high + 1e-5)).all()
+
+
+def test_the_public_function_has_it(added):
+    model, batch = ours(), images((32, 48))
+    table, captured = vitlens.statistics(model, batch), capture(model, batch)
+    for layer, weights in enumerate(captured.layers):
+        patches = weights[:, :, 1:]
+        expected = {
+            "greatest_weight": patches.amax(-1).mean((0, 2)),
+            "received_most": patches.mean(2).amax(-1).mean(0),
+        }
+        for name, values in expected.items():
+            torch.testing.assert_close(getattr(table, name)[layer].float(), values)
+
+
+def stats(tmp_path: Path, *models: str) -> dict:
+    arguments = ["stats", *models, "--data", "digits", "--limit", "6", "--device", "cpu", "--quiet"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    return json.loads((tmp_path / "out" / "results.json").read_text())
+
+
+def test_the_command_writes_it_and_its_report_shows_it(added, tiny_vit, tmp_path):
+    results = stats(tmp_path, str(tiny_vit))
+    (batch,) = digits("test").limit(6).batches(6)
+    table = vitlens.statistics(load(str(tiny_vit)), batch.images)
+    rows = results["tables"]["heads"]
+    arrays = np.load(tmp_path / "out" / "arrays" / "stats-tiny-vit.npz")
+    for name in NEW:
+        values = getattr(table, name)
+        assert results["metrics"][name]["value"] == pytest.approx(values.mean().item(), rel=1e-5)
+        assert [row[name] for row in rows] == pytest.approx(values.flatten().tolist(), rel=1e-4)
+        np.testing.assert_allclose(arrays[name], values.numpy(), rtol=1e-5)
+    assert results["metrics"]["greatest_weight/1/0"]["value"] == pytest.approx(table.greatest_weight[1, 0].item())
+    report = (tmp_path / "out" / "report.md").read_text()
+    overview, definitions = report.split("How sharp the heads are")[1], report.split("What the statistics are")[1]
+    for statistic in NEW.values():
+        assert statistic.title in overview.split("\n## ")[0]
+        assert statistic.meaning in definitions
+        assert statistic.reading in definitions
+    drawn = {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")}
+    assert {"heads", "heads-2", "evolution", "evolution-2"} <= drawn  # six panels a figure
+    assert "(figures/heads-2.png)" in report
+
+
+def test_two_models_are_compared_by_it(added, tiny_vit, tmp_path):
+    results = stats(tmp_path, str(tiny_vit), f"fresh={tiny_vit}@random")
+    for name in NEW:
+        assert f"difference/{name}/tiny-vit/fresh" in results["metrics"]
+        assert {row["statistic"] for row in results["tables"]["changes"]} >= {name}
+    assert "differences-2" in {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")}
+
+
+def test_every_view_shows_it(added):
+    assert all("greatest_weight" in shown_in(view) for view in NEW["greatest_weight"].views)
+    from vitlens.runs.options import RunOptions
+
+    from vitlens.analysis.robustness.inside import shifts
+    from vitlens.runs.compare_maps import attention_numbers
+
+    batch = images((32, 48))
+    assert "greatest_weight" in [one.name for one in shifts(ours(), batch, 1 - batch)]
+    split = digits("test").limit(4)
+    numbers = attention_numbers(load("vit-digits"), split, options=RunOptions(device="cpu", quiet=True))
+    assert {"greatest weight", "most received"} <= set(numbers)
+
+
+def test_a_new_label_is_given_and_drawn(monkeypatch, tiny_vit, tmp_path):
+    old = dict(LABELS)
+    for name in old:
+        monkeypatch.delitem(LABELS, name)
+    monkeypatch.setitem(LABELS, "any", Label("every head is", f"{__name__}:always", "any", "#123456"))
+    for name, label in old.items():
+        monkeypatch.setitem(LABELS, name, label)
+    table = vitlens.statistics(ours(), images((32, 48)))
+    assert {label for layer in specialise(table).labels for label in layer} == {"any"}
+    results = stats(tmp_path, str(tiny_vit))
+    assert {row["label"] for row in results["tables"]["heads"]} == {"any"}
+    assert {"label": "any", "rule": "every head is"} in results["tables"]["rules"]
+    assert (tmp_path / "out" / "figures" / "specialisation.png").is_file()
+    assert "every head is" in (tmp_path / "out" / "report.md").read_text()

@@ -1,0 +1,57 @@
+"""Every label of a head and the rule that gives it: one entry each, free of torch, in the order of the rules.
+
+A rule compares with uniform attention: its score is 0 for what uniform attention gives and 1 where all of the attention
+fits (`global` alone is 1 for uniform attention). The order goes from the most special to the most general; the first
+rule whose score reaches THRESHOLD names the head. To add a label, write its score in specialisation.py and an entry.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+THRESHOLD: Final = 0.5  # of a score: half of the way from uniform attention to all of it
+MIXED: Final = "mixed"
+
+
+@dataclass(frozen=True)
+class Label:
+    """sentence: the rule in words; function: "module:function", the score of a specialisation.Head, none for MIXED;
+    code: its short form below a panel; colour: of the panel's frame."""
+
+    sentence: str
+    function: str
+    code: str
+    colour: str
+
+
+_SCORES: Final = "vitlens.analysis.heads.specialisation"
+
+# Colours: Okabe and Ito's eight, and three of Tol's.
+LABELS: Final[dict[str, Label]] = {
+    "CLS": Label("patches attend to the CLS token", f"{_SCORES}:cls_score", "CLS", "#CC79A7"),
+    "sink": Label(
+        "patches attend to a few keys (at most 5 %) that all of them share", f"{_SCORES}:sink_score", "sink", "#882255"
+    ),
+    "self": Label("a patch attends to itself", f"{_SCORES}:self_score", "self", "#000000"),
+    "previous": Label("a patch attends to its left neighbour", f"{_SCORES}:previous_score", "prev", "#0072B2"),
+    "next": Label("a patch attends to its right neighbour", f"{_SCORES}:next_score", "next", "#56B4E9"),
+    "same row": Label("a patch attends along its row", f"{_SCORES}:row_score", "row", "#D55E00"),
+    "same column": Label("a patch attends along its column", f"{_SCORES}:column_score", "col", "#E69F00"),
+    "local": Label(
+        "the mean distance is at most half of uniform attention's", f"{_SCORES}:local_score", "local", "#009E73"
+    ),
+    "global": Label(
+        "the effective number of keys is at least half of all keys", f"{_SCORES}:global_score", "global", "#F0E442"
+    ),
+    "content-dependent": Label(
+        "at least half of the variance of the weights is not explained by the offset from query to key",
+        f"{_SCORES}:content_score",
+        "content",
+        "#332288",
+    ),
+    MIXED: Label("no rule reaches its threshold; the score is the highest", "", "mixed", "#AAAAAA"),
+}
+
+
+def rules() -> dict[str, Label]:
+    """The labels that a rule gives, in the order in which the rules are tried."""
+    return {name: label for name, label in LABELS.items() if label.function}

@@ -1,0 +1,235 @@
+"""Every statistic of a head: one entry each, free of torch, read by everything that shows statistics.
+
+To add a statistic, write its function and add an entry to STATISTICS: `vitlens.statistics`, the report and figures of
+`vitlens stats`, its tables of differences, `vitlens compare` and the documentation take it from here. What the function
+is given depends on `input`: "row", a `rows.Rows`, for one number a row; "layer", a `patch_rows.PatchRows`, for one
+number an image and head; "tokens", a `measure.TokenNorms`, for one number an image.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from math import inf
+from typing import Any, Final, Literal
+
+Input = Literal["row", "layer", "tokens"]
+QueryRows = Literal["patches", "CLS", "tokens"]
+Need = Literal["grid", "prefix", "cls"]
+View = Literal["overview", "maps", "depth", "table", "differences", "comparison", "training", "attack", "each head"]
+
+USUAL_VIEWS: Final[tuple[View, ...]] = ("overview", "maps", "depth", "table", "differences", "comparison")
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number for every head (or every block), a mean over queries and images.
+
+    title: as figures and tables name it; unit: "px", "nats", "fraction", "keys" or nothing; meaning: what it is;
+    reading: what a high and a low value mean, in one sentence; function: "module:function"; input: what the function is
+    given; rows: whose rows of the attention weights it is of ("tokens": of the residual stream, not of attention);
+    range: its least and greatest possible value; source: the paper, or the formula; needs: what a layer must have
+    ("grid": patches that attend to patches); views: where reports show it; beside: the statistic whose panel it shares;
+    whole_range: whether the colours of its maps span its range, rather than end at its greatest value; axis: a short
+    label for an axis (default: title and unit); tracked_as: its name where `train --track` logs it by layer, if it
+    does; internal: computed for the labels of heads alone, and in no table of a report.
+    """
+
+    title: str
+    unit: str
+    meaning: str
+    reading: str
+    function: str
+    input: Input = "layer"
+    rows: QueryRows = "patches"
+    range: tuple[float, float] = (0.0, 1.0)
+    source: str = ""
+    needs: tuple[Need, ...] = ()
+    views: tuple[View, ...] = USUAL_VIEWS
+    beside: str = ""
+    whole_range: bool = False
+    axis: str = ""
+    tracked_as: str = ""
+    internal: bool = False
+
+    @property
+    def label(self) -> str:
+        """Title and unit, for an axis or a panel; a share's unit, and one that the title says, are left out."""
+        if self.axis:
+            return self.axis
+        plain = self.unit in ("", "fraction") or self.unit in self.title
+        return self.title if plain else f"{self.title} ({self.unit})"
+
+
+_ROWS: Final = "vitlens.analysis.heads.rows"
+_LAYER: Final = "vitlens.analysis.heads.patch_rows"
+_FROM_0: Final = (0.0, inf)
+_GRID: Final[tuple[Need, ...]] = ("grid",)
+_PREFIX: Final[tuple[Need, ...]] = ("grid", "prefix")
+_CLS: Final[tuple[Need, ...]] = ("grid", "cls")
+
+
+def _of_cls(patches: Statistic, name: str, *views: View, axis: str = "", tracked_as: str = "") -> Statistic:
+    """A statistic of rows, of the row of the CLS token or of a pooling query."""
+    title, meaning = f"{patches.title} of the CLS row", f"{patches.meaning}; the row of CLS"
+    known = replace(patches, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views, beside=name)
+    return replace(known, axis=axis, tracked_as=tracked_as)
+
+
+def _of_tokens(title: str, unit: str, meaning: str, reading: str, name: str, source: str) -> Statistic:
+    """A statistic of the residual stream after each block."""
+    function = f"vitlens.analysis.heads.measure:{name}"
+    return Statistic(
+        title, unit, meaning, reading, function, input="tokens", rows="tokens", range=_FROM_0, source=source, views=()
+    )
+
+
+_ENTROPY: Final = Statistic(
+    "entropy", "nats", "spread of a row over all keys, ln(keys) when uniform",
+    "High: attention spreads over many keys; 0: it lies on a single key.",
+    f"{_ROWS}:row_entropy", input="row", range=_FROM_0, source="Shannon 1948: -sum of w ln w",
+    views=("depth", "each head"),
+)  # fmt: skip
+_NORMALISED: Final = Statistic(
+    "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
+    "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
+    f"{_ROWS}:row_normalised_entropy", input="row", source="entropy / ln(keys)",
+    views=("overview", "maps", "table", "differences", "comparison", "training", "attack"),
+    whole_range=True, axis="entropy / ln(keys)", tracked_as="entropy/patches",
+)  # fmt: skip
+_EFFECTIVE: Final = Statistic(
+    "effective number of keys", "keys", "exp of the entropy, a mean over rows",
+    "All keys when attention is uniform, 1 for a single key.",
+    f"{_ROWS}:row_effective_keys", input="row", range=(1.0, inf), source="exp(entropy)", views=("overview", "depth"),
+)  # fmt: skip
+_HOYER: Final = Statistic(
+    "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
+    "High: a few keys bear the weight; 0: all keys bear the same.",
+    f"{_ROWS}:row_hoyer", input="row", source="Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
+    views=("overview", "maps", "depth", "table", "differences", "comparison", "each head"), whole_range=True,
+)  # fmt: skip
+_GINI: Final = Statistic(
+    "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
+    "High: few keys bear most of the weight; 0: all keys bear the same.",
+    f"{_ROWS}:row_gini", input="row", source="Gini 1912; Hurley & Rickard 2009", views=("overview", "maps"),
+    whole_range=True,
+)  # fmt: skip
+
+STATISTICS: Final[dict[str, Statistic]] = {
+    "distance": Statistic(
+        "attention distance", "px", "mean distance between a patch and what it attends to",
+        "Low: attention is local; as high as uniform attention's: it is spread, or on the same keys for all patches.",
+        f"{_LAYER}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
+        views=("table", "differences", "comparison", "training", "attack", "each head"),
+    ),
+    "entropy": _ENTROPY,
+    "normalised_entropy": _NORMALISED,
+    "effective_keys": _EFFECTIVE,
+    "hoyer": _HOYER,
+    "gini": _GINI,
+    "self_mass": Statistic(
+        "mass on itself", "fraction", "attention of a patch on its own token",
+        "High: patches attend to their own token; 0: they do not.",
+        f"{_LAYER}:self_mass", source="mean over patches of w[i, i]", needs=_GRID,
+        views=("overview", "maps", "depth", "table", "differences"),
+    ),
+    "neighbour_mass": Statistic(
+        "mass on neighbours", "fraction", "attention on the four adjoining patches",
+        "High: patches attend to adjoining patches; low: elsewhere, or at themselves.",
+        f"{_LAYER}:neighbour_mass", source="mean over patches of the weights at grid distance 1", needs=_GRID,
+        views=("depth", "table"),
+    ),
+    "cls_mass": Statistic(
+        "mass on CLS", "fraction", "attention of patches on the CLS token",
+        "High: patches attend to the CLS token instead of the image.",
+        f"{_LAYER}:cls_mass", source="mean over patches of w[i, CLS]", needs=_PREFIX,
+        views=("overview", "maps", "depth", "table", "differences", "comparison"),
+    ),
+    "register_mass": Statistic(
+        "mass on registers", "fraction", "on registers and distillation token",
+        "High: patches attend to registers instead of the image.",
+        f"{_LAYER}:register_mass", source="Darcet 2024", needs=_PREFIX, views=(),
+    ),
+    "prefix_mass": Statistic(
+        "mass on the prefix", "fraction", "on all tokens that stand before the patches",
+        "High: patches attend to CLS and registers instead of the image.",
+        f"{_LAYER}:prefix_mass", source="mean over patches of the weights on prefix tokens", needs=_PREFIX, views=(),
+    ),
+    "sinks": Statistic(
+        "sinks", "keys", "keys that receive more than median + 5 median absolute deviations",
+        "How many keys stand out by the weight that all patches together give them; 0: none.",
+        f"{_LAYER}:sinks", range=_FROM_0, source="Xiao 2024; Darcet 2024; the threshold is ours", needs=_GRID,
+        views=("table",),
+    ),
+    "sink_mass": Statistic(
+        "mass on sinks", "fraction", "attention of patches that lies on those keys",
+        "High: a few keys receive much of the attention, whichever patch attends.",
+        f"{_LAYER}:sink_mass", source="weight received by the sinks, a share of all", needs=_GRID,
+        views=("overview", "maps", "table", "differences", "comparison"),
+    ),
+    "energy": Statistic(
+        "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
+        "1: a single patch bears all the weight; 1 / patches: uniform attention.",
+        f"{_LAYER}:energy", source="mean over patches of the sum of w[i, j] squared", needs=_GRID, views=(),
+        internal=True,
+    ),
+    "cls_entropy": _of_cls(_ENTROPY, "entropy", "depth"),
+    "cls_normalised_entropy": _of_cls(
+        _NORMALISED, "normalised_entropy", "comparison", "training",
+        axis="entropy of CLS row / ln(keys)", tracked_as="entropy/cls",
+    ),
+    "cls_effective_keys": _of_cls(_EFFECTIVE, "effective_keys", "depth"),
+    "cls_hoyer": _of_cls(_HOYER, "hoyer", "depth", "comparison"),
+    "cls_gini": _of_cls(_GINI, "gini"),
+    "cls_self_mass": Statistic(
+        "mass of CLS on itself", "fraction", "attention of the CLS token on itself",
+        "High: the CLS token attends to itself; low: it attends to other tokens.",
+        f"{_LAYER}:cls_self_mass", rows="CLS", source="w[CLS, CLS]", needs=_CLS, views=("depth",), beside="cls_mass",
+    ),
+    "cls_register_mass": Statistic(
+        "mass of CLS on registers", "fraction", "attention of the CLS token on these",
+        "High: the CLS token attends to the registers.",
+        f"{_LAYER}:cls_register_mass", rows="CLS", source="sum of w[CLS, registers]", needs=_CLS, views=(),
+    ),
+    "token_norm": _of_tokens(
+        "median token norm", "", "length of a token after the block, the median of an image",
+        "How long the tokens of the residual stream are; it commonly grows with depth.",
+        "token_norm", "median of the tokens' Euclidean norms",
+    ),
+    "greatest_norm": _of_tokens(
+        "greatest token norm", "", "the longest token of an image",
+        "Many times the median norm: some token has outgrown the others.",
+        "greatest_norm", "greatest of the tokens' Euclidean norms",
+    ),
+    "high_norm_patches": _of_tokens(
+        "high-norm patches", "tokens", "patches longer than median + 5 median absolute deviations",
+        "How many patches have outgrown the others; in large ViTs such patches hold global information.",
+        "high_norm_patches", "Darcet 2024; the threshold is ours",
+    ),
+    "high_norm_prefix": _of_tokens(
+        "high-norm prefix tokens", "tokens", "CLS or registers longer than that",
+        "How many of CLS and registers have outgrown the patches.",
+        "high_norm_prefix", "Darcet 2024; the threshold is ours",
+    ),
+}  # fmt: skip
+
+
+def head_statistics() -> dict[str, Statistic]:
+    """Those of attention: one number a layer and head."""
+    return {name: one for name, one in STATISTICS.items() if one.rows != "tokens"}
+
+
+def token_statistics() -> dict[str, Statistic]:
+    """Those of the residual stream: one number a block."""
+    return {name: one for name, one in STATISTICS.items() if one.rows == "tokens"}
+
+
+def shown_in(view: View) -> tuple[str, ...]:
+    """The names of the statistics that a view shows, in the registry's order."""
+    return tuple(name for name, one in STATISTICS.items() if view in one.views)
+
+
+def resolve(function: str) -> Callable[..., Any]:
+    """What "module:function" names."""
+    module, _, name = function.partition(":")
+    resolved: Callable[..., Any] = getattr(import_module(module), name)
+    return resolved
