@@ -1,4 +1,4 @@
-"""A quick start: libraries imported without what only torch's compiler needs."""
+"""A quick start: what is imported late, and libraries without what only torch's compiler needs."""
 
 import functools
 import sys
@@ -8,6 +8,13 @@ from types import ModuleType
 from typing import Any
 
 _COMPILER = "torch._dynamo"
+
+
+def resolve(reference: str) -> Callable[..., Any]:
+    """The function that a registry's entry names as module:function; its module is imported now."""
+    module, _, name = reference.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
 
 
 def import_without_compiler(name: str) -> ModuleType:

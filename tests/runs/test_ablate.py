@@ -16,7 +16,8 @@ from vitlens.cli.main import run as main
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
-from vitlens.models.zoo import load, save
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 from vitlens.runs.ablate import ablate
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_rows import Ranking, fewest_images, missed, ranked_rows, ranking_of

@@ -16,7 +16,7 @@ from vitlens.analysis.features.similarity import similarity
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_keep_look import _last_heads

@@ -8,7 +8,8 @@ from PIL import Image
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.errors import InputError
 from vitlens.files import read_run
-from vitlens.models.zoo import load, save, untrained
+from vitlens.models.loading import load, untrained
+from vitlens.models.saved import save
 from vitlens.runs.predict import Prediction, predict
 
 OPTIONS = RunOptions(device="cpu", quiet=True)

@@ -13,8 +13,8 @@ from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.parts import PRODUCTS, parameters_by_part
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.errors import InputError, ModelError, UnknownNameError
+from vitlens.models.loading import load
 from vitlens.models.vit_config import VIT_PRESETS
-from vitlens.models.zoo import load
 from vitlens.runs.profile import profile
 from vitlens.runs.profile_models import default_sizes
 

@@ -11,7 +11,8 @@ import vitlens
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import CLASSES
 from vitlens.errors import InputError
-from vitlens.models.zoo import load, save
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 from vitlens.runs.report import report
 from vitlens.runs.train import train
 from vitlens.runs.train_options import Teaching
@@ -106,7 +107,7 @@ def test_a_stopped_run_goes_on_with_its_teacher(tmp_path, monkeypatch):
 
 
 def test_a_teacher_of_other_classes_is_refused(tmp_path):
-    from vitlens.models.zoo import untrained
+    from vitlens.models.loading import untrained
 
     classes = (*CLASSES[:-1], "a letter")
     save(untrained("resnet20", classes=classes), tmp_path / "teacher" / "model.safetensors")

@@ -11,7 +11,8 @@ import torch
 import vitlens
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.errors import InputError
-from vitlens.models.zoo import save, untrained
+from vitlens.models.loading import untrained
+from vitlens.models.saved import save
 from vitlens.runs.report import report
 from vitlens.runs.train import train
 from vitlens.runs.train_options import Tuning

@@ -8,8 +8,8 @@ import torch
 
 from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.models.loading import untrained
 from vitlens.models.model import Model
-from vitlens.models.zoo import untrained
 from vitlens.names import DISTILL_KINDS
 from vitlens.training.distill import (
     LOSSES,
@@ -132,7 +132,7 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(token: bool) -> None:
 
 
 def test_timms_distilled_models_have_the_token_too() -> None:
-    from vitlens.models.zoo import load
+    from vitlens.models.loading import load
 
     model = load("timm:deit_tiny_distilled_patch16_224", random_weights=True, image_size=(32, 32))
     images = torch.rand(2, 3, 32, 32, generator=GENERATOR)
@@ -156,7 +156,7 @@ def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
     from vitlens.data.digits import CLASSES as DIGITS
     from vitlens.data.digits import digits
     from vitlens.data.split import InMemory
-    from vitlens.models.zoo import load
+    from vitlens.models.loading import load
     from vitlens.training.loop import fit
     from vitlens.training.recipe import Recipe
     from vitlens.training.teacher import Teacher

@@ -5,8 +5,8 @@ import torch
 
 from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError, NonFiniteError
-from vitlens.models.fingerprint import fingerprint
-from vitlens.models.zoo import untrained
+from vitlens.models.identity import fingerprint
+from vitlens.models.loading import untrained
 from vitlens.training.teacher import Teacher
 
 IMAGES = torch.rand(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ from vitlens.files import sha256
 _AT_ONCE = 256  # images read at a time
 
 
-def identity(split: Split) -> str:
+def split_fingerprint(split: Split) -> str:
     """SHA-256 of the images in their order. Labels, names and masks are left out.
 
     Images that are decoded when they are asked for are known by their files' content and by how they are decoded, so

@@ -75,7 +75,9 @@ class Model(nn.Module):
         self.preprocessing = preprocessing
         self.classes = classes
         self.provenance = provenance
-        self.architecture = dict(architecture)  # what zoo.build needs to make the same model again
+        self.architecture = dict(
+            architecture
+        )  # an assembly.Architecture as JSON: what it takes to build the model again
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
         self.mean: Tensor

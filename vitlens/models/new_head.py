@@ -8,12 +8,10 @@ from typing import Any
 from torch import nn
 
 from vitlens.errors import UnsupportedError
-from vitlens.models.assembly import assemble, count_classes
-from vitlens.models.build import Architecture
+from vitlens.models.assembly import Architecture, assemble, count_classes
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model
-from vitlens.models.positions import interpolate_positions
-from vitlens.models.vit import VisionTransformer
+from vitlens.models.vit import VisionTransformer, interpolate_positions
 
 
 def for_classes(model: Model, classes: tuple[str, ...]) -> Model:

@@ -17,9 +17,8 @@ from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.errors import ModelError
 from vitlens.lens.layers import probe_images
-from vitlens.models.language_image import has_text_tower, text_tower
+from vitlens.models.language_image import PHOTO, by_template, has_text_tower, prompt_names, text_tower
 from vitlens.models.model import Model
-from vitlens.models.prompting import PHOTO, by_template, spoken
 from vitlens.names import TEMPLATE_SETS
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import SHOWN, Sets, names_of, pixels, some
@@ -55,7 +54,7 @@ def templates_of(choices: FeatureChoices) -> tuple[str, ...]:
 def _sets(words: Sequence[str]) -> Mapping[str, Sequence[str]]:
     if not any(word in TEMPLATE_SETS and word != "photo" for word in words):
         return dict.fromkeys(TEMPLATE_SETS, ()) | {"photo": PHOTO}
-    from vitlens.models.open_clip_library import template_sets
+    from vitlens.models.sources.open_clip import template_sets
 
     return {"photo": PHOTO, **template_sets()}
 
@@ -96,7 +95,7 @@ def _scored(
     model: Model, split: Split, test: Features, choices: FeatureChoices, options: RunOptions
 ) -> tuple[TemplateScore, ...]:
     assert split.labels is not None  # the caller has looked
-    templates, names = templates_of(choices), spoken(split.classes)
+    templates, names = templates_of(choices), prompt_names(split.classes)
     parts = []
     with progress(
         f"Reading prompts by {model.alias}", len(templates), unit="templates", quiet=options.quiet

@@ -10,7 +10,7 @@ from vitlens.analysis.answers.moments import Key, Moments
 from vitlens.analysis.heads.specialisation import RULES, Specialisation, specialise
 from vitlens.analysis.heads.statistics import STATISTICS, TOKEN_STATISTICS, Statistics, per_head
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.models.likeness import backbone, same_backbone
+from vitlens.models.identity import backbone, same_backbone
 from vitlens.runs.stats_streams import Streams
 from vitlens.uncertainty import Estimate, holm
 

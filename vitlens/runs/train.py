@@ -22,10 +22,10 @@ from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
-from vitlens.models.build import Overrides
+from vitlens.models.assembly import Overrides
+from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.vit_config import VIT_PRESETS
-from vitlens.models.zoo import untrained
 from vitlens.names import TrackerName
 from vitlens.runs.planned import train_parts
 from vitlens.runs.report import publish

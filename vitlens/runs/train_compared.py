@@ -16,8 +16,8 @@ from vitlens.commands.scaffold.processes import join_run
 from vitlens.errors import InputError
 from vitlens.figures.train_compared import Point, learning_compared
 from vitlens.files import RESULTS, RunRecord, read_run
+from vitlens.models.loading import load
 from vitlens.models.naming import parse_model
-from vitlens.models.zoo import load
 from vitlens.processes import Processes
 from vitlens.runs.report import Drawn, publish
 from vitlens.runs.sections import Cell, Section, Table, in_words, metrics

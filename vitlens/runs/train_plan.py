@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, read_run
-from vitlens.models.build import Overrides
+from vitlens.models.assembly import Overrides
 from vitlens.names import Precision
 from vitlens.preprocessing import Side
 from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning

@@ -10,10 +10,10 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.errors import InputError
+from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
 from vitlens.models.support import require_supported
-from vitlens.models.zoo import load
 from vitlens.names import PRESETS, Part
 from vitlens.runs.train_options import Tuning
 from vitlens.training.finetune import require_last, require_learned, trained_share

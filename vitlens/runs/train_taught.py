@@ -8,10 +8,10 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
-from vitlens.models.build import Overrides
+from vitlens.models.assembly import Overrides
+from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.vit_config import VIT_PRESETS
-from vitlens.models.zoo import load
 from vitlens.runs.train_beside import Beside, answers_of, keep_beside
 from vitlens.runs.train_options import Teaching
 from vitlens.training.distill import (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitlens.data.split import Split
 from vitlens.errors import InputError
-from vitlens.models.fingerprint import fingerprint
+from vitlens.models.identity import fingerprint
 from vitlens.models.model import Model
 from vitlens.processes import Processes, accelerated
 from vitlens.shapes import Images

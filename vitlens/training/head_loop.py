@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.devices import autocast
-from vitlens.models import zoo
+from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.models.weights import require_fitting
 from vitlens.processes import Processes
@@ -84,11 +84,11 @@ class HeadTraining:
         head, directory = self.task.model.module, self.task.directory
         last = self.updates.average.tensors if self.updates.average is not None else head.state_dict()
         last = {name: value.clone() for name, value in last.items()}
-        for name, tensors in ((BEST_FILE, self.best or last), (zoo.WEIGHTS_FILE, last)):  # it ends with the last ones
+        for name, tensors in ((BEST_FILE, self.best or last), (saved.WEIGHTS_FILE, last)):  # it ends with the last ones
             copy_into(head, tensors)
             if self.processes.is_first:
                 with told_as_storage(directory / name):
-                    zoo.save(self.model, directory / name)
+                    saved.save(self.model, directory / name)
         return self.account.result(notes)
 
     def _epoch(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitlens.errors import InputError
-from vitlens.models import zoo
+from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.training.checkpoint import told_as_storage
 from vitlens.training.metrics import read_metrics
@@ -33,7 +33,7 @@ def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:
     """Write the model's present weights, in half precision, as those after so many epochs; all or nothing."""
     path = folder / FOLDER / f"epoch-{epochs:04}.safetensors"
     with told_as_storage(path):
-        zoo.save(model, path, half=True)
+        saved.save(model, path, half=True)
 
 
 def read_kept(folder: Path) -> tuple[Kept, ...]:
@@ -59,7 +59,7 @@ def weights_over_training(folder: Path) -> tuple[Kept, ...]:
     if not kept:
         return ()
     done = len(read_metrics(folder))
-    last = folder / zoo.WEIGHTS_FILE
+    last = folder / saved.WEIGHTS_FILE
     if not last.is_file():  # stopped within its first epoch
         return kept
     return (*(one for one in kept if one.epochs < done), Kept(done, last))

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 
 from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
-from vitlens.models import zoo
+from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.processes import Processes, accelerated, meeting
 from vitlens.training.account import BEST_FILE, Account
@@ -202,10 +202,10 @@ class _Training:
         return look(task.model, task.test, self.processes, precision=task.precision)
 
     def _save_weights(self, *, best: bool) -> None:
-        for name in (zoo.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
+        for name in (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
             path = self.task.directory / name
             with told_as_storage(path):
-                zoo.save(self.task.model, path)
+                saved.save(self.task.model, path)
 
     def _keep_weights(self, *, epochs: int) -> None:
         """A copy that stays, when it is time."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import match_classes
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, NonFiniteError
-from vitlens.models.fingerprint import fingerprint
+from vitlens.models.identity import fingerprint
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 

@@ -7,7 +7,7 @@ from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.robustness.inside import SHIFTED, cosines, map_agreement, parting, shifts
 from vitlens.errors import InputError
 from vitlens.lens.outputs import watching_outputs
-from vitlens.models.zoo import untrained
+from vitlens.models.loading import untrained
 
 
 def hooks(module: nn.Module) -> int:
