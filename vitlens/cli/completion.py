@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from vitlens.data.registry import SETS
 from vitlens.models.sources.registry import SOURCES
-from vitlens.names import EMBEDDED_DATA, STUDY_KINDS, TORCHVISION_DATA
+from vitlens.names import STUDY_KINDS
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -20,6 +21,6 @@ def complete_kind(incomplete: str) -> list[str]:
 
 
 def complete_data(incomplete: str) -> list[str]:
-    """The embedded data, torchvision's sets, and the folders and .npz files here."""
+    """The sets that have a name, and the folders and .npz files here."""
     here = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".npz")
-    return [name for name in (*EMBEDDED_DATA, *TORCHVISION_DATA) if name.startswith(incomplete)] + here
+    return [name for name in SETS if name.startswith(incomplete)] + here

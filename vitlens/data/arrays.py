@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Bounds, read_archive
 from vitlens.data.holdout import describe_hold_out, hold_out
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
@@ -47,6 +48,16 @@ def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -
         labels=targets[chosen],
         notes=(describe_hold_out(seed),) if len(chosen) < len(targets) else (),
     )
+
+
+def is_arrays(path: Path) -> bool:
+    """Whether a path names an .npz."""
+    return path.suffix.lower() == ".npz"
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    return load_arrays(request.path, part=request.part, seed=request.seed, whole=request.whole)
 
 
 @dataclass(frozen=True)

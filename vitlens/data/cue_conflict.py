@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitlens.data.folder import list_folder, load_listing
 from vitlens.data.reading import Progress
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.names import Part
@@ -58,9 +59,18 @@ def cues_of(split: Split) -> Cues | None:
 
 def is_cue_conflict(root: Path) -> bool:
     """Whether the images in a folder's class folders are all named shapeN-textureM, the shape being the folder."""
+    if not root.is_dir():
+        return False
     folders = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith((".", "__"))]
     names = [(folder.name, _parsed(file.name)) for folder in folders for file in folder.iterdir() if file.is_file()]
     return bool(names) and all(found is not None and found[0] == folder for folder, found in names)
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    return load_cue_conflict(
+        request.path, part=request.part, preprocessing=request.preprocessing, progress=request.progress
+    )
 
 
 def load_cue_conflict(

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitlens.data.draws import keys, mix
+from vitlens.data.registry import SETS, DataRequest
 from vitlens.data.scenes import Scenes, SceneStyle, render
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError
@@ -83,7 +84,7 @@ def digits(
     )
     split = Split(
         name="digits",
-        title="Digits in scenes",
+        title=SETS["digits"].title,
         part=part,
         source=drawn,
         size=(canvas, canvas),
@@ -95,6 +96,12 @@ def digits(
         return split
     finished = drawn.draw(torch.arange(len(drawn)))
     return replace(split, source=InMemory(finished.pixels), masks=finished.masks)
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    canvas = CANVAS if request.canvas is None else request.canvas
+    return digits(request.part, canvas=canvas, scenes=request.scenes, seed=request.seed)
 
 
 def source_digits(part: Part) -> Int[Tensor, " sources"]:

@@ -11,6 +11,7 @@ from vitlens.data.decode import SUFFIXES, Header
 from vitlens.data.holdout import describe_hold_out, hold_out
 from vitlens.data.masks import has_objects, load_masked_folder
 from vitlens.data.reading import MEMORY_LIMIT, Progress, load_files, probe
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.labels import are_imagenet, imagenet_classes, imagenet_indices
@@ -31,6 +32,23 @@ class Listing:
     labels: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder."""
+    return path.is_dir() and path.suffix.lower() != ".npz"
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    return load_folder(
+        request.path,
+        part=request.part,
+        preprocessing=request.preprocessing,
+        seed=request.seed,
+        whole=request.whole,
+        progress=request.progress,
+    )
 
 
 def load_folder(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlens.data.draws import keys
+from vitlens.data.registry import SETS, DataRequest
 from vitlens.data.split import InMemory, Split
 from vitlens.data.textured import SHAPES, Drawn, render
 from vitlens.errors import DataError
@@ -77,9 +78,10 @@ def shapes(
     shown, numbers = order % count, order // count
     textures = shown if cue == "agree" else (shown + 1 + numbers % (count - 1)) % count
     drawn = ShapeImages(shown, textures, numbers, part, seed, canvas)
+    name = "shapes" if cue == "agree" else "shapes-conflict"
     split = Split(
-        name="shapes" if cue == "agree" else "shapes-conflict",
-        title="Shapes" if cue == "agree" else "Shapes with another's texture",
+        name=name,
+        title=SETS[name].title,
         part=part,
         source=drawn,
         size=(canvas, canvas),
@@ -91,6 +93,11 @@ def shapes(
         return split
     finished = drawn.draw(torch.arange(len(drawn)))
     return replace(split, source=InMemory(finished.pixels), masks=finished.masks)
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for, of the set of that name."""
+    return shapes(request.part, cue="agree" if request.name == "shapes" else "conflict", seed=request.seed)
 
 
 def _file(shape: int, texture: int, number: int) -> str:

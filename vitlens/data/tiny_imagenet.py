@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vitlens.data.folder import Listing, list_images, load_listing
 from vitlens.data.reading import Progress
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.labels import imagenet_classes, imagenet_indices
@@ -24,6 +25,13 @@ _WNID = re.compile(r"n\d{8}")
 def is_tiny_imagenet(root: Path) -> bool:
     """Whether a folder has val/images/ and beside it the file that says what these images show."""
     return (root / "val" / ANNOTATIONS).is_file() and (root / "val" / "images").is_dir()
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    return load_tiny_imagenet(
+        request.path, part=request.part, preprocessing=request.preprocessing, progress=request.progress
+    )
 
 
 def load_tiny_imagenet(
