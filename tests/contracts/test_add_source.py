@@ -15,7 +15,7 @@ from vitlens.errors import UnknownNameError
 from vitlens.models.assembly import Architecture
 from vitlens.models.naming import parse_model, require_rule
 from vitlens.models.saved import WEIGHTS_FILE, save
-from vitlens.models.sources.registry import SOURCES, Source
+from vitlens.models.sources.registry import SOURCES, ModelSource
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.vit_config import ViTConfig
 from vitlens.models.weights import load_strictly
@@ -23,7 +23,7 @@ from vitlens.preprocessing import Preprocessing
 from vitlens.runs.models import model_table
 
 NAMES = ("small", "smaller")
-MINE = Source(
+MINE = ModelSource(
     kind="mine",
     usage="mine:NAME",
     help="Models of this test.",
@@ -54,7 +54,7 @@ def build(
 
 @pytest.fixture(autouse=True)
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cast(MutableMapping[str, Source], SOURCES), "mine", MINE)
+    monkeypatch.setitem(cast(MutableMapping[str, ModelSource], SOURCES), "mine", MINE)
 
 
 def test_it_is_loaded_with_its_weights_and_without():

@@ -1,4 +1,4 @@
-"""The embedded data: scikit-learn's 1,797 handwritten digits, each set into scenes whose truth is known to the pixel.
+"""The embedded data: scikit-learn's 1,797 handwritten digits, each drawn into scenes with an exact mask.
 
 Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI (CC BY 4.0), as 8x8 counts of ink.
 Train and test share no source digit; they do share writers, whose names the set does not give.
@@ -119,8 +119,8 @@ def _load() -> tuple[Float[Tensor, "sources 8 8"], Int[Tensor, " sources"]]:
     """Share of ink in each source pixel (0 to 1), and the digit."""
     from sklearn.datasets import load_digits  # takes a second to import
 
-    found = load_digits()
-    return torch.from_numpy(found.images).float() / 16, torch.from_numpy(found.target).long()
+    data = load_digits()
+    return torch.from_numpy(data.images).float() / 16, torch.from_numpy(data.target).long()
 
 
 def _check(canvas: int, scenes: int, digit_size: tuple[float, float]) -> None:

@@ -137,18 +137,18 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
 
 def list_images(paths: Sequence[Path]) -> Listing:
     """Loose images: files as given, and all images below the folders given. Raises DataError where there is none."""
-    found: list[Path] = []
+    images: list[Path] = []
     for path in paths:
         if path.is_dir():
             below = list(_images_below(path))
             if not below:
                 raise DataError(_no_images(path))
-            found += below
+            images += below
         elif path.exists():
-            found.append(path)
+            images.append(path)
         else:
             raise DataError(f"expected an image or a folder of images, found nothing at {str(path)!r}")
-    return Listing(tuple(found))
+    return Listing(tuple(images))
 
 
 def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
@@ -217,7 +217,7 @@ def _inside(root: Path, names: Sequence[str]) -> Path | None:
 
 
 def _stored_size(paths: Sequence[Path]) -> Preprocessing:
-    sizes = {found.size for found in probe(paths) if isinstance(found, Header)}
+    sizes = {header.size for header in probe(paths) if isinstance(header, Header)}
     return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
 
 

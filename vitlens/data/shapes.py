@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlens.data.draws import keys
 from vitlens.data.registry import SETS, DataRequest
 from vitlens.data.split import InMemory, Split
-from vitlens.data.textured import SHAPES, Drawn, render
+from vitlens.data.textured import SHAPES, TexturedImages, render
 from vitlens.errors import DataError
 from vitlens.names import Part
 from vitlens.shapes import Labels, Pixels
@@ -48,7 +48,7 @@ class ShapeImages:
         """Pixels of these images."""
         return self.draw(indices).pixels
 
-    def draw(self, indices: Tensor) -> Drawn:
+    def draw(self, indices: Tensor) -> TexturedImages:
         """Pixels and masks of these images."""
         part = torch.full_like(indices, _PART[self.part])
         drawn = keys(self.seed, part, self.shapes[indices], self.numbers[indices])

@@ -52,8 +52,8 @@ class TextTower:
     @property
     def bias(self) -> float:
         """What is then added (SigLIP's; 0 elsewhere)."""
-        found = getattr(self.model, "logit_bias", None)
-        return 0.0 if found is None else float(found.detach())
+        value = getattr(self.model, "logit_bias", None)
+        return 0.0 if value is None else float(value.detach())
 
     def tokens(self, texts: Sequence[str]) -> Tensor:
         """Token ids (texts, context). Raises InputError for no text, an empty one, or one that would be cut off."""
@@ -81,8 +81,8 @@ class TextTower:
         parts = []
         with torch.no_grad(), evaluating(self.model):
             for start in range(0, len(ids), _AT_ONCE):
-                found = self.model.encode_text(ids[start : start + _AT_ONCE].to(device))  # type: ignore[operator]
-                parts.append(F.normalize(found.float(), dim=-1))
+                embeddings = self.model.encode_text(ids[start : start + _AT_ONCE].to(device))  # type: ignore[operator]
+                parts.append(F.normalize(embeddings.float(), dim=-1))
         return torch.cat(parts)
 
 
@@ -116,20 +116,20 @@ class LanguageImage(nn.Module):
     def norm(self) -> nn.Module | None:
         """The norm after the last block, where it has one of its own."""
         trunk = getattr(self.visual, "trunk", self.visual)
-        found = getattr(trunk, "ln_post", None) or getattr(trunk, "norm", None)
-        return found if isinstance(found, nn.Module) else None
+        module = getattr(trunk, "ln_post", None) or getattr(trunk, "norm", None)
+        return module if isinstance(module, nn.Module) else None
 
     @property
     def pos_embed(self) -> Tensor | None:
         """Learned position embeddings, of all tokens or of the patches."""
         trunk = getattr(self.visual, "trunk", self.visual)
-        found = getattr(trunk, "positional_embedding", None)
-        return found if found is not None else getattr(trunk, "pos_embed", None)
+        positions = getattr(trunk, "positional_embedding", None)
+        return positions if positions is not None else getattr(trunk, "pos_embed", None)
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch outputs"]:
         """Logits (batch, prompts) = scale · cosine + bias; without prompts embeddings (batch, dim), any length."""
-        found = self.visual(images)
-        embedding: Tensor = found[0] if isinstance(found, tuple) else found  # CoCa gives its tokens, too
+        output = self.visual(images)
+        embedding: Tensor = output[0] if isinstance(output, tuple) else output  # CoCa gives its tokens, too
         if self.prompts is None:
             return embedding
         logits: Tensor = self.text.scale * F.normalize(embedding, dim=-1) @ self.prompts.to(embedding).T
@@ -204,8 +204,8 @@ def by_template(
     if not templates or not names:
         raise InputError(f"expected templates and classes, found {len(templates)} and {len(names)}")
     texts = [template.replace(PLACE, name) for template in templates for name in names]
-    found = tower.embed(texts, device=device)
-    return found.view(len(templates), len(names), -1)
+    embeddings = tower.embed(texts, device=device)
+    return embeddings.view(len(templates), len(names), -1)
 
 
 def ensemble(each: ByTemplate) -> Float[Tensor, "classes dim"]:

@@ -10,7 +10,7 @@ from vitlens.models.assembly import Architecture, Overrides, assemble, build, co
 from vitlens.models.language_image import has_text_tower, zero_shot_classifier
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
-from vitlens.models.sources.registry import SOURCES, Request, require_source
+from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
 from vitlens.names import PRESETS
 from vitlens.preprocessing import Preprocessing, require_side_lengths
 from vitlens.startup import resolve
@@ -74,14 +74,14 @@ def untrained(
     architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
     with seeded(seed):
         module, preprocessing = build(architecture)
-    # the size is written down, so that the file says it even if a preset's should change
+    # the size is saved too, in case the preset's changes
     architecture = replace(architecture, image_size=preprocessing.size)
     return assemble(
         module, architecture, preprocessing, classes, alias or name, Provenance(name, "training", None, versions())
     )
 
 
-def _requested(name: ModelName, weights: str | Path | None, random_weights: bool) -> Request:
+def _requested(name: ModelName, weights: str | Path | None, random_weights: bool) -> ModelRequest:
     """The source of a name, and where its weights come from. Raises InputError for weights that exclude each other."""
     random = name.weights == RANDOM
     given = weights or (None if random else name.weights)
@@ -95,7 +95,9 @@ def _requested(name: ModelName, weights: str | Path | None, random_weights: bool
             f"expected {', '.join(usages[:-1])} or {usages[-1]} with --weights or --random-weights, found "
             f"{name.name!r}, which has its own"
         )
-    return Request(source, name.name, name.alias, file=Path(given) if given else None, random=random or random_weights)
+    return ModelRequest(
+        source, name.name, name.alias, file=Path(given) if given else None, random=random or random_weights
+    )
 
 
 def _renamed(model: Model, classes: tuple[str, ...]) -> Model:

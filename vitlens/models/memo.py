@@ -1,4 +1,4 @@
-"""What is found out about a model once, by trial passes, and kept for as long as the model lives.
+"""Caches per model: what trial passes find out about a model is computed once and dropped with the model.
 
     @per_model
     def layers(model: Model) -> tuple[Layer, ...]: ...
@@ -23,17 +23,17 @@ _MEMOS: Final["WeakSet[Memo[Any]]"] = WeakSet()
 class Memo(Generic[T]):
     """Values by model, and by key where a model has several; models are held weakly.
 
-    Two threads that ask at once may both find the value; one of the two is kept, and both get that one. A value that
-    cannot be found (an exception) is not kept.
+    Two threads may compute a value at the same time; the first to finish is kept, and both get that one. Exceptions are
+    not kept.
     """
 
     def __init__(self) -> None:
         self._values: WeakKeyDictionary[Model, dict[Hashable, T]] = WeakKeyDictionary()
-        self._lock = Lock()  # not held while a value is found: finding one may ask for others
+        self._lock = Lock()  # not held while a value is computed, which may need other values
         _MEMOS.add(self)
 
     def get(self, model: Model, find: Callable[[], T], *, key: Hashable = None) -> T:
-        """The value kept for a model and key, else the one that is found now."""
+        """The value kept for a model and key; computed by `find` where there is none."""
         with self._lock:
             kept = self._values.setdefault(model, {})
             if key in kept:

@@ -1,4 +1,4 @@
-"""Pruning: a smaller model with some heads really removed, its matrices cut."""
+"""Pruning: a smaller model with some heads removed from its matrices."""
 
 from collections.abc import Collection, Mapping
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""The same architecture for images of another size, to see what it costs there."""
+"""The same architecture for images of another size, whose cost is then measured."""
 
 from dataclasses import replace
 

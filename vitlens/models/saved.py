@@ -1,4 +1,4 @@
-"""A model as one safetensors file that says by itself how to be read."""
+"""A model as one safetensors file whose metadata describes the model."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from vitlens.files import sha256, write_bytes
 from vitlens.models.assembly import Architecture, assemble, build, seeded, versions
 from vitlens.models.cutting import cut_heads, with_lost_heads
 from vitlens.models.model import Model, Provenance
-from vitlens.models.sources.registry import SOURCES, Request
+from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.vit_config import CLASSES
 from vitlens.models.weights import Weights, read_weights, require_fitting
@@ -31,7 +31,7 @@ _ROOM = 1 << 26  # parameters that a model may have beyond twice its file's: pos
 
 @dataclass(frozen=True)
 class About:
-    """What a weights file of ours says of itself: how the model is built, its classes, its input, who wrote it."""
+    """The metadata of a weights file: architecture, classes and preprocessing of the model, version of vitlens."""
 
     architecture: Architecture
     classes: Annotated[tuple[Annotated[str, Length(0, 1000)], ...], Length(0, CLASSES)]
@@ -39,9 +39,9 @@ class About:
     vitlens: str = ""
 
     def __post_init__(self) -> None:
-        told = self.architecture.classes
-        if told is not None and told != len(self.classes):
-            raise InputError(f"expected {told} classes of the architecture, found the names of {len(self.classes)}")
+        count = self.architecture.classes
+        if count is not None and count != len(self.classes):
+            raise InputError(f"expected {count} classes of the architecture, found the names of {len(self.classes)}")
 
 
 def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
@@ -61,7 +61,7 @@ def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Te
     write_bytes(path, as_bytes(tensors, metadata={"vitlens": json.dumps(about, sort_keys=True)}))
 
 
-def load_file(file: Path, request: Request, *, weights: str) -> Model:
+def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
     """The model in a file that `save` wrote, with its weights, or seeded random ones where they were asked for.
 
     request.image_size: (height, width) other than that of its training; weights: what provenance calls the file.
@@ -77,7 +77,7 @@ def load_file(file: Path, request: Request, *, weights: str) -> Model:
         if request.image_size is not None and request.image_size != preprocessing.size:
             preprocessing = replace(preprocessing, size=request.image_size, resize=None)
         state = {key: value.float() if value.is_floating_point() else value for key, value in stored.state.items()}
-        with seeded(0):  # initial weights are soon overwritten; the caller's random state is kept
+        with seeded(0):  # the initial weights are overwritten; the caller's random state is kept
             module = _built(architecture, state, preprocessing.size, file)
         provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
     return assemble(module, architecture, preprocessing, about.classes, request.alias, provenance)
@@ -148,10 +148,10 @@ def _build_whole(architecture: Architecture, state: Mapping[str, Tensor] | None,
     return build(architecture if takes_any else replace(architecture, image_size=size), state=state)[0]
 
 
-def _about(found: Weights, file: Path) -> About:
-    if "vitlens" not in found.metadata:
+def _about(stored: Weights, file: Path) -> About:
+    if "vitlens" not in stored.metadata:
         raise ModelError(f"expected weights written by vitlens in {file}, found no description; give --arch NAME")
     source = f"the description in {file}"
-    told = parse_json(found.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
-    about = read_as(About, told, source=source, error=ModelError, hint=_HINT)
+    description = parse_json(stored.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
+    about = read_as(About, description, source=source, error=ModelError, hint=_HINT)
     return replace(about, architecture=replace(about.architecture, classes=len(about.classes)))

@@ -12,7 +12,7 @@ from vitlens.models.assembly import Architecture, assemble, build, default_class
 from vitlens.models.loading import load
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM
-from vitlens.models.sources.registry import SOURCES, Source
+from vitlens.models.sources.registry import SOURCES, ModelSource
 from vitlens.models.support import UNTRAINED, supported
 
 _DESCRIBED_AT_MOST = 40  # models of the libraries that are built to say what they support; more take long
@@ -40,13 +40,13 @@ def model_table(pattern: str = "") -> Iterator[str]:
         raise UnknownNameError("model", pattern, known, hint="vitlens models")
 
 
-def _count(source: Source, count: int) -> str:
+def _count(source: ModelSource, count: int) -> str:
     if source.extra and not count:
         return _line(source.usage, "not installed", f"pip install 'vitlens[{source.extra}]'")
     return _line(source.usage, f"{count} models", f"vitlens models '{source.prefix}*' lists them")
 
 
-def _described(source: Source, name: str) -> tuple[str, str]:
+def _described(source: ModelSource, name: str) -> tuple[str, str]:
     """What a model is, and the commands that it supports: read from its shapes, without downloading any weights."""
     if source.weights == "own":
         model = load(name)
@@ -62,7 +62,7 @@ def _described(source: Source, name: str) -> tuple[str, str]:
     return f"{family}, {model.parameter_count() / 1e6:.1f} M parameters", " ".join(commands)
 
 
-def _without_weights(source: Source, name: str) -> Model:
+def _without_weights(source: ModelSource, name: str) -> Model:
     """A model on the meta device: what it supports is seen from shapes alone."""
     with torch.device("meta"):
         if not source.build:

@@ -10,11 +10,11 @@ from vitlens.files import sha256
 from vitlens.models.anatomy import is_headless
 from vitlens.models.assembly import Architecture, assemble, build, count_classes, default_classes, seeded, versions
 from vitlens.models.model import Model, Provenance
-from vitlens.models.sources.registry import Request
+from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import Weights, read_weights
 
 
-def load(request: Request) -> Model:
+def load(request: ModelRequest) -> Model:
     """The model of a source that has `build`.
 
     Raises ModelError for weights that are not there or do not fit, UnknownNameError for no such architecture.
@@ -45,7 +45,7 @@ def load(request: Request) -> Model:
     return assemble(module, architecture, preprocessing, classes, request.alias, _provenance(request, module, weights))
 
 
-def _provenance(request: Request, module: nn.Module, weights: Weights | None) -> Provenance:
+def _provenance(request: ModelRequest, module: nn.Module, weights: Weights | None) -> Provenance:
     file = request.file
     source = file.name if file else "random" if request.random else "hub"
     notes = (*weights.notes, *_resized(module, weights)) if weights else ()

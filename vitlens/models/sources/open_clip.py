@@ -25,7 +25,7 @@ from vitlens.models.assembly import count_classes, seeded, versions
 from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
 from vitlens.models.model import Anatomy, Model, Provenance
 from vitlens.models.sources.hub import pretrained_download
-from vitlens.models.sources.registry import Request
+from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import require_finite, require_unpacked
 from vitlens.preprocessing import Interpolation, Preprocessing
 
@@ -35,7 +35,7 @@ _HINT: Final = f"vitlens models '{PREFIX}*'"
 _TRAINED = ("mean", "std", "interpolation", "resize_mode")
 
 
-def load(request: Request) -> Model:
+def load(request: ModelRequest) -> Model:
     """The image tower of `open-clip:ARCH[/TAG]` as a model that answers with embeddings.
 
     TAG: open_clip's name of the weights, downloaded unless a file or random weights are asked for; QuickGELU and the
@@ -100,7 +100,7 @@ def _built(arch: str, tag: str | None, config: Mapping[str, Any], image_size: tu
         "quick_gelu": config["quick_gelu"],
         "force_image_size": image_size,
         "force_preprocess_cfg": {key: value for key, value in config.items() if key != "quick_gelu"},
-        "device": str(torch.get_default_device()),  # the meta device, where no weights are asked for
+        "device": str(torch.get_default_device()),  # the meta device, where only shapes are wanted
         "pretrained_text": False,  # else a tower of another library fetches weights of its own
     }
     full, library = f"{PREFIX}{arch}" + (f"/{tag}" if tag else ""), open_clip()
@@ -155,7 +155,7 @@ def _triple(values: Any) -> tuple[float, float, float]:
 def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
     visual: Any = model.visual
     trunk = getattr(visual, "trunk", None)
-    if trunk is not None:  # a timm model, which says itself how it is laid out
+    if trunk is not None:  # a timm model, whose attributes give the layout
         return LanguageImage(visual, tower, layout=read_layout(trunk, size), pooling=str(trunk.global_pool))
     grid, patch = getattr(visual, "grid_size", None), getattr(visual, "patch_size", None)
     if grid is None or patch is None:
@@ -166,13 +166,13 @@ def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> Langu
 
 
 def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
-    """As of any model, but that a pooling by attention within a tower is none of its blocks."""
-    found = read_anatomy(wrapped, image_size=size)
-    if found.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
+    """As of any module, without the pooling by attention of an image tower, which is no block."""
+    anatomy = read_anatomy(wrapped, image_size=size)
+    if anatomy.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
         names = (name for name, _ in wrapped.named_modules())
         return Anatomy("cnn", tuple(name for name in names if re.fullmatch(r"visual\.layer\d\.\d+", name)))
-    inner = tuple(name for name in found.blocks if not any(other.startswith(f"{name}.") for other in found.blocks))
-    return replace(found, blocks=inner)
+    inner = tuple(name for name in anatomy.blocks if not any(other.startswith(f"{name}.") for other in anatomy.blocks))
+    return replace(anatomy, blocks=inner)
 
 
 def open_clip(part: str = "") -> Any:
@@ -200,16 +200,16 @@ def template_sets() -> Mapping[str, tuple[str, ...]]:
     """open_clip's templates by name, with {} in place of the class: "simple" (7) and "openai" (80, Radford 2021)."""
     library = open_clip()
     known = {"simple": library.SIMPLE_IMAGENET_TEMPLATES, "openai": library.OPENAI_IMAGENET_TEMPLATES}
-    return {name: tuple(str(one("{}")) for one in found) for name, found in known.items()}
+    return {name: tuple(str(one("{}")) for one in templates) for name, templates in known.items()}
 
 
 def imagenet_prompt_names() -> tuple[str, ...]:
-    """ImageNet's 1000 classes in words that a text tower understands, in the order of the logits."""
+    """ImageNet's 1000 classes as prompts call them, in the order of the logits."""
     return tuple(open_clip().IMAGENET_CLASSNAMES)
 
 
 def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """How weights were trained: quick_gelu, mean, std, interpolation, resize_mode; and what is to be said of it.
+    """How weights were trained: quick_gelu, mean, std, interpolation, resize_mode; and notes for the provenance.
 
     Without a tag: what all weights of the architecture share, else open_clip's default.
     """
@@ -255,13 +255,13 @@ def tokenizer(arch: str) -> Tokenizer:
 
 
 def _of_texts(arch: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = (open_clip().get_model_config(arch) or {}).get("text_cfg", {})
-    return found
+    config: Mapping[str, Any] = (open_clip().get_model_config(arch) or {}).get("text_cfg", {})
+    return config
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """open_clip writes to the log what we say in the report, and warns of a QuickGELU that we have settled."""
+    """Silences open_clip's log and its warning about QuickGELU, which `configuration` has decided."""
     root, before = logging.getLogger(), logging.getLogger().level
     root.setLevel(logging.CRITICAL)
     try:

@@ -12,11 +12,11 @@ from vitlens.errors import ModelError, UnknownNameError
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.startup import resolve
 
-Weights = Literal["own", "hub", "none"]
+WeightsFrom = Literal["own", "hub", "none"]
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """One source of models. References are module:function, imported when they are first called.
 
     kind: its name, also in the files that `save` writes (never change one); usage: how its models are named; help: one
@@ -46,7 +46,7 @@ class Source:
     build: str = ""
     load: str = "vitlens.models.sources.from_architecture:load"
     list_names: str = ""
-    weights: Weights = "hub"
+    weights: WeightsFrom = "hub"
     extra: str = ""
     texts: bool = False
     own_input: bool = False
@@ -67,14 +67,14 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Request:
+class ModelRequest:
     """One model that was asked for.
 
     name: without alias and weights; file: of weights, if any; random: untrained; arch: the architecture of a file that
     does not say it; image_size: (height, width) in pixels, None for the model's own; seed: of random weights.
     """
 
-    source: Source
+    source: ModelSource
     name: str
     alias: str
     file: Path | None = None
@@ -90,7 +90,7 @@ class Request:
 
 
 _ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models` lists them in this order
-    Source(
+    ModelSource(
         kind="bundled",
         usage=BUNDLED[0],
         help="Trained models that come with vitlens.",
@@ -99,7 +99,7 @@ _ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models`
         load="vitlens.models.sources.bundled:load",
         weights="own",
     ),
-    Source(
+    ModelSource(
         kind="run",
         usage="a run folder",
         help="A folder that vitlens train or vitlens ablate --prune wrote.",
@@ -109,7 +109,7 @@ _ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models`
         load="vitlens.models.sources.run_folder:load",
         weights="own",
     ),
-    Source(
+    ModelSource(
         kind="file",
         usage="a weights file",
         help="A file that vitlens wrote, or with --arch a state dict as .safetensors, .pth, .pt or .bin.",
@@ -118,7 +118,7 @@ _ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models`
         load="vitlens.models.sources.weights_file:load",
         weights="own",
     ),
-    Source(
+    ModelSource(
         kind="preset",
         usage="a preset",
         help="Architectures of vitlens, to be trained or given weights.",
@@ -128,7 +128,7 @@ _ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models`
         weights="none",
         any_size=True,
     ),
-    Source(
+    ModelSource(
         kind="timm",
         usage="timm:NAME",
         help="timm's models, with the weights of its hub.",
@@ -138,7 +138,7 @@ _ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models`
         list_names="vitlens.models.sources.timm:timm_names",
         resizes_weights=True,
     ),
-    Source(
+    ModelSource(
         kind="torchvision",
         usage="torchvision:NAME",
         help="torchvision's classification models, with its weights.",
@@ -147,7 +147,7 @@ _ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models`
         build="vitlens.models.sources.torchvision:build",
         list_names="vitlens.models.sources.torchvision:torchvision_names",
     ),
-    Source(
+    ModelSource(
         kind="open-clip",
         usage="open-clip:ARCH/TAG",
         help="open_clip's models of images and texts, with the weights of a tag.",
@@ -160,15 +160,15 @@ _ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models`
         own_input=True,
     ),
 )
-SOURCES: Final[Mapping[str, Source]] = {source.kind: source for source in _ENTRIES}
+SOURCES: Final[Mapping[str, ModelSource]] = {source.kind: source for source in _ENTRIES}
 
 
-def source_of(name: str) -> Source | None:
+def source_of(name: str) -> ModelSource | None:
     """The source that a name without alias and weights belongs to."""
     return next((source for source in SOURCES.values() if source.has(name)), None)
 
 
-def require_source(name: str) -> Source:
+def require_source(name: str) -> ModelSource:
     """The source of a name. Raises ModelError for a path at which nothing is, UnknownNameError with the nearest names
     for any other name."""
     source = source_of(name)

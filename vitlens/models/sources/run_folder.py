@@ -5,7 +5,7 @@ from pathlib import Path
 from vitlens.errors import ModelError
 from vitlens.models.model import Model
 from vitlens.models.saved import WEIGHTS_FILE, load_file
-from vitlens.models.sources.registry import Request
+from vitlens.models.sources.registry import ModelRequest
 
 
 def recognises(name: str) -> bool:
@@ -13,7 +13,7 @@ def recognises(name: str) -> bool:
     return Path(name).is_dir()
 
 
-def load(request: Request) -> Model:
+def load(request: ModelRequest) -> Model:
     """The model in a run folder, with its weights or random ones. Raises ModelError for a folder without a model."""
     file = Path(request.name) / WEIGHTS_FILE
     if not file.is_file():

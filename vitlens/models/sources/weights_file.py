@@ -6,7 +6,7 @@ from pathlib import Path
 from vitlens.errors import InputError, ModelError
 from vitlens.models.model import Model
 from vitlens.models.saved import load_file
-from vitlens.models.sources.registry import Request, require_source
+from vitlens.models.sources.registry import ModelRequest, require_source
 from vitlens.models.weights import SUFFIXES, read_metadata
 from vitlens.startup import resolve
 
@@ -16,7 +16,7 @@ def recognises(name: str) -> bool:
     return Path(name).suffix in SUFFIXES
 
 
-def load(request: Request) -> Model:
+def load(request: ModelRequest) -> Model:
     """The model that a file describes itself; else of request.arch, with the state dict in the file.
 
     Raises ModelError for a file that is not there, or without an architecture.
