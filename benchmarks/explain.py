@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.explain import explain
 from vitlens.attribution.gradients import integrated_gradients
-from vitlens.models import loading, saved
+from vitlens.models import loading
 from vitlens.models.model import Model
 
 MODELS: dict[str, tuple[str, Callable[[nn.Module], nn.Module], bool]] = {
