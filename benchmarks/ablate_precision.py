@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from vitlens.analysis.ablation.ablate import ablate
 from vitlens.data.catalogue import load_data
 from vitlens.devices import autocast
-from vitlens.models import zoo
+from vitlens.models import loading
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--limit", type=int)
     options = parser.parse_args()
-    model = zoo.load(options.model)
+    model = loading.load(options.model)
     split = load_data(options.folder, part="test", preprocessing=model.preprocessing).limit(options.limit)
     images = split.source.read(torch.arange(len(split))).float() / 255
     assert split.labels is not None

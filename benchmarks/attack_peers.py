@@ -21,7 +21,7 @@ from vitlens.attacks.plan import AttackPlan
 from vitlens.attacks.sweep import sweep
 from vitlens.data.catalogue import load_data
 from vitlens.data.draws import keys
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.model import Model
 
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # foolbox's zoo wants git, which no attack needs
@@ -87,12 +87,12 @@ def case(
     """
     if name == "deit":
         folder = Path(os.environ["VITLENS_DATA"])
-        model = zoo.load(
+        model = loading.load(
             f"timm:deit_tiny_patch16_224@{folder / 'weights' / 'deit_tiny_patch16_224.safetensors'}", device=device
         )
         split = load_data(str(folder / "photos"), part="test", whole=True, preprocessing=model.preprocessing)
     else:
-        model = zoo.load(name, device=device)
+        model = loading.load(name, device=device)
         split = load_data(data, part="test")
     batch = next(iter(split.limit(count).batches(count)))
     assert batch.labels is not None

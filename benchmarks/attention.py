@@ -27,7 +27,7 @@ from vitlens.analysis.attention.weights import attention
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.heads.statistics import statistics as head_statistics
 from vitlens.lens.observe import survey
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.model import Model
 
 MODEL = "timm:vit_base_patch16_224"
@@ -100,7 +100,7 @@ def main() -> None:
     print(
         "| job | peer | ours (s) | peer (s) | ratio | largest difference |\n| --- | --- | ---: | ---: | ---: | ---: |"
     )
-    model = zoo.load(MODEL, random_weights=True)
+    model = loading.load(MODEL, random_weights=True)
     images = torch.rand(options.batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     survey(model, images)
     with_peers(model, images, options.repeats)
@@ -197,7 +197,7 @@ def peak(job: str) -> float:
 def memory_job(job: str) -> None:
     kind, count = job.split(":")
     name, side = (MODEL, 224) if kind == "stream" else ("timm:vit_small_patch14_dinov2", 518)
-    stream = Stream(zoo.load(name, random_weights=True))
+    stream = Stream(loading.load(name, random_weights=True))
     size = 8 if kind == "stream" else 4
     for _ in range(int(count) // size):
         stream.add(torch.rand(size, 3, side, side))

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import vitlens
-from vitlens.models.zoo import load, save
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 from vitlens.names import BUNDLED
 
 LIMIT = 3_000_000  # bytes, both together

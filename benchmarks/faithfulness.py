@@ -22,7 +22,7 @@ from vitlens.analysis.attention.relevance import relevance
 from vitlens.analysis.faithfulness.deletion import both_orders, faithfulness, removal_counts
 from vitlens.analysis.faithfulness.masking import pixel_masks, substrate_images
 from vitlens.analysis.faithfulness.resampled import removal_grid
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.model import Model
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--random-weights", action="store_true")
     options = parser.parse_args()
-    model = zoo.load(options.model, random_weights=options.random_weights, device=torch.device(options.device))
+    model = loading.load(options.model, random_weights=options.random_weights, device=torch.device(options.device))
     height, width = model.input_size
     images = torch.rand(options.images, 3, height, width, generator=torch.Generator().manual_seed(0)).to(options.device)
     maps = relevance(model, images)

@@ -18,7 +18,7 @@ from vitlens.analysis.attention.rollout import rollout
 from vitlens.errors import VitlensError
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import KIND_WORDS
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.anatomy import attention_modules
 from vitlens.models.model import Model
 
@@ -80,7 +80,7 @@ COLUMNS = ("family", "model", "layers seen", "kind", "prefix", "readout", "logit
 
 
 def row(family: str, name: str) -> tuple[str, ...]:
-    model = zoo.load(f"timm:{name}", random_weights=True)
+    model = loading.load(f"timm:{name}", random_weights=True)
     image = torch.rand(1, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
     layout, modules = model.anatomy.layout, tuple(attention_modules(model.module))
     prefix = "-" if layout is None else words_of(layout.prefix)

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from vitlens.data.catalogue import load_data
+from vitlens.models.loading import load
 from vitlens.models.new_head import classifiers, for_classes
-from vitlens.models.zoo import load
 from vitlens.training.head import fit_head
 from vitlens.training.loop import fit
 from vitlens.training.metrics import TrainingResult

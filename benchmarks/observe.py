@@ -20,7 +20,7 @@ from vitlens.analysis.attention.rollout import rollout, rollout_matrix, rollout_
 from vitlens.analysis.heads.rows import entropy
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe, survey
-from vitlens.models import zoo
+from vitlens.models import loading
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -43,7 +43,7 @@ def mean_entropy(call: AttentionCall) -> None:
 
 
 def observation(batch: int, repeats: int) -> None:
-    model = zoo.load("timm:vit_base_patch16_224", random_weights=True)
+    model = loading.load("timm:vit_base_patch16_224", random_weights=True)
     images = torch.rand(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     survey(model, images)
     cls = lambda call: call.rows((0,))  # noqa: E731
@@ -88,11 +88,11 @@ def memory_job(job: str) -> None:
     torch.manual_seed(0)
     kind, count = job.split(":")
     if kind == "stream":  # entropy of every head, in batches of 8
-        model = zoo.load("timm:vit_base_patch16_224", random_weights=True)
+        model = loading.load("timm:vit_base_patch16_224", random_weights=True)
         for _ in range(int(count) // 8):
             observe(model, torch.rand(8, 3, 224, 224), mean_entropy)
     else:  # rollout of a batch of 8 at 518 px: 1,370 tokens
-        model = zoo.load("timm:vit_small_patch14_dinov2", random_weights=True)
+        model = loading.load("timm:vit_small_patch14_dinov2", random_weights=True)
         rollout(model, torch.rand(8, 3, 518, 518), fusion=kind)  # type: ignore[arg-type]
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 

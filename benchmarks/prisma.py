@@ -22,7 +22,7 @@ from vit_prisma.prisma_tools.loading_from_pretrained import convert_timm_weights
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.model import Model
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    model = zoo.load("timm:vit_base_patch16_224", random_weights=True)
+    model = loading.load("timm:vit_base_patch16_224", random_weights=True)
     prisma, table = hooked(model), layers(model)
     images = torch.rand(options.images, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     prepared = model.prepare(images)

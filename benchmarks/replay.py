@@ -24,7 +24,7 @@ from vitlens.lens.hooks import projection_of
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import Replay, replaying
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.model import Model
 
 MUST = {("vit-base", "fp32"): 0.5, ("vit-tiny", "fp32"): 0.55, ("vit-base", "bf16"): 0.25}
@@ -84,7 +84,7 @@ def job(module: str, precision: str, options: argparse.Namespace) -> None:
     count = (
         options.images or {"vit-base": 64 if options.full else 16, "vit-tiny": 1000 if options.full else 256}[module]
     )
-    model = zoo.load(MODELS[module], random_weights=True)
+    model = loading.load(MODELS[module], random_weights=True)
     images = torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
     start = time.perf_counter()
     with replaying(model, images[:1]) as first:  # reads the model and checks itself, once for each model

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from vitlens.data.split import InMemory, Split
-from vitlens.models.zoo import untrained
+from vitlens.models.loading import untrained
 from vitlens.training.loop import fit
 from vitlens.training.metrics import Progress
 from vitlens.training.recipe import Recipe

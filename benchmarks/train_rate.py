@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, transforms
 
 from vitlens.data.catalogue import load_data
-from vitlens.models.zoo import untrained
+from vitlens.models.loading import untrained
 from vitlens.training.loop import fit
 from vitlens.training.recipe import override, recipe_for
 

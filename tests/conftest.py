@@ -27,7 +27,8 @@ def real_data() -> Path:
 def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an untrained ViT of digits: two blocks, two heads, a grid of 4x4."""
     from vitlens.data.digits import CLASSES
-    from vitlens.models.zoo import save, untrained
+    from vitlens.models.loading import untrained
+    from vitlens.models.saved import save
 
     folder = tmp_path_factory.mktemp("models") / "tiny-vit"
     shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
@@ -39,7 +40,8 @@ def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_cnn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an untrained ResNet-20 of digits."""
     from vitlens.data.digits import CLASSES
-    from vitlens.models.zoo import save, untrained
+    from vitlens.models.loading import untrained
+    from vitlens.models.saved import save
 
     folder = tmp_path_factory.mktemp("models") / "tiny-cnn"
     save(untrained("resnet20", classes=CLASSES, seed=1), folder / "model.safetensors")

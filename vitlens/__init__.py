@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vitlens.analysis.heads.statistics import statistics as statistics
     from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.explain import explain as explain
+    from vitlens.models.loading import load as load
     from vitlens.models.model import Model as Model
-    from vitlens.models.zoo import load as load
     from vitlens.training.loop import fit as train
 
 _HOMES = {
@@ -38,7 +38,7 @@ _HOMES = {
     "explain": ("vitlens.attribution.explain", "explain"),
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),
-    "load": ("vitlens.models.zoo", "load"),
+    "load": ("vitlens.models.loading", "load"),
     "profile": ("vitlens.analysis.cost.profile", "profile"),
     "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
     "rollout": ("vitlens.analysis.attention.rollout", "rollout"),

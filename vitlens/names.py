@@ -76,20 +76,6 @@ TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
 STUDY_KINDS: Final[tuple[str, ...]] = get_args(StudyKind)
 COMMANDS: Final[tuple[str, ...]] = get_args(CommandName)
 
-EMBEDDED_DATA: Final = ("digits", "shapes", "shapes-conflict")
-TORCHVISION_DATA: Final = (
-    "cifar10",
-    "cifar100",
-    "fashion-mnist",
-    "mnist",
-    "svhn",
-    "eurosat",
-    "flowers102",
-    "food101",
-    "pets",
-    "stl10",
-)
-
 DEFAULT_SEED: Final = 0
 FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is hardly another output than an image's own
 DEFAULT_ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I

@@ -1,4 +1,4 @@
-"""A quick start: libraries imported without what only torch's compiler needs."""
+"""A quick start: what is imported late, and libraries without what only torch's compiler needs."""
 
 import functools
 import sys

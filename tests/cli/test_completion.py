@@ -1,13 +1,14 @@
 from pathlib import Path
 
 from vitlens.cli.completion import complete_data, complete_model
-from vitlens.names import BUNDLED, EMBEDDED_DATA, PRESETS, TORCHVISION_DATA
+from vitlens.data.registry import SETS
+from vitlens.names import BUNDLED, PRESETS
 
 
 def test_every_name_is_offered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert {*PRESETS, *BUNDLED, "timm:", "torchvision:", "open-clip:"} == set(complete_model(""))
-    assert {*EMBEDDED_DATA, *TORCHVISION_DATA} == set(complete_data(""))
+    assert complete_data("") == list(SETS)
     assert complete_model("resnet") == ["resnet20", "resnet18", "resnet50"]
 
 

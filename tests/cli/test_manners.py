@@ -14,7 +14,7 @@ from vitlens.cli.main import run
 from vitlens.cli.terminal import take_any_letter
 from vitlens.data import folder as folders
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 
 LONG = "a" * 300
 PROGRAM = """
@@ -208,7 +208,7 @@ def test_a_name_that_no_file_can_have_is_one_line(arguments, capsys, tmp_path, m
 @pytest.mark.parametrize("word", ["evaluate", "compare", "attack", "profile", "study"])
 def test_an_alias_is_told_with_its_rule_before_any_work(word, alias, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitlens.models.zoo.load_saved", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("vitlens.models.saved.load_file", lambda *_, **__: pytest.fail("a model was loaded"))
     said = fails([word, "vit-digits", "--", f"{alias}=cnn-digits"], capsys)
     assert "letters, digits" in said
     assert said.count(repr(alias)) == 1

@@ -14,13 +14,14 @@ import vitlens
 from tests.lens.tiny import images, ours
 from vitlens.analysis.heads.labels import LABELS, Label
 from vitlens.analysis.heads.patch_rows import PatchRows
-from vitlens.analysis.heads.registry import STATISTICS, Statistic, resolve, shown_in
+from vitlens.analysis.heads.registry import STATISTICS, Statistic, shown_in
 from vitlens.analysis.heads.rows import Rows
 from vitlens.analysis.heads.specialisation import Head, specialise
 from vitlens.cli.main import app
 from vitlens.data.digits import digits
 from vitlens.lens.observe import capture
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
+from vitlens.references import resolved
 
 
 def greatest_weight(rows: Rows) -> Tensor:
@@ -68,7 +69,7 @@ def added(monkeypatch):
 @pytest.mark.parametrize("name", STATISTICS)
 def test_every_entry_says_what_it_is_and_names_a_function(name):
     statistic = STATISTICS[name]
-    assert resolve(statistic.function).__doc__
+    assert resolved(statistic.function).__doc__
     assert statistic.title
     assert statistic.meaning
     assert statistic.reading.endswith(".")

@@ -7,7 +7,7 @@ from tests.lens.tiny import CHAINED, FAMILIES, images
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.lens.capture import capture
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.anatomy import attention_modules
 from vitlens.models.model import Model
 
@@ -128,5 +128,5 @@ def test_every_family_has_a_rollout(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_whole_model_under_observation(name):
-    model = zoo.load(WHOLE[name], random_weights=True)
+    model = loading.load(WHOLE[name], random_weights=True)
     check_logits(name, model, images(model.input_size, batch=1))

@@ -20,7 +20,7 @@ from vitlens.data.digits import digits
 from vitlens.errors import UnsupportedError
 from vitlens.models.anatomy import is_headless
 from vitlens.models.model import Model
-from vitlens.models.zoo import save
+from vitlens.models.saved import save
 
 NAME = "timm:eva02_tiny_patch14_224"  # timm's own configuration of it has no classes
 RANDOM = ("--random-weights", "--image-size", "28", "--device", "cpu", "--quiet")

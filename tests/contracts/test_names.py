@@ -30,7 +30,7 @@ from vitlens.training.recipe import RECIPES
 
 
 def test_every_preset_can_be_built():
-    from vitlens.models.zoo import untrained
+    from vitlens.models.loading import untrained
 
     for name in names.PRESETS:
         if not name.endswith("-224"):

@@ -26,6 +26,7 @@ from vitlens.data.digits import digits
 from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
+from vitlens.models.naming import ModelName, parse_model
 from vitlens.models.new_head import for_classes
 from vitlens.models.resnet import build_resnet
 from vitlens.models.support import CHECKS, NEEDS, supported
@@ -186,10 +187,10 @@ def typed(command: str, name: str, out: Path) -> list[str]:
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line finds the models of this file by their names."""
 
-    def load(name: str, **_options: object) -> Model:
-        alias, _, short = name.rpartition("=")
-        found = family(short)
-        twin = model_of(found.module, alias=alias or short, size=found.input_size)
+    def load(name: str | ModelName, **_options: object) -> Model:
+        named = name if isinstance(name, ModelName) else parse_model(name)
+        found = family(named.name)
+        twin = model_of(found.module, alias=named.alias, size=found.input_size)
         twin.classes, twin.provenance = found.classes, found.provenance
         return twin
 

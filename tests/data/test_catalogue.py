@@ -2,23 +2,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlens.data.catalogue import NAMES, describe_data, load_data, load_images
-from vitlens.data.torchvision_sets import SETS
+from vitlens.data.catalogue import load_data, load_images
+from vitlens.data.registry import SETS
 from vitlens.errors import DataError, UnknownNameError
-from vitlens.names import EMBEDDED_DATA, TORCHVISION_DATA
 from vitlens.preprocessing import Preprocessing
 
 
-def test_names_registry_and_table_are_the_same():
-    assert tuple(SETS) == TORCHVISION_DATA
-    assert (*EMBEDDED_DATA, *TORCHVISION_DATA) == NAMES
-    assert tuple(row.name for row in describe_data()) == NAMES
-
-
-def test_the_table_tells_the_truth_of_the_embedded_data():
-    row, split = describe_data()[0], load_data("digits", part="test")
-    assert (row.classes, row.size, row.needs_download) == (len(split.classes), split.size, False)
-    assert row.title == split.title
+@pytest.mark.parametrize("name", [name for name, known in SETS.items() if not known.download])
+def test_the_registry_tells_the_truth_of_the_embedded_data(name):
+    known, split = SETS[name], load_data(name, part="test")
+    assert (known.name, known.classes, known.size) == (name, len(split.classes), split.size)
+    assert (split.name, split.title) == (name, known.title)
 
 
 def test_digits_take_a_canvas_and_a_number_of_scenes():

@@ -10,17 +10,18 @@ import torchvision.datasets
 from PIL import Image
 
 from vitlens.data import torchvision_sets
-from vitlens.data.torchvision_sets import SETS, load_torchvision
+from vitlens.data.registry import SETS
+from vitlens.data.torchvision_sets import load_torchvision, options_of
 from vitlens.errors import DataError
 from vitlens.preprocessing import Preprocessing
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", [name for name, known in SETS.items() if known.torchvision])
 def test_torchvision_has_the_class_and_takes_our_options(name):
     """A wrong option is a TypeError or ValueError; a right one ends in "not found" or, later, in our DataError."""
-    make = getattr(torchvision.datasets, SETS[name].cls)
+    make = getattr(torchvision.datasets, SETS[name].torchvision)
     for part in ("train", "test"):
-        options = SETS[name].part(part) if SETS[name].part else {}
+        options = options_of(SETS[name], part)
         with pytest.raises((RuntimeError, OSError)):
             make("/nowhere", download=False, **options)
 

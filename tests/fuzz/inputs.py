@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from vitlens.data.digits import CLASSES
-from vitlens.models.zoo import save, untrained
+from vitlens.models.loading import untrained
+from vitlens.models.saved import save
 
 SIDE = 32
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
-from vitlens.models.assembly import assemble
-from vitlens.models.build import Architecture
+from vitlens.models.assembly import Architecture, assemble
 from vitlens.models.model import Model, Provenance
 from vitlens.models.vit import VisionTransformer, ViTConfig
 from vitlens.preprocessing import Preprocessing
@@ -19,7 +18,7 @@ CLASSES = ("a", "b", "c", "d", "e")
 
 
 def model_of(module: nn.Module, *, alias: str = "tiny", size: tuple[int, int] = (32, 32)) -> Model:
-    """A model around a model, as the zoo would make it: evaluation mode, frozen."""
+    """A model around a model, as load would make it: evaluation mode, frozen."""
     model = assemble(
         module, Architecture("timm", alias), Preprocessing(size), CLASSES, alias, Provenance(alias, "random")
     )

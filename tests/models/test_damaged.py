@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from tests.damage import damage_bytes, damaged, every, refused, served_or_refused
 from vitlens.cli.main import run
 from vitlens.errors import ModelError
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 from vitlens.models.weights import read_weights
-from vitlens.models.zoo import load, save
 
 FILE = "model.safetensors"
 

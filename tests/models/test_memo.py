@@ -1,16 +1,101 @@
-"""A fact that is computed once for each model."""
+"""What is kept for a model: found once, dropped on request and with the model, never an exception."""
 
 import gc
 import weakref
+from threading import Barrier, Thread
 
 import pytest
 
 from tests.lens.tiny import ours
-from vitlens.models.memo import once_per_model
+from vitlens.models.memo import Memo, forget, once_per_model, per_model
 from vitlens.models.model import Model
 
+CALLS: list[tuple[str, int]] = []
 
-def test_each_model_has_its_own_and_lets_go_of_it():
+
+@per_model
+def counted(model: Model, factor: int = 1) -> int:
+    """How often it was called, times a factor."""
+    CALLS.append((model.alias, factor))
+    if factor < 0:
+        raise ValueError("a negative factor")
+    return len(CALLS) * factor
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    CALLS.clear()
+    counted.memo.clear()
+
+
+def test_a_value_is_found_once_for_each_model_and_argument():
+    one, two = ours(), ours()
+    assert [counted(one), counted(one), counted(two), counted(one)] == [1, 1, 2, 1]
+    assert [counted(one, 10), counted(one, 10), counted(one)] == [30, 30, 1]
+    assert len(CALLS) == 3
+
+
+def test_it_keeps_the_functions_name_and_documentation():
+    assert counted.__name__ == "counted"
+    assert counted.__doc__ == "How often it was called, times a factor."
+
+
+def test_none_is_a_value_too():
+    memo, model, found = Memo[None](), ours(), []
+    for _ in range(2):
+        memo.get(model, lambda: found.append(1))
+    assert found == [1]
+
+
+def test_an_exception_is_not_kept():
+    model = ours()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="negative"):
+            counted(model, -1)
+    assert len(CALLS) == 2
+
+
+def test_a_model_is_freed_with_its_values():
+    model = ours()
+    counted(model)
+    watched = weakref.ref(model)
+    del model
+    gc.collect()
+    assert watched() is None
+    assert len(counted.memo._values) == 0
+
+
+def test_forgetting_a_model_leaves_the_others():
+    one, two = ours(), ours()
+    counted(one), counted(two)
+    forget(one)
+    counted(one), counted(two)
+    assert len(CALLS) == 3
+
+
+def test_finding_one_value_may_ask_for_another():
+    memo, model = Memo[int](), ours()
+    assert memo.get(model, lambda: memo.get(model, lambda: 2, key="inner") + 1) == 3
+    assert memo.get(model, lambda: pytest.fail("found again"), key="inner") == 2
+
+
+def test_threads_that_ask_at_once_get_the_same_value():
+    memo, model, both, got = Memo[object](), ours(), Barrier(2), []
+
+    def find() -> object:
+        both.wait(timeout=10)  # neither has a value when the other begins
+        return object()
+
+    threads = [Thread(target=lambda: got.append(memo.get(model, find))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 2
+    assert got[0] is got[1]
+
+
+def test_once_per_model_takes_the_first_arguments():
     calls: list[str] = []
 
     @once_per_model
@@ -27,7 +112,7 @@ def test_each_model_has_its_own_and_lets_go_of_it():
     assert gone() is None
 
 
-def test_a_call_that_raised_is_not_remembered():
+def test_once_per_model_does_not_keep_a_call_that_raised():
     tries: list[Model] = []
 
     @once_per_model

@@ -19,10 +19,10 @@ from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
 from vitlens.models.anatomy import attention_modules
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
+from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.pruning import prune_heads
-from vitlens.models.saved import save
-from vitlens.models.zoo import WEIGHTS_FILE, load, untrained
+from vitlens.models.saved import WEIGHTS_FILE, save
 
 CUT = {
     **{name: FAMILIES[name] for name in ("ours", "ours-unfused", "vit", "deit-distilled", "deit3", "siglip")},

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from vitlens.errors import InputError, ModelError
+from vitlens.models.loading import load
 from vitlens.models.pruning import prune_heads
 from vitlens.models.resizing import untrained_at
-from vitlens.models.zoo import load
 
 
 def test_a_vit_has_the_positions_of_its_new_grid():

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.lens.tiny import images
 from vitlens.errors import ModelError, StorageError
 from vitlens.files import sha256
+from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.saved import save
-from vitlens.models.zoo import WEIGHTS_FILE, load, untrained
+from vitlens.models.saved import WEIGHTS_FILE, save
 
 CLASSES = ("cat", "dog", "newt")
 OVERRIDES = {"dim": 16, "depth": 2, "heads": 2, "registers": 2, "patch_size": [8, 16]}

@@ -7,8 +7,8 @@ from tempfile import mkdtemp
 
 import open_clip
 
+from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.open_clip_zoo import load_open_clip
 
 _TEXT = {"context_length": 24, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
 ARCHITECTURES = {
@@ -47,4 +47,4 @@ def registered() -> Path:
 def tiny(arch: str = "tiny-clip", *, seed: int = 0) -> Model:
     """One of them with seeded random weights."""
     registered()
-    return load_open_clip(f"open-clip:{arch}", alias=arch, random=True, seed=seed)
+    return load(f"{arch}=open-clip:{arch}@random", seed=seed)

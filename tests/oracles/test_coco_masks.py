@@ -12,7 +12,7 @@ from vitlens.analysis.faithfulness.resampled import enlarged
 from vitlens.attribution.explain import explain
 from vitlens.data.masks import load_masked_folder
 from vitlens.data.split import Split
-from vitlens.models import zoo
+from vitlens.models import loading
 
 # ROC-AUC and pointing, as data/README says of the stored maps
 FIGURES = {"rollout": (0.676, 0.250), "attention": (0.708, 0.107), "relevance": (0.872, 0.768)}
@@ -29,7 +29,7 @@ def reference(real_data: Path) -> tuple[list[str], Tensor]:
 @pytest.fixture(scope="module")
 def split(real_data: Path) -> Split:
     root = real_data / "coco_masks"
-    model = zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
+    model = loading.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
     return load_masked_folder(root, sorted((root / "images").iterdir()), part="test", preprocessing=model.preprocessing)
 
 
@@ -66,7 +66,7 @@ def test_mask_areas_are_those_of_the_index(split, real_data):
 @pytest.mark.parametrize("count", [4, pytest.param(56, marks=pytest.mark.slow)])
 def test_our_maps_are_the_stored_ones(split, reference, real_data, count):
     names, maps = reference
-    model = zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
+    model = loading.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
     some = split.pick(torch.arange(0, 56, 56 // count))
     (batch,) = some.batches(56)
     order = [names.index(name) for name in some.files]

@@ -11,14 +11,14 @@ from vitlens.analysis.patching.contribution import accuracy_by_depth, contributi
 from vitlens.data.decode import decode_file
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.model import Model
 from vitlens.models.pruning import prune_heads
 
 
 @pytest.fixture(scope="module")
 def deit(real_data: Path) -> Model:
-    return zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
+    return loading.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
 
 
 @pytest.fixture(scope="module")

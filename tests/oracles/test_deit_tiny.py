@@ -19,7 +19,7 @@ from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention, attention_maps
 from vitlens.data.decode import decode_file
 from vitlens.lens.capture import capture
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.model import Model
 
 LOGITS = 1e-4  # the largest difference over all 300 photographs was 1.5e-5 where this was written
@@ -27,7 +27,7 @@ LOGITS = 1e-4  # the largest difference over all 300 photographs was 1.5e-5 wher
 
 @pytest.fixture(scope="module")
 def deit(real_data: Path) -> Model:
-    return zoo.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
+    return loading.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
 
 
 @pytest.fixture(scope="module")

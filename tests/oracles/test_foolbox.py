@@ -11,7 +11,7 @@ from vitlens.attacks.engine import Engine
 from vitlens.attacks.plan import AttackPlan
 from vitlens.attacks.sweep import sweep
 from vitlens.data.digits import digits
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.model import Model
 
 PIXELS = [epsilon / 255 for epsilon in (1, 2, 4, 8)]
@@ -21,7 +21,7 @@ SEED = 5
 
 @pytest.fixture(scope="module", params=["vit-digits", pytest.param("cnn-digits", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> Model:
-    return zoo.load(request.param)
+    return loading.load(request.param)
 
 
 def pictures(count: int) -> tuple[Tensor, Tensor]:

@@ -125,8 +125,8 @@ def test_rotary_positions_are_already_in_what_the_lens_sees():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "beit_base_patch16_224"])
 def test_whole_models(name):
-    from vitlens.models import zoo
+    from vitlens.models import loading
 
-    model = zoo.load(f"timm:{name}", random_weights=True)
+    model = loading.load(f"timm:{name}", random_weights=True)
     assert compare(model, images(model.input_size, batch=1)) < 1e-5
     assert timm.is_model(name)

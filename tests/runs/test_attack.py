@@ -14,7 +14,8 @@ from vitlens.analysis.robustness.curve import Outcome
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_run
-from vitlens.models.zoo import load, save
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 from vitlens.runs import attack_checks, attack_sweep
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices

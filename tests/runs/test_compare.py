@@ -10,7 +10,8 @@ from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.shapes import CLASSES
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.files import read_run
-from vitlens.models.zoo import load, save, untrained
+from vitlens.models.loading import load, untrained
+from vitlens.models.saved import save
 from vitlens.runs.compare import compare
 from vitlens.runs.sections import metrics
 

@@ -3,14 +3,14 @@ import pytest
 from PIL import Image
 
 from vitlens.data.catalogue import load_data
+from vitlens.data.registry import SETS
 from vitlens.errors import DataError, UnknownNameError
-from vitlens.names import EMBEDDED_DATA, TORCHVISION_DATA
 from vitlens.runs.data import data_table
 
 
 def test_every_name_is_listed():
     listed = [line.split()[0] for line in data_table()]
-    assert listed == [*EMBEDDED_DATA, *TORCHVISION_DATA, "FOLDER", "FILE.npz"]
+    assert listed == [*SETS, "FOLDER", "FILE.npz"]
 
 
 def test_digits_are_counted_as_they_are_loaded():

@@ -16,7 +16,8 @@ from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.files import read_run
-from vitlens.models.zoo import load, save
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 from vitlens.runs.explain import chosen_methods, explain
 
 OPTIONS = RunOptions(device="cpu", limit=5, batch_size=3, quiet=True)

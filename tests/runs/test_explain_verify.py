@@ -15,7 +15,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError, UnsupportedError
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 from vitlens.runs.explain_verdict import Evidence, verdict
 from vitlens.runs.explain_verify import keep_league
 from vitlens.runs.explain_verify_draw import draw_league

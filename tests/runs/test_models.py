@@ -1,7 +1,7 @@
 import pytest
 
 from vitlens.errors import UnknownNameError
-from vitlens.models.zoo import untrained
+from vitlens.models.loading import untrained
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.runs.models import model_table
 

@@ -12,7 +12,8 @@ from tests.nasty import NASTY, cells, problems
 from vitlens.cli.main import run
 from vitlens.display import shortened, visible
 from vitlens.files import read_run
-from vitlens.models.zoo import save, untrained
+from vitlens.models.loading import untrained
+from vitlens.models.saved import save
 
 
 def on_disk(name: str) -> bool:

@@ -20,7 +20,8 @@ from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
-from vitlens.models.zoo import load, save, untrained
+from vitlens.models.loading import load, untrained
+from vitlens.models.saved import save
 from vitlens.runs.stats import stats
 from vitlens.uncertainty import holm
 

@@ -17,7 +17,8 @@ from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.data.digits import CLASSES, digits
 from vitlens.errors import InputError
 from vitlens.files import write_text
-from vitlens.models.zoo import load, save, untrained
+from vitlens.models.loading import load, untrained
+from vitlens.models.saved import save
 from vitlens.processes import Processes
 from vitlens.runs import stats_learning
 from vitlens.runs.report import report

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.training.test_loop import InterruptedTrainingError, interrupting, state, trained
 from tests.training.tiny import tiny_model, tiny_recipe
 from vitlens.errors import InputError, StorageError
-from vitlens.models import zoo
+from vitlens.models import loading, saved
 from vitlens.training import bookkeeping
 from vitlens.training import checkpoint as module
 from vitlens.training.checkpoint import (
@@ -142,7 +142,7 @@ def test_they_are_the_weights_that_the_run_would_have_ended_with(tmp_path: Path)
 
 def test_a_kept_file_is_a_model(tmp_path: Path) -> None:
     model, _ = trained(tmp_path, keep_every=3)
-    loaded = zoo.load(str(read_kept(tmp_path)[-1].file))
+    loaded = loading.load(str(read_kept(tmp_path)[-1].file))
     images = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(loaded(images), model.eval()(images), atol=5e-3, rtol=0)
@@ -183,7 +183,7 @@ def test_the_last_ones_are_the_model_in_full_precision(tmp_path: Path) -> None:
     trained(tmp_path, keep_every=2)
     found = weights_over_training(tmp_path)
     assert [kept.epochs for kept in found] == [0, 2, 3]
-    assert found[-1] == Kept(3, tmp_path / zoo.WEIGHTS_FILE)
+    assert found[-1] == Kept(3, tmp_path / saved.WEIGHTS_FILE)
     trained(tmp_path / "b", keep_every=3)
     assert [kept.file.name for kept in weights_over_training(tmp_path / "b")] == [
         "epoch-0000.safetensors",

@@ -11,9 +11,9 @@ from tests.training.test_loop import Drawn
 from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.data.split import InMemory
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.models.fingerprint import fingerprint
+from vitlens.models.identity import fingerprint
+from vitlens.models.loading import untrained
 from vitlens.models.model import Model
-from vitlens.models.zoo import untrained
 from vitlens.names import DISTILL_KINDS
 from vitlens.training import distill
 from vitlens.training.distill import (
@@ -141,7 +141,7 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(token: bool) -> None:
 
 
 def test_timms_distilled_models_have_the_token_too() -> None:
-    from vitlens.models.zoo import load
+    from vitlens.models.loading import load
 
     model = load("timm:deit_tiny_distilled_patch16_224", random_weights=True, image_size=(32, 32))
     images = torch.rand(2, 3, 32, 32, generator=GENERATOR)
@@ -165,7 +165,7 @@ def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
     from vitlens.data.digits import CLASSES as DIGITS
     from vitlens.data.digits import digits
     from vitlens.data.split import InMemory
-    from vitlens.models.zoo import load
+    from vitlens.models.loading import load
     from vitlens.training.distill import Teacher
     from vitlens.training.loop import fit
     from vitlens.training.recipe import Recipe

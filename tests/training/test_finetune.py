@@ -6,8 +6,8 @@ import torch
 from tests.contracts.uses import BrokenError
 from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError
+from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.zoo import load, untrained
 from vitlens.training.finetune import partly_trainable, require_learned, trained_names, trained_share
 from vitlens.training.optimiser import rate_shares
 

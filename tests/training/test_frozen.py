@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from tests.lens.tiny import model_of
 from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import UnsupportedError
+from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.new_head import classifiers
-from vitlens.models.zoo import load, untrained
 from vitlens.processes import Processes
 from vitlens.training.frozen import (
     HeadOnly,

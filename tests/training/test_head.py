@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.errors import DataError, InputError
-from vitlens.models import zoo
+from vitlens.models import loading, saved
 from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
 from vitlens.training import bookkeeping, frozen, head
@@ -31,7 +31,7 @@ class InterruptedTrainingError(Exception):
 def start(*, seed: int = 0) -> Model:
     """A model of other classes with dropout in its blocks, given a head for these."""
     return for_classes(
-        zoo.untrained("vit-mini", classes=("1", "2"), image_size=(8, 12), seed=seed, overrides=SHAPE), CLASSES
+        loading.untrained("vit-mini", classes=("1", "2"), image_size=(8, 12), seed=seed, overrides=SHAPE), CLASSES
     )
 
 
@@ -80,12 +80,12 @@ def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
     model, result = trained(tmp_path)
     for file, accuracy in ((result.weights, result.accuracy), (result.best_weights, result.best_accuracy)):
         with torch.inference_mode():
-            logits = zoo.load(str(file))(next(TEST.batches(12)).images)
+            logits = loading.load(str(file))(next(TEST.batches(12)).images)
         assert (logits.argmax(1) == TEST.labels).float().mean().item() == pytest.approx(accuracy)
     found = load_file(result.weights)
     assert all(torch.equal(found[name], value) for name, value in state(model).items())
     assert read_metrics(tmp_path) == result.history
-    assert {path.name for path in tmp_path.iterdir()} == {BEST_FILE, zoo.WEIGHTS_FILE, "metrics.jsonl", "checkpoint"}
+    assert {path.name for path in tmp_path.iterdir()} == {BEST_FILE, saved.WEIGHTS_FILE, "metrics.jsonl", "checkpoint"}
     assert "features computed once (images as they are" in result.notes[-1]
     # the checkpoint holds the head alone
     assert all(value.numel() <= 3 * 16 for value in load_file(tmp_path / "checkpoint" / "state.safetensors").values())
@@ -167,7 +167,7 @@ def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_cnn_and_its_batch_statistics(tmp_path: Path) -> None:
-    model = for_classes(zoo.untrained("resnet20", classes=("1", "2"), image_size=(8, 12)), CLASSES)
+    model = for_classes(loading.untrained("resnet20", classes=("1", "2"), image_size=(8, 12)), CLASSES)
     before = state(model)
     trained(tmp_path, model)
     changed = {name for name, value in state(model).items() if not torch.equal(value, before[name])}

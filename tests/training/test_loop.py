@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
-from vitlens.models import zoo
+from vitlens.models import loading, saved
 from vitlens.models.model import Model
 from vitlens.training import bookkeeping
 from vitlens.training import checkpoint as checkpoint_module
@@ -79,14 +79,14 @@ def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
     assert same(load_file(result.weights), state(model))
     for file, accuracy in ((result.weights, result.accuracy), (result.best_weights, result.best_accuracy)):
         with torch.inference_mode():
-            logits = zoo.load(str(file))(next(TEST.batches(12)).images)
+            logits = loading.load(str(file))(next(TEST.batches(12)).images)
         assert TEST.labels is not None
         assert (logits.argmax(1) == TEST.labels).float().mean().item() == pytest.approx(accuracy)
     assert read_metrics(tmp_path) == result.history
     assert [metrics.epoch for metrics in result.history] == [0, 1, 2]
     assert result.best_accuracy == max(metrics.test_accuracy or 0.0 for metrics in result.history)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [BEST_FILE, zoo.WEIGHTS_FILE, METRICS_FILE, "checkpoint"]
+        [BEST_FILE, saved.WEIGHTS_FILE, METRICS_FILE, "checkpoint"]
     )
 
 
@@ -110,7 +110,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, at: int, every: i
     resumed, result = trained(tmp_path / "cut", tiny_model(seed=7), resume=True, checkpoint_every=every)
     assert same(state(resumed), state(whole))
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
-    for name in (BEST_FILE, zoo.WEIGHTS_FILE):
+    for name in (BEST_FILE, saved.WEIGHTS_FILE):
         assert same(load_file(tmp_path / "cut" / name), load_file(tmp_path / "whole" / name))
     assert result.history == read_metrics(tmp_path / "cut")
 
@@ -134,7 +134,7 @@ def test_resuming_where_nothing_was_begins(tmp_path: Path) -> None:
         ({"recipe": tiny_recipe(epochs=1, learning_rate=1.0)}, r"recipe\.learning_rate = 0.003, found 1.0"),
         ({"seed": 3}, "seed = 0, found 3"),
         ({"train": tiny_split("train", 39)}, r"data\.train = 40, found 39"),
-        ({"model": zoo.untrained("vit-mini", classes=CLASSES, image_size=(8, 12))}, r"architecture\.overrides"),
+        ({"model": loading.untrained("vit-mini", classes=CLASSES, image_size=(8, 12))}, r"architecture\.overrides"),
     ],
 )
 def test_refuses_to_resume_something_else(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
@@ -159,7 +159,7 @@ def test_a_loss_that_explodes_keeps_the_last_good_weights(tmp_path: Path) -> Non
     ):
         trained(tmp_path, model, on_progress=poison)
     assert len(read_metrics(tmp_path)) == 2
-    for file in (zoo.WEIGHTS_FILE, BEST_FILE, "checkpoint/state.safetensors"):
+    for file in (saved.WEIGHTS_FILE, BEST_FILE, "checkpoint/state.safetensors"):
         assert all(value.isfinite().all() for value in load_file(tmp_path / file).values())
 
 
@@ -225,7 +225,7 @@ def test_progress_counts_up_to_the_end(tmp_path: Path) -> None:
 
 
 def test_a_cnn_trains_by_the_same_loop(tmp_path: Path) -> None:
-    model = zoo.untrained("resnet20", classes=CLASSES, image_size=(8, 12))
+    model = loading.untrained("resnet20", classes=CLASSES, image_size=(8, 12))
     before = state(model)
     _, result = trained(tmp_path, model, recipe=tiny_recipe(epochs=1))
     assert not same(before, state(model))
@@ -249,7 +249,7 @@ def test_refuses_data_that_does_not_fit(tmp_path: Path, train: Split, error: typ
 
 
 def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
-    model = zoo.untrained("vit-mini", classes=("a",), image_size=(8, 12))
+    model = loading.untrained("vit-mini", classes=("a",), image_size=(8, 12))
     one = [replace(split, classes=("a",), labels=torch.zeros(len(split), dtype=torch.long)) for split in (TRAIN, TEST)]
     with pytest.raises(DataError, match="at least 2 classes"):
         trained(tmp_path, model, train=one[0], test=one[1])

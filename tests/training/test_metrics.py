@@ -14,7 +14,7 @@ from tests.training.tiny import tiny_model, tiny_recipe
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.errors import InputError, StorageError
-from vitlens.models import zoo
+from vitlens.models import loading, saved
 from vitlens.models.model import Model
 from vitlens.schema import read_as
 from vitlens.training.metrics import (
@@ -133,7 +133,7 @@ def test_the_weights_that_are_seen_are_those_that_were_tested(tmp_path: Path) ->
     """The averaged ones, where the recipe averages: those of model.safetensors at the end."""
     notes = Notes()
     trained(tmp_path, watchers=[notes])
-    assert same(notes.weights[-1], state(zoo.load(str(tmp_path / zoo.WEIGHTS_FILE))))
+    assert same(notes.weights[-1], state(loading.load(str(tmp_path / saved.WEIGHTS_FILE))))
 
 
 def test_a_resumed_run_tells_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

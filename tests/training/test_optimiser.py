@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError
-from vitlens.models.zoo import untrained
+from vitlens.models.loading import untrained
 from vitlens.names import OPTIMISERS
 from vitlens.training.optimiser import Average, Optimiser, decay_groups, learning_rate, rate_shares
 

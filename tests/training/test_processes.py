@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
 from tests.waiting import HANGS
 from vitlens.errors import InputError
-from vitlens.models.zoo import WEIGHTS_FILE
+from vitlens.models.saved import WEIGHTS_FILE
 from vitlens.processes import Processes
 from vitlens.training import loop
 from vitlens.training.loop import fit

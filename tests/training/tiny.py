@@ -3,8 +3,8 @@
 import torch
 
 from vitlens.data.split import InMemory, Split
+from vitlens.models.loading import untrained
 from vitlens.models.model import Model
-from vitlens.models.zoo import untrained
 from vitlens.names import Part
 from vitlens.training.recipe import Recipe
 

@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
-from vitlens.names import BUNDLED, EMBEDDED_DATA, PRESETS, STUDY_KINDS, TORCHVISION_DATA
+from vitlens.data.registry import SETS
+from vitlens.models.sources.registry import SOURCES
+from vitlens.names import STUDY_KINDS
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Presets, bundled models, the prefixes of the hubs, and the run folders below runs/."""
-    folders = [str(config.parent) for config in Path("runs").glob("*/model.safetensors")]
-    known = (*BUNDLED, *PRESETS, "timm:", "torchvision:", "open-clip:", *sorted(folders))
-    return [name for name in known if name.startswith(incomplete)]
+    """The names of each source of models, or its prefix, and the run folders below runs/."""
+    sources = SOURCES.values()
+    known = [name for source in sources for name in (*source.names, *([source.prefix] if source.prefix else []))]
+    folders = sorted(str(file.parent) for source in sources if source.glob for file in Path().glob(source.glob))
+    return [name for name in (*known, *folders) if name.startswith(incomplete)]
 
 
 def complete_kind(incomplete: str) -> list[str]:
@@ -18,6 +21,6 @@ def complete_kind(incomplete: str) -> list[str]:
 
 
 def complete_data(incomplete: str) -> list[str]:
-    """The embedded data, torchvision's sets, and the folders and .npz files here."""
+    """The sets that have a name, and the folders and .npz files here."""
     here = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".npz")
-    return [name for name in (*EMBEDDED_DATA, *TORCHVISION_DATA) if name.startswith(incomplete)] + here
+    return [name for name in SETS if name.startswith(incomplete)] + here

@@ -1,1 +1,1 @@
-"""The images: embedded scenes, torchvision's sets, folders and arrays, behind one type."""
+"""Images as one type, Split: embedded scenes, torchvision's sets, folders and arrays."""

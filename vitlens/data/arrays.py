@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Bounds, read_archive
 from vitlens.data.holdout import describe_hold_out, hold_out
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
@@ -31,8 +32,8 @@ def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     own = _own_part(path, part)
     if own is not None:
         return _load_own(path, own, part)
-    found = _read(path)
-    images, labels = _images(found, path), _labels(found, path)
+    arrays = _read(path)
+    images, labels = _images(arrays, path), _labels(arrays, path)
     if len(images) != len(labels):
         raise DataError(f"expected as many labels as images in {path}, found {len(labels)} and {len(images)}")
     targets = torch.from_numpy(labels.astype(np.int64))
@@ -43,10 +44,20 @@ def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -
         part=part,
         source=InMemory(as_pixels(images[chosen.numpy()])),
         size=(images.shape[1], images.shape[2]),
-        classes=_classes(found, targets, path),
+        classes=_classes(arrays, targets, path),
         labels=targets[chosen],
         notes=(describe_hold_out(seed),) if len(chosen) < len(targets) else (),
     )
+
+
+def is_arrays(path: Path) -> bool:
+    """Whether a path names an .npz."""
+    return path.suffix.lower() == ".npz"
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    return load_arrays(request.path, part=request.part, seed=request.seed, whole=request.whole)
 
 
 @dataclass(frozen=True)
@@ -99,10 +110,10 @@ def _load_own(path: Path, own: _OwnPart, part: Part) -> Split:
 def _part_of(path: Path, part: str, what: str) -> dict[str, Array]:
     """The images or labels of one part under the name they have without parts; labels (n, 1) as (n,)."""
     key = f"{part}_{what}"
-    found = _read(path, (key,))
-    if key not in found:
+    arrays = _read(path, (key,))
+    if key not in arrays:
         raise DataError(f"expected {key!r} beside the other part's arrays in {path}, found none")
-    array = found[key]
+    array = arrays[key]
     return {what: array[:, 0] if what == "labels" and array.ndim == 2 and array.shape[1] == 1 else array}
 
 
@@ -132,8 +143,8 @@ def _read(path: Path, keys: Sequence[str] = ("images", "labels", "classes")) -> 
     return read_archive(path, keys=keys, bounds=_BOUNDS, error=DataError)
 
 
-def _images(found: dict[str, Array], path: Path) -> NDArray[np.uint8]:
-    images = _key(found, "images", path)
+def _images(arrays: dict[str, Array], path: Path) -> NDArray[np.uint8]:
+    images = _key(arrays, "images", path)
     plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
     if not plain or 0 in images.shape:
         raise DataError(
@@ -144,8 +155,8 @@ def _images(found: dict[str, Array], path: Path) -> NDArray[np.uint8]:
     return images.astype(np.uint8, copy=False)
 
 
-def _labels(found: dict[str, Array], path: Path) -> Array:
-    labels = _key(found, "labels", path)
+def _labels(arrays: dict[str, Array], path: Path) -> Array:
+    labels = _key(arrays, "labels", path)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
             f"expected labels of shape (n,) and an integer type in {path}, found {labels.shape} {labels.dtype}"
@@ -156,17 +167,17 @@ def _labels(found: dict[str, Array], path: Path) -> Array:
     return labels
 
 
-def _classes(found: dict[str, Array], labels: torch.Tensor, path: Path) -> tuple[str, ...]:
+def _classes(arrays: dict[str, Array], labels: torch.Tensor, path: Path) -> tuple[str, ...]:
     count = int(labels.max()) + 1
-    if "classes" not in found:
+    if "classes" not in arrays:
         return tuple(str(index) for index in range(count))
-    names = tuple(str(name) for name in found["classes"].ravel())
+    names = tuple(str(name) for name in arrays["classes"].ravel())
     if len(names) < count:
         raise DataError(f"expected at least {count} names in 'classes' of {path}, found {len(names)}")
     return names
 
 
-def _key(found: dict[str, Array], key: str, path: Path) -> Array:
-    if key not in found:
+def _key(arrays: dict[str, Array], key: str, path: Path) -> Array:
+    if key not in arrays:
         raise DataError(f"expected the keys 'images' and 'labels' in {path}, found no {key!r}")
-    return found[key]
+    return arrays[key]

@@ -1,41 +1,17 @@
-"""What a name after --data stands for: the embedded scenes, torchvision's sets, a folder or an .npz."""
+"""From a name, a folder or a file to a Split; the registry says what there is."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.data.arrays import load_arrays
-from vitlens.data.cue_conflict import is_cue_conflict, load_cue_conflict
-from vitlens.data.digits import CANVAS, digits
-from vitlens.data.digits import CLASSES as DIGITS
-from vitlens.data.folder import list_images, load_folder, load_listing
+from vitlens.data.folder import list_images, load_listing
 from vitlens.data.reading import Progress
-from vitlens.data.shapes import CLASSES as SHAPES
-from vitlens.data.shapes import shapes
+from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import Split
-from vitlens.data.tiny_imagenet import is_tiny_imagenet, load_tiny_imagenet
-from vitlens.data.torchvision_sets import SETS, load_torchvision
 from vitlens.errors import DataError, UnknownNameError
-from vitlens.names import EMBEDDED_DATA, TORCHVISION_DATA, Part
+from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
-
-NAMES = (*EMBEDDED_DATA, *TORCHVISION_DATA)
-
-
-@dataclass(frozen=True)
-class DataInfo:
-    """One line of `vitlens data`.
-
-    classes: how many; size: pixels (height, width), None where the images differ; origin: where it comes from.
-    """
-
-    name: str
-    title: str
-    classes: int
-    size: tuple[int, int] | None
-    origin: str
-    needs_download: bool
+from vitlens.references import resolved
 
 
 def load_data(
@@ -57,32 +33,29 @@ def load_data(
     each source digit) are for digits alone. whole: what has no parts of its own is not divided. progress: called
     with (files done, files in all). Raises UnknownNameError or DataError.
     """
-    if name != "digits" and (canvas is not None or scenes is not None):
-        raise DataError(f"expected --data digits for a canvas or a number of scenes, found {name!r}")
-    if name in ("shapes", "shapes-conflict"):
-        return shapes(part, cue="agree" if name == "shapes" else "conflict", seed=seed)
-    if name == "digits":
-        return digits(part, canvas=CANVAS if canvas is None else canvas, scenes=scenes, seed=seed)
-    if name in SETS:
-        return load_torchvision(name, part=part, data_dir=data_dir, preprocessing=preprocessing, seed=seed, whole=whole)
+    request = DataRequest(name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress)
+    in_scenes = [known.name for known in SETS.values() if known.scenes]
+    if name not in in_scenes and (canvas is not None or scenes is not None):
+        raise DataError(f"expected --data {' or '.join(in_scenes)} for a canvas or a number of scenes, found {name!r}")
+    split: Split = resolved(SETS[name].load if name in SETS else _reader_of(request))(request)
+    return split
+
+
+def _reader_of(request: DataRequest) -> str:
+    """The function that reads a path, as module:function. Raises DataError and UnknownNameError."""
+    name, path = request.name, request.path
     if not name.strip():  # as a path it would be the current folder
-        raise UnknownNameError("data", name, NAMES, hint="vitlens data")
-    path = Path(name).expanduser()
-    if path.suffix.lower() == ".npz":
-        return load_arrays(path, part=part, seed=seed, whole=whole)
-    if path.is_dir() and is_tiny_imagenet(path):
-        return load_tiny_imagenet(path, part=part, preprocessing=preprocessing, progress=progress)
-    if path.is_dir() and is_cue_conflict(path):
-        return load_cue_conflict(path, part=part, preprocessing=preprocessing, progress=progress)
-    if path.is_dir():
-        return load_folder(path, part=part, preprocessing=preprocessing, seed=seed, whole=whole, progress=progress)
+        raise UnknownNameError("data", name, SETS, hint="vitlens data")
+    for layout in LAYOUTS:
+        if resolved(layout.recognises)(path):
+            return layout.load
     if path.is_file():
         raise DataError(
             f"expected a folder, an .npz or a name for --data, found the file {name!r}; try --images {name}"
         )
     if "/" in name or os.sep in name:
         raise DataError(f"expected a folder or an .npz for --data, found nothing at {name!r}; see vitlens data")
-    raise UnknownNameError("data", name, NAMES, hint="vitlens data")
+    raise UnknownNameError("data", name, SETS, hint="vitlens data")
 
 
 def load_images(
@@ -97,24 +70,3 @@ def load_images(
     """
     listing = list_images([Path(path).expanduser() for path in paths])
     return load_listing(listing, part="test", preprocessing=preprocessing, progress=progress)
-
-
-def describe_data() -> tuple[DataInfo, ...]:
-    """Every set that has a name, embedded ones first."""
-    embedded = DataInfo(
-        "digits", "Digits in scenes", len(DIGITS), (CANVAS, CANVAS), "scikit-learn's digits, drawn here", False
-    )
-    size = (CANVAS, CANVAS)
-    agreeing = DataInfo("shapes", "Shapes", len(SHAPES), size, "shape and texture agree, drawn here", False)
-    conflicting = DataInfo("shapes-conflict", "Shapes with another's texture", len(SHAPES), size, "drawn here", False)
-    return (
-        embedded,
-        agreeing,
-        conflicting,
-        *(
-            DataInfo(
-                name, SETS[name].title, SETS[name].classes, SETS[name].size, f"torchvision's {SETS[name].cls}", True
-            )
-            for name in TORCHVISION_DATA
-        ),
-    )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitlens.data.folder import list_folder, load_listing
 from vitlens.data.reading import Progress
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.names import Part
@@ -43,11 +44,11 @@ class Cues:
 
 def cues_of(split: Split) -> Cues | None:
     """The cues that a split's file names tell of, or None where they do not. The label is the shape."""
-    found = [_parsed(file) for file in split.files or ()]
+    parsed = [_parsed(file) for file in split.files or ()]
     place = {name: index for index, name in enumerate(split.classes)}
-    if not found or any(one is None or not {one[0], one[2]} <= place.keys() for one in found):
+    if not parsed or any(one is None or not {one[0], one[2]} <= place.keys() for one in parsed):
         return None
-    named = [one for one in found if one is not None]
+    named = [one for one in parsed if one is not None]
     sources = {source: index for index, source in enumerate(dict.fromkeys((shape, n) for shape, n, _ in named))}
     return Cues(
         torch.tensor([place[shape] for shape, _, _ in named]),
@@ -58,9 +59,18 @@ def cues_of(split: Split) -> Cues | None:
 
 def is_cue_conflict(root: Path) -> bool:
     """Whether the images in a folder's class folders are all named shapeN-textureM, the shape being the folder."""
+    if not root.is_dir():
+        return False
     folders = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith((".", "__"))]
     names = [(folder.name, _parsed(file.name)) for folder in folders for file in folder.iterdir() if file.is_file()]
-    return bool(names) and all(found is not None and found[0] == folder for folder, found in names)
+    return bool(names) and all(cues is not None and cues[0] == folder for folder, cues in names)
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    return load_cue_conflict(
+        request.path, part=request.part, preprocessing=request.preprocessing, progress=request.progress
+    )
 
 
 def load_cue_conflict(
@@ -103,5 +113,5 @@ def _indices(ranges: str) -> list[int]:
 
 def _parsed(file: str) -> tuple[str, str, str] | None:
     """Shape, the number of its source, and texture of a file name; None for another kind of name."""
-    found = _NAME.match(Path(file).stem)
-    return None if found is None else (found[1], found[2], found[3])
+    match = _NAME.match(Path(file).stem)
+    return None if match is None else (match[1], match[2], match[3])

@@ -1,4 +1,4 @@
-"""The embedded data: scikit-learn's 1,797 handwritten digits, each set into scenes whose truth is known to the pixel.
+"""The embedded data: scikit-learn's 1,797 handwritten digits, each drawn into scenes with an exact mask.
 
 Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI (CC BY 4.0), as 8x8 counts of ink.
 Train and test share no source digit; they do share writers, whose names the set does not give.
@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitlens.data.draws import keys, mix
+from vitlens.data.registry import SETS, DataRequest
 from vitlens.data.scenes import Scenes, SceneStyle, render
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError
@@ -83,7 +84,7 @@ def digits(
     )
     split = Split(
         name="digits",
-        title="Digits in scenes",
+        title=SETS["digits"].title,
         part=part,
         source=drawn,
         size=(canvas, canvas),
@@ -95,6 +96,12 @@ def digits(
         return split
     finished = drawn.draw(torch.arange(len(drawn)))
     return replace(split, source=InMemory(finished.pixels), masks=finished.masks)
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    canvas = CANVAS if request.canvas is None else request.canvas
+    return digits(request.part, canvas=canvas, scenes=request.scenes, seed=request.seed)
 
 
 def source_digits(part: Part) -> Int[Tensor, " sources"]:
@@ -112,8 +119,8 @@ def _load() -> tuple[Float[Tensor, "sources 8 8"], Int[Tensor, " sources"]]:
     """Share of ink in each source pixel (0 to 1), and the digit."""
     from sklearn.datasets import load_digits  # takes a second to import
 
-    found = load_digits()
-    return torch.from_numpy(found.images).float() / 16, torch.from_numpy(found.target).long()
+    data = load_digits()
+    return torch.from_numpy(data.images).float() / 16, torch.from_numpy(data.target).long()
 
 
 def _check(canvas: int, scenes: int, digit_size: tuple[float, float]) -> None:

@@ -11,6 +11,7 @@ from vitlens.data.decode import SUFFIXES, Header
 from vitlens.data.holdout import describe_hold_out, hold_out
 from vitlens.data.masks import has_objects, load_masked_folder
 from vitlens.data.reading import MEMORY_LIMIT, Progress, load_files, probe
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.labels import are_imagenet, imagenet_classes, imagenet_indices
@@ -31,6 +32,23 @@ class Listing:
     labels: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder."""
+    return path.is_dir() and path.suffix.lower() != ".npz"
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    return load_folder(
+        request.path,
+        part=request.part,
+        preprocessing=request.preprocessing,
+        seed=request.seed,
+        whole=request.whole,
+        progress=request.progress,
+    )
 
 
 def load_folder(
@@ -119,18 +137,18 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
 
 def list_images(paths: Sequence[Path]) -> Listing:
     """Loose images: files as given, and all images below the folders given. Raises DataError where there is none."""
-    found: list[Path] = []
+    images: list[Path] = []
     for path in paths:
         if path.is_dir():
             below = list(_images_below(path))
             if not below:
                 raise DataError(_no_images(path))
-            found += below
+            images += below
         elif path.exists():
-            found.append(path)
+            images.append(path)
         else:
             raise DataError(f"expected an image or a folder of images, found nothing at {str(path)!r}")
-    return Listing(tuple(found))
+    return Listing(tuple(images))
 
 
 def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
@@ -199,7 +217,7 @@ def _inside(root: Path, names: Sequence[str]) -> Path | None:
 
 
 def _stored_size(paths: Sequence[Path]) -> Preprocessing:
-    sizes = {found.size for found in probe(paths) if isinstance(found, Header)}
+    sizes = {header.size for header in probe(paths) if isinstance(header, Header)}
     return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
 
 

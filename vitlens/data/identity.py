@@ -1,4 +1,4 @@
-"""What a split shows as one number, and each image as one, whatever it is called and wherever it lies."""
+"""Hashes of a split's images, together and one by one, that do not depend on file names."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +16,11 @@ from vitlens.files import sha256
 _AT_ONCE = 256  # images read at a time
 
 
-def identity(split: Split) -> str:
+def split_fingerprint(split: Split) -> str:
     """SHA-256 of the images in their order. Labels, names and masks are left out.
 
-    Images that are decoded when they are asked for are known by their files' content and by how they are decoded, so
-    that nothing need be decoded; others by their pixels. The two give different numbers.
+    Images that are decoded when read are hashed by their files' content and by how they are decoded, so that nothing
+    need be decoded; others by their pixels. The two give different hashes.
     """
     source, indices = _innermost(split.source, torch.arange(len(split)))
     digest = hashlib.sha256(str((len(split), split.size)).encode())
@@ -28,8 +28,8 @@ def identity(split: Split) -> str:
         digest.update(repr(source.preprocessing).encode())
         paths = [source.paths[index] for index in indices.tolist()]
         with ThreadPoolExecutor(cpu_count() or 1) as threads:
-            for found in threads.map(sha256, paths):
-                digest.update(found.encode())
+            for file_digest in threads.map(sha256, paths):
+                digest.update(file_digest.encode())
     else:
         for part in indices.split(_AT_ONCE):
             digest.update(source.read(part).contiguous().numpy().tobytes())
@@ -43,8 +43,8 @@ def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint6
     """
     if split.files is not None:
         with ThreadPoolExecutor(cpu_count() or 1) as threads:
-            found = list(threads.map(sha256, (_path(split, file) for file in split.files)))
-        return np.array([int(digest[:16], 16) for digest in found], np.uint64)
+            digests = list(threads.map(sha256, (_path(split, file) for file in split.files)))
+        return np.array([int(digest[:16], 16) for digest in digests], np.uint64)
     numbers = []
     for part in torch.arange(len(split)).split(_AT_ONCE):
         for pixels in split.source.read(part).cpu().contiguous().numpy():

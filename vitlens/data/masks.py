@@ -1,4 +1,4 @@
-"""A folder of images whose objects are known, by masks beside them or by boxes: where explanations should point."""
+"""A folder of images with masks or boxes of their objects, against which attribution maps are localised."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ _Pixels: TypeAlias = Annotated[int, Between(1, 1_000_000)]
 
 
 @dataclass(frozen=True)
-class Known:
+class ObjectMask:
     """One image's object before it is drawn: size (height, width) in px, draw: the mask."""
 
     size: tuple[int, int]
@@ -110,7 +110,7 @@ def load_masked_folder(
     have the model's size already are taken whole. Raises DataError when no image has a mask, and for damaged JSON.
     """
     boxed = not (root / "masks").is_dir()
-    known: Mapping[str, Known | UnreadableError]
+    known: Mapping[str, ObjectMask | UnreadableError]
     with quiet_pillow():
         known = _boxes(root / BOXES) if boxed else _mask_files(root / "masks", paths)
     headers = probe(paths)
@@ -146,7 +146,7 @@ def load_masked_folder(
 
 def _masks(
     paths: Sequence[Path],
-    known: Mapping[str, Known | UnreadableError],
+    known: Mapping[str, ObjectMask | UnreadableError],
     preprocessing: Preprocessing,
     reasons: dict[Path, str],
 ) -> Iterator[tuple[Path, Tensor]]:
@@ -155,7 +155,7 @@ def _masks(
         for path in paths:
             try:
                 one = known[path.name]
-                assert isinstance(one, Known)
+                assert isinstance(one, ObjectMask)
                 yield path, _fitted(one.draw(), preprocessing)
             except UnreadableError as why:
                 reasons[path] = _damaged(why)
@@ -165,7 +165,7 @@ def _damaged(why: UnreadableError) -> str:
     return f"expected a readable mask, found a damaged one ({why})"
 
 
-def _unfit(header: Header | UnreadableError, known: Known | UnreadableError | None, boxed: bool) -> str:
+def _unfit(header: Header | UnreadableError, known: ObjectMask | UnreadableError | None, boxed: bool) -> str:
     """Why an image cannot be used with its mask; empty where it can."""
     if isinstance(header, UnreadableError):
         return str(header)
@@ -179,19 +179,19 @@ def _unfit(header: Header | UnreadableError, known: Known | UnreadableError | No
     return f"expected a mask of {header.size[1]}x{header.size[0]} px, found {known.size[1]}x{known.size[0]}"
 
 
-def _mask_files(folder: Path, paths: Sequence[Path]) -> dict[str, Known | UnreadableError]:
+def _mask_files(folder: Path, paths: Sequence[Path]) -> dict[str, ObjectMask | UnreadableError]:
     """The mask of every image that has one, or why it cannot be read, by the image's name."""
     masks = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES}
-    found: dict[str, Known | UnreadableError] = {}
+    objects: dict[str, ObjectMask | UnreadableError] = {}
     for path in paths:
         mask = masks.get(path.stem)
         try:
             if mask is not None:
                 with open_image(mask) as image:
-                    found[path.name] = Known((image.height, image.width), partial(_read, mask))
+                    objects[path.name] = ObjectMask((image.height, image.width), partial(_read, mask))
         except UnreadableError as why:
-            found[path.name] = why
-    return found
+            objects[path.name] = why
+    return objects
 
 
 def _read(path: Path) -> Inside:
@@ -202,7 +202,7 @@ def _read(path: Path) -> Inside:
     return np.asarray(values > values.max() / 2)
 
 
-def _boxes(file: Path) -> dict[str, Known]:
+def _boxes(file: Path) -> dict[str, ObjectMask]:
     """The boxes of every image that has some, by the image's file name. Raises DataError for another form."""
     content = read_any_json(file, limit=_COCO, error=DataError, hint=_COCO_FORM)
     coco = read_as(_Coco, content, source=str(file), unknown="ignore", error=DataError, hint=_COCO_FORM)
@@ -210,7 +210,7 @@ def _boxes(file: Path) -> dict[str, Known]:
     for row in coco.annotations:
         by_image.setdefault(row.image_id, []).append(row.bbox)
     return {
-        Path(row.file_name).name: Known(
+        Path(row.file_name).name: ObjectMask(
             (row.height, row.width), partial(_drawn, (row.height, row.width), by_image[row.id])
         )
         for row in coco.images
@@ -249,7 +249,9 @@ def _labels(index: Path, kept: Sequence[Path]) -> Tensor | None:
     entries = read_any_json(index, error=DataError, hint=_INDEX_FORM)
     if not isinstance(entries, list) or not any(isinstance(one, dict) and "imagenet_class" in one for one in entries):
         return None
-    told = read_as(_Index, {"entries": entries}, source=str(index), unknown="ignore", error=DataError, hint=_INDEX_FORM)
-    classes = {entry.file: entry.imagenet_class for entry in told.entries}
-    found = [classes.get(path.name, -1) for path in kept]
-    return torch.tensor(found) if min(found) >= 0 else None
+    table = read_as(
+        _Index, {"entries": entries}, source=str(index), unknown="ignore", error=DataError, hint=_INDEX_FORM
+    )
+    classes = {entry.file: entry.imagenet_class for entry in table.entries}
+    labels = [classes.get(path.name, -1) for path in kept]
+    return torch.tensor(labels) if min(labels) >= 0 else None

@@ -50,9 +50,9 @@ class Files:
         """Pixels of these files. Raises DataError when one of them can no longer be read."""
         chosen = [self.paths[index] for index in indices.tolist()]
         pixels = _room(len(chosen), self.preprocessing)
-        for path, found in zip(chosen, _decode_into(pixels, chosen, self.preprocessing)):
-            if isinstance(found, UnreadableError):
-                raise DataError(f"cannot read {path}: {found}; mend or remove it")
+        for path, result in zip(chosen, _decode_into(pixels, chosen, self.preprocessing)):
+            if isinstance(result, UnreadableError):
+                raise DataError(f"cannot read {path}: {result}; mend or remove it")
         return pixels
 
 
@@ -71,9 +71,11 @@ def load_files(
     height, width = preprocessing.size
     eager = len(paths) * 3 * height * width <= memory
     pixels = _room(len(paths) if eager else 0, preprocessing)
-    found = _decode_into(pixels, paths, preprocessing, progress) if eager else probe(paths, progress)
-    headers = {index: header for index, header in enumerate(found) if isinstance(header, Header)}
-    skipped = tuple(Skipped(str(path), str(why)) for path, why in zip(paths, found) if isinstance(why, UnreadableError))
+    results = _decode_into(pixels, paths, preprocessing, progress) if eager else probe(paths, progress)
+    headers = {index: header for index, header in enumerate(results) if isinstance(header, Header)}
+    skipped = tuple(
+        Skipped(str(path), str(why)) for path, why in zip(paths, results) if isinstance(why, UnreadableError)
+    )
     if not headers:
         raise DataError(_none_readable(skipped))
     kept = tuple(headers)

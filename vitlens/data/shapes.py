@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from vitlens.data.draws import keys
+from vitlens.data.registry import SETS, DataRequest
 from vitlens.data.split import InMemory, Split
-from vitlens.data.textured import SHAPES, Drawn, render
+from vitlens.data.textured import SHAPES, TexturedImages, render
 from vitlens.errors import DataError
 from vitlens.names import Part
 from vitlens.shapes import Labels, Pixels
@@ -47,7 +48,7 @@ class ShapeImages:
         """Pixels of these images."""
         return self.draw(indices).pixels
 
-    def draw(self, indices: Tensor) -> Drawn:
+    def draw(self, indices: Tensor) -> TexturedImages:
         """Pixels and masks of these images."""
         part = torch.full_like(indices, _PART[self.part])
         drawn = keys(self.seed, part, self.shapes[indices], self.numbers[indices])
@@ -77,9 +78,10 @@ def shapes(
     shown, numbers = order % count, order // count
     textures = shown if cue == "agree" else (shown + 1 + numbers % (count - 1)) % count
     drawn = ShapeImages(shown, textures, numbers, part, seed, canvas)
+    name = "shapes" if cue == "agree" else "shapes-conflict"
     split = Split(
-        name="shapes" if cue == "agree" else "shapes-conflict",
-        title="Shapes" if cue == "agree" else "Shapes with another's texture",
+        name=name,
+        title=SETS[name].title,
         part=part,
         source=drawn,
         size=(canvas, canvas),
@@ -91,6 +93,11 @@ def shapes(
         return split
     finished = drawn.draw(torch.arange(len(drawn)))
     return replace(split, source=InMemory(finished.pixels), masks=finished.masks)
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for, of the set of that name."""
+    return shapes(request.part, cue="agree" if request.name == "shapes" else "conflict", seed=request.seed)
 
 
 def _file(shape: int, texture: int, number: int) -> str:

@@ -11,10 +11,10 @@ from vitlens.errors import DataError, InputError
 def share_of(split: Split, share: float, *, seed: int) -> Split:
     """A seeded, class-balanced share (fraction) of a training split, repeated to the split's length.
 
-    Repeated, a share is as many steps an epoch as the whole, so that shares differ in what is seen and not in how long
-    is trained. The shares of one seed are nested: 5 % lies within 10 %. A source that draws new images every epoch is
-    held at its first ones, or a share would limit nothing. Raises InputError for a share outside (0, 1], DataError
-    where it leaves a class without an image.
+    Repeated, a share makes as many steps an epoch as the whole, so that shares differ in their images and not in the
+    length of the training. The shares of one seed are nested: 5 % lies within 10 %. A source that draws new images
+    every epoch keeps those of its first, or a share would limit nothing. Raises InputError for a share outside (0, 1],
+    DataError where it leaves a class without an image.
     """
     count = images_in(split, share)
     kept = _held(split.limit(count, seed=seed))

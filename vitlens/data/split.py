@@ -158,10 +158,10 @@ def takes_splits(function: Function) -> Function:
     def checked(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(parameters, args)), **kwargs}
         for name in named:
-            found = given.get(name)
-            if found is not None and not isinstance(found, Split):
+            value = given.get(name)
+            if value is not None and not isinstance(value, Split):
                 raise DataError(
-                    f"expected a Split of images and labels for {name}, found {type(found).__name__}; make one with "
+                    f"expected a Split of images and labels for {name}, found {type(value).__name__}; make one with "
                     "vitlens.data.catalogue.load_data(DATA, part='test')"
                 )
         return function(*args, **kwargs)

@@ -25,7 +25,7 @@ _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 _TEXTURE_CONTRAST = 0.22  # of luminance, up and down from the shape's own
 
 
-class Drawn(NamedTuple):
+class TexturedImages(NamedTuple):
     """pixels (batch, 3, height, width) uint8; masks (batch, height, width), True on the shape."""
 
     pixels: Pixels
@@ -120,17 +120,17 @@ TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingP
 )  # the class that a texture goes with in training
 
 
-def render(shapes: Labels, textures: Labels, keys: Tensor, *, canvas: int) -> Drawn:
+def render(shapes: Labels, textures: Labels, keys: Tensor, *, canvas: int) -> TexturedImages:
     """One image for each pair of shape and texture (indices into SHAPES); its key alone decides the rest."""
     step = max(1, _CHUNK // canvas**2)
     starts = range(0, max(1, len(keys)), step)
     parts = [
         _draw(shapes[at : at + step], textures[at : at + step], keys[at : at + step], canvas=canvas) for at in starts
     ]
-    return Drawn(torch.cat([part.pixels for part in parts]), torch.cat([part.masks for part in parts]))
+    return TexturedImages(torch.cat([part.pixels for part in parts]), torch.cat([part.masks for part in parts]))
 
 
-def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Drawn:
+def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> TexturedImages:
     place = uniform(keys, 4, stream=11)
     x, y, size = _turned(place, canvas)
     distance = _chosen(list(SHAPES.values()), shapes, x, y) * size[:, None, None]  # px
@@ -146,7 +146,7 @@ def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Dra
     image = ground + cover[:, None] * (surface - ground)
     grain = uniform(keys, canvas**2, stream=13).reshape(-1, canvas, canvas)
     image = image + (grain - 0.5)[:, None] * 0.06
-    return Drawn((image.clamp(0, 1) * 255).round().to(torch.uint8), cover >= 0.5)
+    return TexturedImages((image.clamp(0, 1) * 255).round().to(torch.uint8), cover >= 0.5)
 
 
 def _turned(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Plane, Plane, Tensor]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vitlens.data.folder import Listing, list_images, load_listing
 from vitlens.data.reading import Progress
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 from vitlens.labels import imagenet_classes, imagenet_indices
@@ -24,6 +25,13 @@ _WNID = re.compile(r"n\d{8}")
 def is_tiny_imagenet(root: Path) -> bool:
     """Whether a folder has val/images/ and beside it the file that says what these images show."""
     return (root / "val" / ANNOTATIONS).is_file() and (root / "val" / "images").is_dir()
+
+
+def load(request: DataRequest) -> Split:
+    """The part that was asked for."""
+    return load_tiny_imagenet(
+        request.path, part=request.part, preprocessing=request.preprocessing, progress=request.progress
+    )
 
 
 def load_tiny_imagenet(
@@ -48,18 +56,18 @@ def list_tiny_imagenet(root: Path, *, part: Part) -> Listing:
     if part == "train":
         if not train:
             raise DataError(f"expected train/<wnid>/images/ in {root} to train on, found none")
-        found = [(path, wnid) for wnid in train for path in list_images([root / "train" / wnid]).paths]
+        labelled = [(path, wnid) for wnid in train for path in list_images([root / "train" / wnid]).paths]
         note = "train/ is used; val/ is the test part"
     else:
         files = list_images([root / "val" / "images"]).paths
-        found = [(path, annotated[path.name]) for path in files if path.name in annotated]
-        if not found:
+        labelled = [(path, annotated[path.name]) for path in files if path.name in annotated]
+        if not labelled:
             raise DataError(f"expected the images of {root}/val/images in {ANNOTATIONS}, found none of {len(files)}")
-        lost = len(files) - len(found)
+        lost = len(files) - len(labelled)
         left_out = f"; {lost} images without a line in {ANNOTATIONS} were left out" if lost else ""
         note = f"val/ is used as the test part, with the labels of {ANNOTATIONS}; test/ has no labels{left_out}"
     number = {wnid: index for index, wnid in enumerate(wnids)}
-    paths, labels = tuple(path for path, _ in found), tuple(number[wnid] for _, wnid in found)
+    paths, labels = tuple(path for path, _ in labelled), tuple(number[wnid] for _, wnid in labelled)
     return Listing(paths, labels, _named(wnids, _words(root / "words.txt")), (note,))
 
 
@@ -80,13 +88,13 @@ def _has_images(folder: Path) -> bool:
 
 def _annotations(file: Path) -> Mapping[str, str]:
     """The wnid of each image of val/, by its file name: a line is file, wnid and a box, between tabs."""
-    found = {}
+    wnids = {}
     for number, line in enumerate(_lines(file), start=1):
         fields = line.split("\t")
         if len(fields) < 2 or not _WNID.fullmatch(fields[1].strip()):
             raise DataError(f"expected FILE, tab, WNID in line {number} of {file}, found {line[:60]!r}")
-        found[fields[0].strip()] = fields[1].strip()
-    return found
+        wnids[fields[0].strip()] = fields[1].strip()
+    return wnids
 
 
 def _wnids(file: Path) -> list[str]:

@@ -1,12 +1,11 @@
-"""torchvision's sets by name: downloaded once to a folder, then the same Split as everything else."""
+"""torchvision's sets by name: downloaded to a folder once, then read as a Split."""
 
 import contextlib
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,13 @@ from vitlens.data.decode import fit, flatten
 from vitlens.data.folder import UNSTATED
 from vitlens.data.holdout import describe_hold_out, hold_out
 from vitlens.data.reading import MEMORY_LIMIT
+from vitlens.data.registry import SETS, DataRequest, DataSet
 from vitlens.data.split import InMemory, Source, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import Pixels
+from vitlens.startup import import_without_compiler
 
 PATIENCE = 10.0  # seconds to wait for a server that does not answer
 
@@ -30,47 +31,16 @@ Dataset = Any  # torchvision has no types
 Options = Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class TorchvisionSet:
-    """One of torchvision's classes and how to ask it for a part.
-
-    part: its options for train or test (None: it has no parts, and a fifth is held out); size: pixels of all its
-    images, None where they differ.
-    """
-
-    title: str
-    cls: str
-    classes: int
-    size: tuple[int, int] | None
-    part: Callable[[Part], Options] | None
-
-
-def _by_flag(part: Part) -> Options:
-    return {"train": part == "train"}
-
-
-def _by_split(part: Part) -> Options:
-    return {"split": part}
-
-
-def _by_trainval(part: Part) -> Options:
-    return {"split": "trainval" if part == "train" else "test"}
-
-
-SETS: Mapping[str, TorchvisionSet] = MappingProxyType(
-    {
-        "cifar10": TorchvisionSet("CIFAR-10", "CIFAR10", 10, (32, 32), _by_flag),
-        "cifar100": TorchvisionSet("CIFAR-100", "CIFAR100", 100, (32, 32), _by_flag),
-        "fashion-mnist": TorchvisionSet("Fashion-MNIST", "FashionMNIST", 10, (28, 28), _by_flag),
-        "mnist": TorchvisionSet("MNIST", "MNIST", 10, (28, 28), _by_flag),
-        "svhn": TorchvisionSet("SVHN", "SVHN", 10, (32, 32), _by_split),
-        "eurosat": TorchvisionSet("EuroSAT", "EuroSAT", 10, (64, 64), None),
-        "flowers102": TorchvisionSet("Flowers-102", "Flowers102", 102, None, _by_split),
-        "food101": TorchvisionSet("Food-101", "Food101", 101, None, _by_split),
-        "pets": TorchvisionSet("Oxford-IIIT Pets", "OxfordIIITPet", 37, None, _by_trainval),
-        "stl10": TorchvisionSet("STL-10", "STL10", 10, (96, 96), _by_split),
-    }
-)
+def load(request: DataRequest) -> Split:
+    """One part of the set of that name."""
+    return load_torchvision(
+        request.name,
+        part=request.part,
+        data_dir=request.data_dir,
+        preprocessing=request.preprocessing,
+        seed=request.seed,
+        whole=request.whole,
+    )
 
 
 def load_torchvision(
@@ -89,9 +59,9 @@ def load_torchvision(
     Raises DataError, one line within seconds, when it is not there and cannot be downloaded.
     """
     wanted = SETS[name]
-    dataset = _open(wanted, wanted.part(part) if wanted.part else {}, data_dir)
+    dataset = _open(wanted, options_of(wanted, part), data_dir)
     labels = _labels(dataset)
-    undivided = whole or wanted.part is not None
+    undivided = whole or wanted.parts != "none"
     chosen = torch.arange(len(labels)) if undivided else hold_out(labels, part, seed=seed)
     source, size = _source(dataset, chosen, wanted, preprocessing or UNSTATED)
     return Split(
@@ -104,6 +74,15 @@ def load_torchvision(
         labels=labels[chosen],
         notes=() if undivided else (describe_hold_out(seed),),
     )
+
+
+def options_of(wanted: DataSet, part: Part) -> Options:
+    """What torchvision's class is told for a part."""
+    if wanted.parts == "none":
+        return {}
+    if wanted.parts == "train":
+        return {"train": part == "train"}
+    return {"split": "trainval" if wanted.parts == "trainval" and part == "train" else part}
 
 
 @dataclass(frozen=True)
@@ -124,11 +103,9 @@ class Decoding:
         return torch.stack(pixels) if pixels else torch.empty(0, 3, *self.preprocessing.size, dtype=torch.uint8)
 
 
-def _open(wanted: TorchvisionSet, options: Options, data_dir: Path) -> Dataset:
+def _open(wanted: DataSet, options: Options, data_dir: Path) -> Dataset:
     """The torchvision object: from data_dir, else downloaded into it."""
-    import torchvision.datasets as sets
-
-    make = getattr(sets, wanted.cls)
+    make = getattr(import_without_compiler("torchvision.datasets"), wanted.torchvision)
     with contextlib.suppress(RuntimeError, OSError):  # torchvision's way to say that the files are not there
         return make(str(data_dir), download=False, **options)
     try:
@@ -139,7 +116,7 @@ def _open(wanted: TorchvisionSet, options: Options, data_dir: Path) -> Dataset:
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(
             f"expected {wanted.title} in {data_dir} or a network to download it, found neither ({why}); put the files "
-            f"of torchvision.datasets.{wanted.cls} there by hand, or choose --data digits or a folder"
+            f"of torchvision.datasets.{wanted.torchvision} there by hand, or choose --data digits or a folder"
         ) from error
 
 
@@ -164,7 +141,7 @@ def _labels(dataset: Dataset) -> Tensor:
 
 
 def _source(
-    dataset: Dataset, chosen: Tensor, wanted: TorchvisionSet, preprocessing: Preprocessing
+    dataset: Dataset, chosen: Tensor, wanted: DataSet, preprocessing: Preprocessing
 ) -> tuple[Source, tuple[int, int]]:
     """Pixels in memory where they fit, else a source that decodes; and their size."""
     if hasattr(dataset, "data"):

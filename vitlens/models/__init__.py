@@ -1,5 +1,1 @@
-"""The models: a ViT and a ResNet of our own, and everybody else's behind one door."""
-
-from vitlens.startup import import_without_compiler
-
-import_without_compiler("torchvision")
+"""The models: a ViT and a ResNet of our own, and those of other libraries, as one type."""

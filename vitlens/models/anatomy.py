@@ -30,7 +30,7 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
 
 
 def is_headless(model: nn.Module) -> bool:
-    """Whether a model ends in features: what it names as its classifier hands everything on (timm's num_classes=0)."""
+    """Whether a model ends in features: its classifier is the identity (timm's num_classes=0)."""
     find: Any = getattr(model, "get_classifier", None)  # timm's; two of a distilled model
     named = find() if find is not None else [getattr(model, name, None) for name in ("head", "heads", "fc")]
     heads = [head for head in (named if isinstance(named, tuple | list) else [named]) if isinstance(head, nn.Module)]
@@ -93,19 +93,19 @@ def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
 
 
 def _joins_late(model: nn.Module) -> bool:
-    """CaiT and XCiT: CLS comes in after the patches have talked, in class-attention blocks of its own."""
+    """CaiT and XCiT: CLS joins after the blocks of self-attention, in class-attention blocks of its own."""
     return hasattr(model, "blocks_token_only") or hasattr(model, "cls_attn_blocks")
 
 
 def has_heads(module: nn.Module) -> bool:
-    """Whether a module says that it holds attention heads."""
+    """Whether a module has an attribute that counts attention heads."""
     return heads_of(module) is not None
 
 
 def heads_of(module: nn.Module) -> int | None:
-    """How many attention heads a module says it holds, or None where it says nothing of heads."""
-    found = (getattr(module, name, None) for name in ("num_heads", "heads"))
-    return next((count for count in found if isinstance(count, int)), None)
+    """The number of attention heads of a module by its own attributes; None where it has no such attribute."""
+    counts = (getattr(module, name, None) for name in ("num_heads", "heads"))
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
 def _patch_size(model: nn.Module) -> tuple[int, int] | None:

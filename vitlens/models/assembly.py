@@ -1,35 +1,80 @@
-"""A model put together around a model, and what it records of its making."""
+"""From an architecture, written down as data, to a module, and from a module to a Model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from typing import Annotated
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitlens.devices import evaluating
+from vitlens.errors import InputError, ModelError
 from vitlens.labels import imagenet_classes
 from vitlens.models.anatomy import read_anatomy
-from vitlens.models.build import Architecture
 from vitlens.models.model import Model, Provenance
-from vitlens.preprocessing import Preprocessing
+from vitlens.models.sources.registry import SOURCES
+from vitlens.models.vit_config import CLASSES
+from vitlens.preprocessing import Preprocessing, Side
+from vitlens.references import resolved
+from vitlens.schema import Between, Length, read_as
 from vitlens.version import __version__
+
+Overrides = Mapping[str, int | float | bool | str | list[int]]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything that is needed to make the same model again, without its weights. Raises InputError for a source whose
+    models cannot be built from this.
+
+    kind: of the source; name: in the source's list; classes: of the head; image_size: (height, width) in pixels, None
+    for the model's own; overrides: fields of a ViTConfig that differ from the preset's; pruned: by attention module,
+    the heads that were cut out (see `prune_heads`).
+    """
+
+    kind: Annotated[str, Length(1, 40)]
+    name: Annotated[str, Length(1, 200)]
+    classes: Annotated[int, Between(0, CLASSES)] | None = None  # 0: without a classifier
+    image_size: tuple[Side, Side] | None = None
+    overrides: Overrides = field(default_factory=dict)
+    pruned: Mapping[str, list[Annotated[int, Between(0, 65_536)]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        built = [kind for kind, source in SOURCES.items() if source.build]
+        if self.kind not in built:
+            raise InputError(f"expected an architecture of {' or '.join(built)}, found {self.kind[:40]!r}")
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, object]) -> "Architecture":
+        """An architecture as it was written by dataclasses.asdict and JSON. Raises ModelError for anything else."""
+        return read_as(cls, dict(found), source="an architecture written by vitlens", error=ModelError)
+
+
+def build(
+    architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
+) -> tuple[nn.Module, Preprocessing]:
+    """The module of an architecture and the input that it takes: with these weights, with the hub's, or random."""
+    made: tuple[nn.Module, Preprocessing] = resolved(SOURCES[architecture.kind].build)(
+        architecture, state=state, pretrained=pretrained
+    )
+    return made
 
 
 def assemble(
-    model: nn.Module,
+    module: nn.Module,
     architecture: Architecture,
     preprocessing: Preprocessing,
     classes: tuple[str, ...],
     alias: str,
     provenance: Provenance,
 ) -> Model:
-    """A model around a model whose anatomy is read from its modules."""
+    """A Model around a module, whose anatomy is read from the module."""
     return Model(
-        model,
+        module,
         alias=alias,
-        anatomy=read_anatomy(model, image_size=preprocessing.size),
+        anatomy=read_anatomy(module, image_size=preprocessing.size),
         preprocessing=preprocessing,
         classes=classes,
         provenance=provenance,
@@ -55,8 +100,8 @@ def default_classes(count: int) -> tuple[str, ...]:
     return imagenet_classes() if count == 1000 else tuple(str(index) for index in range(count))
 
 
-def count_classes(model: nn.Module, size: tuple[int, int]) -> int:
+def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
     """Width of the logits, measured: no two libraries keep it in the same place."""
-    with evaluating(model), torch.no_grad():
-        logits = model(torch.zeros(1, 3, *size))
+    with evaluating(module), torch.no_grad():
+        logits = module(torch.zeros(1, 3, *size))
     return int(logits.shape[-1])

@@ -15,7 +15,7 @@ Keys = Float[Tensor, "batch heads key head_dim"]
 def attention_weights(
     query: Queries, key: Keys, *, mask: Tensor | None = None, scale: float | None = None
 ) -> Float[Tensor, "batch heads query key"]:
-    """How much each query looks at each key: softmax(q kᵀ · scale), rows summing to 1.
+    """Attention weights softmax(q kᵀ · scale): each query's over all keys sum to 1.
 
     mask, broadcast to (batch, heads, query, key): boolean (True = take part; nn.MultiheadAttention's masks are the
     opposite) or additive. A row that is masked everywhere is all zeros. scale: 1/√head_dim unless given.
@@ -39,7 +39,7 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads query value_dim"]:
-    """What each query reads: the values summed by attention_weights (Vaswani 2017, equation 1).
+    """Each query's sum of the values, weighted by attention_weights (Vaswani 2017, equation 1).
 
     mask and scale as in attention_weights; dropout: the fraction of weights set to zero, the rest scaled up by
     1/(1 - dropout), always applied when above 0 (as in torch's own function of this name).
@@ -49,10 +49,10 @@ def scaled_dot_product_attention(
 
 
 class MultiHeadSelfAttention(nn.Module):
-    """Every token looks at every token, in several heads; parameters bear timm's names (qkv, proj).
+    """Multi-head self-attention (Vaswani 2017); parameters bear timm's names (qkv, proj).
 
-    fused: torch's fused kernel (the default), or the matrix products above; the results are equal, the second makes
-    the weights. dropout: on the weights; projection_dropout: on the output; both in training mode alone.
+    fused: torch's fused kernel (the default), or the matrix products above; the results are equal, and the second
+    computes the weights. dropout: on the weights; projection_dropout: on the output; both in training mode alone.
     Raises InputError when dim cannot be shared out equally among the heads.
     """
 

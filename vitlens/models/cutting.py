@@ -90,7 +90,7 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
         parent, whole = model.get_submodule(parent_name), model.get_submodule(name)
         made = _cut(whole, removed).train(whole.training)
         setattr(parent, leaf, made)
-        if isinstance(made, Headless):  # torchvision's blocks say how many heads their attention has
+        if isinstance(made, Headless):  # torchvision's blocks keep the number of heads themselves
             vars(parent).pop("num_heads", None)
 
 

@@ -1,12 +1,14 @@
-"""A model that knows images and texts: its image tower as a model's model, its text tower beside it.
+"""Models of images and texts: the image tower as a module, the text tower beside it, and zero-shot classifiers of them.
 
-Contrastive models (CLIP, Radford 2021; SigLIP, Zhai 2023) put images and texts into one space. With the embeddings of
-some prompts in place, the logits are how similar an image is to each: everything that works on a classifier works on
-these, rollout and relevance among it.
+Contrastive models (CLIP, Radford 2021; SigLIP, Zhai 2023) embed images and texts in one space. With the embeddings of
+some prompts in place, the logits are the similarities of an image to each: everything that works on a classifier works
+on these, rollout and relevance included. The embedding of a class is the mean of those of its prompts, one a template,
+each of length 1, scaled to length 1 again (Radford 2021, section 3.1.4).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -15,12 +17,17 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.labels import imagenet_classes
 from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
+from vitlens.models.sources.registry import SOURCES
 
 Embeddings = Float[Tensor, "texts dim"]
 Tokenizer = Callable[[list[str]], Tensor]
 _AT_ONCE = 256  # texts
+PHOTO: Final = ("a photo of a {}.",)
+PLACE: Final = "{}"  # of the class in a template
+ByTemplate = Float[Tensor, "templates classes dim"]
 
 
 @dataclass(eq=False)
@@ -45,8 +52,8 @@ class TextTower:
     @property
     def bias(self) -> float:
         """What is then added (SigLIP's; 0 elsewhere)."""
-        found = getattr(self.model, "logit_bias", None)
-        return 0.0 if found is None else float(found.detach())
+        value = getattr(self.model, "logit_bias", None)
+        return 0.0 if value is None else float(value.detach())
 
     def tokens(self, texts: Sequence[str]) -> Tensor:
         """Token ids (texts, context). Raises InputError for no text, an empty one, or one that would be cut off."""
@@ -74,8 +81,8 @@ class TextTower:
         parts = []
         with torch.no_grad(), evaluating(self.model):
             for start in range(0, len(ids), _AT_ONCE):
-                found = self.model.encode_text(ids[start : start + _AT_ONCE].to(device))  # type: ignore[operator]
-                parts.append(F.normalize(found.float(), dim=-1))
+                embeddings = self.model.encode_text(ids[start : start + _AT_ONCE].to(device))  # type: ignore[operator]
+                parts.append(F.normalize(embeddings.float(), dim=-1))
         return torch.cat(parts)
 
 
@@ -109,20 +116,20 @@ class LanguageImage(nn.Module):
     def norm(self) -> nn.Module | None:
         """The norm after the last block, where it has one of its own."""
         trunk = getattr(self.visual, "trunk", self.visual)
-        found = getattr(trunk, "ln_post", None) or getattr(trunk, "norm", None)
-        return found if isinstance(found, nn.Module) else None
+        module = getattr(trunk, "ln_post", None) or getattr(trunk, "norm", None)
+        return module if isinstance(module, nn.Module) else None
 
     @property
     def pos_embed(self) -> Tensor | None:
         """Learned position embeddings, of all tokens or of the patches."""
         trunk = getattr(self.visual, "trunk", self.visual)
-        found = getattr(trunk, "positional_embedding", None)
-        return found if found is not None else getattr(trunk, "pos_embed", None)
+        positions = getattr(trunk, "positional_embedding", None)
+        return positions if positions is not None else getattr(trunk, "pos_embed", None)
 
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch outputs"]:
         """Logits (batch, prompts) = scale · cosine + bias; without prompts embeddings (batch, dim), any length."""
-        found = self.visual(images)
-        embedding: Tensor = found[0] if isinstance(found, tuple) else found  # CoCa gives its tokens, too
+        output = self.visual(images)
+        embedding: Tensor = output[0] if isinstance(output, tuple) else output  # CoCa gives its tokens, too
         if self.prompts is None:
             return embedding
         logits: Tensor = self.text.scale * F.normalize(embedding, dim=-1) @ self.prompts.to(embedding).T
@@ -132,15 +139,17 @@ class LanguageImage(nn.Module):
 def text_tower(model: Model) -> TextTower:
     """A model's text tower. Raises UnsupportedError for one without, naming models that have one."""
     if not isinstance(model.module, LanguageImage):
+        known = [source for source in SOURCES.values() if source.texts]
         raise UnsupportedError(
-            f"expected a model with a text tower, found {model.alias!r}, which knows no texts; those of open_clip "
-            "have one: open-clip:ViT-B-32/openai, open-clip:ViT-B-16-SigLIP/webli; see vitlens models 'open-clip:*'"
+            f"expected a model with a text tower, found {model.alias!r}, which embeds no texts; "
+            f"{', '.join(source.example for source in known)} and their like have one; "
+            f"see vitlens models '{known[0].prefix}*'"
         )
     return model.module.text
 
 
 def has_text_tower(model: Model) -> bool:
-    """Whether a model knows texts."""
+    """Whether a model embeds texts, too."""
     return isinstance(model.module, LanguageImage)
 
 
@@ -165,3 +174,49 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
         architecture=model.architecture,
     )
     return made.to(model.device).eval().requires_grad_(False)
+
+
+def zero_shot_classifier(
+    model: Model,
+    classes: Sequence[str],
+    *,
+    templates: Sequence[str] = PHOTO,
+    names: Sequence[str] | None = None,
+) -> Model:
+    """The model as a classifier of these classes; names: what prompts call them, by default their `prompt_names`.
+
+    Raises UnsupportedError for a model without a text tower, InputError for a template without {}.
+    """
+    tower = text_tower(model)
+    each = by_template(tower, names or prompt_names(classes), templates, device=model.device)
+    return with_prompts(model, tuple(classes), ensemble(each))
+
+
+def by_template(
+    tower: TextTower, names: Sequence[str], templates: Sequence[str], *, device: torch.device | str = "cpu"
+) -> ByTemplate:
+    """Embeddings of length 1 of every class in every template. Raises InputError for a template without {}."""
+    for template in templates:
+        if PLACE not in template:
+            raise InputError(
+                f"expected {PLACE} in a template, in place of the class, found {template!r}; e.g. {PHOTO[0]!r}"
+            )
+    if not templates or not names:
+        raise InputError(f"expected templates and classes, found {len(templates)} and {len(names)}")
+    texts = [template.replace(PLACE, name) for template in templates for name in names]
+    embeddings = tower.embed(texts, device=device)
+    return embeddings.view(len(templates), len(names), -1)
+
+
+def ensemble(each: ByTemplate) -> Float[Tensor, "classes dim"]:
+    """The ensemble of all templates: the mean of each class, of length 1."""
+    return F.normalize(each.mean(0), dim=-1)
+
+
+def prompt_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """What prompts call the classes: ImageNet's in words that tell them apart, others without underscores."""
+    if tuple(classes) == imagenet_classes():
+        from vitlens.models.sources.open_clip import imagenet_prompt_names
+
+        return imagenet_prompt_names()
+    return tuple(name.replace("_", " ").strip() for name in classes)

@@ -1,4 +1,4 @@
-"""Model: one type for every model, pixels in [0, 1] in and logits out."""
+"""Model: one type for every network, from pixels in [0, 1] to logits."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,7 +51,7 @@ class Anatomy:
 
 
 class Model(nn.Module):
-    """Any model behind one face: images (batch, 3, height, width) in [0, 1] -> logits (batch, classes).
+    """Any network as one type: images (batch, 3, height, width) in [0, 1] -> logits (batch, classes).
 
     Normalisation is the first step, so distances between images are distances in pixels. Images of another size are
     resized to the model's (bilinear, antialiased, differentiable).
@@ -75,7 +75,9 @@ class Model(nn.Module):
         self.preprocessing = preprocessing
         self.classes = classes
         self.provenance = provenance
-        self.architecture = dict(architecture)  # what zoo.build needs to make the same model again
+        self.architecture = dict(
+            architecture
+        )  # an assembly.Architecture as JSON: what it takes to build the model again
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
         self.mean: Tensor
@@ -83,17 +85,17 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """The device of its parameters."""
         return self.mean.device
 
     @property
     def input_size(self) -> tuple[int, int]:
-        """Pixels (height, width) that the model itself takes."""
+        """(height, width) in pixels of the module's input."""
         return self.preprocessing.size
 
     @property
     def layout(self) -> TokenLayout:
-        """Where its tokens stand. Raises UnsupportedError for a model without one token sequence."""
+        """The layout of its token sequence. Raises UnsupportedError for a model without one token sequence."""
         if self.anatomy.layout is None:
             raise UnsupportedError(
                 f"expected a vision transformer, found {self.alias!r} ({self.anatomy.family}), "
@@ -113,7 +115,7 @@ class Model(nn.Module):
         require_classifier(self)
 
     def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
-        """Pixels in [0, 1] as the model wants them: its size, its normalisation."""
+        """Pixels in [0, 1] resized to the module's input size and normalised."""
         if images.shape[-2:] != self.input_size:
             images = F.interpolate(images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False)
         return (images - self.mean) / self.std
@@ -121,7 +123,7 @@ class Model(nn.Module):
     def forward(self, images: Images) -> Logits:
         """Logits (batch, classes) for images (batch, 3, height, width) in [0, 1]; of a headless model, features."""
         logits = self.module(self.prepare(images))
-        # a distilled model in training mode answers with a pair; whoever trains it asks the model itself
+        # a distilled model in training mode returns a pair; training calls the module itself
         return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
 
     def supports(self, command: CommandName) -> str | None:
@@ -129,7 +131,7 @@ class Model(nn.Module):
 
         Raises UnknownNameError for a command that takes no model.
         """
-        from vitlens.models.support import unsupported  # which needs to know what a model is
+        from vitlens.models.support import unsupported  # which imports Model
 
         return unsupported(self, command)
 

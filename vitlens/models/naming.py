@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitlens.errors import InputError
+from vitlens.models.sources.registry import SOURCES
 from vitlens.schema import is_name
 
 RANDOM = "random"  # in place of a weights file: the architecture untrained
 ALIAS_LENGTH = 80
 _DERIVED_LENGTH = 60  # of what is taken from a name; a number may have to follow it
-_SOURCES = ("timm:", "torchvision:", "open-clip:")
 ALIAS_RULE = f"letters, digits, '.', '_' and '-', beginning with a letter or digit, at most {ALIAS_LENGTH} characters"
 _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 
@@ -72,9 +72,10 @@ def require_rule(texts: Sequence[str]) -> None:
 
     What stands before "=" is no alias where it belongs to the name of a file or folder that is there, or of a hub.
     """
+    prefixes = tuple(source.prefix for source in SOURCES.values() if source.prefix)
     for text in texts:
         alias, equals, _ = text.partition("=")
-        if not equals or text.startswith(_SOURCES) or os.path.lexists(text.partition("@")[0]):
+        if not equals or text.startswith(prefixes) or os.path.lexists(text.partition("@")[0]):
             continue
         if not _ALIAS.match(f"{alias}=NAME") or len(alias) > ALIAS_LENGTH:
             raise InputError(f"expected alias=NAME with an alias of {ALIAS_RULE}, found {alias!r}")

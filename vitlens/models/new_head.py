@@ -1,4 +1,4 @@
-"""A trained model given a new head: what it learned stays, what it says is about other classes."""
+"""A trained model with a new classifier for other classes; its backbone stays as it is."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -8,12 +8,10 @@ from typing import Any
 from torch import nn
 
 from vitlens.errors import UnsupportedError
-from vitlens.models.assembly import assemble, count_classes
-from vitlens.models.build import Architecture
+from vitlens.models.assembly import Architecture, assemble, count_classes
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model
-from vitlens.models.positions import interpolate_positions
-from vitlens.models.vit import VisionTransformer
+from vitlens.models.vit import VisionTransformer, interpolate_positions
 
 
 def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
@@ -29,15 +27,15 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
     if model.classes != classes:
         known = len(model.classes)
         module = _with_zeroed_head(module, len(classes), name=model.alias)
-        found = count_classes(module, model.input_size)
-        if found != len(classes):
-            raise UnsupportedError(f"expected {len(classes)} logits of {model.alias} with a new head, found {found}")
+        outputs = count_classes(module, model.input_size)
+        if outputs != len(classes):
+            raise UnsupportedError(f"expected {len(classes)} logits of {model.alias} with a new head, found {outputs}")
         done = f"replaced the head of {known} classes by one of" if known else "added a head for"
         notes.append(f"{done} the data's {len(classes)}{'' if known else ' classes'}, all zeros")
-    told = Architecture.from_json(model.architecture)
-    told = replace(told, classes=len(classes), image_size=model.input_size)
+    architecture = Architecture.from_json(model.architecture)
+    architecture = replace(architecture, classes=len(classes), image_size=model.input_size)
     provenance = replace(model.provenance, notes=(*model.provenance.notes, *notes))
-    made = assemble(module, told, model.preprocessing, classes, model.alias, provenance)
+    made = assemble(module, architecture, model.preprocessing, classes, model.alias, provenance)
     return made.to(model.device).eval().requires_grad_(False)
 
 
@@ -53,7 +51,8 @@ def require_replaceable(model: Model) -> None:
 def classifiers(model: nn.Module) -> tuple[str, ...]:
     """Names of the modules that make the logits: one, or two of a distilled model.
 
-    timm says them of its models; else head and head_dist, or the last linear map of all. Raises UnsupportedError.
+    Of timm's models those that their pretrained_cfg names; else head and head_dist, or the last linear map. Raises
+    UnsupportedError.
     """
     config = getattr(model, "pretrained_cfg", None)
     named = config.get("classifier") if isinstance(config, dict) else None
@@ -85,14 +84,14 @@ def _with_zeroed_head(model: nn.Module, classes: int, *, name: str) -> nn.Module
 
 
 def _require_linear(model: nn.Module, path: str, *, name: str) -> nn.Linear:
-    found = model.get_submodule(path)
-    if not isinstance(found, nn.Linear):
-        raise UnsupportedError(f"expected a linear map at {path!r} of {name}, found {type(found).__name__}")
-    return found
+    module = model.get_submodule(path)
+    if not isinstance(module, nn.Linear):
+        raise UnsupportedError(f"expected a linear map at {path!r} of {name}, found {type(module).__name__}")
+    return module
 
 
 def _placed(model: Model) -> Iterator[str]:
-    """What is to be said of position embeddings that another input size needs; nothing where they fit."""
+    """A note where the position embeddings must be resized to the input size; nothing where they fit."""
     module = model.module
     if isinstance(module, VisionTransformer) and module.config.image_size != model.input_size:
         (height, width), (new_height, new_width) = module.config.image_size, model.input_size

@@ -1,4 +1,4 @@
-"""Pruning: a smaller model with some heads really removed, its matrices cut."""
+"""Pruning: a smaller model with some heads removed from its matrices."""
 
 from collections.abc import Collection, Mapping
 from copy import deepcopy
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.anatomy import attention_modules, heads_of
-from vitlens.models.assembly import assemble
-from vitlens.models.build import Architecture
+from vitlens.models.assembly import Architecture, assemble
 from vitlens.models.cutting import cut_heads, output_projection
 from vitlens.models.model import Model
 

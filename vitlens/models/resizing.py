@@ -1,15 +1,14 @@
-"""The same architecture for images of another size, to see what it costs there."""
+"""The same architecture for images of another size, whose cost is then measured."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import nn
 
 from vitlens.errors import ModelError, lacks_memory
-from vitlens.models.assembly import assemble, count_classes, seeded, versions
-from vitlens.models.build import Architecture, build_preset
+from vitlens.models.assembly import Architecture, assemble, build, count_classes, seeded, versions
 from vitlens.models.cutting import cut_heads
 from vitlens.models.model import Model, Provenance
+from vitlens.models.sources.registry import SOURCES
 from vitlens.preprocessing import require_side_lengths
 
 
@@ -48,19 +47,9 @@ def untrained_at(model: Model, size: tuple[int, int], *, seed: int = 0) -> Model
 
 def _built(architecture: Architecture, model: Model) -> nn.Module:
     whole = replace(architecture, pruned={})
-    if whole.kind == "timm":
-        from vitlens.models.timm_zoo import build_timm
-
-        module, _ = build_timm(whole)
-    elif whole.kind == "torchvision":
-        from vitlens.models.torchvision_zoo import build_torchvision
-
-        module, _ = build_torchvision(whole)
-    elif model.anatomy.layout is not None:
-        module, _ = build_preset(whole)
-    else:  # below 64 px ResNet-18 and 50 are built with another stem: built as before, it takes any size
-        own = replace(whole, image_size=model.input_size)
-        module, _ = build_preset(own)
-    pruned: Mapping[str, list[int]] = architecture.pruned
-    cut_heads(module, pruned)
+    if SOURCES[whole.kind].any_size and model.anatomy.layout is None:
+        # below 64 px ResNet-18 and 50 are built with another stem: built as before, they take any size
+        whole = replace(whole, image_size=model.input_size)
+    module, _ = build(whole)
+    cut_heads(module, architecture.pruned)
     return module

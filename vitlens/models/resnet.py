@@ -2,14 +2,17 @@
 
 from typing import Final
 
-import torchvision
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models.resnet import BasicBlock
 
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.shapes import Images, Logits
+from vitlens.startup import import_without_compiler
+
+import_without_compiler("torchvision")
+import torchvision  # noqa: E402
+from torchvision.models.resnet import BasicBlock  # noqa: E402
 
 RESNET_PRESETS: Final = ("resnet20", "resnet18", "resnet50")
 SMALL_IMAGE: Final = 64  # px; the stem of stride 4 would leave a 32 px image a single pixel in the last stage

@@ -1,4 +1,4 @@
-"""A model as one safetensors file that says by itself how to be read."""
+"""A model as one safetensors file whose metadata describes the model."""
 
 import json
 from collections.abc import Mapping
@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError, ModelError
 from vitlens.files import sha256, write_bytes
-from vitlens.models.assembly import assemble, seeded, versions
-from vitlens.models.build import Architecture, build_preset
+from vitlens.models.assembly import Architecture, assemble, build, seeded, versions
 from vitlens.models.cutting import cut_heads, with_lost_heads
 from vitlens.models.model import Model, Provenance
+from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.vit_config import CLASSES
-from vitlens.models.weights import Weights, load_strictly, read_weights, require_fitting
-from vitlens.names import BUNDLED
+from vitlens.models.weights import Weights, read_weights, require_fitting
 from vitlens.preprocessing import Preprocessing
 from vitlens.schema import Length, read_as
 from vitlens.strict_json import parse_json
@@ -32,7 +31,7 @@ _ROOM = 1 << 26  # parameters that a model may have beyond twice its file's: pos
 
 @dataclass(frozen=True)
 class About:
-    """What a weights file of ours says of itself: how the model is built, its classes, its input, who wrote it."""
+    """The metadata of a weights file: architecture, classes and preprocessing of the model, version of vitlens."""
 
     architecture: Architecture
     classes: Annotated[tuple[Annotated[str, Length(0, 1000)], ...], Length(0, CLASSES)]
@@ -40,9 +39,9 @@ class About:
     vitlens: str = ""
 
     def __post_init__(self) -> None:
-        told = self.architecture.classes
-        if told is not None and told != len(self.classes):
-            raise InputError(f"expected {told} classes of the architecture, found the names of {len(self.classes)}")
+        count = self.architecture.classes
+        if count is not None and count != len(self.classes):
+            raise InputError(f"expected {count} classes of the architecture, found the names of {len(self.classes)}")
 
 
 def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
@@ -62,40 +61,43 @@ def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Te
     write_bytes(path, as_bytes(tensors, metadata={"vitlens": json.dumps(about, sort_keys=True)}))
 
 
-def load_saved(file: Path, *, alias: str, name: str, image_size: tuple[int, int] | None) -> Model:
-    """The model in a file that `save` wrote; image_size: (height, width) other than that of its training.
+def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
+    """The model in a file that `save` wrote, with its weights, or seeded random ones where they were asked for.
 
+    request.image_size: (height, width) other than that of its training; weights: what provenance calls the file.
     Raises ModelError when the file is no such file, or its weights do not fit what it says of itself.
     """
-    found = read_weights(file)
-    about = _about(found, file)
+    stored = read_weights(file)
+    about = _about(stored, file)
     architecture, preprocessing = about.architecture, about.preprocessing
-    if image_size is not None and image_size != preprocessing.size:
-        preprocessing = replace(preprocessing, size=image_size, resize=None)
-    state = {key: value.float() if value.is_floating_point() else value for key, value in found.state.items()}
-    with seeded(0):  # initial weights are soon overwritten; the caller's random state is kept
-        model = _built(architecture, state, preprocessing.size, file)
-    source = "bundled" if name in BUNDLED else file.name
-    provenance = Provenance(name, source, sha256(file), versions(), found.notes)
-    return assemble(model, architecture, preprocessing, about.classes, alias, provenance)
+    if request.random:
+        module = _build_random(architecture, stored, about.preprocessing.size, file, seed=request.seed)
+        provenance = Provenance(request.name, "random", None, versions())
+    else:
+        if request.image_size is not None and request.image_size != preprocessing.size:
+            preprocessing = replace(preprocessing, size=request.image_size, resize=None)
+        state = {key: value.float() if value.is_floating_point() else value for key, value in stored.state.items()}
+        with seeded(0):  # the initial weights are overwritten; the caller's random state is kept
+            module = _built(architecture, state, preprocessing.size, file)
+        provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
+    return assemble(module, architecture, preprocessing, about.classes, request.alias, provenance)
 
 
-def load_untaught(file: Path, *, alias: str, name: str, seed: int) -> Model:
-    """The architecture in a file that `save` wrote, with seeded random weights in place of its own."""
-    found = read_weights(file)
-    about = _about(found, file)
-    architecture = about.architecture
-    if architecture.kind != "preset":
+def _build_random(
+    architecture: Architecture, stored: Weights, size: tuple[int, int], file: Path, *, seed: int
+) -> nn.Module:
+    """A preset's architecture with random weights; a library's models have a name for that themselves."""
+    source = SOURCES[architecture.kind]
+    if source.prefix:
         raise ModelError(
             f"expected a preset's architecture in {file} for random weights, found {architecture.kind}; write "
-            f"{architecture.kind}:{architecture.name}@random"
+            f"{source.prefix}{architecture.name}@random"
         )
-    _built(architecture, found.state, about.preprocessing.size, file)  # what its weights do not fit is not built
+    _built(architecture, stored.state, size, file)  # what its weights do not fit is not built
     with seeded(seed):
-        model, _ = build_preset(architecture)
-    cut_heads(model, architecture.pruned)
-    provenance = Provenance(name, "random", None, versions())
-    return assemble(model, architecture, about.preprocessing, about.classes, alias, provenance)
+        module, _ = build(architecture)
+    cut_heads(module, architecture.pruned)
+    return module
 
 
 def _built(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int], file: Path) -> nn.Module:
@@ -121,7 +123,7 @@ def _require_room(architecture: Architecture, state: Mapping[str, Tensor], size:
     """Refuse a description that would take far more memory than the file's own tensors, before any is taken."""
     with torch.device("meta"):
         model = _build_whole(architecture, None, size)
-    if architecture.kind != "timm" and not architecture.pruned:
+    if not SOURCES[architecture.kind].resizes_weights and not architecture.pruned:
         require_fitting(model, state, where=architecture.name)
     asked, own = (sum(tensor.numel() for tensor in one.values()) for one in (model.state_dict(), state))
     if asked > 2 * own + _ROOM:
@@ -142,25 +144,14 @@ def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[
 
 def _build_whole(architecture: Architecture, state: Mapping[str, Tensor] | None, size: tuple[int, int]) -> nn.Module:
     """The model before any head was cut out; without a state its weights are random."""
-    sized = replace(architecture, image_size=size)
-    if architecture.kind == "timm":
-        from vitlens.models.timm_zoo import build_timm
-
-        return build_timm(sized, state=state)[0]
-    if architecture.kind == "torchvision":
-        from vitlens.models.torchvision_zoo import build_torchvision
-
-        return build_torchvision(sized, state=state)[0]
-    model, _ = build_preset(architecture)  # a ViT of ours takes other sizes as they come
-    if state is not None:
-        load_strictly(model, state, where=architecture.name)
-    return model
+    takes_any = SOURCES[architecture.kind].any_size
+    return build(architecture if takes_any else replace(architecture, image_size=size), state=state)[0]
 
 
-def _about(found: Weights, file: Path) -> About:
-    if "vitlens" not in found.metadata:
+def _about(stored: Weights, file: Path) -> About:
+    if "vitlens" not in stored.metadata:
         raise ModelError(f"expected weights written by vitlens in {file}, found no description; give --arch NAME")
     source = f"the description in {file}"
-    told = parse_json(found.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
-    about = read_as(About, told, source=source, error=ModelError, hint=_HINT)
+    description = parse_json(stored.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
+    about = read_as(About, description, source=source, error=ModelError, hint=_HINT)
     return replace(about, architecture=replace(about.architecture, classes=len(about.classes)))

@@ -1,18 +1,19 @@
 """What a command needs of a model, and why a model cannot do what a command does.
 
-A need is checked by the function that the command itself would fail in, so that what is listed, what is refused and
-what works are one thing. Those functions lie above the models; the table names them, and they are found when asked.
+A need is checked by the function in which the command itself would fail, so that what is listed, what is refused and
+what works agree. Those functions lie above the models; the table refers to them as module:function.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Literal, get_args
-from weakref import WeakKeyDictionary
 
 from vitlens.errors import LensError, UnknownNameError, UnsupportedError
+from vitlens.models.language_image import has_text_tower
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.names import CommandName
+from vitlens.references import resolved
 
 Need = Literal["classifier", "new head", "attention", "maps", "chain", "statistics", "heads", "features", "cam"]
 
@@ -46,36 +47,46 @@ NEEDS: Final[Mapping[CommandName, tuple[Need, ...]]] = MappingProxyType(
         "profile": (),
     }
 )
-_LIST = " supports "  # before the commands that a model supports
-_found: WeakKeyDictionary[Model, dict[Need, str]] = WeakKeyDictionary()
+UNTRAINED: Final[tuple[CommandName, ...]] = ("study", "train", "profile")  # what can be done with random weights
+_SUPPORTS = " supports "  # before the commands that a model supports, at the end of every reason
+
+
+def needs_of(command: CommandName) -> tuple[Need, ...]:
+    """What a command needs of a model. Raises UnknownNameError for a command that takes no model."""
+    if command not in NEEDS:
+        raise UnknownNameError("command that takes a model", command, NEEDS, hint="vitlens --help")
+    return NEEDS[command]
+
+
+def model_commands() -> tuple[CommandName, ...]:
+    """The commands that take a model, in their order."""
+    return tuple(NEEDS)
 
 
 def unsupported(model: Model, command: CommandName) -> str | None:
     """Why a model cannot do what a command does, and which commands it supports; None where it can.
 
-    Of its weights nothing is asked but that they are there: shapes decide, so that one on the meta device will do.
-    Raises UnknownNameError for a command that takes no model.
+    Shapes alone decide, so a model on the meta device will do. Raises UnknownNameError for a command that takes no
+    model.
     """
-    if command not in NEEDS:
-        raise UnknownNameError("command that takes a model", command, NEEDS, hint="vitlens --help")
-    return _first(model, NEEDS[command])
+    return _first_reason(model, needs_of(command))
 
 
 def supported(model: Model) -> tuple[CommandName, ...]:
     """The commands that a model supports, in their order."""
-    return tuple(command for command, needs in NEEDS.items() if _meets_all(model, needs))
+    return tuple(command for command in model_commands() if _meets_all(model, needs_of(command)))
 
 
 def require(model: Model, *needs: Need) -> None:
     """Raise UnsupportedError, with the reason that `unsupported` gives, where one of the needs is not met."""
-    reason = _first(model, needs)
+    reason = _first_reason(model, needs)
     if reason is not None:
         raise UnsupportedError(reason)
 
 
 def require_supported(model: Model, command: CommandName) -> None:
     """Raise UnsupportedError, with its reason, where the model cannot do what the command does."""
-    require(model, *NEEDS[command])
+    require(model, *needs_of(command))
 
 
 def meets(model: Model, need: Need) -> bool:
@@ -87,14 +98,15 @@ def require_classifier(model: Model) -> None:
     """Raise UnsupportedError, with what works without a classifier and how to add one, where it has none."""
     if model.has_classifier:
         return
-    if model.architecture["kind"] == "open-clip":
+    if has_text_tower(model):
         advice = "name the classes with --classes FILE (vitlens.zero_shot in Python)"
     else:
         advice = f"add a head with vitlens train {model.provenance.name} --freeze-backbone --data DATA"
-    works = (command for command, needs in NEEDS.items() if "classifier" not in needs and _meets_all(model, needs))
+    needs = {command: needs_of(command) for command in model_commands()}
+    able = (command for command, each in needs.items() if "classifier" not in each and _meets_all(model, each))
     raise UnsupportedError(
         f"expected logits of classes, found features: {model.alias} has no classifier; {advice}; "
-        f"{_listed(model, works)}"
+        f"{_supports(model, able)}"
     )
 
 
@@ -102,30 +114,26 @@ def _meets_all(model: Model, needs: Iterable[Need]) -> bool:
     return all(meets(model, need) for need in needs)
 
 
-def _first(model: Model, needs: tuple[Need, ...]) -> str | None:
+def _first_reason(model: Model, needs: tuple[Need, ...]) -> str | None:
     for need in needs:
         why = _why_not(model, need)
         if why:
-            return why if _LIST in why else f"{why}; {_listed(model, supported(model))}"
+            return why if _SUPPORTS in why else f"{why}; {_supports(model, supported(model))}"
     return None
 
 
-def _listed(model: Model, commands: Iterable[CommandName]) -> str:
-    return f"{model.alias}{_LIST}{', '.join(commands)}"
+def _supports(model: Model, commands: Iterable[CommandName]) -> str:
+    return f"{model.alias}{_SUPPORTS}{', '.join(commands)}"
 
 
+@per_model
 def _why_not(model: Model, need: Need) -> str:
-    """Why a need is not met, "" where it is; looked for once and remembered."""
-    known = _found.setdefault(model, {})
-    if need not in known:
-        module, _, name = CHECKS[need].partition(":")
-        check: Callable[[Model], object] = getattr(import_module(module), name)
-        try:
-            check(model)
-            known[need] = ""
-        except (LensError, UnsupportedError) as error:
-            known[need] = str(error)
-    return known[need]
+    """Why a need is not met; "" where it is."""
+    try:
+        resolved(CHECKS[need])(model)
+    except (LensError, UnsupportedError) as error:
+        return str(error)
+    return ""
 
 
 assert set(CHECKS) == set(get_args(Need))

@@ -3,14 +3,17 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.ops import StochasticDepth
+from torch.nn import functional as F
 
 from vitlens.errors import InputError
 from vitlens.layout import TokenLayout
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.positions import interpolate_positions
 from vitlens.models.vit_config import VIT_PRESETS, Pooling, ViTConfig
 from vitlens.shapes import Images, Logits, Tokens
+from vitlens.startup import import_without_compiler
+
+import_without_compiler("torchvision")
+from torchvision.ops import StochasticDepth  # noqa: E402
 
 __all__ = ["VIT_PRESETS", "PatchEmbedding", "Pooling", "TransformerBlock", "ViTConfig", "VisionTransformer"]
 
@@ -197,3 +200,20 @@ def _initialise(module: nn.Module) -> None:
         nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
     if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def interpolate_positions(
+    positions: Float[Tensor, "1 old dim"], *, prefix: int, grid: tuple[int, int], to: tuple[int, int]
+) -> Float[Tensor, "1 new dim"]:
+    """Position embeddings learned for one grid of patches, resampled to another (bicubic, antialiased).
+
+    positions: prefix rows, kept as they are, then one row a patch; grid, to: (rows, columns) before and after.
+    On its own grid it returns what it was given.
+    """
+    if grid == to:
+        return positions
+    patches = positions[:, prefix:].reshape(1, *grid, -1).permute(0, 3, 1, 2)  # (1, dim, rows, columns)
+    # in float32: half precision has no antialiased kernel on the CPU
+    resized = F.interpolate(patches.float(), size=to, mode="bicubic", antialias=True, align_corners=False)
+    rows = resized.flatten(2).transpose(1, 2).to(positions.dtype)  # (1, patches, dim)
+    return torch.cat((positions[:, :prefix], rows), dim=1)

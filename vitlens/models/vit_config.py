@@ -11,7 +11,7 @@ from vitlens.schema import Between
 
 Pooling = Literal["cls", "mean"]
 CLASSES: Final = 100_000  # that a head may have
-# how much a file or a command line may ask for; the lower ends are the class's own, which says what to try
+# upper bounds for files and command lines; __post_init__ checks the lower ones and suggests a value
 _Blocks: TypeAlias = Annotated[int, Between(-(2**31), 1000)]
 _Width: TypeAlias = Annotated[int, Between(-(2**31), 65_536)]
 _Classes: TypeAlias = Annotated[int, Between(-(2**31), CLASSES)]
@@ -28,8 +28,8 @@ class ViTConfig:
     patches, then the final norm). registers: learned tokens without a meaning (Darcet 2024); distillation: a second
     token and head for a teacher (Touvron 2021). dropout: on tokens, projections and MLP; attention_dropout: on the
     weights; drop_path: of the last block, growing linearly from 0 in the first. position_spread: standard deviation of
-    the initial positions; a short training needs it near that of the patches, beside which 0.02 is not seen for many
-    steps. attention, mlp, residual, norm, positions: False takes that part away.
+    the initial positions; a short training needs it near that of the patch embeddings, beside which 0.02 has hardly any
+    effect for many steps. attention, mlp, residual, norm, positions: False takes that part away.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)

@@ -5,7 +5,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitlens.errors import ModelError
 
+SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")  # of files that are read as weights
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "module")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "ema.", "backbone.")
 _NESTED = 8  # wrappers within each other, and prefixes one after the other
@@ -47,8 +48,8 @@ def read_weights(path: Path) -> Weights:
     require_unpacked(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch wonders aloud about a damaged pickle's protocol
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            warnings.simplefilter("ignore")  # of the protocol of a damaged pickle
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"expected a plain state dict in {path}, found a pickle that would run code: refused; "
@@ -58,7 +59,7 @@ def read_weights(path: Path) -> Weights:
         raise ModelError(
             f"expected a state dict in {path}, found a file that torch cannot read; {_line(error)}"
         ) from error
-    return _checked(_unwrap(found, {}), path)
+    return _checked(_unwrap(loaded, {}), path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -105,21 +106,21 @@ def _misfit(
     return f"weights do not fit {where}: {'; '.join(parts)}; check --arch, --image-size and --classes"
 
 
-def _unwrap(found: object, metadata: dict[str, str]) -> Weights:
+def _unwrap(stored: object, metadata: dict[str, str]) -> Weights:
     notes: list[str] = []
-    while isinstance(found, Mapping) and len(notes) < _NESTED:
-        wrapper = next((key for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
+    while isinstance(stored, Mapping) and len(notes) < _NESTED:
+        wrapper = next((key for key in _WRAPPERS if isinstance(stored.get(key), Mapping)), None)
         if wrapper is None:
             break
         notes.append(f"took the weights from {wrapper!r}")
-        found = found[wrapper]
-    if not isinstance(found, Mapping) or not found or not all(isinstance(value, Tensor) for value in found.values()):
+        stored = stored[wrapper]
+    if not isinstance(stored, Mapping) or not stored or not all(isinstance(value, Tensor) for value in stored.values()):
         raise ModelError("expected a state dict (names to tensors), found something else; save model.state_dict()")
-    if len(found) > _TENSORS or any(len(str(key)) > _NAME for key in found):
+    if len(stored) > _TENSORS or any(len(str(key)) > _NAME for key in stored):
         raise ModelError(
             f"expected at most {_TENSORS:,} tensors with names of at most {_NAME:,} characters, found more"
         )
-    state = {str(key): value for key, value in found.items()}
+    state = {str(key): value for key, value in stored.items()}
     while len(notes) < 2 * _NESTED and (
         prefix := next((start for start in _PREFIXES if all(key.startswith(start) for key in state)), None)
     ):
@@ -145,10 +146,10 @@ def require_unpacked(path: Path) -> None:
         )
 
 
-def _checked(found: Weights, path: Path) -> Weights:
+def _checked(weights: Weights, path: Path) -> Weights:
     """Weights that a model can compute with: plain tensors of finite real numbers, no larger than their file."""
     room = _SPREAD * path.stat().st_size + _SLACK
-    for name, value in found.state.items():
+    for name, value in weights.state.items():
         fault = _fault(value)
         room -= 0 if fault else value.numel() * value.element_size()
         if fault or room < 0:
@@ -157,9 +158,9 @@ def _checked(found: Weights, path: Path) -> Weights:
                 f"{fault or f'shape {tuple(value.shape)}, more than the file holds,'} in {name[:80]!r}; "
                 "save model.state_dict() again"
             )
-    for name, value in found.state.items():
+    for name, value in weights.state.items():
         require_finite(name, value, path)
-    return found
+    return weights
 
 
 def _fault(value: Tensor) -> str:
@@ -170,9 +171,9 @@ def _fault(value: Tensor) -> str:
 
 
 def require_finite(name: str, value: Tensor, path: Path) -> None:
-    """Refuse NaN and infinity: with one of them in the weights every answer and every map would be NaN.
+    """Refuse NaN and infinity: with one of them in the weights every logit and every map would be NaN.
 
-    Masks of attention (-inf where nothing may look) are not weights.
+    Attention masks (-inf at what is masked) are not weights.
     """
     if not value.is_floating_point() or name.endswith("mask") or not value.numel():
         return

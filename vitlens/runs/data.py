@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from vitlens.data.catalogue import describe_data, load_data
+from vitlens.data.catalogue import load_data
+from vitlens.data.registry import LAYOUTS, SETS
 from vitlens.data.split import Split
 from vitlens.errors import DataError
 
@@ -14,12 +15,11 @@ def data_table(name: str | None = None, *, data_dir: Path = Path("data")) -> Ite
     if name is not None:
         yield from _parts(name, data_dir)
         return
-    for info in describe_data():
+    for info in SETS.values():
         size = f"{info.size[0]}x{info.size[1]} px" if info.size else "sizes differ"
-        where = f"{info.origin}, downloaded once" if info.needs_download else f"{info.origin}, embedded"
+        where = f"{info.origin}, downloaded once" if info.download else f"{info.origin}, embedded"
         yield f"{info.name:<16} {info.classes:>4} classes  {size:<13} {where}"
-    yield "FOLDER           class folders, with train/ and test/ or val/ inside or divided by seed; or loose images"
-    yield "FILE.npz         images (n, height, width[, 3]) uint8 and labels, or MedMNIST's train_images, test_images"
+    yield from (f"{layout.usage:<16} {layout.help}" for layout in LAYOUTS if layout.usage)
 
 
 def _parts(name: str, data_dir: Path) -> Iterator[str]:

@@ -2,100 +2,78 @@
 
 from collections.abc import Iterator
 from fnmatch import fnmatch
-from typing import Final, Literal
 
 import torch
 
 from vitlens.devices import evaluating
 from vitlens.errors import ModelError, UnknownNameError
 from vitlens.models.anatomy import is_headless
-from vitlens.models.assembly import assemble, default_classes
-from vitlens.models.build import Architecture, build_preset
+from vitlens.models.assembly import Architecture, assemble, build, default_classes
+from vitlens.models.loading import load
 from vitlens.models.model import Model, Provenance
-from vitlens.models.open_clip_library import PREFIX, open_clip_names
-from vitlens.models.open_clip_zoo import load_open_clip
-from vitlens.models.support import supported
-from vitlens.models.timm_zoo import build_timm, timm_names
-from vitlens.models.torchvision_zoo import build_torchvision, torchvision_names
-from vitlens.models.zoo import load
-from vitlens.names import BUNDLED, PRESETS, CommandName
+from vitlens.models.naming import RANDOM
+from vitlens.models.sources.registry import SOURCES, ModelSource
+from vitlens.models.support import UNTRAINED, supported
 
-Hub = Literal["timm", "torchvision", "open-clip"]
-
-_LOOK_AT_MOST = 40  # hub models whose anatomy is read; more take long
-_OF_PRESETS: Final[tuple[CommandName, ...]] = ("study", "train", "profile")  # the commands that need no weights
+_DESCRIBED_AT_MOST = 40  # models of the libraries that are built to say what they support; more take long
 
 
 def model_table(pattern: str = "") -> Iterator[str]:
     """Lines: names that match a pattern (or contain it), with what they are and the commands that they support.
 
-    Without a pattern the hubs' models are only counted. Raises UnknownNameError where nothing matches.
+    Without a pattern the libraries' models are only counted. Raises UnknownNameError where nothing matches.
     """
-    found = [*_own(pattern)]
-    yield from found
-    hubs: dict[Hub, list[str]] = {
-        "timm": [name for name in timm_names("*") if _matches(f"timm:{name}", pattern)],
-        "torchvision": [name for name in torchvision_names() if _matches(f"torchvision:{name}", pattern)],
-        "open-clip": [name for name in open_clip_names() if _matches(f"{PREFIX}{name}", pattern)],
-    }
-    if not pattern:
-        for kind, names in hubs.items():
-            if kind == "open-clip" and not names:
-                yield _line("open-clip:ARCH/TAG", "not installed", "pip install 'vitlens[clip]'")
-                continue
-            what = "ARCH/TAG" if kind == "open-clip" else "NAME"
-            yield _line(f"{kind}:{what}", f"{len(names)} models", f"vitlens models '{kind}:*' lists them")
-        return
-    few = sum(map(len, hubs.values())) <= _LOOK_AT_MOST
-    for kind, names in hubs.items():
+    matching = {kind: [n for n in source.all_names() if _matches(n, pattern)] for kind, source in SOURCES.items()}
+    in_library = sum(len(names) for kind, names in matching.items() if SOURCES[kind].prefix)
+    for kind, names in matching.items():
+        source = SOURCES[kind]
+        if source.prefix and not pattern:
+            yield _count(source, len(names))
+            continue
         for name in names:
-            yield _line(f"{kind}:{name}", *_hub_model(kind, name)) if few else f"{kind}:{name}"
-    if not few:
-        yield f"more than {_LOOK_AT_MOST} models: a narrower pattern also says which commands each supports"
-    if not found and not any(hubs.values()):
-        raise UnknownNameError("model", pattern, (*BUNDLED, *PRESETS, *timm_names("*")), hint="vitlens models")
+            described = not source.prefix or in_library <= _DESCRIBED_AT_MOST
+            yield _line(name, *_described(source, name)) if described else name
+    if pattern and in_library > _DESCRIBED_AT_MOST:
+        yield f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which commands each supports"
+    if not any(matching.values()):
+        known = (one for source in SOURCES.values() if not source.extra for one in source.all_names())
+        raise UnknownNameError("model", pattern, known, hint="vitlens models")
 
 
-def _own(pattern: str) -> Iterator[str]:
-    for name in BUNDLED:
-        if _matches(name, pattern):
-            model = load(name)
-            yield _line(name, f"{model.anatomy.family}, bundled", " ".join(supported(model)))
-    for name in PRESETS:
-        if _matches(name, pattern):
-            model = _sketched(Architecture("preset", name))
-            able = [command for command in supported(model) if command in _OF_PRESETS]
-            yield _line(name, f"{model.anatomy.family}, untrained", " ".join(able))
+def _count(source: ModelSource, count: int) -> str:
+    if source.extra and not count:
+        return _line(source.usage, "not installed", f"pip install 'vitlens[{source.extra}]'")
+    return _line(source.usage, f"{count} models", f"vitlens models '{source.prefix}*' lists them")
 
 
-def _hub_model(kind: Hub, name: str) -> tuple[str, str]:
-    """Family and commands, read from the model without giving it any weights."""
+def _described(source: ModelSource, name: str) -> tuple[str, str]:
+    """What a model is, and the commands that it supports: read from its shapes, without downloading any weights."""
+    if source.weights == "own":
+        model = load(name)
+        return f"{model.anatomy.family}, {source.kind}", " ".join(supported(model))
     try:
-        model = _image_tower(name) if kind == "open-clip" else _sketched(Architecture(kind, name))
-        family = "image and text" if kind == "open-clip" else model.anatomy.family
-        what = f"{family}, {model.parameter_count() / 1e6:.1f} M parameters"
-        return what, " ".join(supported(model))
-    except (ModelError, NotImplementedError, RuntimeError):  # some look at their weights, or need another library
-        return "not looked at", "a command says whether it is supported"
+        model = _without_weights(source, name)
+        commands = supported(model)
+    except (ModelError, NotImplementedError, RuntimeError):  # some read their weights, or need another library
+        return "could not be built", "a command says whether it is supported"
+    if source.weights == "none":
+        return f"{model.anatomy.family}, untrained", " ".join(word for word in commands if word in UNTRAINED)
+    family = "image and text" if source.texts else model.anatomy.family
+    return f"{family}, {model.parameter_count() / 1e6:.1f} M parameters", " ".join(commands)
 
 
-def _sketched(architecture: Architecture) -> Model:
-    """A model without weights, on the meta device: what it supports is seen from shapes alone."""
-    name = architecture.name
+def _without_weights(source: ModelSource, name: str) -> Model:
+    """A model on the meta device: what it supports is seen from shapes alone."""
     with torch.device("meta"):
-        build = {"preset": build_preset, "timm": build_timm, "torchvision": build_torchvision}[architecture.kind]
-        model, preprocessing = build(architecture)
-        with evaluating(model), torch.no_grad():
-            outputs = model(torch.empty(1, 3, *preprocessing.size)).shape[-1]
-    classes = () if is_headless(model) else default_classes(int(outputs))
-    loaded = assemble(model, architecture, preprocessing, classes, name, Provenance(name, "random"))
-    return loaded.to("meta").eval().requires_grad_(False)
-
-
-def _image_tower(name: str) -> Model:
-    with torch.device("meta"):
-        model = load_open_clip(PREFIX + name.partition("/")[0], alias=name, random=True)
-    return model.to("meta")
+        if not source.build:
+            return load(f"{name}@{RANDOM}", device="meta")
+        architecture = Architecture(source.kind, name.removeprefix(source.prefix))
+        module, preprocessing = build(architecture)
+        with evaluating(module), torch.no_grad():
+            outputs = module(torch.empty(1, 3, *preprocessing.size)).shape[-1]
+    classes = () if is_headless(module) else default_classes(int(outputs))
+    made = assemble(module, architecture, preprocessing, classes, name, Provenance(name, "random"))
+    return made.to("meta").eval().requires_grad_(False)
 
 
 def _matches(name: str, pattern: str) -> bool:

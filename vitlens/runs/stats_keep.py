@@ -12,7 +12,7 @@ from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_i
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, per_head
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.models.likeness import backbone, same_backbone
+from vitlens.models.identity import backbone, same_backbone
 from vitlens.runs.stats_streams import Streams
 from vitlens.uncertainty import Estimate, holm
 

@@ -22,9 +22,9 @@ from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
+from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
-from vitlens.models.zoo import load
 from vitlens.processes import Processes, share_of
 from vitlens.training.checkpoint import Kept, weights_over_training
 from vitlens.uncertainty import Estimate

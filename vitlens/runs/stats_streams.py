@@ -8,7 +8,7 @@ import torch
 from vitlens.analysis.answers.moments import Key, Moments
 from vitlens.analysis.heads.measure import BatchStatistics
 from vitlens.analysis.heads.statistics import Stream, over_heads
-from vitlens.models.likeness import same_anatomy
+from vitlens.models.identity import same_anatomy
 
 MOST = 2  # models: a figure of differences has two sides
 

@@ -15,10 +15,10 @@ from vitlens.commands.scaffold.targets import require_labelled
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.files import RunRecord
 from vitlens.models.assembly import default_classes
+from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.support import require_supported
-from vitlens.models.zoo import untrained
 from vitlens.runs.report import Drawn, publish
 from vitlens.runs.sections import Section
 from vitlens.runs.study_chapters import Chapters, Ground, trained_first, typed

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from vitlens.models.build import Overrides
+from vitlens.models.assembly import Overrides
 
 SEEDS: Final = 3
 # Passes over the data where --epochs says nothing: enough to rank on a laptop, not to reach what a model can.

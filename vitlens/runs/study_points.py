@@ -17,7 +17,7 @@ from vitlens.data.shares import images_in
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import CONFIG, read_run
-from vitlens.models.zoo import untrained
+from vitlens.models.loading import untrained
 from vitlens.preprocessing import Side
 from vitlens.runs.report import publish
 from vitlens.runs.study_kept import KeptOptions

@@ -19,8 +19,8 @@ from vitlens.data.shares import images_in, share_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
+from vitlens.models.loading import untrained
 from vitlens.models.model import Model
-from vitlens.models.zoo import untrained
 from vitlens.runs.study_kinds import Point
 from vitlens.schema import Between, Count, read_as
 from vitlens.training import checkpoint

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from vitlens.errors import InputError
-from vitlens.models import zoo
+from vitlens.models import saved
 from vitlens.processes import Processes
 from vitlens.schema import Between, Count, read_as
 from vitlens.training.checkpoint import Checkpoint, require_same
@@ -185,7 +185,7 @@ class Bookkeeping:
             best_accuracy=standing.best_accuracy,
             best_epoch=standing.best_epoch,
             seconds=last.seconds,
-            weights=self.task.directory / zoo.WEIGHTS_FILE,
+            weights=self.task.directory / saved.WEIGHTS_FILE,
             best_weights=self.task.directory / BEST_FILE,
             notes=notes,
         )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError, StorageError
 from vitlens.files import write_atomically
-from vitlens.models import zoo
+from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.strict_json import parse_json
 from vitlens.training.defaults import KEPT_FOLDER
@@ -156,7 +156,7 @@ def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:
     """Write the model's present weights, in half precision, as those after so many epochs; all or nothing."""
     path = folder / KEPT_FOLDER / f"epoch-{epochs:04}.safetensors"
     with storage_errors(path):
-        zoo.save(model, path, half=True)
+        saved.save(model, path, half=True)
 
 
 def read_kept(folder: Path) -> tuple[Kept, ...]:
@@ -182,7 +182,7 @@ def weights_over_training(folder: Path) -> tuple[Kept, ...]:
     if not kept:
         return ()
     done = len(read_metrics(folder))
-    last = folder / zoo.WEIGHTS_FILE
+    last = folder / saved.WEIGHTS_FILE
     if not last.is_file():  # stopped within its first epoch
         return kept
     return (*(one for one in kept if one.epochs < done), Kept(done, last))

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
-from vitlens.models import zoo
-from vitlens.models.fingerprint import fingerprint
+from vitlens.models import saved
+from vitlens.models.identity import fingerprint
 from vitlens.models.model import Model
 from vitlens.models.weights import require_fitting as require_fitting_weights
 from vitlens.processes import Processes, accelerated
@@ -170,12 +170,12 @@ class _HeadTraining:
         last = {name: value.clone() for name, value in last.items()}
         for name, tensors in (
             (BEST_FILE, self.best or last),
-            (zoo.WEIGHTS_FILE, last),
+            (saved.WEIGHTS_FILE, last),
         ):  # the model ends with the last ones
             copy_into(head, tensors)
             if self.processes.is_first:
                 with storage_errors(directory / name):
-                    zoo.save(self.model, directory / name)
+                    saved.save(self.model, directory / name)
         return self.books.result(notes)
 
     def _epoch(self) -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vitlens.analysis.answers.evaluate import answers
 from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
-from vitlens.models import zoo
+from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.processes import Processes, accelerated, meeting
 from vitlens.training.bookkeeping import BEST_FILE, Bookkeeping, Clock
@@ -217,10 +217,10 @@ class _Training:
         return shared_test(task.model, task.test, self.processes, precision=task.precision)
 
     def _save_weights(self, *, best: bool) -> None:
-        for name in (zoo.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
+        for name in (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best]:
             path = self.task.directory / name
             with storage_errors(path):
-                zoo.save(self.task.model, path)
+                saved.save(self.task.model, path)
 
     def _keep_weights(self, *, epochs: int) -> None:
         """Keep a copy of the weights, when it is due."""

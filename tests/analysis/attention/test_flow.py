@@ -171,9 +171,9 @@ def test_too_many_tokens_are_refused_before_any_work():
 
 @pytest.mark.slow
 def test_dinov2_at_its_own_size_is_refused():
-    from vitlens.models import zoo
+    from vitlens.models import loading
 
-    model = zoo.load("timm:vit_small_patch14_dinov2", random_weights=True)
+    model = loading.load("timm:vit_small_patch14_dinov2", random_weights=True)
     with pytest.raises(UnsupportedError, match="at most 256 tokens for attention flow, found 1370"):
         flow(model, images((518, 518), batch=1))
 

@@ -15,7 +15,7 @@ from vitlens.analysis.cost.flops import crossover, exponent, flops_by_part, vit_
 from vitlens.analysis.cost.parts import MLP, PRODUCTS, PROJECTIONS
 from vitlens.errors import InputError
 from vitlens.lens.observe import observe
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 
 SHAPES = {
     "plain": {},

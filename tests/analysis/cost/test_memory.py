@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours
 from vitlens.analysis.cost.memory import device_peak, inference_peak, process_peak, saved_for_training
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 
 PIXELS = 3 * 32 * 32
 

@@ -18,7 +18,7 @@ from vitlens.analysis.cost.parts import (
     in_order,
     parameters_by_part,
 )
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from vitlens.analysis.failures.common_corruptions import Corrupted, corrupted, o
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 
 IMAGES = torch.rand(4, 3, 16, 24, generator=torch.Generator().manual_seed(0))
 KEYS = torch.arange(4)

@@ -6,7 +6,7 @@ from vitlens.analysis.failures.compare import compare
 from vitlens.data.digits import digits
 from vitlens.data.shapes import shapes
 from vitlens.errors import InputError
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 
 
 def test_answers_are_those_of_evaluate():

@@ -5,7 +5,7 @@ from vitlens.analysis.answers.evaluate import evaluate
 from vitlens.analysis.failures.disturbed import KINDS, passes, robustness
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 
 
 def test_the_untouched_level_is_the_clean_accuracy_and_the_hardest_is_lower():

@@ -8,8 +8,8 @@ from tests.lens.tiny import images, ours
 from vitlens.analysis.faithfulness.league import forward_equivalents
 from vitlens.attribution.explain import explain
 from vitlens.lens.onednn import quick_linear, quick_mlps
+from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.zoo import load
 
 
 def cost(model: Model, method: str) -> float:

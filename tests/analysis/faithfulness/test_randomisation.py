@@ -8,8 +8,8 @@ from tests.lens.tiny import images, ours, timm_model, torchvision_vit
 from vitlens.analysis.attention.relevance import relevance
 from vitlens.analysis.faithfulness.randomisation import Randomisation, randomisation, randomised, weight_groups
 from vitlens.errors import InputError
+from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.zoo import load
 
 MODELS = {
     "ours": ours,

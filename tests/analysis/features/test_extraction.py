@@ -10,12 +10,12 @@ from tests.together import together
 from vitlens.analysis.features import cache as feature_cache
 from vitlens.analysis.features.extraction import extract
 from vitlens.analysis.features.features import Features, features
-from vitlens.data import identity
+from vitlens.data.identity import split_fingerprint
 from vitlens.data.reading import Files
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError
 from vitlens.lens.stages import stages
-from vitlens.models import fingerprint
+from vitlens.models.identity import model_fingerprint
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 from vitlens.preprocessing import Preprocessing
@@ -167,9 +167,9 @@ def test_too_few_images():
 
 def test_the_identity_of_data_is_what_it_shows(tmp_path):
     data = split()
-    assert identity.identity(data) == identity.identity(data.pick(torch.arange(7)))
-    assert identity.identity(data) != identity.identity(data.pick(torch.arange(6)))
-    assert identity.identity(data) != identity.identity(split(seed=1))
+    assert split_fingerprint(data) == split_fingerprint(data.pick(torch.arange(7)))
+    assert split_fingerprint(data) != split_fingerprint(data.pick(torch.arange(6)))
+    assert split_fingerprint(data) != split_fingerprint(split(seed=1))
 
 
 def test_files_are_known_by_their_content_and_never_decoded(tmp_path, pictures, monkeypatch):
@@ -183,16 +183,16 @@ def test_files_are_known_by_their_content_and_never_decoded(tmp_path, pictures, 
         Split("x", "test", Files(*source), (32, 32), ())
         for source in ((paths, how), (copies, how), (paths, Preprocessing((16, 16))))
     )
-    assert identity.identity(here) == identity.identity(there)
-    assert identity.identity(here) != identity.identity(smaller)
-    assert identity.identity(here) != identity.identity(here.pick(torch.tensor([1, 0, 2])))
+    assert split_fingerprint(here) == split_fingerprint(there)
+    assert split_fingerprint(here) != split_fingerprint(smaller)
+    assert split_fingerprint(here) != split_fingerprint(here.pick(torch.tensor([1, 0, 2])))
 
 
 def test_the_identity_of_a_model_is_what_it_computes():
     one, same, other = ours(), ours(), ours(heads=4)
-    assert fingerprint.identity(one) == fingerprint.identity(same)
+    assert model_fingerprint(one) == model_fingerprint(same)
     other.architecture, same.architecture = {"heads": 4}, {"heads": 2}
     one.architecture = {"heads": 2}
-    assert fingerprint.identity(one) == fingerprint.identity(same) != fingerprint.identity(other)
+    assert model_fingerprint(one) == model_fingerprint(same) != model_fingerprint(other)
     cnn = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="ours")
-    assert fingerprint.identity(cnn) != fingerprint.identity(one)
+    assert model_fingerprint(cnn) != model_fingerprint(one)

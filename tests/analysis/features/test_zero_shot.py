@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from vitlens.analysis.features.zero_shot import ENSEMBLE, chosen_templates, template_scores
 from vitlens.errors import InputError
 from vitlens.labels import imagenet_classes
-from vitlens.models.prompting import joined, spoken
+from vitlens.models.language_image import ensemble, prompt_names
 from vitlens.uncertainty import holm, mcnemar
 
 
@@ -36,7 +36,7 @@ def test_every_template_is_counted_by_hand():
 
 def test_one_template_is_its_own_ensemble():
     each = unit(1, 3, 5)
-    torch.testing.assert_close(joined(each), each[0])
+    torch.testing.assert_close(ensemble(each), each[0])
     whole, alone = template_scores(unit(20, 5, seed=2), torch.arange(20) % 3, each, ["{}"])
     assert torch.equal(whole.correct, alone.correct)
     assert (alone.gain.value, alone.p) == (0.0, 1.0)
@@ -64,8 +64,8 @@ def test_templates_by_name_and_as_typed_each_once():
 
 
 def test_classes_as_one_says_them():
-    assert spoken(("hot_dog", "cat ")) == ("hot dog", "cat")
+    assert prompt_names(("hot_dog", "cat ")) == ("hot dog", "cat")
     pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
-    found = spoken(imagenet_classes())
+    found = prompt_names(imagenet_classes())
     assert len(set(found)) > 990
     assert found[0] == "tench"

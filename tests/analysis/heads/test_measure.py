@@ -23,7 +23,7 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.capture import capture, watching_stream
 from vitlens.lens.observe import observe
 from vitlens.lens.site import Site
-from vitlens.models import zoo
+from vitlens.models import loading
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 
@@ -169,7 +169,7 @@ def test_64_images_equal_the_naive_reference(name, renormalise):
 
 
 def test_a_trained_model_equals_the_naive_reference():
-    model = zoo.load("vit-digits")
+    model = loading.load("vit-digits")
     (batch,) = digits("test").limit(3).batches(3)
     layout = model.layout
     registers = layout.positions("register") + layout.positions("distillation")

@@ -8,7 +8,7 @@ from vitlens.analysis.heads.registry import shown_in
 from vitlens.analysis.robustness.inside import cosines, map_agreement, parting, shifts
 from vitlens.errors import InputError
 from vitlens.lens.capture import watching_outputs
-from vitlens.models.zoo import untrained
+from vitlens.models.loading import untrained
 
 
 def hooks(module: nn.Module) -> int:

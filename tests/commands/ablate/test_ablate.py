@@ -42,7 +42,8 @@ from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.files import read_run
-from vitlens.models.zoo import load, save
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 from vitlens.records import Record
 
 RUN = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True)

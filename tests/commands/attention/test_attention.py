@@ -17,7 +17,8 @@ from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.sheets import DRAWN, sheets
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.zoo import load, save
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
 

@@ -12,7 +12,8 @@ from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError, OutputError
 from vitlens.files import read_run
 from vitlens.labels import imagenet_classes
-from vitlens.models.zoo import save, untrained
+from vitlens.models.loading import untrained
+from vitlens.models.saved import save
 from vitlens.runs.report import report
 from vitlens.runs.sections import metrics
 

@@ -49,7 +49,7 @@ from vitlens.commands.scaffold.publish import read as typed
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.files import read_run
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 from vitlens.records import Record
 
 RUN = RunOptions(device="cpu", limit=24, batch_size=12, quiet=True)

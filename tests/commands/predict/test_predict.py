@@ -12,7 +12,8 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.errors import InputError
 from vitlens.files import read_run
-from vitlens.models.zoo import load, save, untrained
+from vitlens.models.loading import load, untrained
+from vitlens.models.saved import save
 
 RUN = RunOptions(device="cpu", quiet=True)
 

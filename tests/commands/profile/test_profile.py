@@ -29,8 +29,8 @@ from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.files import read_run
+from vitlens.models.loading import load
 from vitlens.models.vit_config import VIT_PRESETS
-from vitlens.models.zoo import load
 from vitlens.records import Record
 
 

@@ -16,7 +16,8 @@ from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.zoo import load, save
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
 

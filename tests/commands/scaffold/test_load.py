@@ -6,7 +6,7 @@ import torch
 from vitlens.commands.scaffold.load import load_split, scenes_of_digits
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
-from vitlens.models.zoo import load
+from vitlens.models.loading import load
 
 
 @pytest.mark.parametrize(("count", "rounds"), [(500, 2), (950, 3)])

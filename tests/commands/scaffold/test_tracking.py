@@ -18,7 +18,7 @@ from vitlens.commands.scaffold.trackers import Tracker, require_trackers
 from vitlens.commands.scaffold.tracking import EVERY_STEPS, TrackerWatcher, entropies, overlay
 from vitlens.errors import InputError
 from vitlens.lens.capture import capture
-from vitlens.models import zoo
+from vitlens.models import loading, saved
 from vitlens.training.metrics import StepFacts, Watcher
 
 CONFIG = {"model": "tiny", "recipe": {"epochs": 3, "betas": [0.9, 0.999], "clip": None}}
@@ -72,8 +72,8 @@ def test_tracking_changes_no_bit(tmp_path, heard):
     seen, _ = trained(tmp_path / "seen", watchers=[watcher(tmp_path / "seen", heard)])
     assert heard == []
     assert same(state(seen), state(alone))
-    for name in (zoo.WEIGHTS_FILE, "checkpoint/state.safetensors"):
-        if name == zoo.WEIGHTS_FILE:
+    for name in (saved.WEIGHTS_FILE, "checkpoint/state.safetensors"):
+        if name == saved.WEIGHTS_FILE:
             assert (tmp_path / "seen" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
@@ -150,7 +150,7 @@ def test_a_look_that_fails_does_no_harm(backends, tmp_path, heard, monkeypatch):
 
 
 def test_a_cnn_is_tracked_without_attention(backends, tmp_path, heard):
-    cnn = zoo.untrained("resnet20", classes=tiny_model().classes, image_size=(8, 12))
+    cnn = loading.untrained("resnet20", classes=tiny_model().classes, image_size=(8, 12))
     trained(tmp_path, cnn, recipe=tiny_recipe(epochs=1), watchers=[watcher(tmp_path, heard)])
     assert heard == []
     assert [name for name, _ in backends["tensorboard"].told] == ["start", "store_init_configuration", "log", "finish"]

@@ -16,7 +16,8 @@ from vitlens.commands.train.record import TAUGHT
 from vitlens.data.digits import CLASSES
 from vitlens.errors import InputError
 from vitlens.files import read_run
-from vitlens.models.zoo import load, save
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 
 TINY = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [8, 8]}
 OPTIONS = RunOptions(device="cpu", limit=60, batch_size=20, quiet=True)
@@ -109,7 +110,7 @@ def test_a_stopped_run_goes_on_with_its_teacher(tmp_path, monkeypatch):
 
 
 def test_a_teacher_of_other_classes_is_refused(tmp_path):
-    from vitlens.models.zoo import untrained
+    from vitlens.models.loading import untrained
 
     classes = (*CLASSES[:-1], "a letter")
     save(untrained("resnet20", classes=classes), tmp_path / "teacher" / "model.safetensors")

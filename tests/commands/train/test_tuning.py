@@ -16,7 +16,8 @@ from vitlens.commands.train.options import Tuning
 from vitlens.commands.train.record import ACCURACY
 from vitlens.errors import InputError
 from vitlens.files import read_run
-from vitlens.models.zoo import save, untrained
+from vitlens.models.loading import untrained
+from vitlens.models.saved import save
 from vitlens.runs.report import report
 
 OPTIONS = RunOptions(device="cpu", limit=40, batch_size=10, quiet=True)

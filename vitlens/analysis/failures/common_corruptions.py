@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Int
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
 
 from vitlens.analysis.answers.classes import reading
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size, require_labels
@@ -78,8 +77,8 @@ def pixelate(images: Images, strength: float, _keys: Keys) -> Tensor:
     """Shrunk to this share of each side and enlarged again."""
     height, width = images.shape[-2:]
     small = [max(1, round(side * strength)) for side in (height, width)]
-    coarse = transforms.resize(images, small, interpolation=InterpolationMode.BILINEAR, antialias=True)
-    large: Tensor = transforms.resize(coarse, [height, width], interpolation=InterpolationMode.NEAREST_EXACT)
+    coarse = transforms.resize(images, small, interpolation=transforms.InterpolationMode.BILINEAR, antialias=True)
+    large: Tensor = transforms.resize(coarse, [height, width], interpolation=transforms.InterpolationMode.NEAREST_EXACT)
     return large
 
 

@@ -12,11 +12,11 @@ from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.features.cache import FeatureCache, Writer
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.reader import FeatureReader
-from vitlens.data import identity as shown
+from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import DataError, InputError, StorageError
-from vitlens.models import fingerprint as known
+from vitlens.models.identity import model_fingerprint
 from vitlens.models.model import Model
 from vitlens.names import FeaturePool
 from vitlens.processes import Processes
@@ -108,8 +108,8 @@ def _in_memory(reader: FeatureReader, work: _Pass, advance: Callable[[int], obje
 def _cache_of(cache: Path, reader: FeatureReader, work: _Pass, *, norm: bool) -> FeatureCache:
     exact = isinstance(autocast(reader.model.device, work.precision), nullcontext)
     about = {
-        "model": known.identity(reader.model),
-        "data": shown.identity(work.split),
+        "model": model_fingerprint(reader.model),
+        "data": split_fingerprint(work.split),
         "pool": reader.pool,
         "norm": norm,
         "precision": "fp32" if exact else "bf16",

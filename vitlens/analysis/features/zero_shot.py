@@ -10,9 +10,16 @@ from torch.nn import functional as F
 
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.errors import InputError
-from vitlens.models.language_image import text_tower, with_prompts
+from vitlens.models.language_image import (
+    PHOTO,
+    PLACE,
+    ByTemplate,
+    ensemble,
+    text_tower,
+    with_prompts,
+    zero_shot_classifier,
+)
 from vitlens.models.model import Model
-from vitlens.models.prompting import PHOTO, PLACE, ByTemplate, classified, joined
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_difference, holm, mcnemar
 
@@ -51,7 +58,7 @@ def zero_shot(
     clip = vitlens.load("open-clip:ViT-B-32/openai")
     maps = vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
     """
-    return classified(model, classes, templates=templates, names=names)
+    return zero_shot_classifier(model, classes, templates=templates, names=names)
 
 
 def prompted(model: Model, prompts: Sequence[str]) -> Model:
@@ -80,7 +87,7 @@ def template_scores(
     def right(classes: Tensor) -> Tensor:
         return (unit @ classes.T).argmax(-1).cpu() == labels.cpu()
 
-    whole = right(joined(each))
+    whole = right(ensemble(each))
     corrects = [right(classes) for classes in each]
     tests = [mcnemar(int((one & ~whole).sum()), int((whole & ~one).sum())) for one in corrects]
     found = [TemplateScore(ENSEMBLE, accuracy(whole, groups=groups, seed=seed), None, None, None, whole)]

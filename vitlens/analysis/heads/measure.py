@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlens.analysis.answers.moments import Key
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.patch_rows import PatchRows, PerImage
-from vitlens.analysis.heads.registry import head_statistics, resolve, token_statistics
+from vitlens.analysis.heads.registry import head_statistics, token_statistics
 from vitlens.analysis.heads.rows import Rows, median, stand_out
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
@@ -21,6 +21,7 @@ from vitlens.lens.capture import watching_stream
 from vitlens.lens.observe import observe
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
+from vitlens.references import resolved
 from vitlens.shapes import Images, Tokens
 
 
@@ -83,7 +84,7 @@ def measure(model: Model, images: Images, *, renormalise: bool = True) -> BatchS
         if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # not windows, nor CLS alone
             norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
             for name, statistic in token_statistics().items():
-                batch.values[name, block] = resolve(statistic.function)(norms)[:, None]
+                batch.values[name, block] = resolved(statistic.function)(norms)[:, None]
 
     with watching_stream(model, take_norms):
         observe(model, images, take)
@@ -112,7 +113,7 @@ def _of_rows_alone(weights: Tensor, call: AttentionCall) -> dict[str, Tensor]:
     """A pooling or CLS query's single row, or rows over pooled keys, which have no place in the image."""
     whose, rows = "CLS" if call.site.kind == "class" else "patches", Rows(weights)
     return {
-        name: resolve(statistic.function)(rows).mean(-1).unflatten(0, (call.images, -1)).mean(1)
+        name: resolved(statistic.function)(rows).mean(-1).unflatten(0, (call.images, -1)).mean(1)
         for name, statistic in head_statistics().items()
         if statistic.input == "row" and statistic.rows == whose
     }

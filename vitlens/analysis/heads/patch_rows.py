@@ -11,9 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.analysis.heads.geometry import Geometry, offset_sums
-from vitlens.analysis.heads.registry import Need, head_statistics, resolve
+from vitlens.analysis.heads.registry import Need, head_statistics
 from vitlens.analysis.heads.rows import Rows, stand_out
 from vitlens.lens.call import received
+from vitlens.references import resolved
 
 PerImage = Float[Tensor, "images heads"]
 
@@ -45,7 +46,7 @@ class PatchRows:
         for name, statistic in head_statistics().items():
             if not all(self.has(need) for need in statistic.needs):
                 continue
-            function: Callable[..., Tensor] = resolve(statistic.function)
+            function: Callable[..., Tensor] = resolved(statistic.function)
             if statistic.input == "layer":
                 measured[name] = function(self)
                 continue

@@ -6,11 +6,9 @@ is given depends on `input`: "row", a `rows.Rows`, for one number a row; "layer"
 number an image and head; "tokens", a `measure.TokenNorms`, for one number an image.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from math import inf
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 Input = Literal["row", "layer", "tokens"]
 QueryRows = Literal["patches", "CLS", "tokens"]
@@ -226,10 +224,3 @@ def token_statistics() -> dict[str, Statistic]:
 def shown_in(view: View) -> tuple[str, ...]:
     """The names of the statistics that a view shows, in the registry's order."""
     return tuple(name for name, one in STATISTICS.items() if view in one.views)
-
-
-def resolve(function: str) -> Callable[..., Any]:
-    """What "module:function" names."""
-    module, _, name = function.partition(":")
-    resolved: Callable[..., Any] = getattr(import_module(module), name)
-    return resolved

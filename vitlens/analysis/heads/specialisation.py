@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitlens.analysis.heads.geometry import Geometry, offset_counts
 from vitlens.analysis.heads.labels import MIXED, THRESHOLD, rules
-from vitlens.analysis.heads.registry import resolve
 from vitlens.analysis.heads.statistics import PerHead, Statistics, per_head
+from vitlens.references import resolved
 
 FEW = 0.05  # of the keys: more than these are no sinks but an object
 _TINY = 1e-30
@@ -136,7 +136,7 @@ def specialise(table: Statistics) -> Specialisation:
     labels: list[tuple[str, ...]] = []
     scores: list[tuple[float, ...]] = []
     ratios: list[Tensor | None] = []
-    functions = {name: resolve(label.function) for name, label in rules().items()}
+    functions = {name: resolved(label.function) for name, label in rules().items()}
     every: dict[str, dict[int, Tensor]] = {name: {} for name in functions}
     for layer, (mass, place) in enumerate(zip(table.offset_mass, table.geometries)):
         if mass is None or place is None:

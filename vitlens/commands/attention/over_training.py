@@ -12,8 +12,8 @@ from torch import Tensor
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps
 from vitlens.commands.scaffold.options import ModelOptions
 from vitlens.errors import InputError
+from vitlens.models.loading import load
 from vitlens.models.naming import parse_model
-from vitlens.models.zoo import load
 from vitlens.shapes import Images, Maps
 from vitlens.training.checkpoint import Kept, weights_over_training
 

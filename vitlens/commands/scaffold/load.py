@@ -18,10 +18,10 @@ from vitlens.devices import resolve_device
 from vitlens.display import for_terminal
 from vitlens.errors import InputError
 from vitlens.files import read_bounded
+from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_models, require_rule
 from vitlens.models.support import require_supported
-from vitlens.models.zoo import load
 from vitlens.names import CommandName
 
 
@@ -35,7 +35,7 @@ def load_models(
     """The models named, on the device asked for, each under an alias of its own.
 
     command: what they are loaded for. Raises UnsupportedError for a model that does not support it, InputError when
-    --weights is given for several models, and whatever zoo.load raises.
+    --weights is given for several models, and whatever load raises.
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
@@ -44,7 +44,7 @@ def load_models(
     classes = None if model_options.classes is None else _read_classes(model_options.classes)
     loaded = tuple(
         load(
-            f"{named.alias}={named.name}" + (f"@{named.weights}" if named.weights else ""),
+            named,
             weights=model_options.weights,
             random_weights=model_options.random_weights,
             arch=model_options.arch,

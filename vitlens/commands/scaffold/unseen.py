@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitlens.data.catalogue import NAMES
 from vitlens.data.holdout import describe_hold_out
 from vitlens.data.identity import image_numbers
+from vitlens.data.registry import SETS
 from vitlens.data.split import Split
-from vitlens.data.torchvision_sets import SETS
 from vitlens.errors import InputError
 from vitlens.files import RunRecord, read_arrays, read_run, write_arrays
 from vitlens.models.model import Model
@@ -43,7 +42,7 @@ class Known:
 
 def divided(data: str) -> bool:
     """Whether a name for --data stands for images whose parts a seed may have drawn, so that content must tell."""
-    return data not in NAMES or (data in SETS and SETS[data].part is None)
+    return data not in SETS or SETS[data].parts == "none"
 
 
 def keep_training_images(folder: Path, split: Split, *, data: str, start: Model | None = None) -> None:

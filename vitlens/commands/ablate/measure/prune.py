@@ -16,7 +16,7 @@ from vitlens.commands.scaffold.unseen import pass_on
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.pruning import prune_heads
-from vitlens.models.zoo import WEIGHTS_FILE, save
+from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.processes import Processes
 from vitlens.uncertainty import Estimate
 

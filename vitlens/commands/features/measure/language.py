@@ -28,9 +28,8 @@ from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.errors import ModelError
 from vitlens.lens.layers import probe_images
-from vitlens.models.language_image import has_text_tower, text_tower
+from vitlens.models.language_image import PHOTO, by_template, has_text_tower, prompt_names, text_tower
 from vitlens.models.model import Model
-from vitlens.models.prompting import PHOTO, by_template, spoken
 from vitlens.names import TEMPLATE_SETS
 
 _DEFAULT: Final = next(field.default for field in fields(FeaturesOptions) if field.name == "templates")
@@ -93,14 +92,14 @@ def _templates(options: FeaturesOptions) -> tuple[str, ...]:
 def _template_sets(words: Sequence[str]) -> Mapping[str, Sequence[str]]:
     if not any(word in TEMPLATE_SETS and word != "photo" for word in words):
         return dict.fromkeys(TEMPLATE_SETS, ()) | {"photo": PHOTO}
-    from vitlens.models.open_clip_library import template_sets
+    from vitlens.models.sources.open_clip import template_sets
 
     return {"photo": PHOTO, **template_sets()}
 
 
 def _scored(model: Model, split: Split, test: Features, options: FeaturesOptions) -> tuple[TemplateScore, ...]:
     assert split.labels is not None  # the caller has looked
-    templates, names = _templates(options), spoken(split.classes)
+    templates, names = _templates(options), prompt_names(split.classes)
     embeddings = []
     with progress(
         f"Reading prompts by {model.alias}", len(templates), unit="templates", quiet=options.run.quiet

@@ -12,11 +12,11 @@ from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
 from vitlens.models.assembly import default_classes
+from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.resizing import untrained_at
 from vitlens.models.vit_config import VIT_PRESETS
-from vitlens.models.zoo import untrained
 from vitlens.names import BUNDLED
 
 FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the model's own image side

@@ -33,8 +33,8 @@ from vitlens.commands.train.record import (
 )
 from vitlens.errors import InputError
 from vitlens.files import read_run
+from vitlens.models.loading import load
 from vitlens.models.naming import parse_model
-from vitlens.models.zoo import load
 from vitlens.processes import Processes
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate, bootstrap_difference

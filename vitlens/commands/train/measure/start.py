@@ -15,12 +15,12 @@ from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
-from vitlens.models.build import Overrides
+from vitlens.models.assembly import Overrides
+from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
 from vitlens.models.support import require_supported
 from vitlens.models.vit_config import VIT_PRESETS
-from vitlens.models.zoo import load, untrained
 from vitlens.names import PRESETS, Part
 from vitlens.preprocessing import Preprocessing
 from vitlens.training.finetune import require_last, require_learned, trained_share

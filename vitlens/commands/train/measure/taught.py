@@ -17,8 +17,8 @@ from vitlens.commands.train.options import Teaching
 from vitlens.commands.train.record import ACCURACY, AGREEMENT, BESIDE, TAUGHT, BesideRow, TaughtRow
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
+from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.zoo import load
 from vitlens.training.distill import (
     TEMPERATURE,
     WEIGHTS,

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from vitlens.errors import InputError, ModelError, UnknownNameError, UnsupportedError
-from vitlens.models import hub
+from vitlens.models.sources import hub
 
 open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
 
@@ -18,9 +18,8 @@ from vitlens.analysis.attention.relevance import relevance  # noqa: E402
 from vitlens.analysis.features.zero_shot import prompted, zero_shot  # noqa: E402
 from vitlens.lens.capture import capture  # noqa: E402
 from vitlens.models.language_image import text_tower, with_prompts  # noqa: E402
-from vitlens.models.open_clip_library import configuration, open_clip_names, template_sets, tokenizer  # noqa: E402
-from vitlens.models.open_clip_zoo import load_open_clip  # noqa: E402
-from vitlens.models.zoo import load  # noqa: E402
+from vitlens.models.loading import load  # noqa: E402
+from vitlens.models.sources.open_clip import configuration, open_clip_names, template_sets, tokenizer  # noqa: E402
 
 ARCHS = ("tiny-clip", "tiny-sigmoid", "tiny-resnet")
 PROMPTS = ["a photo of a cat.", "a photo of a dog.", "grass"]
@@ -218,4 +217,4 @@ def test_the_sets_of_templates():
 
 
 def test_names_of_an_unknown_hub_model_are_unknown():
-    refused(UnknownNameError, lambda: load_open_clip("open-clip:nothing", alias="a", random=True), "open_clip")
+    refused(UnknownNameError, lambda: load("open-clip:nothing@random"), "open_clip")

@@ -1,8 +1,15 @@
-"""open_clip's models (`open-clip:ARCH/TAG`): a name in, the image tower as a model out, its text tower beside it."""
+"""open_clip's models (`open-clip:ARCH/TAG`): the image tower as a model, its text tower beside it.
 
+The one module that imports open_clip: an extra, imported when it is needed.
+"""
+
+import logging
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -15,65 +22,53 @@ from vitlens.files import sha256
 from vitlens.layout import TokenLayout
 from vitlens.models.anatomy import read_anatomy, read_layout
 from vitlens.models.assembly import count_classes, seeded, versions
-from vitlens.models.hub import pretrained_download
-from vitlens.models.language_image import LanguageImage, TextTower
+from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
 from vitlens.models.model import Anatomy, Model, Provenance
-from vitlens.models.open_clip_library import (
-    ADDRESS,
-    PREFIX,
-    configuration,
-    context_length,
-    open_clip,
-    quietly,
-    tokenizer,
-)
+from vitlens.models.sources.hub import pretrained_download
+from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import require_finite, require_unpacked
 from vitlens.preprocessing import Interpolation, Preprocessing
 
+PREFIX: Final = "open-clip:"
+ADDRESS: Final = "https://huggingface.co"
 _HINT: Final = f"vitlens models '{PREFIX}*'"
+_TRAINED = ("mean", "std", "interpolation", "resize_mode")
 
 
-def load_open_clip(
-    name: str,
-    *,
-    alias: str,
-    file: Path | None = None,
-    random: bool = False,
-    image_size: tuple[int, int] | None = None,
-    seed: int = 0,
-) -> Model:
+def load(request: ModelRequest) -> Model:
     """The image tower of `open-clip:ARCH[/TAG]` as a model that answers with embeddings.
 
     TAG: open_clip's name of the weights, downloaded unless a file or random weights are asked for; QuickGELU and the
-    preprocessing are those of the tag, or without one those that all weights of the architecture share. image_size:
-    (height, width) in pixels. Raises ModelError where open_clip is not installed, the hub does not answer or weights do
-    not fit, UnknownNameError for a name that is not in open_clip's lists.
+    preprocessing are those of the tag, or without one those that all weights of the architecture share. Raises
+    ModelError where open_clip is not installed, the hub does not answer or weights do not fit, UnknownNameError for a
+    name that is not in open_clip's lists.
     """
-    arch, tag = _parsed(name, needs_tag=file is None and not random)
+    file, pretrained = request.file, not (request.file or request.random)
+    arch, tag = _parsed(request.name, needs_tag=pretrained)
     config, notes = configuration(arch, tag)
-    with seeded(seed):
-        model = _built(arch, None if file or random else tag, config, image_size)
+    with seeded(request.seed):
+        model = _built(arch, tag if pretrained else None, config, request.image_size)
     if file is not None:
         _load_file(model, file, arch)
     model.eval().requires_grad_(False)
     preprocessing = _preprocessing(model, config)
-    tower = TextTower(model, lambda: tokenizer(arch), context_length(arch), name)
+    tower = TextTower(model, lambda: tokenizer(arch), context_length(arch), request.name)
     wrapped = _wrapped(model, tower, preprocessing.size)
     count_classes(wrapped, preprocessing.size)  # that it runs
     return Model(
         wrapped,
-        alias=alias,
+        alias=request.alias,
         anatomy=_anatomy(wrapped, preprocessing.size),
         preprocessing=preprocessing,
         classes=(),  # until there are prompts
         provenance=Provenance(
-            name,
-            file.name if file else "random" if random else "hub",
+            request.name,
+            file.name if file else "random" if request.random else "hub",
             sha256(file) if file else None,
             versions() | {"open_clip": version("open_clip_torch")},
             notes,
         ),
-        architecture={"kind": "open-clip", "name": f"{arch}/{tag}" if tag else arch},
+        architecture={"kind": request.source.kind, "name": f"{arch}/{tag}" if tag else arch},
     ).eval()
 
 
@@ -105,7 +100,7 @@ def _built(arch: str, tag: str | None, config: Mapping[str, Any], image_size: tu
         "quick_gelu": config["quick_gelu"],
         "force_image_size": image_size,
         "force_preprocess_cfg": {key: value for key, value in config.items() if key != "quick_gelu"},
-        "device": str(torch.get_default_device()),  # the meta device, where no weights are asked for
+        "device": str(torch.get_default_device()),  # the meta device, where only shapes are wanted
         "pretrained_text": False,  # else a tower of another library fetches weights of its own
     }
     full, library = f"{PREFIX}{arch}" + (f"/{tag}" if tag else ""), open_clip()
@@ -160,7 +155,7 @@ def _triple(values: Any) -> tuple[float, float, float]:
 def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
     visual: Any = model.visual
     trunk = getattr(visual, "trunk", None)
-    if trunk is not None:  # a timm model, which says itself how it is laid out
+    if trunk is not None:  # a timm model, whose attributes give the layout
         return LanguageImage(visual, tower, layout=read_layout(trunk, size), pooling=str(trunk.global_pool))
     grid, patch = getattr(visual, "grid_size", None), getattr(visual, "patch_size", None)
     if grid is None or patch is None:
@@ -171,10 +166,107 @@ def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> Langu
 
 
 def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
-    """As of any model, but that a pooling by attention within a tower is none of its blocks."""
-    found = read_anatomy(wrapped, image_size=size)
-    if found.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
+    """As of any module, without the pooling by attention of an image tower, which is no block."""
+    anatomy = read_anatomy(wrapped, image_size=size)
+    if anatomy.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
         names = (name for name, _ in wrapped.named_modules())
         return Anatomy("cnn", tuple(name for name in names if re.fullmatch(r"visual\.layer\d\.\d+", name)))
-    inner = tuple(name for name in found.blocks if not any(other.startswith(f"{name}.") for other in found.blocks))
-    return replace(found, blocks=inner)
+    inner = tuple(name for name in anatomy.blocks if not any(other.startswith(f"{name}.") for other in anatomy.blocks))
+    return replace(anatomy, blocks=inner)
+
+
+def open_clip(part: str = "") -> Any:
+    """The library, or one of its modules. Raises ModelError where it is not installed."""
+    try:
+        with quietly():
+            return import_module(f"open_clip.{part}" if part else "open_clip")
+    except ImportError as error:
+        raise ModelError(
+            f"expected open_clip for language and image models, found it missing ({error}); "
+            "type pip install 'vitlens[clip]'"
+        ) from error
+
+
+def open_clip_names() -> list[str]:
+    """Every ARCH/TAG that open_clip has weights of; none where the extra is not installed."""
+    try:
+        library = open_clip()
+    except ModelError:
+        return []
+    return sorted(f"{arch}/{tag}" for arch, tag in library.list_pretrained())
+
+
+def template_sets() -> Mapping[str, tuple[str, ...]]:
+    """open_clip's templates by name, with {} in place of the class: "simple" (7) and "openai" (80, Radford 2021)."""
+    library = open_clip()
+    known = {"simple": library.SIMPLE_IMAGENET_TEMPLATES, "openai": library.OPENAI_IMAGENET_TEMPLATES}
+    return {name: tuple(str(one("{}")) for one in templates) for name, templates in known.items()}
+
+
+def imagenet_prompt_names() -> tuple[str, ...]:
+    """ImageNet's 1000 classes as prompts call them, in the order of the logits."""
+    return tuple(open_clip().IMAGENET_CLASSNAMES)
+
+
+def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """How weights were trained: quick_gelu, mean, std, interpolation, resize_mode; and notes for the provenance.
+
+    Without a tag: what all weights of the architecture share, else open_clip's default.
+    """
+    library = open_clip()
+    own = bool((library.get_model_config(arch) or {}).get("quick_gelu", False))
+    if tag is not None:
+        known = library.get_pretrained_cfg(arch, tag)
+        quick = bool(known.get("quick_gelu", False))
+        says = f"{'QuickGELU' if quick else 'GELU'}, as the weights {tag!r} were trained with"
+        notes = (says,) if quick != own else ()
+        return {"quick_gelu": quick, **{key: known[key] for key in _TRAINED if key in known}}, notes
+    each = [library.get_pretrained_cfg(arch, one) for one in library.list_pretrained_tags_by_model(arch)]
+    shared = {key: each[0][key] for key in _TRAINED if each and all(one.get(key) == each[0].get(key) for one in each)}
+    notes = () if len(shared) == len(_TRAINED) else ("preprocessing by open_clip's default: no weights say theirs",)
+    return {"quick_gelu": own, **shared}, notes
+
+
+def context_length(arch: str) -> int:
+    """How many tokens a text may have."""
+    return int(_of_texts(arch).get("context_length", 77))
+
+
+def tokenizer(arch: str) -> Tokenizer:
+    """The architecture's own. SigLIP's and some others' are fetched from the hub once, and need transformers."""
+    library = open_clip()
+    if not _of_texts(arch).get("hf_tokenizer_name"):
+        own: Tokenizer = library.get_tokenizer(arch)
+        return own
+    whose = f"the tokenizer of {PREFIX}{arch}"
+    try:
+        with pretrained_download(whose, ADDRESS), quietly():
+            fetched: Tokenizer = library.get_tokenizer(arch)
+            return fetched
+    except ModelError as error:
+        reason = str(error.__cause__ or error).splitlines()[0][:120]
+        raise ModelError(
+            f"expected {whose} from {ADDRESS} or the cache, found: {reason}; a network is needed once"
+        ) from error
+    except (AttributeError, ImportError, NameError, TypeError) as error:  # what open_clip raises without transformers
+        raise ModelError(
+            f"expected transformers for {whose}, found it missing ({error}); type pip install transformers"
+        ) from error
+
+
+def _of_texts(arch: str) -> Mapping[str, Any]:
+    config: Mapping[str, Any] = (open_clip().get_model_config(arch) or {}).get("text_cfg", {})
+    return config
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Silences open_clip's log and its warning about QuickGELU, which `configuration` has decided."""
+    root, before = logging.getLogger(), logging.getLogger().level
+    root.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.setLevel(before)

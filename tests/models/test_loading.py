@@ -15,10 +15,11 @@ from tests.lens.tiny import images
 from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.files import sha256
 from vitlens.labels import imagenet_classes
-from vitlens.models import hub
+from vitlens.models.loading import load, untrained
+from vitlens.models.naming import parse_model, parse_models
 from vitlens.models.resnet import build_resnet
+from vitlens.models.sources import hub
 from vitlens.models.vit import VIT_PRESETS, VisionTransformer
-from vitlens.models.zoo import load, untrained
 from vitlens.names import PRESETS
 
 TIMM_VIT = "timm:vit_tiny_patch16_224"
@@ -247,6 +248,23 @@ def test_what_has_weights_of_its_own_takes_no_others(tmp_path):
         load(str(tmp_path), random_weights=True)
     with pytest.raises(InputError, match="which has its own"):
         load("vit-digits", weights=tmp_path / "model.safetensors")
+
+
+def test_a_weights_file_takes_no_other_weights(tmp_path):
+    save_file(vit_state(), tmp_path / "w.safetensors")
+    for given in ({"random_weights": True}, {"weights": tmp_path / "other.pth"}):
+        with pytest.raises(InputError, match="which has its own"):
+            load(str(tmp_path / "w.safetensors"), arch="vit-micro", **given)
+    with pytest.raises(InputError, match=r"expected an architecture for the weights in .* found @random"):
+        load(f"{tmp_path / 'w.safetensors'}@random", arch="vit-micro")
+    with pytest.raises(InputError, match="found 'vit-digits', which has its own"):
+        load(str(tmp_path / "w.safetensors"), arch="vit-digits")
+
+
+def test_a_name_that_was_parsed_is_taken_as_it_is():
+    (named, other) = parse_models(["vit-digits", "vit-digits"])
+    assert [load(one).alias for one in (named, other)] == ["vit-digits", "vit-digits-2"]
+    assert load(parse_model("a=vit-micro@random")).provenance.weights == "random"
 
 
 MISFITS = {

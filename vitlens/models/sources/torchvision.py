@@ -1,16 +1,19 @@
-"""torchvision's models."""
+"""torchvision's classification models, with its weights, weights from a file, or random ones."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import torchvision
 from torch import Tensor, nn
 
 from vitlens.errors import UnknownNameError
-from vitlens.models.build import Architecture
-from vitlens.models.hub import pretrained_download
+from vitlens.models.assembly import Architecture
+from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Interpolation, Preprocessing
+from vitlens.startup import import_without_compiler
+
+import_without_compiler("torchvision")
+import torchvision  # noqa: E402
 
 ADDRESS = "https://download.pytorch.org"
 
@@ -20,7 +23,7 @@ def torchvision_names() -> list[str]:
     return list(torchvision.models.list_models(module=torchvision.models))
 
 
-def build_torchvision(
+def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
     """One of torchvision's models: with these weights, with its hub's, or random; and the input it was trained with."""

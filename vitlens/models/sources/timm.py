@@ -1,4 +1,4 @@
-"""timm's models, the one place that imports timm."""
+"""timm's models, with its hub's weights, weights from a file, or random ones."""
 
 import logging
 import math
@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnknownNameError, VitlensError
-from vitlens.models.build import Architecture
-from vitlens.models.hub import pretrained_download
+from vitlens.models.assembly import Architecture
+from vitlens.models.sources.hub import pretrained_download
 from vitlens.preprocessing import Interpolation, Preprocessing
 from vitlens.startup import import_without_compiler
 
@@ -24,7 +24,7 @@ def timm_names(pattern: str = "*") -> list[str]:
     return list(timm.list_models(pattern))
 
 
-def build_timm(
+def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
     """One of timm's models: with these weights, with its hub's, or random; and the input that it was trained with.

@@ -1,4 +1,4 @@
-"""Pretrained weights over the network: quick to say when there is none."""
+"""Downloads of pretrained weights, with a short timeout where there is no network."""
 
 import logging
 import urllib.error
@@ -11,15 +11,15 @@ from huggingface_hub import constants
 
 from vitlens.errors import ModelError
 
-TIMEOUT = 5  # seconds for the first answer; a hub that is there answers in one
+TIMEOUT = 5  # seconds until the first response; usually there within one
 
 
 @contextmanager
 def pretrained_download(name: str, address: str) -> Iterator[None]:
-    """A place to download pretrained weights in, or to find them in the cache.
+    """Inside, pretrained weights are downloaded or read from the cache.
 
-    Without a network the hub's own client retries for most of a minute; here the cache alone is asked then, and
-    what is not in it is one ModelError that says what was tried.
+    Without a network the hub's own client retries for most of a minute; here only the cache is read then, and weights
+    that are not in it raise one ModelError.
     """
     online = _answers(address)
     before, level = constants.HF_HUB_OFFLINE, logging.getLogger("huggingface_hub").level
@@ -44,6 +44,6 @@ def _answers(address: str) -> bool:
         with urllib.request.urlopen(request, timeout=TIMEOUT):
             return True
     except urllib.error.HTTPError:
-        return True  # it refused this page, so it is there
+        return True  # the server refused this page, so there is a network
     except (OSError, HTTPException):
         return False

@@ -1,0 +1,114 @@
+"""A source of models is added by one file and one entry of the registry: here a throw-away one, by the entry alone."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from tests.lens.tiny import images
+from vitlens.cli.completion import complete_model
+from vitlens.cli.main import run
+from vitlens.errors import UnknownNameError
+from vitlens.models.assembly import Architecture
+from vitlens.models.naming import parse_model, require_rule
+from vitlens.models.saved import WEIGHTS_FILE, save
+from vitlens.models.sources.registry import SOURCES, ModelSource
+from vitlens.models.vit import VisionTransformer
+from vitlens.models.vit_config import ViTConfig
+from vitlens.models.weights import load_strictly
+from vitlens.preprocessing import Preprocessing
+from vitlens.runs.models import model_table
+
+NAMES = ("small", "smaller")
+MINE = ModelSource(
+    kind="mine",
+    usage="mine:NAME",
+    help="Models of this test.",
+    example="mine:small",
+    prefix="mine:",
+    build="tests.contracts.test_add_source:build",
+    list_names="tests.contracts.test_add_source:list_names",
+)
+
+
+def list_names() -> list[str]:
+    return list(NAMES)
+
+
+def build(
+    architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
+) -> tuple[nn.Module, Preprocessing]:
+    if architecture.name not in NAMES:
+        raise UnknownNameError("model of mine", architecture.name, NAMES)
+    config = ViTConfig(patch_size=(8, 8), dim=16, depth=2, heads=2, classes=architecture.classes or 10)
+    if pretrained:
+        torch.manual_seed(7)  # its "hub"
+    module = VisionTransformer(config)
+    if state is not None:
+        load_strictly(module, state, where=f"mine:{architecture.name}")
+    return module, Preprocessing(architecture.image_size or config.image_size)
+
+
+@pytest.fixture(autouse=True)
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cast(MutableMapping[str, ModelSource], SOURCES), "mine", MINE)
+
+
+def test_it_is_loaded_with_its_weights_and_without():
+    model = vitlens.load("mine:small", seed=1)
+    assert (model.alias, model.provenance.weights) == ("small", "hub")
+    batch = images(model.input_size)
+    assert torch.equal(model(batch), vitlens.load("mine:smaller", seed=2)(batch))  # the seed of its hub
+    assert not torch.equal(model(batch), vitlens.load("mine:small@random")(batch))
+    with pytest.raises(UnknownNameError, match="no model of mine 'smal'; did you mean 'small'"):
+        vitlens.load("mine:smal")
+
+
+def test_it_is_suggested_where_it_was_meant():
+    with pytest.raises(UnknownNameError, match="'mine:smaller'"):
+        vitlens.load("smallr")
+
+
+def test_its_names_may_hold_an_equals_sign():
+    require_rule(["mine:lr 0=1"])
+    assert parse_model("mine:lr 0=1").name == "mine:lr 0=1"
+
+
+def test_it_is_saved_and_read_again_as_a_run_folder_and_with_another_file(tmp_path):
+    model = vitlens.load("mine:small")
+    save(model, tmp_path / WEIGHTS_FILE)
+    again = vitlens.load(str(tmp_path))
+    assert again.architecture["kind"] == "mine"
+    assert torch.equal(again(images()), model(images()))
+    torch.save(vitlens.load("mine:small@random").module.state_dict(), tmp_path / "w.pth")
+    assert vitlens.load(f"mine:small@{tmp_path / 'w.pth'}").provenance.weights == "w.pth"
+
+
+def test_it_is_listed_with_what_it_supports():
+    assert next(line for line in model_table() if line.startswith("mine:")).split()[:3] == ["mine:NAME", "2", "models"]
+    lines = list(model_table("mine:*"))
+    assert [line.split()[:2] for line in lines] == [["mine:small", "vit,"], ["mine:smaller", "vit,"]]
+    assert "rollout" in lines[0]
+
+
+def test_it_is_offered_by_completion():
+    assert complete_model("min") == ["mine:"]
+
+
+def test_a_command_runs_on_it(tmp_path):
+    line = ["evaluate", "mine:small", "--data", "digits", "--limit", "8", "--device", "cpu", "--quiet"]
+    assert run([*line, "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "report.md").is_file()
+
+
+@pytest.mark.parametrize("kind", list(SOURCES))
+def test_every_entry_says_what_it_is(kind):
+    source = SOURCES[kind]
+    assert source.kind == kind
+    assert source.help.endswith(".")
+    assert bool(source.prefix) + bool(source.names) + bool(source.recognises) == 1
+    assert source.has(source.example.split()[0]) or kind == "run"  # whose folder is not here
+    assert source.prefix == "" or source.usage.startswith(source.prefix)

@@ -1,0 +1,125 @@
+"""Every set of images that has a name, and every layout of a folder or file, one entry each.
+
+Free of torch: loading, `vitlens data`, completion, docs and tests read it. A set is added by its file in this package
+and its entry here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from vitlens.names import Part
+from vitlens.preprocessing import Preprocessing
+
+Parts = Literal["train", "split", "trainval", "none"]
+_TORCHVISION: Final = "vitlens.data.torchvision_sets:load"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A set that has a name.
+
+    title: in reports; classes: how many; size: pixels (height, width) of all its images, None where they differ;
+    origin: where it comes from; load: module:function, (request) -> Split; download: whether it is downloaded once.
+
+    torchvision: the class of torchvision.datasets; parts: how that is asked for one ("train": train=True or False;
+    "split": split="train" or "test"; "trainval": split="trainval" or "test"; "none": it has no parts, so a seed
+    divides it). scenes: whether it takes a canvas and a number of scenes.
+    """
+
+    name: str
+    title: str
+    classes: int
+    size: tuple[int, int] | None
+    origin: str
+    load: str
+    download: bool = False
+    torchvision: str = ""
+    parts: Parts = "split"
+    scenes: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout in which folders or files are read as data.
+
+    recognises: module:function, (path) -> whether the path has this layout; load: module:function, (request) -> Split;
+    usage, help: its line in `vitlens data`, empty for a layout that needs none.
+    """
+
+    recognises: str
+    load: str
+    usage: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """Data that was asked for; see load_data. name: of a set, or a path."""
+
+    name: str
+    part: Part
+    preprocessing: Preprocessing | None = None
+    data_dir: Path = Path("data")
+    seed: int = 0
+    canvas: int | None = None
+    scenes: int | None = None
+    whole: bool = False
+    progress: Callable[[int, int], None] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The name as a path."""
+        return Path(self.name).expanduser()
+
+
+def _torchvision(
+    name: str, title: str, cls: str, classes: int, size: tuple[int, int] | None, parts: Parts = "split"
+) -> DataSet:
+    return DataSet(
+        name, title, classes, size, f"torchvision's {cls}", _TORCHVISION, download=True, torchvision=cls, parts=parts
+    )
+
+
+_SETS: Final = (
+    DataSet(
+        "digits",
+        "Digits in scenes",
+        10,
+        (32, 32),
+        "scikit-learn's digits, drawn here",
+        "vitlens.data.digits:load",
+        scenes=True,
+    ),
+    DataSet("shapes", "Shapes", 8, (32, 32), "shape and texture agree, drawn here", "vitlens.data.shapes:load"),
+    DataSet("shapes-conflict", "Shapes with another's texture", 8, (32, 32), "drawn here", "vitlens.data.shapes:load"),
+    _torchvision("cifar10", "CIFAR-10", "CIFAR10", 10, (32, 32), "train"),
+    _torchvision("cifar100", "CIFAR-100", "CIFAR100", 100, (32, 32), "train"),
+    _torchvision("fashion-mnist", "Fashion-MNIST", "FashionMNIST", 10, (28, 28), "train"),
+    _torchvision("mnist", "MNIST", "MNIST", 10, (28, 28), "train"),
+    _torchvision("svhn", "SVHN", "SVHN", 10, (32, 32)),
+    _torchvision("eurosat", "EuroSAT", "EuroSAT", 10, (64, 64), "none"),
+    _torchvision("flowers102", "Flowers-102", "Flowers102", 102, None),
+    _torchvision("food101", "Food-101", "Food101", 101, None),
+    _torchvision("pets", "Oxford-IIIT Pets", "OxfordIIITPet", 37, None, "trainval"),
+    _torchvision("stl10", "STL-10", "STL10", 10, (96, 96)),
+)
+SETS: Final[Mapping[str, DataSet]] = {one.name: one for one in _SETS}
+
+LAYOUTS: Final = (  # the first that recognises a path reads it
+    Layout("vitlens.data.tiny_imagenet:is_tiny_imagenet", "vitlens.data.tiny_imagenet:load"),
+    Layout("vitlens.data.cue_conflict:is_cue_conflict", "vitlens.data.cue_conflict:load"),
+    Layout(
+        "vitlens.data.folder:is_folder",
+        "vitlens.data.folder:load",
+        "FOLDER",
+        "class folders, with train/ and test/ or val/ inside or divided by seed; or loose images",
+    ),
+    Layout(
+        "vitlens.data.arrays:is_arrays",
+        "vitlens.data.arrays:load",
+        "FILE.npz",
+        "images (n, height, width[, 3]) uint8 and labels, or MedMNIST's train_images, test_images",
+    ),
+)

@@ -1,0 +1,67 @@
+"""vitlens's own architectures by name, untrained or with weights from a file."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from torch import Tensor, nn
+
+from vitlens.errors import InputError, ModelError
+from vitlens.models.assembly import Architecture
+from vitlens.models.resnet import build_resnet
+from vitlens.models.vit import VIT_PRESETS, VisionTransformer
+from vitlens.models.vit_config import ViTConfig
+from vitlens.models.weights import load_strictly
+from vitlens.names import PRESETS
+from vitlens.preprocessing import Preprocessing
+from vitlens.schema import read_as
+
+
+def build(
+    architecture: Architecture,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    pretrained: bool = False,  # noqa: ARG001  there is no hub of them
+) -> tuple[nn.Module, Preprocessing]:
+    """A preset, with these weights or random ones, and the input that it takes: the whole image, scaled to [-1, 1].
+
+    Without a number of classes it is that of the weights' head, else the preset's.
+    """
+    name = architecture.name
+    if name not in PRESETS:
+        raise ModelError(f"expected a preset, found {name!r}; see vitlens models")
+    classes = _classes_of(state) if architecture.classes is None and state is not None else architecture.classes
+    make = _vit if name in VIT_PRESETS else _resnet
+    module, preprocessing = make(architecture, classes)
+    if state is not None:
+        load_strictly(module, state, where=name)
+    return module, preprocessing
+
+
+def _classes_of(state: Mapping[str, Tensor]) -> int | None:
+    heads = (value for key, value in state.items() if key in ("head.weight", "fc.weight") and value.ndim)
+    return next((len(head) for head in heads), None)
+
+
+def _vit(architecture: Architecture, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+    config = VIT_PRESETS[architecture.name]
+    changes: dict[str, object] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in architecture.overrides.items()
+    }
+    if classes is not None:
+        changes["classes"] = classes
+    if architecture.image_size is not None:
+        changes["image_size"] = architecture.image_size
+    unknown = sorted(set(changes) - set(config.__dataclass_fields__))
+    if unknown:
+        raise InputError(
+            f"expected fields of a ViT, found {unknown[0]!r}; known: {', '.join(config.__dataclass_fields__)}"
+        )
+    config = read_as(ViTConfig, asdict(config) | changes, source=f"the shape of {architecture.name}")
+    return VisionTransformer(config), Preprocessing(config.image_size)
+
+
+def _resnet(architecture: Architecture, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+    if architecture.overrides:
+        raise InputError(f"expected no overrides for {architecture.name}, found {sorted(architecture.overrides)[0]!r}")
+    size = architecture.image_size or (32, 32)
+    return build_resnet(architecture.name, classes=classes or 10, image_size=size), Preprocessing(size)

@@ -1,0 +1,185 @@
+"""Every source of models, one entry each: what loading, `vitlens models`, completion, docs and tests read.
+
+Free of torch. A source is added by its file in this folder and its entry here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from vitlens.errors import ModelError, UnknownNameError
+from vitlens.names import BUNDLED, PRESETS
+from vitlens.references import resolved
+
+WeightsFrom = Literal["own", "hub", "none"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One source of models. References are module:function, imported when they are first called.
+
+    kind: its name, also in the files that `save` writes (never change one); usage: how its models are named; help: one
+    sentence; example: a name that can be loaded.
+
+    Its models are recognised by one of three: prefix, what their names begin with; names, all of them;
+    recognises, (name) -> bool, for paths. glob: matches a file in each folder that completion offers as a name.
+
+    build: (architecture, *, state, pretrained) -> module and preprocessing, with the weights of a state dict, the
+    hub's, or random ones; empty for a source whose models cannot be saved. load: (request) -> Model; by default an
+    architecture is built and given its weights. list_names: () -> all names, without the prefix.
+
+    weights: where they come from without --weights: "own", the model comes with its weights and takes no others; "hub",
+    they are downloaded; "none", the model is to be trained first. extra: of vitlens, which its library needs; texts:
+    whether its models embed texts, too; own_input: whether --mean and --std are refused; any_size: whether a built
+    model takes images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself.
+    """
+
+    kind: str
+    usage: str
+    help: str
+    example: str
+    prefix: str = ""
+    names: tuple[str, ...] = ()
+    recognises: str = ""
+    glob: str = ""
+    build: str = ""
+    load: str = "vitlens.models.sources.from_architecture:load"
+    list_names: str = ""
+    weights: WeightsFrom = "hub"
+    extra: str = ""
+    texts: bool = False
+    own_input: bool = False
+    any_size: bool = False
+    resizes_weights: bool = False
+
+    def has(self, name: str) -> bool:
+        """Whether a name is one of this source's, by its form alone: the model itself may not exist."""
+        if name in self.names or (self.prefix and name.startswith(self.prefix)):
+            return True
+        return bool(self.recognises) and bool(resolved(self.recognises)(name))
+
+    def all_names(self) -> list[str]:
+        """Every name that can be loaded, with the prefix; none of paths, and none where the extra is not installed."""
+        if not self.list_names:
+            return list(self.names)
+        return [f"{self.prefix}{name}" for name in resolved(self.list_names)()]
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """One model that was asked for.
+
+    name: without alias and weights; file: of weights, if any; random: untrained; arch: the architecture of a file that
+    does not say it; image_size: (height, width) in pixels, None for the model's own; seed: of random weights.
+    """
+
+    source: ModelSource
+    name: str
+    alias: str
+    file: Path | None = None
+    random: bool = False
+    arch: str | None = None
+    image_size: tuple[int, int] | None = None
+    seed: int = 0
+
+    @property
+    def short(self) -> str:
+        """The name without the source's prefix."""
+        return self.name.removeprefix(self.source.prefix)
+
+
+_ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models` lists them in this order
+    ModelSource(
+        kind="bundled",
+        usage=BUNDLED[0],
+        help="Trained models that come with vitlens.",
+        example=BUNDLED[0],
+        names=BUNDLED,
+        load="vitlens.models.sources.bundled:load",
+        weights="own",
+    ),
+    ModelSource(
+        kind="run",
+        usage="a run folder",
+        help="A folder that vitlens train or vitlens ablate --prune wrote.",
+        example="runs/vit-micro",
+        recognises="vitlens.models.sources.run_folder:recognises",
+        glob="runs/*/model.safetensors",
+        load="vitlens.models.sources.run_folder:load",
+        weights="own",
+    ),
+    ModelSource(
+        kind="file",
+        usage="a weights file",
+        help="A file that vitlens wrote, or with --arch a state dict as .safetensors, .pth, .pt or .bin.",
+        example="weights.safetensors --arch vit-micro",
+        recognises="vitlens.models.sources.weights_file:recognises",
+        load="vitlens.models.sources.weights_file:load",
+        weights="own",
+    ),
+    ModelSource(
+        kind="preset",
+        usage="a preset",
+        help="Architectures of vitlens, to be trained or given weights.",
+        example=PRESETS[0],
+        names=PRESETS,
+        build="vitlens.models.sources.preset:build",
+        weights="none",
+        any_size=True,
+    ),
+    ModelSource(
+        kind="timm",
+        usage="timm:NAME",
+        help="timm's models, with the weights of its hub.",
+        example="timm:deit_tiny_patch16_224",
+        prefix="timm:",
+        build="vitlens.models.sources.timm:build",
+        list_names="vitlens.models.sources.timm:timm_names",
+        resizes_weights=True,
+    ),
+    ModelSource(
+        kind="torchvision",
+        usage="torchvision:NAME",
+        help="torchvision's classification models, with its weights.",
+        example="torchvision:vit_b_16",
+        prefix="torchvision:",
+        build="vitlens.models.sources.torchvision:build",
+        list_names="vitlens.models.sources.torchvision:torchvision_names",
+    ),
+    ModelSource(
+        kind="open-clip",
+        usage="open-clip:ARCH/TAG",
+        help="open_clip's models of images and texts, with the weights of a tag.",
+        example="open-clip:ViT-B-32/openai",
+        prefix="open-clip:",
+        load="vitlens.models.sources.open_clip:load",
+        list_names="vitlens.models.sources.open_clip:open_clip_names",
+        extra="clip",
+        texts=True,
+        own_input=True,
+    ),
+)
+SOURCES: Final[Mapping[str, ModelSource]] = {source.kind: source for source in _ENTRIES}
+
+
+def source_of(name: str) -> ModelSource | None:
+    """The source that a name without alias and weights belongs to."""
+    return next((source for source in SOURCES.values() if source.has(name)), None)
+
+
+def require_source(name: str) -> ModelSource:
+    """The source of a name. Raises ModelError for a path at which nothing is, UnknownNameError with the nearest names
+    for any other name."""
+    source = source_of(name)
+    if source is not None:
+        return source
+    if "/" in name or name.startswith((".", "~")):
+        raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
+    known = (one for source in SOURCES.values() if not source.extra for one in source.all_names())
+    raise UnknownNameError("model", name, known, hint="vitlens models")
+
+
+def describe_names(separator: str = ", ") -> str:
+    """How models are named: the usage of every source."""
+    return separator.join(source.usage for source in SOURCES.values())
