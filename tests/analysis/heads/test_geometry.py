@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.lens.test_windows import SHAPES, timm_tokens, torchvision_tokens
+from tests.lens.test_call import SHAPES, timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens.analysis.heads.geometry import Geometry, geometry_of, square_grid
 from vitlens.lens.capture import capture
