@@ -23,7 +23,7 @@ def unfused_attention(model: Model, batch: Tensor, *, layer_by_layer: bool = Tru
     layers; else the whole model runs unfused.
     """
     twin: nn.Module = copy.deepcopy(model.module)
-    module = copy.deepcopy(model.module) if layer_by_layer else twin
+    whole = copy.deepcopy(model.module) if layer_by_layer else twin
     found: dict[str, Tensor] = {}
     for name, module in twin.named_modules():
         if hasattr(module, "fused_attn"):
@@ -32,11 +32,11 @@ def unfused_attention(model: Model, batch: Tensor, *, layer_by_layer: bool = Tru
             owner = name.rpartition(".")[0]
             module.register_forward_pre_hook(keeping(found, owner))
             if layer_by_layer:
-                module.get_submodule(owner).register_forward_pre_hook(
+                whole.get_submodule(owner).register_forward_pre_hook(
                     beside(twin.get_submodule(owner)), with_kwargs=True
                 )
     with torch.no_grad():
-        module(model.prepare(batch))
+        whole(model.prepare(batch))
     return found
 
 
