@@ -19,7 +19,7 @@ from vitlens.analysis.heads.rows import Rows
 from vitlens.analysis.heads.specialisation import Head, specialise
 from vitlens.cli.main import app
 from vitlens.data.digits import digits
-from vitlens.lens.observe import capture
+from vitlens.lens.capture import capture
 from vitlens.models.loading import load
 from vitlens.references import resolved
 
