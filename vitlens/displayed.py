@@ -6,7 +6,6 @@ are sentences and words of ours, in which long names are cut, too.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -14,18 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.display import NAME_LENGTH, protected, shortened, visible
+from vitlens.schema import Given, Verbatim
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Given:
-    """In Annotated: the name of a file, class, model or data set, which anybody may have chosen."""
-
-
-@dataclass(frozen=True)
-class Verbatim:
-    """In Annotated: a text that is shown as it stands, in a block of code."""
 
 
 class Displayed:

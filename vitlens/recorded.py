@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from vitlens.displayed import Given, Verbatim
 from vitlens.names import FigureFormat
-from vitlens.schema import Between, Count, Length, Name, Text
+from vitlens.schema import Between, Count, Given, Length, Name, Text, Verbatim
 
 
 @dataclass(frozen=True)

@@ -24,19 +24,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form, require_forms
-from vitlens.displayed import Displayed, Given
+from vitlens.displayed import Displayed
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_arrays
 from vitlens.places import inside
 from vitlens.recorded import Config, ModelEntry
-from vitlens.schema import read_as
+from vitlens.schema import Given, GivenName, read_as
 from vitlens.uncertainty import Estimate
+
+__all__ = [
+    "ArraysOf", "ClassNames", "Contents", "GivenName", "Masks", "MetricName", "Pixels", "Record", "TableOf",
+    "as_arrays", "as_row",
+]  # fmt: skip
 
 Row = TypeVar("Row")
 ArrayType = TypeVar("ArrayType")
 
-# a name of a file, class or data set that somebody outside gave: reports make it visible and cut it to its length
-GivenName: TypeAlias = Annotated[str, Given()]
 Pixels: TypeAlias = Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]  # images, 0 to 255
 Masks: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None, None, None))]
 ClassNames: TypeAlias = Annotated[NDArray[Any], Form("U", (None,)), Given()]

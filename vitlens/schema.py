@@ -59,7 +59,19 @@ class Words:
     most: int = 200  # bytes: a file system takes 255, and names get endings
 
 
+@dataclass(frozen=True)
+class Given:
+    """In Annotated: the name of a file, class, model or data set, which anybody may have chosen."""
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """In Annotated: a text that is shown as it stands, in a block of code."""
+
+
 Name: TypeAlias = Annotated[str, Words()]
+# a name of a file, class or data set that somebody outside gave: reports make it visible and cut it to its length
+GivenName: TypeAlias = Annotated[str, Given()]
 Text: TypeAlias = Annotated[str, Length(0, 1 << 20)]
 Count: TypeAlias = Annotated[int, Between(0, 2**53)]
 Positive: TypeAlias = Annotated[float, Between(1e-12, 1e12)]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.displayed import Given
 from vitlens.records import ArraysOf, ClassNames, Pixels
+from vitlens.schema import Given
 
 _Matrix = Annotated[NDArray[np.floating], Form("f", (None, None))]
 _Points = Annotated[NDArray[np.floating], Form("f", (None, 2))]

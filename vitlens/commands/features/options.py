@@ -7,8 +7,8 @@ from vitlens.analysis.features.defaults import PERPLEXITY, VOTERS
 from vitlens.commands.scaffold.flags import bundle, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
 from vitlens.commands.scaffold.parsing import counts, names_of
-from vitlens.displayed import Given
 from vitlens.names import TEMPLATE_SETS, FeaturePool
+from vitlens.schema import Given
 
 _READ = "How features are read"
 _SPACE = "Maps and retrieval"

@@ -6,8 +6,8 @@ from typing import Annotated
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, one_model
-from vitlens.displayed import Given
 from vitlens.names import DEFAULT_ALPHA, FUSIONS, Fusion, Readout
+from vitlens.schema import Given
 
 
 @dataclass(frozen=True)
