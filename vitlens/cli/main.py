@@ -16,7 +16,6 @@ from vitlens.cli.build import command_function
 from vitlens.cli.bundles import expanded
 from vitlens.cli.compare import compare
 from vitlens.cli.data import data
-from vitlens.cli.explain import explain
 from vitlens.cli.failures import told
 from vitlens.cli.features import features
 from vitlens.cli.models import models
@@ -39,7 +38,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     stats: "vitlens stats vit-digits --limit 100",
     ablate: "vitlens ablate vit-digits --limit 100",
     compare: "vitlens compare vit-digits cnn-digits",
-    explain: "vitlens explain vit-digits --method gradcam,relevance",
     attack: "vitlens attack vit-digits cnn-digits --limit 100",
     features: "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
     profile: "vitlens profile vit-micro resnet20",

@@ -75,5 +75,13 @@ _ENTRIES: Final = (
         "Look",
         needs=("chain",),
     ),
+    Command(
+        "explain",
+        "What of each image speaks for a class: GradCAM and its kin, attention, gradients, occlusion, RISE, "
+        "KernelSHAP.",
+        "vitlens explain vit-digits --method gradcam,relevance",
+        "Explain and test",
+        needs=(),
+    ),
 )
 COMMANDS: Final[Mapping[str, Command]] = {command.word: command for command in _ENTRIES}

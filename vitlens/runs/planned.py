@@ -4,14 +4,10 @@ Attacks stop early on images that break, and a resumed run has done a part alrea
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from vitlens.analysis.ablation.effects import Unit
 from vitlens.analysis.attention.registry import WITH_WEIGHTS
 from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.faithfulness.deletion import STEPS as REMOVALS
-from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
-from vitlens.analysis.faithfulness.randomisation import PARTS
 from vitlens.attacks.carlini_wagner import SEARCHES
 from vitlens.attacks.clean import RIVALS
 from vitlens.attacks.registry import ATTACKS, Attack, members_of
@@ -22,8 +18,6 @@ from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_look import CURVED, POINTS, RANDOM_ORDERS
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.stats_learning import IMAGES, MOMENTS
-
-_SEARCHED: Final = 16  # passes an image of the search for what turns a prediction, about
 
 
 def stats_parts(images: int, *, moments: int) -> tuple[Part, ...]:
@@ -46,23 +40,6 @@ def train_parts(images: int, tested: int, *, epochs: int, looks: int, frozen: bo
     if frozen:
         return (Part("features, once", images + tested),)
     return (Part("training", tested * looks, images * epochs, "a smaller --epochs"),)
-
-
-def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterfactuals: bool) -> Iterator[Part]:
-    """Maps by each method, and the checks of each."""
-    forwards = sum(ATTRIBUTIONS[name].forwards for name in methods)
-    backwards = sum(ATTRIBUTIONS[name].backwards for name in methods)
-    slow = [name for name in methods if ATTRIBUTIONS[name].slow]
-    shorter = f"--method without {', '.join(slow)}" if slow else ""
-    yield Part("maps", forwards * images, backwards * images, shorter)
-    if verify:
-        # deletion and insertion, and ROAD's two orders, of each method and baseline; maps anew at each stage
-        curves = 4 * REMOVALS * (len(methods) + len(BASELINES)) * images
-        again = PARTS * min(images, RANDOMISED)
-        yield Part("checks", curves + forwards * again, backwards * again)
-        if counterfactuals:
-            searched = _SEARCHED * len(methods) * images
-            yield Part("counterfactuals", searched, shorter="--no-counterfactuals")
 
 
 def ablate_parts(units: Sequence[Unit], images: int, choices: AblateChoices) -> Iterator[Part]:

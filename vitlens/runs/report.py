@@ -29,7 +29,6 @@ _COMMANDS: Final = {
     "ablate": "vitlens.runs.ablate",
     "attack": "vitlens.runs.attack",
     "compare": "vitlens.runs.compare",
-    "explain": "vitlens.runs.explain",
     "features": "vitlens.runs.features",
     "predict": "vitlens.runs.predict",
     "profile": "vitlens.runs.profile",

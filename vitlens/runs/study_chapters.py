@@ -13,6 +13,9 @@ from vitlens.commands.attention.measure import measure as attention
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.evaluate.measure import measure as evaluate
 from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.explain.measure import measure as explain
+from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.parts import explain_parts
 from vitlens.commands.rollout.measure import measure as rollout
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.expected import Part, say_expected
@@ -26,11 +29,10 @@ from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.compare import compare
-from vitlens.runs.explain import explain
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import bank_of
-from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, features_parts, stats_parts
+from vitlens.runs.planned import ablate_parts, attack_parts, features_parts, stats_parts
 from vitlens.runs.profile import profile
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
@@ -172,12 +174,15 @@ class Chapters:
             f"vitlens explain {name} {self.ground.typed} --method {','.join(EXPLAINED)} --verify --limit {limit}",
         )
         explain(
-            [name],
-            **self.ground.asked,
-            method=EXPLAINED,
-            verify=True,
-            model_options=self.model_options,
-            options=replace(options, limit=limit),
+            ExplainOptions(
+                (name,),
+                self.ground.images,
+                self.data or None,
+                method=EXPLAINED,
+                verify=True,
+                model_options=self.model_options,
+                run=replace(options, limit=limit),
+            )
         )
 
     def compare(self, first: str, second: str) -> None:

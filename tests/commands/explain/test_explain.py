@@ -1,10 +1,8 @@
-"""The explain report says what the functions compute."""
+"""The record of `vitlens explain` holds what the functions compute."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,50 +10,57 @@ from vitlens.attribution.explain import explain as attribute
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.gradients import completeness_error
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.explain.measure import chosen_methods, measure
+from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.record import CHECKS, COMPLETENESS, IMAGES, LEAGUE, MAPS, METHODS
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.files import read_run
 from vitlens.models.zoo import load, save
-from vitlens.runs.explain import chosen_methods, explain
+from vitlens.records import Record
 
-OPTIONS = RunOptions(device="cpu", limit=5, batch_size=3, quiet=True)
+RUN = RunOptions(device="cpu", limit=5, batch_size=3, quiet=True)
 
 
-def run(models: list[Path | str], out: Path, **changes: object) -> dict:
-    options = replace(OPTIONS, out=out, **changes.pop("options", {}))
-    written = explain([str(model) for model in models], options=options, model_options=ModelOptions(), **changes)
-    assert written == out / "report.md"
-    return json.loads((out / "results.json").read_text())
+def run(models: list[Path | str], out: Path, *, seed: int = 0, **changes: object) -> Record:
+    options = ExplainOptions(tuple(map(str, models)), run=replace(RUN, out=out, seed=seed), **changes)
+    assert measure(options) == out / "report.md"
+    return read(read_run(out))
 
 
 def test_maps_are_the_functions(tiny_vit, tmp_path):
     methods = ("relevance", "gradcam", "smoothgrad", "integrated-gradients")
-    results = run([tiny_vit], tmp_path / "out", data="digits", method=methods, target="true", options={"seed": 4})
+    record = run([tiny_vit], tmp_path / "out", data="digits", method=methods, target="true", seed=4)
     model, split = load(str(tiny_vit)), digits("test", seed=4).limit(5, seed=4)
     (batch,) = split.batches(5)
-    kept = np.load(tmp_path / "out" / "arrays" / f"explain-{model.alias}.npz")
+    maps = {
+        row.method: torch.from_numpy(record.arrays(MAPS, model=model.alias).maps[index])
+        for index, row in enumerate(record.rows(METHODS))
+    }
+    assert list(maps) == list(methods)
     for name in methods:
         expected = attribute(model, batch.images, targets=batch.labels, method=name, seed=4)
-        found = torch.from_numpy(kept[f"maps/{name}"])
-        torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
-    gradients = torch.from_numpy(kept["maps/integrated-gradients"])
-    error = completeness_error(model, batch.images, batch.labels, gradients).abs().mean().item()
-    assert results["metrics"]["completeness/integrated-gradients"]["value"] == pytest.approx(error, rel=1e-2, abs=1e-5)
-    assert results["metrics"]["completeness/integrated-gradients"]["n"] == 5
-    assert [row["target"] for row in results["tables"]["images"]] == [str(int(label)) for label in batch.labels]
-    assert [row["method"] for row in results["tables"]["methods"]] == list(methods)
+        torch.testing.assert_close(maps[name], expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
+    error = completeness_error(model, batch.images, batch.labels, maps["integrated-gradients"]).abs().mean().item()
+    found = record.metric(COMPLETENESS(model=model.alias, method="integrated-gradients"))
+    assert (found.value, found.n) == (pytest.approx(error, rel=1e-2, abs=1e-5), 5)
+    gains = {row.method: row.gain for row in record.rows(METHODS)}
+    assert gains.pop("integrated-gradients") > 0
+    assert set(gains.values()) == {None}
+    assert [row.target for row in record.rows(IMAGES)] == [str(int(label)) for label in batch.labels]
     text = (tmp_path / "out" / "report.md").read_text()
     assert "differs from F(image) - F(black)" in text
     assert "Each map is of the logit of the true class." in text
 
 
 def test_models_beside_each_other_take_the_methods_they_have(tiny_vit, tiny_cnn, pictures, tmp_path):
-    results = run([tiny_vit, tiny_cnn], tmp_path / "out", images=[str(pictures)], method=("relevance", "gradcam"))
-    rows = [(row["model"], row["method"]) for row in results["tables"]["methods"]]
+    record = run([tiny_vit, tiny_cnn], tmp_path / "out", images=(str(pictures),), method=("relevance", "gradcam"))
+    rows = [(row.model, row.method) for row in record.rows(METHODS)]
     assert rows == [("tiny-vit", "relevance"), ("tiny-vit", "gradcam"), ("tiny-cnn", "gradcam")]
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert "tiny-cnn has no relevance" in text
+    assert not record.rows(LEAGUE)
+    assert "tiny-cnn has no relevance" in (tmp_path / "out" / "report.md").read_text()
     assert sorted(path.name for path in (tmp_path / "out" / "figures").iterdir()) == [
         "explain_tiny-cnn.png",
         "explain_tiny-vit.png",
@@ -73,8 +78,8 @@ def test_maps_that_say_nothing_are_flagged_and_not_drawn(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.zero_()  # no pixel changes a logit
     save(model, tmp_path / "blind" / "model.safetensors")
-    results = run([tmp_path / "blind"], tmp_path / "out", data="digits", method=("relevance", "saliency"))
-    assert [row["constant"] for row in results["tables"]["methods"]] == [5, 5]
+    record = run([tmp_path / "blind"], tmp_path / "out", data="digits", method=("relevance", "saliency"))
+    assert [(row.constant, row.maps) for row in record.rows(METHODS)] == [(5, 5), (5, 5)]
     assert not list((tmp_path / "out").glob("figures/*"))
     assert "5 of 5 maps of saliency of blind are the same everywhere" in (tmp_path / "out" / "report.md").read_text()
 
@@ -84,7 +89,7 @@ def test_maps_that_say_nothing_are_flagged_and_not_drawn(tmp_path):
 )
 def test_targets_that_cannot_be(tiny_vit, pictures, tmp_path, target, message):
     with pytest.raises(InputError, match=message):
-        run([tiny_vit], tmp_path / "out", images=[str(pictures)], target=target)
+        run([tiny_vit], tmp_path / "out", images=(str(pictures),), target=target)
     assert not (tmp_path / "out").exists()
 
 
@@ -96,29 +101,29 @@ def test_methods_that_cannot_be(tiny_vit, tiny_cnn, pictures, tmp_path):
         (UnknownNameError, [tiny_vit], ("gradcm",), "did you mean 'gradcam'"),
     ):
         with pytest.raises(error, match=message):
-            run(models, tmp_path / "out", images=[str(pictures)], method=method)
+            run(models, tmp_path / "out", images=(str(pictures),), method=method)
         assert not (tmp_path / "out").exists()
 
 
 def test_a_verified_run_has_the_league_beside_the_maps(tiny_vit, tmp_path):
-    results = run([tiny_vit], tmp_path / "out", data="digits", method=("relevance", "gradcam"), verify=True)
-    assert {row["method"] for row in results["tables"]["league"]} == {"relevance", "gradcam", "random", "centre"}
-    assert results["metrics"]["faithfulness/gap/gradcam"]["n"] == 5
+    record = run([tiny_vit], tmp_path / "out", data="digits", method=("relevance", "gradcam"), verify=True)
+    assert {row.method for row in record.rows(LEAGUE)} == {"relevance", "gradcam", "random", "centre"}
+    assert record.metric(CHECKS["gap"](model="tiny-vit", method="gradcam")).n == 5
     text = (tmp_path / "out" / "report.md").read_text()
     assert text.count("## Limits") == 1
     assert "Which map can be trusted" in text
 
 
 def test_the_packages_own_maps_are_kept_and_said_to_be_its(tiny_vit, tmp_path):
-    results = run([tiny_vit], tmp_path / "out", data="digits", method=("gradcam", "eigencam"), engine="grad-cam")
-    rows = results["tables"]["methods"]
-    assert [(row["title"], row["signed"]) for row in rows] == [
+    record = run([tiny_vit], tmp_path / "out", data="digits", method=("gradcam", "eigencam"), engine="grad-cam")
+    rows = record.rows(METHODS)
+    assert [(row.title, row.signed) for row in rows] == [
         ("GradCAM (grad-cam package)", False),
         ("EigenCAM (grad-cam package)", False),
     ]
-    assert {row["source"] for row in rows} == {"grad-cam package, ReLU and min-max scaled"}
-    assert {row["map"] for row in rows} == {"32x32"}
-    maps = read_run(tmp_path / "out").arrays("explain-tiny-vit")["maps/gradcam"]
+    assert {row.source for row in rows} == {"grad-cam package, ReLU and min-max scaled"}
+    assert {row.map for row in rows} == {"32x32"}
+    maps = record.arrays(MAPS, model="tiny-vit").maps[0]
     assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
     assert "grad-cam package's own, unaltered" in (tmp_path / "out" / "report.md").read_text()
 
