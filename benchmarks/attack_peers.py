@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from vitlens.attacks.attack import fitting_batch
-from vitlens.attacks.carlini_wagner import carlini_wagner
-from vitlens.attacks.clean import look
+from vitlens.attacks.carlini_wagner import CarliniWagner
+from vitlens.attacks.clean import clean_images
 from vitlens.attacks.engine import Engine
 from vitlens.attacks.norms import LINF
-from vitlens.attacks.plan import Plan
+from vitlens.attacks.plan import AttackPlan
 from vitlens.attacks.sweep import sweep
 from vitlens.data.catalogue import load_data
 from vitlens.data.draws import keys
@@ -205,10 +205,10 @@ def ours(case: Case, attack: str, epsilons: Sequence[float], **options: object) 
 
 
 def our_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: float) -> Standing:
-    clean = look(case.model, case.images, case.labels)
-    plan = Plan((1.0,), torch.ones(len(case.labels), dtype=torch.int64), batch_size=case.batch)
-    machine = carlini_wagner(steps=CW_STEPS, searches=searches, first_c=first_c)
-    distance = Engine(case.model, clean, machine, plan, lambda *_: None).run().distance
+    clean = clean_images(case.model, case.images, case.labels)
+    plan = AttackPlan((1.0,), torch.ones(len(case.labels), dtype=torch.int64), batch_size=case.batch)
+    algorithm = CarliniWagner(steps=CW_STEPS, searches=searches, first_c=first_c)
+    distance = Engine(case.model, clean, algorithm, plan, lambda *_: None).run().distance
     return [clean.correct & (distance > length) for length in lengths]
 
 

@@ -17,25 +17,6 @@ BundledName = Literal["vit-digits", "cnn-digits"]
 Fusion = Literal["mean", "max", "min"]
 Engine = Literal["vitlens", "grad-cam"]  # of class activation maps: our own, or the package's
 Substrate = Literal["blur", "mean", "black", "absent"]
-AttackName = Literal[
-    "noise",
-    "fgsm",
-    "bim",
-    "pgd",
-    "pgd-l2",
-    "pgd-dlr",
-    "pgd-targeted",
-    "apgd-ce",
-    "apgd-dlr",
-    "apgd-targeted",
-    "cw",
-    "deepfool",
-    "square",
-    "patch",
-    "low-frequency",
-    "high-frequency",
-    "auto",
-]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
 TemplateSet = Literal["photo", "simple", "openai"]
 FeaturePool = Literal["cls", "mean", "cls+mean"]  # of an image: its CLS token, the mean of its patches, both
@@ -78,7 +59,6 @@ BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
 READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 SUBSTRATES: Final[tuple[Substrate, ...]] = get_args(Substrate)
-ATTACK_NAMES: Final[tuple[AttackName, ...]] = get_args(AttackName)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
 FEATURE_POOLS: Final[tuple[FeaturePool, ...]] = get_args(FeaturePool)
 WEIGHTINGS: Final[tuple[Weighting, ...]] = get_args(Weighting)

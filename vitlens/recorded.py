@@ -41,6 +41,7 @@ class ModelEntry:
     weights: Annotated[Text, Given()] = ""
     sha256: str | None = None
     parameters: Count = 0
+    family: Text = ""
     notes: tuple[Text, ...] = ()
 
 

@@ -176,8 +176,12 @@ class Record:
 
     def options(self, kind: type[Row]) -> Row:
         """The options that the command was given, as the dataclass that it took."""
-        source = f"options of {self.folder / CONFIG}"
-        return self._displayed(read_as(kind, self._run.config.get("options"), source=source, hint=_AGAIN))
+        return self.section("options", kind)
+
+    def section(self, name: str, kind: type[Row]) -> Row:
+        """What config.json holds under a name of the command's own, as the dataclass that was written."""
+        source = f"{name} of {self.folder / CONFIG}"
+        return self._displayed(read_as(kind, self._run.config.get(name), source=source, hint=_AGAIN))
 
     def has(self, arrays: ArraysOf[Any], **parts: str) -> bool:
         """Whether the run wrote these arrays."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tests.attribution.models import cnn
 from tests.lens.tiny import ours
+from vitlens.attacks.algorithm import Setting
 from vitlens.models.model import Anatomy, Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
@@ -75,6 +76,11 @@ MODELS: dict[str, Callable[..., Model]] = {
 def pictures(count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:
     draws = torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(seed))
     return low + (high - low) * draws
+
+
+def setting(steps: int, size: Size = (8, 8), *, classes: int = 5) -> Setting:
+    """What an algorithm is made for: one of these models."""
+    return Setting(steps, classes, size)
 
 
 def answers(model: Model, images: Tensor) -> Tensor:

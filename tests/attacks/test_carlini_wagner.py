@@ -5,21 +5,21 @@ import torch
 
 from tests.attacks.models import answers, perceptron, pictures
 from vitlens.attacks.attack import attack
-from vitlens.attacks.carlini_wagner import carlini_wagner
-from vitlens.attacks.clean import look
+from vitlens.attacks.carlini_wagner import CarliniWagner
+from vitlens.attacks.clean import clean_images
 from vitlens.attacks.engine import Engine
 from vitlens.attacks.norms import L2
-from vitlens.attacks.plan import Outcome, Plan
+from vitlens.attacks.plan import AttackOutcome, AttackPlan
 
 
-def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[Outcome, list[torch.Tensor]]:
+def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[AttackOutcome, list[torch.Tensor]]:
     model = perceptron(seed=seed)
-    clean = look(model, images, "predicted")
+    clean = clean_images(model, images, "predicted")
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
     limits = torch.ones(len(images), dtype=torch.int64)
-    plan = Plan((1.0,), limits, keep=len(images))
-    outcome = Engine(model, clean, carlini_wagner(**options), plan, lambda *_: None).run()
+    plan = AttackPlan((1.0,), limits, keep=len(images))
+    outcome = Engine(model, clean, CarliniWagner(**options), plan, lambda *_: None).run()
     return outcome, seen
 
 
@@ -32,7 +32,7 @@ def test_the_answer_is_the_nearest_of_all_that_was_looked_at():
     lengths = L2.length(points - images)[fooled]
     assert len(lengths) > 10
     assert outcome.distance.item() == pytest.approx(lengths.min().item(), abs=1e-5)
-    torch.testing.assert_close(L2.length(outcome.found[0][None] - images), outcome.distance)
+    torch.testing.assert_close(L2.length(outcome.adversarial[0][None] - images), outcome.distance)
 
 
 def test_searches_stop_image_by_image():
@@ -45,14 +45,14 @@ def test_searches_stop_image_by_image():
 
 def test_an_image_is_given_up_when_its_loss_has_risen_at_two_looks_in_a_row():
     """One look is not enough: Adam's first steps overshoot, and what it finds after them is nearer."""
-    machine = carlini_wagner(steps=20, searches=1)
+    algorithm = CarliniWagner(steps=20, searches=1)
     state = {"ticks": torch.ones(1), "still": torch.zeros(1), "checked": torch.full((1,), torch.inf)}
     still = []
     for loss in (3.0, 4.0, 2.0, 3.0, 4.0):
-        state = machine._checked(state, torch.tensor([loss]))
+        state = algorithm._checked(state, torch.tensor([loss]))
         still.append(int(state["still"]))
         state["ticks"] += 1
-        state = machine._checked(state, torch.tensor([loss + 9]))  # between two looks nothing counts
+        state = algorithm._checked(state, torch.tensor([loss + 9]))  # between two looks nothing counts
         state["ticks"] += 1
     assert still == [0, 1, 0, 1, 2]
 

@@ -5,7 +5,6 @@ import torch
 
 from tests.attacks.models import linear, perceptron, pictures
 from vitlens.attacks.attack import attack
-from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import sweep
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
@@ -98,15 +97,3 @@ def test_losses_that_need_more_classes(name, classes):
         attack(perceptron(classes=classes), pictures(1), "predicted", method=name)
     enough = perceptron(classes=classes + 1)
     assert attack(enough, pictures(1), "predicted", method=name, steps=1).tried.all()
-
-
-def test_the_registry_is_one_literal_list():
-    assert all(name == entry.name for name, entry in ATTACKS.items())
-    assert len({entry.slug for entry in ATTACKS.values()}) == len(ATTACKS)
-    assert ATTACKS["pgd"].slug == "pgd-linf"
-    assert ATTACKS["pgd-l2"].slug == "pgd-l2"
-    assert ATTACKS["cw"].slug == "cw-l2"
-    for entry in ATTACKS.values():
-        assert (entry.build is None) == bool(entry.members)
-    with pytest.raises(TypeError):
-        ATTACKS["other"] = ATTACKS["pgd"]  # type: ignore[index]

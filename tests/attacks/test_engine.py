@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.attacks.models import Flat, answers, linear, made, perceptron, pictures
+from tests.attacks.models import Flat, answers, linear, made, perceptron, pictures, setting
 from tests.contracts.test_nothing_left_behind import BrokenError, state_of
 from tests.lens.tiny import ours
+from vitlens.attacks.algorithm import Jobs
 from vitlens.attacks.attack import attack
-from vitlens.attacks.clean import look
+from vitlens.attacks.clean import clean_images
 from vitlens.attacks.descent import pgd
-from vitlens.attacks.jobs import Jobs
-from vitlens.attacks.reading import Reader
+from vitlens.attacks.evaluation import Evaluator
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import sweep
 from vitlens.errors import NonFiniteError, UnsupportedError
@@ -99,18 +99,18 @@ def test_fgsm_takes_two_looks_and_one_gradient():
 @pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (3, [4]), (5, [8]), (20, [24]), (40, [32, 8]), (45, [32, 16])])
 def test_a_processor_meets_few_shapes_and_every_image_gets_its_own_answer(count, sizes):
     model, images = perceptron(), pictures(count)
-    clean, rows = look(model, images, "predicted"), torch.arange(count)
-    jobs = Jobs(rows, rows, images, clean.labels, clean.rivals, clean.labels, rows, torch.full((count,), 0.1), rows)
+    clean, rows = clean_images(model, images, "predicted"), torch.arange(count)
+    jobs = Jobs(rows, rows, images, clean.labels, clean.runners_up, clean.labels, rows, torch.full((count,), 0.1), rows)
     passes = watched(model)
-    reader, nobody = Reader(model, pgd(steps=1)), torch.zeros(count, dtype=torch.bool)
-    seen = reader.read(images, jobs, nobody)
+    evaluator, nobody = Evaluator(model, pgd(setting(1))), torch.zeros(count, dtype=torch.bool)
+    seen = evaluator.evaluate(images, jobs, nobody)
     assert passes == [(size, True) for size in sizes]
     for row in range(count):
-        alone = reader.read(images[row : row + 1], jobs.only(torch.tensor([row])), nobody[:1])
+        alone = evaluator.evaluate(images[row : row + 1], jobs.only(torch.tensor([row])), nobody[:1])
         torch.testing.assert_close(seen.logits[row], alone.logits[0])
         torch.testing.assert_close(seen.gradients[:, row], alone.gradients[:, 0])
     every_other = torch.arange(count) % 2 == 0
-    mixed = reader.read(images, jobs, every_other)
+    mixed = evaluator.evaluate(images, jobs, every_other)
     torch.testing.assert_close(mixed.logits, seen.logits)
     torch.testing.assert_close(mixed.gradients[:, ~every_other], seen.gradients[:, ~every_other])
     assert not mixed.gradients[:, every_other].any()
@@ -225,9 +225,9 @@ def test_a_model_that_hides_its_gradient():
 
     model, images = made(Rounded(), (8, 8), classes=2), pictures(8, low=0.4, high=0.6)
     found = sweep(model, images, "predicted", attacks=["fgsm", "square"], epsilons=(0.2,), steps=2)
-    assert found.silent["fgsm"].all()
+    assert found.zero_gradients["fgsm"].all()
     assert found.robust("fgsm", 0.2).all()
-    assert not found.silent["square"].any()
+    assert not found.zero_gradients["square"].any()
     assert not found.robust("square", 0.2).any()
 
     class Cut(Rounded):

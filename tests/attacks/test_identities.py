@@ -4,23 +4,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.attacks.models import answers, linear, perceptron, pictures
+from tests.attacks.models import answers, linear, perceptron, pictures, setting
+from vitlens.attacks.algorithm import Algorithm
 from vitlens.attacks.attack import attack
-from vitlens.attacks.clean import look
+from vitlens.attacks.clean import clean_images
 from vitlens.attacks.descent import fgsm, pgd
 from vitlens.attacks.engine import Engine
-from vitlens.attacks.jobs import Machine
 from vitlens.attacks.norms import L2, LINF, NORMS
-from vitlens.attacks.plan import Outcome, Plan
+from vitlens.attacks.plan import AttackOutcome, AttackPlan
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import sweep
 from vitlens.models.model import Model
 
 
-def run(model: Model, images: Tensor, machine: Machine, *levels: float, **plan: object) -> Outcome:
-    clean = look(model, images, "predicted")
+def run(model: Model, images: Tensor, algorithm: Algorithm, *levels: float, **plan: object) -> AttackOutcome:
+    clean = clean_images(model, images, "predicted")
     limits = torch.full((len(images),), len(levels))
-    return Engine(model, clean, machine, Plan(levels, limits, keep=len(images), **plan), lambda *_: None).run()
+    return Engine(model, clean, algorithm, AttackPlan(levels, limits, keep=len(images), **plan), lambda *_: None).run()
 
 
 def thresholds(model: Model, images: Tensor, power: int) -> Tensor:
@@ -77,18 +77,18 @@ def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(n
 @pytest.mark.parametrize("norm", [LINF, L2], ids=lambda norm: norm.name)
 def test_one_step_of_pgd_from_the_clean_image_is_fgsm(norm):
     model, images = perceptron(), pictures(20)
-    one = run(model, images, pgd(steps=1, norm=norm, stride=1.0, wander=False), 0.3)
-    other = run(model, images, pgd(steps=1, norm=norm, stride=2.5, wander=False), 0.3)  # too long, and projected
-    assert one.found
-    assert one.found.keys() == other.found.keys()
-    for row, image in one.found.items():
-        torch.testing.assert_close(image, other.found[row], atol=1e-6, rtol=0)
+    one = run(model, images, pgd(setting(1), norm=norm.name, stride=1.0, random_start=False), 0.3)
+    long = pgd(setting(1), norm=norm.name, stride=2.5, random_start=False)  # too long a step, and projected
+    other = run(model, images, long, 0.3)
+    assert one.adversarial
+    assert one.adversarial.keys() == other.adversarial.keys()
+    for row, image in one.adversarial.items():
+        torch.testing.assert_close(image, other.adversarial[row], atol=1e-6, rtol=0)
     if norm is LINF:
         named = attack(model, images, "predicted", method="fgsm", epsilon=0.3)
-        assert all(
-            torch.equal(named.images[row], image) for row, image in run(model, images, fgsm(), 0.3).found.items()
-        )
-        assert all(torch.equal(named.images[row], image) for row, image in one.found.items())
+        once = run(model, images, fgsm(setting(1)), 0.3)
+        assert all(torch.equal(named.images[row], image) for row, image in once.adversarial.items())
+        assert all(torch.equal(named.images[row], image) for row, image in one.adversarial.items())
 
 
 def test_fgsm_is_the_sign_of_the_gradient_of_cross_entropy():

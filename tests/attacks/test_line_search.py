@@ -6,11 +6,11 @@ from torch import Tensor
 
 from tests.attacks.models import answers, linear, perceptron, pictures
 from vitlens.attacks.attack import attack
-from vitlens.attacks.line_search import LOOKS, POINTS, line_search
+from vitlens.attacks.engine import POINTS, ROUNDS, line_search
 from vitlens.attacks.norms import L2
 from vitlens.attacks.sweep import sweep
 
-FINEST = (POINTS + 1) ** -LOOKS
+FINEST = (POINTS + 1) ** -ROUNDS
 
 
 def straight(count: int) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ def test_it_ends_where_the_boundary_is(batch_size):
     assert gap.max() > FINEST / 10
     assert torch.equal(nearer[:, 1:], clean[:, 1:])
     assert max(sizes) == min(batch_size, 5 * POINTS)
-    assert sum(sizes) == 5 * POINTS * LOOKS
+    assert sum(sizes) == 5 * POINTS * ROUNDS
 
 
 def test_where_nothing_nearer_is_adversarial_the_image_comes_back_to_the_bit():
@@ -69,12 +69,14 @@ def test_what_is_handed_out_was_judged(name):
     model, images = perceptron(seed=2), pictures(12, seed=4)
     labels = answers(model, images)
     result = attack(model, images, labels, method=name, steps=20)
-    won = result.success
-    assert won.sum() > 5
-    assert (answers(model, result.images) != labels)[won].all()
-    torch.testing.assert_close(L2.length(result.images - images)[won], result.distance[won], atol=1e-6, rtol=1e-6)
+    success = result.success
+    assert success.sum() > 5
+    assert (answers(model, result.images) != labels)[success].all()
+    torch.testing.assert_close(
+        L2.length(result.images - images)[success], result.distance[success], atol=1e-6, rtol=1e-6
+    )
     shorter = images + (1 - 3 * FINEST) * (result.images - images)
-    assert (answers(model, shorter) == labels)[won].float().mean() > 0.9
+    assert (answers(model, shorter) == labels)[success].float().mean() > 0.9
 
 
 @pytest.mark.parametrize("name", ["cw", "deepfool"])

@@ -4,9 +4,9 @@ import torch
 
 from tests.attacks.models import perceptron, pictures
 from vitlens.attacks.attack import attack
-from vitlens.attacks.clean import look
+from vitlens.attacks.clean import clean_images
 from vitlens.attacks.engine import Engine
-from vitlens.attacks.plan import Plan
+from vitlens.attacks.plan import AttackPlan
 from vitlens.attacks.scores import SquareSearch, sides_of
 
 
@@ -22,10 +22,10 @@ def test_the_side_of_the_square_shrinks_as_published():
 
 def test_the_margin_never_rises_and_every_change_is_a_square():
     model, images = perceptron(), pictures(1, low=0.4, high=0.6)
-    clean, epsilon, queries = look(model, images, "predicted"), 1e-3, 60
+    clean, epsilon, queries = clean_images(model, images, "predicted"), 1e-3, 60
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
-    plan = Plan((epsilon,), torch.ones(1, dtype=torch.int64))
+    plan = AttackPlan((epsilon,), torch.ones(1, dtype=torch.int64))
     outcome = Engine(model, clean, SquareSearch(queries), plan, lambda *_: None).run()
     assert outcome.level.tolist() == [-1]
     assert outcome.forwards.tolist() == [queries]

@@ -9,8 +9,8 @@ from vitlens.cli.words import one_option_an_image
 from vitlens.commands.registry import COMMANDS as REGISTRY
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.train.options import Teaching, Tuning
 from vitlens.names import COMMANDS
-from vitlens.runs.train_options import UNTAUGHT, WHOLE, Teaching, Tuning
 
 WORDS = {command.__name__: example for command, example in EXAMPLES.items()} | {
     word: command.example for word, command in REGISTRY.items()
@@ -138,31 +138,13 @@ def test_profile_takes_lists(stand_in, capsys):
 
 def test_train_passes_on_what_was_given_alone(stand_in):
     calls = stand_in("train")
-    assert (
-        run(
-            [
-                "train",
-                "vit-micro",
-                "--epochs",
-                "3",
-                "--average",
-                "0",
-                "--patch-size",
-                "8",
-                "--depth",
-                "2",
-                "--image-size",
-                "64",
-            ]
-        )
-        == 0
-    )
-    [(args, options)] = calls
-    assert args == ("vit-micro",)
-    assert options["recipe"] == {"epochs": 3, "average": 0.0}
-    assert options["shape"] == {"patch_size": [8, 8], "depth": 2}
-    assert options["image_size"] == (64, 64)
-    assert (options["data"], options["resume"]) == (None, None)
+    line = "train vit-micro --epochs 3 --average 0 --patch-size 8 --depth 2 --image-size 64"
+    assert run(line.split()) == 0
+    [((options,), _)] = calls
+    assert options.recipe.numbers == {"epochs": 3, "average": 0.0}
+    assert options.shape.sides == {"patch_size": [8, 8], "depth": 2}
+    assert options.shape.image_size == (64, 64)
+    assert (options.model, options.data, options.resume) == ("vit-micro", None, None)
 
 
 def test_train_passes_on_what_is_tuned_and_who_teaches(stand_in, capsys):
@@ -174,11 +156,11 @@ def test_train_passes_on_what_is_tuned_and_who_teaches(stand_in, capsys):
         "runs/a --train-last 2",
     ):
         assert run(["train", *line.split()]) == 0
-    tunings, teachings = ([options[name] for _, options in calls] for name in ("tuning", "teaching"))
-    assert tunings == [Tuning("w.pth", freeze=True, views=3), WHOLE, WHOLE, Tuning(last=2)]
+    tunings, teachings = ([getattr(options, name) for (options,), _ in calls] for name in ("tuning", "teaching"))
+    assert tunings == [Tuning("w.pth", freeze=True, views=3), Tuning(), Tuning(), Tuning(last=2)]
     assert teachings[1:3] == [Teaching("r", "soft", 0.3, 2.0), Teaching("r", token=False, beside="p")]
-    assert teachings[0] == teachings[3] == UNTAUGHT
-    assert calls[0][1]["recipe"] == {"layer_decay": 0.75}
+    assert teachings[0] == teachings[3] == Teaching()
+    assert calls[0][0][0].recipe.numbers == {"layer_decay": 0.75}
     assert run(["train", "vit-tiny", "--distill", "soft"]) == 2
     assert "--distill-from MODEL with --distill, found --distill alone" in capsys.readouterr().err
 
@@ -187,7 +169,7 @@ def test_train_keeps_weights_when_asked(stand_in):
     calls = stand_in("train")
     assert run(["train", "vit-micro", "--keep-every", "3"]) == 0
     assert run(["train", "vit-micro"]) == 0
-    assert [options["keep_every"] for _, options in calls] == [3, None]
+    assert [options.keep_every for (options,), _ in calls] == [3, None]
 
 
 def test_attention_passes_on_the_views(stand_in, capsys):

@@ -1,15 +1,30 @@
 """The words that the command line offers are those that are there: names, registries, choices, the public API."""
 
 import ast
+from collections.abc import Callable
+from io import BytesIO
+from itertools import combinations
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
+import jaxtyping
 import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
 import vitlens
+from tests.lens.tiny import images, ours
 from vitlens import names
+from vitlens.analysis.attention.rollout import RolloutOptions, fuse
+from vitlens.analysis.faithfulness.masking import answers_without
+from vitlens.analysis.features.embedding import embed
+from vitlens.analysis.features.knn import vote
+from vitlens.analysis.features.neighbours import Neighbours
 from vitlens.cli.main import EXAMPLES
 from vitlens.commands.registry import COMMANDS
+from vitlens.devices import autocast
+from vitlens.errors import UnknownNameError
 from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.training.recipe import RECIPES
 
@@ -64,30 +79,63 @@ def test_an_unknown_public_name_says_the_known_ones():
         vitlens.roll  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("literal", "known"),
-    [
-        (names.PresetName, names.PRESETS),
-        (names.BundledName, names.BUNDLED),
-        (names.Fusion, names.FUSIONS),
-        (names.Engine, names.ENGINES),
-        (names.Substrate, names.SUBSTRATES),
-        (names.AttackName, names.ATTACK_NAMES),
-        (names.FeaturePool, names.FEATURE_POOLS),
-        (names.Weighting, names.WEIGHTINGS),
-        (names.Projection, names.PROJECTIONS),
-        (names.CommandName, names.COMMANDS),
-        (names.FigureFormat, names.FORMATS),
-        (names.TrackerName, names.TRACKERS),
-        (names.StudyKind, names.STUDY_KINDS),
-        (names.TemplateSet, names.TEMPLATE_SETS),
-        (names.DistillKind, names.DISTILL_KINDS),
-        (names.Precision, names.PRECISIONS),
-    ],
-)
-def test_no_name_stands_twice(literal, known):
-    assert get_args(literal) == known
-    assert len(set(known)) == len(known)
+def substituted(substrate: Any) -> Tensor:
+    model = ours()
+    removed = torch.tensor([[True] + [False] * 11])
+    first = torch.zeros(1, dtype=torch.int64)
+    return answers_without(model, images(model.input_size), first, removed, grid=(4, 3), substrate=substrate)
+
+
+def voted(weighting: Any) -> Tensor:
+    """One near neighbour against two far ones."""
+    found = Neighbours(torch.tensor([[0, 1, 2]]), torch.tensor([[0.99, 0.1, 0.1]], dtype=torch.float64))
+    return vote(found, torch.tensor([0, 1, 1]), k=3, classes=2, weighting=weighting)
+
+
+def as_file(form: str) -> bytes:
+    file = BytesIO()
+    Figure((1, 1)).savefig(file, format=form)
+    return file.getvalue()[:8]
+
+
+WEIGHTS = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)).softmax(-1)
+POINTS = torch.rand(12, 6, generator=torch.Generator().manual_seed(0))
+CHOICES: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
+    "fusion": (names.FUSIONS, lambda word: fuse(WEIGHTS, RolloutOptions(fusion=word).fusion)),
+    "substrate": (names.SUBSTRATES, substituted),
+    "pooling": (names.FEATURE_POOLS, lambda word: vitlens.features(ours(), images((32, 48)), pool=word).at()),
+    "weighting": (names.WEIGHTINGS, voted),
+    "projection": (names.PROJECTIONS, lambda word: embed(POINTS, method=word, perplexity=2.0).points),
+    "format": (names.FORMATS, as_file),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_word_of_a_choice_does_something_of_its_own_and_no_other_word_does(choice, monkeypatch):
+    known, done = CHOICES[choice]
+    results = {word: done(word) for word in known}
+    for one, other in combinations(known, 2):
+        first, second = results[one], results[other]
+        same = first == second if isinstance(first, bytes) else first.shape == second.shape and first.equal(second)
+        assert not same, (one, other)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types would be first
+    with pytest.raises((UnknownNameError, ValueError), match="no-such-word"):
+        done("no-such-word")
+
+
+def test_every_precision_is_taken_and_no_other_word():
+    cpu = torch.device("cpu")
+    for word, lowered in {"auto": False, "fp32": False, "bf16": True}.items():
+        with autocast(cpu, word):
+            assert torch.is_autocast_enabled("cpu") == lowered
+    assert set(names.PRECISIONS) == {"auto", "fp32", "bf16"}
+    with pytest.raises(UnknownNameError, match="no-such-word"):
+        autocast(cpu, "no-such-word")
+
+
+def test_every_bundled_model_has_its_folder():
+    folder = Path(vitlens.__file__).parent / "models" / "bundled"
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(names.BUNDLED)
 
 
 def test_every_speciality_has_its_colour_and_code():
@@ -95,12 +143,6 @@ def test_every_speciality_has_its_colour_and_code():
     from vitlens.figures.specialisation import KINDS
 
     assert set(KINDS) == set(LABELS)
-
-
-def test_every_attack_has_its_entry():
-    from vitlens.attacks.registry import ATTACKS
-
-    assert tuple(ATTACKS) == names.ATTACK_NAMES
 
 
 def test_everything_that_can_be_removed_has_a_word():

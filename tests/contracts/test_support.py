@@ -20,6 +20,7 @@ from vitlens.attribution.explain import methods_for
 from vitlens.cli import main
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold import load as loading
+from vitlens.commands.train.measure import start as train_start
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
 from vitlens.data.split import Split
@@ -28,7 +29,6 @@ from vitlens.models.model import Model
 from vitlens.models.new_head import for_classes
 from vitlens.models.resnet import build_resnet
 from vitlens.models.support import CHECKS, NEEDS, supported
-from vitlens.runs import train_start
 
 
 def library(name: str, *, size: int = 64, **options: object) -> Model:

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from tests.oracles import peer_foolbox
-from vitlens.attacks.carlini_wagner import carlini_wagner
-from vitlens.attacks.clean import look
+from vitlens.attacks.carlini_wagner import CarliniWagner
+from vitlens.attacks.clean import clean_images
 from vitlens.attacks.engine import Engine
-from vitlens.attacks.plan import Plan
+from vitlens.attacks.plan import AttackPlan
 from vitlens.attacks.sweep import sweep
 from vitlens.data.digits import digits
 from vitlens.models import zoo
@@ -60,10 +60,10 @@ def compare_carlini_wagner(model: Model, count: int, *, searches: int, steps: in
     images, labels = pictures(count)
     attack = peer_foolbox.carlini_wagner(searches=searches, steps=steps)
     theirs = peer_foolbox.standing(model, images, labels, attack, LENGTHS)
-    clean = look(model, images, labels)
-    plan = Plan((1.0,), torch.ones(count, dtype=torch.int64), batch_size=count)
-    machine = carlini_wagner(steps=steps, searches=searches)
-    distance = Engine(model, clean, machine, plan, lambda *_: None).run().distance
+    clean = clean_images(model, images, labels)
+    plan = AttackPlan((1.0,), torch.ones(count, dtype=torch.int64), batch_size=count)
+    algorithm = CarliniWagner(steps=steps, searches=searches)
+    distance = Engine(model, clean, algorithm, plan, lambda *_: None).run().distance
     no_weaker([clean.correct & (distance > length) for length in LENGTHS], theirs)
 
 

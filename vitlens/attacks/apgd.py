@@ -1,4 +1,4 @@
-"""Auto-PGD (Croce & Hein 2020, algorithm 1): momentum, and a step that halves itself where it no longer helps."""
+"""Auto-PGD (Croce & Hein 2020, algorithm 1): momentum, and a step that is halved where it no longer helps."""
 
 import math
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.jobs import Jobs, Seen, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
 from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
-from vitlens.attacks.norms import LINF, Norm, per_pixel
+from vitlens.attacks.norms import NORMS, Norm, per_pixel
+from vitlens.attacks.registry import NormName
 from vitlens.shapes import Images, Logits
 
 RHO = 0.75  # share of steps that must have raised the loss between two checkpoints
@@ -26,18 +27,18 @@ class AutoPGD:
     steps: int
     loss: Loss
     norm: Norm
-    aims: int = 0
+    targets: int = 0
     minimum: bool = False
     objectives: int = 1
     random: bool = True
 
     @property
-    def reads(self) -> int:
+    def queries(self) -> int:
         """The start, and the end of each step."""
         return self.steps + 1
 
     def start(self, jobs: Jobs) -> State:
-        """A random place in the ball."""
+        """At a random place in the ball."""
         points = moved(
             jobs,
             self.norm.project(self.norm.draw(jobs.keys, jobs.clean) * per_pixel(jobs.epsilon), jobs.epsilon),
@@ -58,13 +59,13 @@ class AutoPGD:
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
         """The one loss."""
-        return self.loss(logits, jobs.labels, jobs.aims)[:, None]
+        return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
-    def step(self, jobs: Jobs, state: State, seen: Seen) -> State:
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Take note of the loss, check the step, move on."""
         loss, gradient, points = seen.losses[:, 0], seen.gradients[0], state["points"]
         better = loss > state["top_loss"]
-        first = jobs.reads == 0
+        first = jobs.queries == 0
         top_loss = torch.where(better, loss, state["top_loss"])
         noted = {
             **state,
@@ -82,7 +83,7 @@ class AutoPGD:
 
     def _checked(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
         """At a checkpoint: whether the step is halved."""
-        window = _windows(self.steps, jobs.rows.device)[jobs.reads]
+        window = _windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
         idle = ~state["halved"] & (state["top_loss"] == state["checked"])
         back = at_check & ((state["rises"] < RHO * window) | idle)
@@ -103,18 +104,18 @@ class AutoPGD:
         return moved(jobs, self.norm.project(mixed - jobs.clean, jobs.epsilon))
 
 
-def apgd(*, steps: int, loss: LossName = "cross-entropy", norm: Norm = LINF, aims: int = 0) -> AutoPGD:
-    """Auto-PGD; aims: how many of the likeliest other classes it aims at in turn (9 in AutoAttack); 0: none."""
-    return AutoPGD(steps, (TARGETED if aims else LOSSES)[loss], norm, aims)
+def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName = "linf", targets: int = 0) -> AutoPGD:
+    """Auto-PGD; targets: how many of the likeliest other classes it aims at in turn (9 in AutoAttack); 0: none."""
+    return AutoPGD(setting.steps, (TARGETED if targets else LOSSES)[loss], NORMS[norm], targets)
 
 
 def checkpoints(steps: int) -> list[int]:
     """After which steps it is checked: at p = 0.22, then p + max(p - previous p - 0.03, 0.06), rounded up."""
-    before, share, found = 0.0, _FIRST, list[int]()
+    before, share, steps_done = 0.0, _FIRST, list[int]()
     while share <= 1:
-        found.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 is 11, whatever the rounding
+        steps_done.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 is 11, whatever the rounding
         before, share = share, share + max(share - before - _SHORTER, _SHORTEST)
-    return sorted(set(found))
+    return sorted(set(steps_done))
 
 
 def windows(steps: int) -> list[int]:
@@ -125,7 +126,7 @@ def windows(steps: int) -> list[int]:
 
 
 @cache
-def _windows(steps: int, device: torch.device) -> Int[Tensor, " reads"]:
+def _windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
     return torch.tensor(windows(steps), device=device)
 
 

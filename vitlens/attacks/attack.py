@@ -1,18 +1,18 @@
 """One attack on some images: the public function, and what it shares with the sweep."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.attacks.algorithm import Algorithm, Setting, algorithm_of
 from vitlens.attacks.checks import require_counts, require_epsilons, require_maps, require_targets
-from vitlens.attacks.clean import Clean, look
-from vitlens.attacks.jobs import Machine
-from vitlens.attacks.norms import NormName
-from vitlens.attacks.plan import Plan
-from vitlens.attacks.registry import ATTACKS, Attack, Setting, machine_of, members_of, side_of
-from vitlens.attacks.result import AttackResult
+from vitlens.attacks.clean import CleanImages, clean_images
+from vitlens.attacks.defaults import ATTACK, EPSILON, RESTARTS
+from vitlens.attacks.plan import AttackPlan
+from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of, targeted
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
 from vitlens.models.model import Model
@@ -22,7 +22,31 @@ from vitlens.shapes import Images
 
 BACKWARD = 3  # a backward pass holds about this many times what a forward pass does
 _MOST_ON_CPU = 64
-_USUAL = {"linf": 8 / 255, "l2": 0.5}
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Images after an attack.
+
+    images: adversarial where success, else the clean image; success: was right and now is wrong, judged in fp32 on
+    exactly these pixels (where targets were handed in: took its target for it); distance: of images from the clean
+    ones, in the attack's norm, pixel units; tried: was right before; reached: has the class that was handed in as
+    target; forwards, backwards: passes through the model; notes: what must be said beside the numbers.
+    """
+
+    images: Images
+    success: Bool[Tensor, " batch"]
+    distance: Float[Tensor, " batch"]
+    tried: Bool[Tensor, " batch"]
+    reached: Bool[Tensor, " batch"]
+    forwards: Int[Tensor, " batch"]
+    backwards: Int[Tensor, " batch"]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def robust_accuracy(self) -> float:
+        """The fraction of all images that were right and still are."""
+        return (self.tried & ~self.success).float().mean().item()
 
 
 @takes_images
@@ -31,10 +55,10 @@ def attack(
     images: Images,
     labels: Tensor | str | None = None,
     *,
-    method: str = "pgd",
+    method: str = ATTACK,
     epsilon: float | None = None,
     steps: int | None = None,
-    restarts: int = 1,
+    restarts: int = RESTARTS,
     targets: Tensor | None = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -43,12 +67,12 @@ def attack(
     aligned: bool = True,
     maps: Tensor | None = None,
 ) -> AttackResult:
-    """Images changed so that the model no longer gets them right.
+    """Images perturbed so that the model no longer gets them right.
 
-    images: (batch, 3, height, width) in [0, 1]; labels: class indices, or "predicted" to attack what the model says;
-    method: a name of ATTACKS; epsilon: in pixel units (None: 8/255 for L∞, 0.5 for L2, none for an attack that looks
-    for the smallest change); steps: None, as many as is usual for the method; targets: classes to reach instead of
-    being wrong; precision: of gradients ("fp32", "bf16", "auto"), success is always judged in fp32; side, aligned,
+    images: (batch, 3, height, width) in [0, 1]; labels: class indices, or "predicted" to attack the predictions;
+    method: a name of ATTACKS; epsilon: in pixel units (None: 8/255 for L∞, 0.5 for L2, none for an attack that
+    searches for the smallest perturbation); steps: None, the default of the method; targets: classes to reach instead
+    of being wrong; precision: of gradients ("fp32", "bf16", "auto"), success is always judged in fp32; side, aligned,
     maps: of the patch attack: px (None: a quarter of the shorter side), on tokens or anywhere, and by what its place is
     chosen. Images that the model gets wrong already are left alone. Raises InputError for what cannot be attacked,
     NonFiniteError naming model and image.
@@ -62,37 +86,37 @@ def attack(
     require_counts(steps=steps, restarts=restarts, batch_size=batch_size)
     members = members_of(method)
     require(model, *NEEDS["attack"])
-    clean = look(model, images, labels, batch_size=batch_size)
+    clean = clean_images(model, images, labels, batch_size=batch_size)
     setting = setting_of(model, clean, side=side, aligned=aligned, maps=maps)
-    machines = [built(member, setting, steps) for member in members]
+    algorithms = [built(member, setting, steps) for member in members]
     limit, level = _level(members[0], setting, epsilon)
-    aimed = None if targets is None else require_targets(targets, clean, setting.classes)
-    if aimed is not None and not ATTACKS[method].targeted:
-        raise InputError(f"expected pgd-targeted or apgd-targeted to reach targets, found {method!r}")
+    reach = None if targets is None else require_targets(targets, clean, setting.classes)
+    if reach is not None and not ATTACKS[method].targets:
+        raise InputError(f"expected {targeted()} to reach targets, found {method!r}")
     count = len(clean.labels)
-    plan = Plan(
-        (level,), torch.full((count,), int(level > 0)), restarts, aimed, seed,
+    plan = AttackPlan(
+        (level,), torch.full((count,), int(level > 0)), restarts, reach, seed,
         batch_size or fitting_batch(model), precision, keep=count,
     )  # fmt: skip
-    found = worst_case(model, clean, machines, plan)
-    success = (found.level >= 0) & (found.distance <= limit)
+    outcome = worst_case(model, clean, algorithms, plan)
+    success = (outcome.level >= 0) & (outcome.distance <= limit)
     adversarial = clean.images.clone()
     for row in success.nonzero()[:, 0].tolist():
-        adversarial[row] = found.found[row]
+        adversarial[row] = outcome.adversarial[row]
     return AttackResult(
         adversarial,
         success,
-        torch.where(success, found.distance, 0.0),
+        torch.where(success, outcome.distance, 0.0),
         clean.correct,
-        success if aimed is not None else torch.zeros_like(success),
-        found.forwards,
-        found.backwards,
+        success if reach is not None else torch.zeros_like(success),
+        outcome.forwards,
+        outcome.backwards,
         clean.notes(model.alias),
     )
 
 
-def setting_of(model: Model, clean: Clean, *, side: int | None, aligned: bool, maps: Tensor | None) -> Setting:
-    """What machines are made for: this model, images of this size."""
+def setting_of(model: Model, clean: CleanImages, *, side: int | None, aligned: bool, maps: Tensor | None) -> Setting:
+    """What algorithms are made for: this model, images of this size."""
     size = int(clean.images.shape[2]), int(clean.images.shape[3])
     layout = model.anatomy.layout
     token = None
@@ -103,16 +127,16 @@ def setting_of(model: Model, clean: Clean, *, side: int | None, aligned: bool, m
     return Setting(1, len(model.classes), size, token, side, aligned, checked)
 
 
-def built(member: Attack, setting: Setting, steps: int | None) -> Machine:
-    """An attack's machine with so many steps, or its usual number."""
-    return machine_of(member, replace(setting, steps=steps or max(1, member.steps)))
+def built(member: Attack, setting: Setting, steps: int | None) -> Algorithm:
+    """An attack's algorithm with so many steps, or its default number."""
+    return algorithm_of(member, replace(setting, steps=steps or max(1, member.steps)))
 
 
 def levels_of(norm: NormName, setting: Setting, epsilons: tuple[float, ...]) -> tuple[float, ...]:
     """The epsilons of an attack: those asked for; of a patch the share of the image that it covers."""
     if norm != "patch":
         return epsilons
-    return (side_of(setting) ** 2 / (setting.size[0] * setting.size[1]),)
+    return (setting.square_side**2 / (setting.size[0] * setting.size[1]),)
 
 
 def fitting_batch(model: Model) -> int:
@@ -122,14 +146,14 @@ def fitting_batch(model: Model) -> int:
 
 
 def _level(member: Attack, setting: Setting, epsilon: float | None) -> tuple[float, float]:
-    """Within which distance a change counts, and the epsilon that the machine is given."""
-    if member.norm == "patch":
+    """Within which distance a perturbation counts, and the epsilon that the algorithm is given."""
+    if not member.takes_epsilon:
         if epsilon is not None:
             raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
-        return torch.inf, levels_of("patch", setting, ())[0]
+        return torch.inf, levels_of(member.norm, setting, ())[0]
     if epsilon is not None:
         require_epsilons([epsilon], member.norm)
     if member.kind == "minimum":
         return (torch.inf if epsilon is None else epsilon), 1.0
-    level = _USUAL[member.norm] if epsilon is None else epsilon
+    level = EPSILON[member.norm] if epsilon is None else epsilon
     return torch.inf, level

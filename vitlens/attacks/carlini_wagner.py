@@ -1,7 +1,7 @@
-"""Carlini & Wagner's L2 attack (2017): the nearest image that is taken for something else.
+"""Carlini & Wagner's L2 attack (2017): the nearest adversarial image.
 
-It makes distance² + c · margin small, in tanh space, where no pixel can leave [0, 1]; a binary search finds each
-image's c. Searches stop image by image, and the answer is the nearest of all images that were found on the way.
+It minimises distance² + c · margin in tanh space, where no pixel can leave [0, 1]; a binary search finds each image's
+c. Searches stop image by image, and the result is the nearest of all adversarial images on the way.
 """
 
 import math
@@ -11,21 +11,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.attacks.jobs import Jobs, Seen, State
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State
+from vitlens.attacks.defaults import SEARCHES
 from vitlens.attacks.losses import grain, margin
 from vitlens.attacks.norms import L2, Norm, per_pixel
 from vitlens.shapes import Images, Logits
 
-SEARCHES = 9
 FIRST_C = 1e-3
 LARGEST_C = 1e10
 RATE = 0.01
 _SHRUNK = 1 - 1e-6  # so that black and white have a finite place in tanh space
 _DECAY = 0.9, 0.999  # Adam's
-_CALM = 1e-8
-_CHECKS = 10  # times in a search that it is looked whether the loss still falls
+_TINY = 1e-8  # Adam's epsilon
+_CHECKS = 10  # how often a search checks whether the loss still falls
 _FALL = 0.9999
-_PATIENCE = 2  # looks in a row at which it does not: one image's loss swings where the sum over a batch falls
+_PATIENCE = 2  # checks in a row at which it does not: one image's loss swings where the sum over a batch falls
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class CarliniWagner:
     """steps: of Adam in each search; searches: values of c; rate: Adam's; first_c: where the search begins."""
 
     steps: int
-    searches: int
-    rate: float
-    first_c: float
+    searches: int = SEARCHES
+    rate: float = RATE
+    first_c: float = FIRST_C
     norm: Norm = L2
     minimum: bool = True
     objectives: int = 1
-    aims: int = 0
+    targets: int = 0
     random: bool = False
 
     @property
-    def reads(self) -> int:
+    def queries(self) -> int:
         """At most."""
         return self.steps * self.searches
 
@@ -67,8 +67,8 @@ class CarliniWagner:
         """How far the label's logit is above the largest other, with the sign turned; 0 once it is below."""
         return -(margin(logits, jobs.labels) + grain(logits)).clamp_min(0)[:, None]
 
-    def step(self, jobs: Jobs, state: State, seen: Seen) -> State:
-        """Keep what was found, take a step of Adam, and begin the next search where this one is at its end."""
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+        """Keep the nearest adversarial image, take a step of Adam, and begin the next search where one has ended."""
         points, away = state["points"], state["points"] - _as_image(state["origin"])
         loss = away.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
         gradient = (2 * away - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)  # d tanh
@@ -77,7 +77,7 @@ class CarliniWagner:
         return self._searched(state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE))
 
     def _checked(self, state: State, loss: Float[Tensor, " batch"]) -> State:
-        """Every tenth of the steps: whether the loss has fallen since the last look."""
+        """Every tenth of the steps: whether the loss has fallen since the last check."""
         check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
         still = torch.where(loss > _FALL * state["checked"], state["still"] + 1, 0)
         return {
@@ -92,15 +92,15 @@ class CarliniWagner:
         mean = _DECAY[0] * state["mean"] + (1 - _DECAY[0]) * gradient
         power = _DECAY[1] * state["power"] + (1 - _DECAY[1]) * gradient.square()
         fair = [per_pixel(1 - decay ** ticks.to(gradient.dtype)) for decay in _DECAY]
-        shift = state["shift"] - self.rate * (mean / fair[0]) / ((power / fair[1]).sqrt() + _CALM)
+        shift = state["shift"] - self.rate * (mean / fair[0]) / ((power / fair[1]).sqrt() + _TINY)
         points = _as_image(state["origin"] + shift)
         return {**state, "ticks": ticks, "mean": mean, "power": power, "shift": shift, "points": points}
 
     def _searched(self, state: State, end: Bool[Tensor, " batch"]) -> State:
-        """The next c, and a new search, for the jobs whose search is at its end."""
-        won = state["won"]
-        high = torch.where(end & won, state["c"], state["high"])
-        low = torch.where(end & ~won, state["c"], state["low"])
+        """The next c, and a new search, for the jobs whose search has ended."""
+        success = state["success"]
+        high = torch.where(end & success, state["c"], state["high"])
+        low = torch.where(end & ~success, state["c"], state["low"])
         search = state["search"] + end
         between = torch.where(high.isinf(), state["c"] * 10, (low + high) / 2)
         if self.searches >= SEARCHES + 1:  # as published: the last search is at the smallest c that has worked
@@ -115,15 +115,13 @@ class CarliniWagner:
         return {**state, **begun, "points": points, "c": c, "high": high, "low": low, "search": search, "over": over}
 
 
-def carlini_wagner(
-    *, steps: int, searches: int = SEARCHES, rate: float = RATE, first_c: float = FIRST_C
-) -> CarliniWagner:
-    """C&W's L2 attack, confidence 0: so many steps of Adam for each of so many values of c."""
-    return CarliniWagner(steps, searches, rate, first_c)
+def carlini_wagner(setting: Setting) -> CarliniWagner:
+    """C&W's L2 attack, confidence 0: so many steps of Adam for each of 9 values of c."""
+    return CarliniWagner(setting.steps)
 
 
 def _fresh(origin: Images) -> State:
-    """The beginning of a search: Adam's moments, and whether it has found anything."""
+    """The beginning of a search: Adam's moments, and no success so far."""
     zeros = torch.zeros_like(origin)
     none = torch.full_like(origin[:, 0, 0, 0], torch.inf)
     return {
@@ -133,19 +131,19 @@ def _fresh(origin: Images) -> State:
         "ticks": torch.zeros_like(none, dtype=torch.int64),
         "checked": none,
         "still": torch.zeros_like(none, dtype=torch.int64),
-        "won": torch.zeros_like(none, dtype=torch.bool),
+        "success": torch.zeros_like(none, dtype=torch.bool),
     }
 
 
-def _kept(jobs: Jobs, state: State, seen: Seen) -> State:
-    """The nearest image so far that is fooled."""
+def _kept(jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+    """The nearest adversarial image so far."""
     length = L2.length(state["points"] - jobs.clean)
-    nearer = seen.won & (length < state["nearest"])
+    nearer = seen.success & (length < state["nearest"])
     return {
         **state,
         "best": torch.where(nearer[:, None, None, None], state["points"], state["best"]),
         "nearest": torch.where(nearer, length, state["nearest"]),
-        "won": state["won"] | seen.won,
+        "success": state["success"] | seen.success,
     }
 
 

@@ -7,22 +7,22 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vitlens.attacks.clean import Clean
-from vitlens.attacks.norms import NormName
+from vitlens.attacks.clean import CleanImages
+from vitlens.attacks.registry import NormName
 from vitlens.errors import InputError
 from vitlens.shapes import Labels
 
 
 def require_epsilons(epsilons: Sequence[float], norm: NormName) -> tuple[float, ...]:
     """The epsilons as they are. Raises InputError unless they are ascending, not negative, and L∞ ones at most 1."""
-    found = tuple(float(epsilon) for epsilon in epsilons)
-    wrong = [epsilon for epsilon in found if not (0 <= epsilon < math.inf) or (norm == "linf" and epsilon > 1)]
+    values = tuple(float(epsilon) for epsilon in epsilons)
+    wrong = [epsilon for epsilon in values if not (0 <= epsilon < math.inf) or (norm == "linf" and epsilon > 1)]
     if wrong:
         bounds = "from 0 to 1 (the command's --epsilon: 0 to 255)" if norm == "linf" else "of 0 or more"
         raise InputError(f"expected epsilons {bounds} in pixel units, found {wrong[0]:g}")
-    if any(after <= before for before, after in pairwise(found)):
-        raise InputError(f"expected epsilons in ascending order, found {', '.join(f'{e:g}' for e in found)}")
-    return found
+    if any(after <= before for before, after in pairwise(values)):
+        raise InputError(f"expected epsilons in ascending order, found {', '.join(f'{e:g}' for e in values)}")
+    return values
 
 
 def require_counts(*, steps: int | None, restarts: int, keep: int = 0, batch_size: int | None = None) -> None:
@@ -33,7 +33,7 @@ def require_counts(*, steps: int | None, restarts: int, keep: int = 0, batch_siz
             raise InputError(f"expected {name} of at least {least}, found {value}")
 
 
-def require_targets(targets: Tensor, clean: Clean, classes: int) -> Labels:
+def require_targets(targets: Tensor, clean: CleanImages, classes: int) -> Labels:
     """The classes to reach, on the CPU. Raises InputError unless there is one an image, none of them its label."""
     if len(targets) != len(clean.labels):
         raise InputError(f"expected one target an image ({len(clean.labels)}), found {len(targets)}")

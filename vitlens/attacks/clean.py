@@ -1,4 +1,4 @@
-"""The images before any attack: which of them the model gets right, and which classes it would name next."""
+"""The images before any attack: which of them the model gets right, and which classes follow in its logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.attacks.reading import attacked
+from vitlens.attacks.defaults import TARGETS
+from vitlens.attacks.evaluation import attacked
 from vitlens.errors import InputError, NonFiniteError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 
-RIVALS = 9  # classes that targeted attacks aim at and DeepFool looks at, as published
 PREDICTED = "predicted"
 
 
 @dataclass(frozen=True)
-class Clean:
+class CleanImages:
     """The images that are attacked, on the CPU or wherever they were handed in.
 
-    labels: what the model has to say; correct: whether it does; rivals: other classes, the likeliest first; indices:
-    by which an image is known, whatever part of the data this is.
+    correct: whether the model predicts the label; runners_up: other classes, the likeliest first; indices: of the
+    images within the whole data, whatever part of it this is.
     """
 
     images: Images
     labels: Labels
     correct: Bool[Tensor, " batch"]
-    rivals: Int[Tensor, "batch rivals"]
+    runners_up: Int[Tensor, "batch others"]
     indices: Int[Tensor, " batch"]
 
     def notes(self, alias: str) -> tuple[str, ...]:
@@ -38,15 +38,15 @@ class Clean:
         return (f"{alias} is wrong on every one of the {len(self.labels)} images before any attack: nothing to attack",)
 
 
-def look(
+def clean_images(
     model: Model,
     images: Images,
     labels: Tensor | str | None,
     *,
     indices: Sequence[int] | None = None,
     batch_size: int | None = None,
-) -> Clean:
-    """Check the labels, and ask the model once.
+) -> CleanImages:
+    """The images with what the model answers, after the labels have been checked.
 
     labels: class indices, or "predicted". Raises InputError for what cannot be attacked, NonFiniteError naming model
     and image.
@@ -70,8 +70,8 @@ def look(
     asked = isinstance(labels, str) and labels == PREDICTED
     truth = logits.argmax(1) if asked else require_labels(labels, len(images), classes)
     others = logits.scatter(1, truth[:, None], -torch.inf)
-    rivals = others.topk(min(RIVALS, classes - 1), dim=1).indices
-    return Clean(images, truth, logits.argmax(1) == truth, rivals, numbers)
+    runners_up = others.topk(min(TARGETS, classes - 1), dim=1).indices
+    return CleanImages(images, truth, logits.argmax(1) == truth, runners_up, numbers)
 
 
 def require_labels(labels: Tensor | str | None, count: int, classes: int) -> Labels:

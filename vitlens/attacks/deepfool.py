@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.attacks.jobs import Jobs, Seen, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
+from vitlens.attacks.defaults import TARGETS
 from vitlens.attacks.losses import grain
 from vitlens.attacks.norms import L2, Norm, per_pixel
 from vitlens.shapes import Logits
@@ -17,18 +18,18 @@ _PUSH = 1e-4  # so that a step onto the boundary is none of length 0
 
 @dataclass(frozen=True)
 class DeepFool:
-    """objectives: how many of the likeliest other classes are looked at."""
+    """objectives: how many of the likeliest other classes are considered."""
 
     steps: int
     objectives: int
     norm: Norm = L2
     minimum: bool = True
-    aims: int = 0
+    targets: int = 0
     random: bool = False
 
     @property
-    def reads(self) -> int:
-        """One a step, and one of the last step's end."""
+    def queries(self) -> int:
+        """One a step, and one after the last step."""
         return self.steps + 1
 
     def start(self, jobs: Jobs) -> State:
@@ -43,11 +44,11 @@ class DeepFool:
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch objectives"]:
         """How far each of the other classes is above the label."""
-        others = logits.gather(1, jobs.rivals[:, : self.objectives])
+        others = logits.gather(1, jobs.runners_up[:, : self.objectives])
         return others - logits.gather(1, jobs.labels[:, None])
 
-    def step(self, jobs: Jobs, state: State, seen: Seen) -> State:
-        """Over the nearest of the boundaries, were they planes; done as soon as the image is fooled."""
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+        """Across the nearest of the boundaries, were they planes; over as soon as the image is adversarial."""
         lengths = seen.gradients.flatten(2).square().sum(2).sqrt().T  # batch, objectives
         tiny = torch.finfo(lengths.dtype).tiny
         gap = seen.losses.abs() + grain(seen.logits)[:, None]
@@ -55,19 +56,19 @@ class DeepFool:
         distances = torch.where(lengths > 0, distances, torch.inf)
         nearest, chosen = distances.min(1)
         gradient = seen.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
-        reach = torch.where(nearest.isfinite(), nearest + _PUSH, 0)  # nowhere to go without any gradient
+        reach = torch.where(nearest.isfinite(), nearest + _PUSH, 0)  # no step without any gradient
         total = state["total"] + per_pixel(reach) * L2.steepest(gradient)
-        won, here = seen.won, state["points"]
-        still = won[:, None, None, None]
+        success, here = seen.success, state["points"]
+        still = success[:, None, None, None]
         return {
             "points": moved(jobs, (1 + OVERSHOOT) * total),
             "total": total,
             "best": torch.where(still, here, state["best"]),
-            "nearest": torch.where(won, L2.length(here - jobs.clean), state["nearest"]),
-            "over": won,
+            "nearest": torch.where(success, L2.length(here - jobs.clean), state["nearest"]),
+            "over": success,
         }
 
 
-def deepfool(*, steps: int, candidates: int) -> DeepFool:
-    """DeepFool with overshoot 0.02 over so many of the likeliest other classes."""
-    return DeepFool(steps, candidates)
+def deepfool(setting: Setting) -> DeepFool:
+    """DeepFool with overshoot 0.02 over the 9 likeliest other classes."""
+    return DeepFool(setting.steps, min(TARGETS, setting.classes - 1))

@@ -1,14 +1,16 @@
-"""Projected gradient descent, and its kin: FGSM, BIM, one square, one band of frequencies, are it with less freedom."""
+"""Projected gradient descent, and FGSM, BIM, one patch and one band of frequencies, which are it with less freedom."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.attacks.jobs import Jobs, Seen, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
 from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
-from vitlens.attacks.norms import LINF, Norm, per_pixel
-from vitlens.attacks.regions import Ball, Region
+from vitlens.attacks.norms import NORMS, Norm, per_pixel
+from vitlens.attacks.regions import Ball, Band, Patch, Region, ranked_places
+from vitlens.attacks.registry import NormName
 from vitlens.shapes import Logits
 
 PGD_STRIDE = 2.5  # of epsilon in all, as in Madry 2018
@@ -17,17 +19,17 @@ BIM_STRIDE = 1.25  # Kurakin 2017: steps of 1/255, 1.25 times as many as epsilon
 
 @dataclass(frozen=True)
 class Descent:
-    """Steps up the loss's gradient, each brought back into the region.
+    """Steps up the loss's gradient, each projected into the region.
 
-    stride: length of all steps together, in epsilons; wander: whether it starts at a random place of the region.
+    stride: length of all steps together, in epsilons; random_start: whether it starts at a random place of the region.
     """
 
     steps: int
     stride: float
-    wander: bool
+    random_start: bool
     loss: Loss
     region: Region
-    aims: int = 0
+    targets: int = 0
     minimum: bool = False
     objectives: int = 1
 
@@ -37,19 +39,19 @@ class Descent:
         return self.region.norm
 
     @property
-    def reads(self) -> int:
-        """One a step, and one of the last step's end."""
+    def queries(self) -> int:
+        """One a step, and one after the last step."""
         return self.steps + 1
 
     @property
     def random(self) -> bool:
-        """Whether another try can end otherwise."""
-        return self.wander or self.region.random
+        """Whether another restart can end otherwise."""
+        return self.random_start or self.region.random
 
     def start(self, jobs: Jobs) -> State:
         """At the clean image, or anywhere in the region."""
         extra = self.region.choose(jobs)
-        if not self.wander:
+        if not self.random_start:
             return {"points": jobs.clean.clone(), **extra}
         radius = self.region.radius(jobs)
         draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(radius)
@@ -57,9 +59,9 @@ class Descent:
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
         """The one loss."""
-        return self.loss(logits, jobs.labels, jobs.aims)[:, None]
+        return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
-    def step(self, jobs: Jobs, state: State, seen: Seen) -> State:
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """One step, back into the region, back into [0, 1]."""
         radius = self.region.radius(jobs)
         uphill = self.norm.steepest(self.region.within(seen.gradients[0], state))
@@ -67,32 +69,43 @@ class Descent:
         return {**state, "points": moved(jobs, self.region.fit(change, radius, state))}
 
 
-def fgsm() -> Descent:
-    """Fast gradient sign method (Goodfellow 2015): one step of epsilon from the clean image."""
-    return pgd(steps=1, stride=1.0, wander=False)
-
-
-def bim(*, steps: int) -> Descent:
-    """Basic iterative method (Kurakin 2017): from the clean image, steps that make 1.25 epsilon together."""
-    return pgd(steps=steps, stride=BIM_STRIDE, wander=False)
-
-
 def pgd(
+    setting: Setting,
     *,
-    steps: int,
-    norm: Norm = LINF,
+    norm: NormName = "linf",
     loss: LossName = "cross-entropy",
-    aims: int = 0,
+    targets: int = 0,
     stride: float = PGD_STRIDE,
-    wander: bool = True,
+    random_start: bool = True,
+    region: Region | None = None,
 ) -> Descent:
     """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps.
 
-    aims: how many of the likeliest other classes it aims at in turn; 0: away from the label.
+    targets: how many of the likeliest other classes it aims at in turn; 0: away from the label; region: where the
+    perturbation may lie (None: anywhere in the norm's ball).
     """
-    return Descent(steps, stride, wander, (TARGETED if aims else LOSSES)[loss], Ball(norm), aims)
+    rule = (TARGETED if targets else LOSSES)[loss]
+    return Descent(setting.steps, stride, random_start, rule, region or Ball(NORMS[norm]), targets)
 
 
-def within(region: Region, *, steps: int) -> Descent:
-    """PGD whose change has less freedom: one square, or one band of frequencies."""
-    return replace(pgd(steps=steps), region=region)
+def fgsm(_setting: Setting) -> Descent:
+    """Fast gradient sign method (Goodfellow 2015): one step of epsilon from the clean image."""
+    return Descent(1, 1.0, False, LOSSES["cross-entropy"], Ball(NORMS["linf"]))
+
+
+def bim(setting: Setting) -> Descent:
+    """Basic iterative method (Kurakin 2017): from the clean image, steps that make 1.25 epsilon together."""
+    return pgd(setting, stride=BIM_STRIDE, random_start=False)
+
+
+def frequency(setting: Setting, *, part: Literal["low", "high"]) -> Descent:
+    """PGD within one band of frequencies (Sharma 2019)."""
+    return pgd(setting, region=Band(part))
+
+
+def patch(setting: Setting) -> Descent:
+    """PGD within one square (Brown 2017), at random places or at those that the maps rank."""
+    side = setting.square_side
+    step = (setting.token or (side, side)) if setting.aligned else (1, 1)
+    ranked = None if setting.maps is None else ranked_places(setting.maps, setting.size, side=side, step=step)
+    return pgd(setting, region=Patch(side, step, ranked))

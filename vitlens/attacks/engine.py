@@ -1,8 +1,11 @@
-"""The engine: a batch that is always full, from which an image leaves as soon as it is fooled or given up.
+"""The engine: a batch that is always full, from which an image leaves as soon as it is adversarial or given up.
 
 A job is an image at one epsilon in one try. One that fails is followed by the next try, then by the next larger
-epsilon, in the same slot; one that succeeds, or was the image's last, gives its slot to the next image. So the model
-only ever looks at images that still stand, and what becomes of an image depends on nothing but itself.
+epsilon, in the same slot; one that succeeds, or was the image's last, gives its slot to the next image. So the model is
+asked only about images that are still robust, and the result of an image depends on nothing but itself.
+
+A smallest perturbation is shortened along the line to the clean image, as far as the image stays adversarial: such an
+attack stops a step beyond the boundary (foolbox shortens what it has found in the same way, to each epsilon).
 """
 
 from collections.abc import Callable, Iterator
@@ -10,31 +13,40 @@ from dataclasses import replace
 from itertools import islice
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.clean import Clean
-from vitlens.attacks.jobs import Jobs, Machine, Seen, State
-from vitlens.attacks.line_search import LOOKS, POINTS, line_search
-from vitlens.attacks.plan import Outcome, Plan
-from vitlens.attacks.reading import Reader, attacked
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State
+from vitlens.attacks.clean import CleanImages
+from vitlens.attacks.evaluation import Evaluator, attacked
+from vitlens.attacks.norms import per_pixel
+from vitlens.attacks.plan import AttackOutcome, AttackPlan
+from vitlens.attacks.registry import without_gradients
 from vitlens.data.draws import keys
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
+from vitlens.shapes import Images
 
-Told = Callable[[int, int], object]  # row of an image that is done, and the level at which it broke (-1: it stands)
+OnDone = Callable[[int, int], object]  # row of an image that is done, and the level at which it broke (-1: robust)
+Points = Float[Tensor, "points 3 height width"]
+Judge = Callable[[Points, Int[Tensor, " points"]], Bool[Tensor, " points"]]
+
+ROUNDS = 3  # of the search along a line
+POINTS = 8  # on each line in a round: the line is known to 1/9 of what was left, so to 1/729 in the end
 
 
 class Engine:
-    """Runs one machine over the images, batch by batch."""
+    """Runs one algorithm over the images, batch by batch."""
 
-    def __init__(self, model: Model, clean: Clean, machine: Machine, plan: Plan, told: Told) -> None:
-        self.model, self.clean, self.machine, self.plan, self.told = model, clean, machine, plan, told
-        self.reader = Reader(model, machine, plan.precision, aimed=plan.targets is not None)
+    def __init__(
+        self, model: Model, clean: CleanImages, algorithm: Algorithm, plan: AttackPlan, on_done: OnDone
+    ) -> None:
+        self.model, self.clean, self.algorithm, self.plan, self.on_done = model, clean, algorithm, plan, on_done
+        self.evaluator = Evaluator(model, algorithm, plan.precision, targeted=plan.targets is not None)
         count = len(clean.labels)
-        self.aims = 1 if plan.targets is not None else max(1, min(machine.aims, clean.rivals.shape[1]))
-        self.tries = self.aims * (plan.restarts if machine.random else 1)  # at each epsilon
-        self.outcome = Outcome(
+        self.targets = 1 if plan.targets is not None else max(1, min(algorithm.targets, clean.runners_up.shape[1]))
+        self.tries = self.targets * (plan.restarts if algorithm.random else 1)  # at each epsilon
+        self.outcome = AttackOutcome(
             torch.full((count,), -1),
             torch.full((count,), torch.inf),
             torch.zeros(count, dtype=torch.int64),
@@ -43,21 +55,21 @@ class Engine:
             {},
         )
         self.waiting = self._queue()
-        self.rows: list[int] = []  # of each slot: its image, how many jobs that had before, the reads of this job
+        self.rows: list[int] = []  # of each slot: its image, how many jobs that had before, the queries of this job
         self.stages: list[int] = []
-        self.reads = torch.zeros(0, dtype=torch.int64)
+        self.queries = torch.zeros(0, dtype=torch.int64)
 
-    def run(self) -> Outcome:
+    def run(self) -> AttackOutcome:
         """Every image to its end. Raises NonFiniteError naming model and image."""
         with attacked(self.model), torch.no_grad():
             self.rows = list(islice(self.waiting, self.plan.batch_size))
             self.stages = [self._first(row) for row in self.rows]
-            self.reads = torch.zeros(len(self.rows), dtype=torch.int64)
+            self.queries = torch.zeros(len(self.rows), dtype=torch.int64)
             jobs = self._jobs(self.rows, self.stages)
-            state = self.machine.start(jobs) if self.rows else {}
+            state = self.algorithm.start(jobs) if self.rows else {}
             while self.rows:
                 jobs, state = self._round(jobs, state)
-        self.outcome.silent.logical_and_(self.outcome.backwards > 0)
+        self.outcome.zero_gradients.logical_and_(self.outcome.backwards > 0)
         return self.outcome
 
     def _queue(self) -> Iterator[int]:
@@ -65,67 +77,67 @@ class Engine:
         return iter([row for row, correct in enumerate(self.clean.correct.tolist()) if correct and limits[row]])
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        """One look at the model, and what follows from it."""
-        last = self.reads == self.machine.reads - 1
-        seen = self.reader.read(state["points"], jobs, last)
+        """One query of the model, and what follows from it."""
+        last = self.queries == self.algorithm.queries - 1
+        seen = self.evaluator.evaluate(state["points"], jobs, last)
         points = state["points"]
-        state = self.machine.step(jobs, state, seen)
-        ended, won, distance = self._told_by(seen, points, jobs, state, last)
-        self.reads += 1
-        jobs = replace(jobs, reads=jobs.reads + 1)
+        state = self.algorithm.step(jobs, state, seen)
+        ended, success, distance = self._ended(seen, points, jobs, state, last)
+        self.queries += 1
+        jobs = replace(jobs, queries=jobs.queries + 1)
         slots = ended.nonzero()[:, 0].tolist()
-        hits = [slot for slot in slots if won[slot]]
-        if hits and self.machine.minimum:
-            points, distance = self._drawn_in(hits, jobs, state["best"], distance)
+        hits = [slot for slot in slots if success[slot]]
+        if hits and self.algorithm.minimum:
+            points, distance = self._shortened(hits, jobs, state["best"], distance)
         self._record(hits, distance, points)
-        return self._follow(slots, won, jobs, state)
+        return self._follow(slots, success, jobs, state)
 
-    def _told_by(
-        self, seen: Seen, points: Tensor, jobs: Jobs, state: State, last: Bool[Tensor, " batch"]
+    def _ended(
+        self, seen: PointEvaluation, points: Tensor, jobs: Jobs, state: State, last: Bool[Tensor, " batch"]
     ) -> tuple[Bool[Tensor, " batch"], Bool[Tensor, " batch"], Float[Tensor, " batch"]]:
-        """Which jobs end, which have won, and how far they went: all that the host must know, brought over at once."""
-        nearest = state["nearest"] if self.machine.minimum else self.machine.norm.length(points - jobs.clean)
+        """Which jobs end, which succeeded, and their distances: all that the host must know, copied at once."""
+        nearest = state["nearest"] if self.algorithm.minimum else self.algorithm.norm.length(points - jobs.clean)
         steepest = (
             seen.gradients.detach().abs().amax((0, 2, 3, 4)) if seen.losses.shape[1] else torch.zeros_like(nearest)
         )
-        over = state.get("over", torch.zeros_like(seen.won))
-        packed = (nearest, seen.won, over, seen.logits.isfinite().all(1), steepest)
-        distance, won, over, finite, steepest = torch.stack([part.to(nearest.dtype) for part in packed]).cpu()
+        over = state.get("over", torch.zeros_like(seen.success))
+        packed = (nearest, seen.success, over, seen.logits.isfinite().all(1), steepest)
+        distance, success, over, finite, steepest = torch.stack([part.to(nearest.dtype) for part in packed]).cpu()
         self._count(last, finite, steepest)
-        if self.machine.minimum:
+        if self.algorithm.minimum:
             ended = over.bool() | last
             return ended, distance.isfinite() & ended, distance
-        return won.bool() | over.bool() | last, won.bool(), distance
+        return success.bool() | over.bool() | last, success.bool(), distance
 
     def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
-        """Passes and silence, image by image. Raises NonFiniteError."""
+        """Passes, and whether all gradients were 0, image by image. Raises NonFiniteError."""
         for good, what in ((finite.bool(), "logits"), (steepest.isfinite(), "gradients")):
             if not good.all():
                 row = self.rows[int((~good).nonzero()[0])]
                 raise NonFiniteError(
                     f"expected finite {what}, found NaN or infinity from {self.model.alias} on image "
-                    f"{int(self.clean.indices[row])} under attack; try --precision fp32, or square, which needs no "
-                    "gradients"
+                    f"{int(self.clean.indices[row])} under attack; try --precision fp32, or an attack "
+                    f"without gradients ({without_gradients()})"
                 )
         rows = torch.tensor(self.rows)
         self.outcome.forwards[rows] += 1
-        self.outcome.backwards[rows] += self.machine.objectives * (~last)
-        self.outcome.silent[rows] &= last | (steepest == 0)
+        self.outcome.backwards[rows] += self.algorithm.objectives * (~last)
+        self.outcome.zero_gradients[rows] &= last | (steepest == 0)
 
-    def _drawn_in(self, hits: list[int], jobs: Jobs, found: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-        """What was found in these slots, and how far it is, after a search along the line back to the clean image."""
-        place = torch.tensor(hits, device=found.device)
+    def _shortened(self, hits: list[int], jobs: Jobs, adversarial: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+        """The adversarial images and their distances, those in these slots after a search along their lines."""
+        place = torch.tensor(hits, device=adversarial.device)
         some = jobs.only(place)
         nearer = line_search(
-            lambda points, which: self.reader.wins(points, some.only(which)), some.clean, found[place],
+            lambda points, which: self.evaluator.successful(points, some.only(which)), some.clean, adversarial[place],
             batch_size=self.plan.batch_size,
         )  # fmt: skip
-        self.outcome.forwards[torch.tensor([self.rows[slot] for slot in hits])] += LOOKS * POINTS
-        lengths = self.machine.norm.length(nearer - some.clean).to(distance)
-        return found.index_copy(0, place, nearer), distance.index_copy(0, place.cpu(), lengths)
+        self.outcome.forwards[torch.tensor([self.rows[slot] for slot in hits])] += ROUNDS * POINTS
+        lengths = self.algorithm.norm.length(nearer - some.clean).to(distance)
+        return adversarial.index_copy(0, place, nearer), distance.index_copy(0, place.cpu(), lengths)
 
     def _record(self, hits: list[int], distance: Tensor, images: Tensor) -> None:
-        """Write down what broke."""
+        """Record the successes of these slots."""
         if not hits:
             return
         rows = torch.tensor([self.rows[slot] for slot in hits])
@@ -135,27 +147,27 @@ class Engine:
             self._keep(rows.tolist(), images[torch.tensor(hits, device=images.device)].to(self.clean.images.device))
 
     def _keep(self, rows: list[int], images: Tensor) -> None:
-        found = self.outcome.found
-        found.update(zip(rows, images))
-        for row in sorted(found)[self.plan.keep :]:
-            del found[row]
+        kept = self.outcome.adversarial
+        kept.update(zip(rows, images))
+        for row in sorted(kept)[self.plan.keep :]:
+            del kept[row]
 
-    def _follow(self, slots: list[int], won: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
+    def _follow(self, slots: list[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """Fill the slots of the jobs that ended: with the same image's next job, or with the next image."""
         filled = []
         for slot in slots:
             row = self.rows[slot]
-            self.stages[slot] = self._next(row, self.stages[slot], bool(won[slot]))
+            self.stages[slot] = self._next(row, self.stages[slot], bool(success[slot]))
             if self.stages[slot] < 0:
-                self.told(row, int(self.outcome.level[row]))
+                self.on_done(row, int(self.outcome.level[row]))
                 self.rows[slot] = next(self.waiting, -1)
                 self.stages[slot] = self._first(self.rows[slot])
             if self.rows[slot] >= 0:
                 filled.append(slot)
         if filled:
             fresh = self._jobs([self.rows[slot] for slot in filled], [self.stages[slot] for slot in filled])
-            place, start = torch.tensor(filled, device=fresh.rows.device), self.machine.start(fresh)
-            self.reads[filled] = 0
+            place, start = torch.tensor(filled, device=fresh.rows.device), self.algorithm.start(fresh)
+            self.queries[filled] = 0
             jobs = jobs.placed(place, fresh)
             state = {name: state[name].index_copy(0, place, new) for name, new in start.items()}
         if len(filled) < len(slots):
@@ -164,33 +176,70 @@ class Engine:
         return jobs, state
 
     def _first(self, row: int) -> int:
-        """The stage an image begins with: its first try at its smallest epsilon, or at its largest."""
+        """The stage that an image begins with: its first try at its smallest epsilon, or at its largest."""
         return (int(self.plan.limits[row]) - 1) * self.tries if self.plan.downwards and row >= 0 else 0
 
-    def _next(self, row: int, stage: int, won: bool) -> int:
+    def _next(self, row: int, stage: int, success: bool) -> int:
         """The stage that follows; negative: none."""
         level, downwards = stage // self.tries, self.plan.downwards
-        if won:
+        if success:
             return (level - 1) * self.tries if downwards else -1
         levels = level + 1 if downwards else int(self.plan.limits[row])
         return stage + 1 if stage + 1 < levels * self.tries else -1
 
     def _shrink(self, left: list[int], jobs: Jobs, state: State) -> tuple[Jobs, State]:
         self.rows, self.stages = [self.rows[slot] for slot in left], [self.stages[slot] for slot in left]
-        self.reads = self.reads[left]
+        self.queries = self.queries[left]
         place = torch.tensor(left, dtype=torch.int64, device=jobs.rows.device)
         return jobs.only(place), {name: value[place] for name, value in state.items()}
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
-        """New jobs: the images, and what decides about them."""
+        """New jobs of these images at these stages."""
         plan, clean, device = self.plan, self.clean, self.model.device
         row, stage = torch.tensor(rows, dtype=torch.int64), torch.tensor(stages, dtype=torch.int64)
-        ranks, restarts = stage % self.tries % self.aims, stage % self.tries // self.aims
-        rivals = clean.rivals[row]
-        aims = rivals.gather(1, ranks[:, None])[:, 0] if plan.targets is None else plan.targets[row]
+        ranks, restarts = stage % self.tries % self.targets, stage % self.tries // self.targets
+        runners_up = clean.runners_up[row]
+        targets = runners_up.gather(1, ranks[:, None])[:, 0] if plan.targets is None else plan.targets[row]
         levels = torch.tensor(plan.levels, dtype=clean.images.dtype)[stage // self.tries]
         parts = (
             row, keys(plan.seed, clean.indices[row], restarts, ranks), clean.images[row.to(clean.images.device)],
-            clean.labels[row], rivals, aims, restarts, levels, torch.zeros_like(row),
+            clean.labels[row], runners_up, targets, restarts, levels, torch.zeros_like(row),
         )  # fmt: skip
         return Jobs(*(part.to(device) for part in parts))
+
+
+def line_search(judge: Judge, clean: Images, adversarial: Images, *, batch_size: int) -> Images:
+    """The nearest adversarial images on the lines from the clean to the adversarial ones, as far as was tried.
+
+    judge: whether images are adversarial, given the rows of which they are variants; batch_size: images it is given at
+    a time. Lines on which nothing nearer is adversarial end where they began, to the bit.
+    """
+    change, rows = adversarial - clean, torch.arange(len(clean), device=clean.device)
+    ends = torch.stack((torch.zeros_like(clean[:, 0, 0, 0]), torch.ones_like(clean[:, 0, 0, 0])), 1)
+    for _ in range(ROUNDS):
+        shares = _between(ends)
+        tried, which = shares[:, 1:-1].flatten(), rows.repeat_interleave(POINTS)
+        success = torch.cat([
+            judge(_at(clean, change, which[part], tried[part]), which[part])
+            for part in torch.arange(len(tried), device=tried.device).split(batch_size)
+        ])  # fmt: skip
+        sure = torch.cat(
+            (success.view(-1, POINTS), torch.ones_like(success[: len(rows), None])), 1
+        )  # the far end is known
+        first = sure.to(torch.uint8).argmax(1, keepdim=True)  # of several that are largest, the first
+        ends = shares.gather(1, torch.cat((first, first + 1), 1))
+    nearer = _at(clean, change, rows, ends[:, 1])
+    return torch.where(per_pixel(ends[:, 1]) < 1, nearer, adversarial)
+
+
+def _between(ends: Float[Tensor, "batch 2"]) -> Float[Tensor, "batch points"]:
+    """Both ends, and evenly spaced shares of the line between them."""
+    steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
+    inner = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
+    return torch.cat((ends[:, :1], inner, ends[:, 1:]), 1)
+
+
+def _at(clean: Images, change: Images, rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:
+    """The same arithmetic for what is judged and for what is returned."""
+    point: Points = (clean[rows] + per_pixel(shares) * change[rows]).clamp(0, 1)
+    return point

@@ -22,7 +22,7 @@ SURE: Final = 1e-5  # of the largest logit: two logits nearer than this may chan
 _TINY: Final = 1e-12
 
 
-def cross_entropy(logits: Logits, labels: Labels, _aims: Labels) -> PerImage:
+def cross_entropy(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
     """Cross-entropy as the logarithm of the odds against the label, log(1 - p) - log p.
 
     Cross-entropy is softplus of it, so both rise in the same direction and rank images in the same order, which is all
@@ -32,23 +32,23 @@ def cross_entropy(logits: Logits, labels: Labels, _aims: Labels) -> PerImage:
     return odds
 
 
-def targeted_cross_entropy(logits: Logits, _labels: Labels, aims: Labels) -> PerImage:
+def targeted_cross_entropy(logits: Logits, _labels: Labels, targets: Labels) -> PerImage:
     """The logarithm of the odds for the class aimed at."""
-    odds: Tensor = _of(logits, aims) - _without(logits, aims).logsumexp(1)
+    odds: Tensor = _of(logits, targets) - _without(logits, targets).logsumexp(1)
     return odds
 
 
-def dlr(logits: Logits, labels: Labels, _aims: Labels) -> PerImage:
+def dlr(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
     """Difference of logits ratio (Croce & Hein 2020, equation 6): the margin over the first to the third logit."""
     top = logits.topk(3, dim=1).values
     return -margin(logits, labels) / (top[:, 0] - top[:, 2] + _TINY)
 
 
-def targeted_dlr(logits: Logits, labels: Labels, aims: Labels) -> PerImage:
+def targeted_dlr(logits: Logits, labels: Labels, targets: Labels) -> PerImage:
     """The targeted DLR (Croce & Hein 2020, equation 7): over the first logit to the mean of the third and fourth."""
     top = logits.topk(4, dim=1).values
     scale = top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + _TINY
-    return (_of(logits, aims) - _of(logits, labels)) / scale
+    return (_of(logits, targets) - _of(logits, labels)) / scale
 
 
 def margin(logits: Logits, labels: Labels) -> PerImage:
@@ -67,9 +67,9 @@ def fooled(logits: Logits, labels: Labels) -> Bool[Tensor, " batch"]:
     return margin(logits, labels) < -grain(logits)
 
 
-def reached(logits: Logits, aims: Labels) -> Bool[Tensor, " batch"]:
+def reached(logits: Logits, targets: Labels) -> Bool[Tensor, " batch"]:
     """Whether the class aimed at has the largest logit, by more than rounding."""
-    return margin(logits, aims) > grain(logits)
+    return margin(logits, targets) > grain(logits)
 
 
 def _of(logits: Logits, classes: Labels) -> PerImage:

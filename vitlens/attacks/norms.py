@@ -1,4 +1,4 @@
-"""How far an image may be moved, and which way is steepest: written once for every attack.
+"""Norms of perturbations: length, steepest step, projection and random draw, once for every attack.
 
 Epsilons are in pixel units, pixels in [0, 1]. Every function takes perturbations (batch, 3, height, width) and one
 epsilon an image.
@@ -7,15 +7,15 @@ epsilon an image.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitlens.attacks.registry import NormName
 from vitlens.data.draws import uniform
 
-NormName = Literal["linf", "l2", "patch"]
 Change = Float[Tensor, "batch 3 height width"]  # adversarial image minus clean image
 PerImage = Float[Tensor, " batch"]
 
@@ -69,7 +69,7 @@ def _shortened(change: Change, epsilon: PerImage) -> Change:
     return change * per_pixel((epsilon * _INSIDE / length).clamp_max(1))
 
 
-def _anywhere(keys: Int[Tensor, " batch"], like: Change) -> Change:
+def _in_the_cube(keys: Int[Tensor, " batch"], like: Change) -> Change:
     """Uniform in the cube."""
     draws: Tensor = (2 * uniform(keys, like[0].numel(), stream=1) - 1).view(like.shape)
     return draws.to(like.dtype)
@@ -90,9 +90,9 @@ def _share_changed(change: Change) -> PerImage:
     return share
 
 
-LINF: Final = Norm("linf", "L∞", _largest, torch.sign, _clamped, _anywhere)
+LINF: Final = Norm("linf", "L∞", _largest, torch.sign, _clamped, _in_the_cube)
 L2: Final = Norm("l2", "L2", _euclidean, _unit, _shortened, _in_the_ball)
 PATCH: Final = Norm(
-    "patch", "share of pixels", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _anywhere
+    "patch", "share of pixels", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _in_the_cube
 )
 NORMS: Final[Mapping[NormName, Norm]] = MappingProxyType({norm.name: norm for norm in (LINF, L2, PATCH)})

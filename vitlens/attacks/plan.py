@@ -1,4 +1,4 @@
-"""What the engine is to try, and what has become of each image: said once for engine, sequence and sweep."""
+"""What the engine is to try, and what becomes of each image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from vitlens.shapes import Labels
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttackPlan:
     """What is to be tried.
 
     levels: epsilons in ascending order; limits: for each image how many of them, from the smallest (0: none);
     restarts: tries at each; targets: the classes to reach, or None; keep: how many of the adversarial images to keep,
-    those of the first rows; downwards: from the largest epsilon to the first at which an image stands, and not from the
-    smallest to the first at which it breaks.
+    those of the first rows; downwards: from the largest epsilon down to the first at which an image is robust, and not
+    from the smallest up to the first at which it breaks.
     """
 
     levels: Sequence[float]
@@ -31,17 +31,17 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackOutcome:
     """What became of each image.
 
-    level: the place of the epsilon at which it broke, -1 where it stands or was not tried; distance: of what broke it,
-    infinite where nothing did; forwards, backwards: passes it took; silent: it was read with gradients, all of them
-    exactly 0; found: adversarial images by row.
+    level: the place of the epsilon at which it broke, -1 where it is robust or was not tried; distance: of the
+    adversarial image, infinite where there is none; forwards, backwards: passes it took; zero_gradients: gradients were
+    taken, all of them exactly 0; adversarial: images by row.
     """
 
     level: Int[Tensor, " batch"]
     distance: Float[Tensor, " batch"]
     forwards: Int[Tensor, " batch"]
     backwards: Int[Tensor, " batch"]
-    silent: Bool[Tensor, " batch"]
-    found: dict[int, Tensor]
+    zero_gradients: Bool[Tensor, " batch"]
+    adversarial: dict[int, Tensor]

@@ -1,4 +1,4 @@
-"""Where a change of an image may lie: in a ball, in one band of frequencies, in one square of its pixels."""
+"""Where a perturbation may lie: in a ball, in one band of frequencies, in one square of pixels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.failures.spectrum import divided
-from vitlens.attacks.jobs import Jobs, State
+from vitlens.attacks.algorithm import Jobs, State
 from vitlens.attacks.norms import LINF, PATCH, Change, Norm, PerImage, per_pixel
 from vitlens.data.draws import uniform
 from vitlens.errors import InputError
@@ -107,8 +107,8 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Square:
-    """One square of pixels, inside of which anything goes.
+class Patch:
+    """One square of pixels, inside of which any change is allowed.
 
     side: px; step: px (down, across) between places where it may lie; ranked: for each image (rows of the jobs) the
     places from the best down, so that each try takes the next; None: drawn at random.

@@ -1,157 +1,81 @@
-"""Every attack by name: what it is bounded by, what it needs, where it is defined, and the machine that runs it."""
+"""Every attack by name, free of torch: what it is bounded by, what it needs, what it costs, and where it is written.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+Adding an attack takes its file and one entry here: the public functions, the command line, estimates of time, the
+self-checks and the tests read this table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from jaxtyping import Float
-from torch import Tensor
+from vitlens.attacks.defaults import QUERIES, RESTARTS, SEARCHES, TARGETS
+from vitlens.errors import UnknownNameError
 
-from vitlens.attacks.apgd import apgd
-from vitlens.attacks.carlini_wagner import carlini_wagner
-from vitlens.attacks.clean import RIVALS
-from vitlens.attacks.deepfool import deepfool
-from vitlens.attacks.descent import bim, fgsm, pgd, within
-from vitlens.attacks.jobs import Machine
-from vitlens.attacks.losses import FEWEST_CLASSES
-from vitlens.attacks.norms import L2, NormName
-from vitlens.attacks.regions import Band, Square, ranked_places
-from vitlens.attacks.scores import noise, square
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+NormName = Literal["linf", "l2", "patch"]
 
-
-@dataclass(frozen=True)
-class Setting:
-    """What a machine is made for.
-
-    steps: at least 1; classes: of the model; size: of the images, px; token: px (down, across) of a ViT's patch on
-    these images, None without; side: px of the square (None: a quarter of the shorter side); aligned: whether it lies
-    on tokens (without tokens: on a grid of its own side); maps: by which its place is chosen, or None.
-    """
-
-    steps: int
-    classes: int
-    size: tuple[int, int]
-    token: tuple[int, int] | None = None
-    side: int | None = None
-    aligned: bool = True
-    maps: Float[Tensor, "batch rows columns"] | None = None
+_SLOW: Final = 1000  # passes an image
 
 
 @dataclass(frozen=True)
 class Attack:
     """One attack.
 
-    norm: in which it is bounded ("linf", "l2"), or "patch"; kind: "budget" (tried at each epsilon) or "minimum" (looks
-    for the smallest change, once); gradients: whether it needs them; random: whether restarts mean anything; targeted:
-    whether it aims at classes; steps: where none are asked for (0: it has one alone); members: attacks that are run one
-    after another on what is left; build: its machine.
+    norm: in which it is bounded, or "patch"; kind: "budget" (tried at each epsilon) or "minimum" (searches for the
+    smallest perturbation, once); paper: that it is from; description: what it does, in a few words; function:
+    "module:function", called as function(setting, **options), gives the algorithm; members: attacks that are run one
+    after another on the images that are left, instead of a function.
+
+    gradients: whether it needs them; random_start: whether another restart can end otherwise; targets: how many classes
+    it aims at in turn (0: untargeted); steps: how many by default (0: it has one alone); iterative: whether each step
+    follows from the ones before; restricted: whether its perturbations have less freedom than their norm allows;
+    passes_a_step: through the model, for an image; strong: whether it should break at least what an attack of one step
+    and one without gradients break in its norm; stronger_than: other attacks of which that should hold, with the
+    reason; examples: its rank among those whose images are shown and looked into (1: first; 0: where no other is).
     """
 
     name: str
     title: str
     norm: NormName
     kind: Literal["budget", "minimum"]
-    gradients: bool
-    random: bool
-    targeted: bool
-    steps: int
-    source: str
-    build: Callable[[Setting], Machine] | None = None
+    paper: str
+    description: str
+    function: str = ""
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     members: tuple[str, ...] = ()
+    gradients: bool = True
+    random_start: bool = False
+    targets: int = 0
+    steps: int = 0
+    iterative: bool = False
+    restricted: bool = False
+    passes_a_step: int = 1
+    strong: bool = False
+    stronger_than: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    examples: int = 0
 
     @property
     def slug(self) -> str:
         """How metrics name it: pgd-linf, cw-l2."""
         return self.name if self.name.endswith(self.norm) else f"{self.name}-{self.norm}"
 
+    @property
+    def takes_epsilon(self) -> bool:
+        """Whether an epsilon bounds it; a patch is bounded by its side."""
+        return self.norm != "patch"
 
-def _patch(setting: Setting) -> Machine:
-    """PGD within one square, at random places or at those that the maps rank."""
-    side = side_of(setting)
-    step = (setting.token or (side, side)) if setting.aligned else (1, 1)
-    ranked = None if setting.maps is None else ranked_places(setting.maps, setting.size, side=side, step=step)
-    return within(Square(side, step, ranked), steps=setting.steps)
+    @property
+    def slow(self) -> bool:
+        """Whether it takes thousands of passes an image at an epsilon."""
+        return sum(member.passes() for member in members_of(self.name)) > _SLOW
 
-
-def side_of(setting: Setting) -> int:
-    """The side of the square, px. Raises InputError where it does not fit the image."""
-    side = max(1, min(setting.size) // 4) if setting.side is None else setting.side
-    if not 1 <= side <= min(setting.size):
-        raise InputError(f"expected a patch of 1 to {min(setting.size)} px, found {side}")
-    return side
-
-
-_RANDOM, _ONCE = True, False
-_LIST: Final = (
-    Attack(
-        "noise", "uniform noise", "linf", "budget", False, _RANDOM, False, 20, "the worst of so many draws",
-        lambda setting: noise(steps=setting.steps),
-    ),
-    Attack("fgsm", "FGSM", "linf", "budget", True, _ONCE, False, 0, "Goodfellow 2015", lambda _: fgsm()),
-    Attack(
-        "bim", "BIM", "linf", "budget", True, _ONCE, False, 20, "Kurakin 2017",
-        lambda setting: bim(steps=setting.steps),
-    ),
-    Attack(
-        "pgd", "PGD", "linf", "budget", True, _RANDOM, False, 20, "Madry 2018",
-        lambda setting: pgd(steps=setting.steps),
-    ),
-    Attack(
-        "pgd-l2", "PGD (L2)", "l2", "budget", True, _RANDOM, False, 20, "Madry 2018",
-        lambda setting: pgd(steps=setting.steps, norm=L2),
-    ),
-    Attack(
-        "pgd-dlr", "PGD with DLR", "linf", "budget", True, _RANDOM, False, 20, "Madry 2018; loss of Croce & Hein 2020",
-        lambda setting: pgd(steps=setting.steps, loss="dlr"),
-    ),
-    Attack(
-        "pgd-targeted", "targeted PGD", "linf", "budget", True, _RANDOM, True, 20, "Madry 2018; Gowal 2019",
-        lambda setting: pgd(steps=setting.steps, aims=RIVALS),
-    ),
-    Attack(
-        "apgd-ce", "APGD-CE", "linf", "budget", True, _RANDOM, False, 100, "Croce & Hein 2020, algorithm 1",
-        lambda setting: apgd(steps=setting.steps),
-    ),
-    Attack(
-        "apgd-dlr", "APGD-DLR", "linf", "budget", True, _RANDOM, False, 100, "Croce & Hein 2020, algorithm 1",
-        lambda setting: apgd(steps=setting.steps, loss="dlr"),
-    ),
-    Attack(
-        "apgd-targeted", "targeted APGD-DLR", "linf", "budget", True, _RANDOM, True, 100,
-        "Croce & Hein 2020, algorithm 1", lambda setting: apgd(steps=setting.steps, loss="dlr", aims=RIVALS),
-    ),
-    Attack(
-        "cw", "C&W", "l2", "minimum", True, _ONCE, False, 100, "Carlini & Wagner 2017",
-        lambda setting: carlini_wagner(steps=setting.steps),
-    ),
-    Attack(
-        "deepfool", "DeepFool", "l2", "minimum", True, _ONCE, False, 50, "Moosavi-Dezfooli 2016",
-        lambda setting: deepfool(steps=setting.steps, candidates=min(RIVALS, setting.classes - 1)),
-    ),
-    Attack(
-        "square", "Square", "linf", "budget", False, _RANDOM, False, 100, "Andriushchenko 2020; 50 queries a step",
-        lambda setting: square(steps=setting.steps),
-    ),
-    Attack("patch", "patch", "patch", "budget", True, _RANDOM, False, 50, "Brown 2017, one patch an image", _patch),
-    Attack(
-        "low-frequency", "low-frequency PGD", "linf", "budget", True, _RANDOM, False, 20,
-        "Sharma 2019; up to half of Nyquist's frequency",
-        lambda setting: within(Band("low"), steps=setting.steps),
-    ),
-    Attack(
-        "high-frequency", "high-frequency PGD", "linf", "budget", True, _RANDOM, False, 20,
-        "Sharma 2019; above half of Nyquist's frequency",
-        lambda setting: within(Band("high"), steps=setting.steps),
-    ),
-    Attack(
-        "auto", "auto (APGD-CE, targeted APGD-DLR, Square)", "linf", "budget", True, _RANDOM, False, 100,
-        "Croce & Hein 2020, without FAB", members=("apgd-ce", "apgd-targeted", "square"),
-    ),
-)  # fmt: skip
-
-ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType({attack.name: attack for attack in _LIST})
+    def passes(self, steps: int | None = None, *, epsilons: int = 1, restarts: int = RESTARTS) -> int:
+        """The most passes that one image takes; steps: None, its own number. Not of an attack with members."""
+        count = (steps or self.steps) if self.steps else 1
+        if self.kind == "minimum":
+            return count * self.passes_a_step
+        tries = (restarts if self.random_start else 1) * max(1, self.targets)
+        return count * self.passes_a_step * epsilons * tries
 
 
 def members_of(name: str) -> tuple[Attack, ...]:
@@ -162,14 +86,106 @@ def members_of(name: str) -> tuple[Attack, ...]:
     return tuple(ATTACKS[member] for member in attack.members) or (attack,)
 
 
-def machine_of(attack: Attack, setting: Setting) -> Machine:
-    """The machine that runs an attack. Raises UnsupportedError where the model has too few classes for its loss."""
-    assert attack.build is not None, attack.name
-    machine = attack.build(setting)
-    needed = FEWEST_CLASSES.get(getattr(machine, "loss", None), 2)  # type: ignore[arg-type]
-    if setting.classes < needed:
-        raise UnsupportedError(
-            f"expected a model of at least {needed} classes for {attack.name}, found {setting.classes}; "
-            "try apgd-ce and square"
-        )
-    return machine
+def without_gradients() -> str:
+    """The names of the attacks that need no gradients, as a message lists them."""
+    return ", ".join(attack.name for attack in ATTACKS.values() if not attack.gradients)
+
+
+def targeted() -> str:
+    """The names of the targeted attacks, as a message lists them."""
+    return " or ".join(attack.name for attack in ATTACKS.values() if attack.targets)
+
+
+_PGD: Final = "vitlens.attacks.descent:pgd"
+_APGD: Final = "vitlens.attacks.apgd:apgd"
+_ENTRIES: Final = (
+    Attack(
+        "noise", "uniform noise", "linf", "budget", "the worst of so many draws",
+        "uniform noise, the worst of some draws: the floor",
+        function="vitlens.attacks.scores:noise", gradients=False, random_start=True, steps=20,
+    ),
+    Attack(
+        "fgsm", "FGSM", "linf", "budget", "Goodfellow 2015", "one step along the gradient's sign",
+        function="vitlens.attacks.descent:fgsm", examples=7,
+    ),
+    Attack(
+        "bim", "BIM", "linf", "budget", "Kurakin 2017", "many steps from the clean image",
+        function="vitlens.attacks.descent:bim", steps=20, iterative=True, strong=True, examples=4,
+    ),
+    Attack(
+        "pgd", "PGD", "linf", "budget", "Madry 2018", "many steps from a random start",
+        function=_PGD, random_start=True, steps=20, iterative=True, strong=True, examples=1,
+    ),
+    Attack(
+        "pgd-l2", "PGD (L2)", "l2", "budget", "Madry 2018", "many steps from a random start, in L2",
+        function=_PGD, options={"norm": "l2"}, random_start=True, steps=20, iterative=True, examples=6,
+    ),
+    Attack(
+        "pgd-dlr", "PGD with DLR", "linf", "budget", "Madry 2018; loss of Croce & Hein 2020",
+        "PGD on the difference of logits ratio",
+        function=_PGD, options={"loss": "dlr"}, random_start=True, steps=20, iterative=True, examples=5,
+    ),
+    Attack(
+        "pgd-targeted", "targeted PGD", "linf", "budget", "Madry 2018; Gowal 2019", "PGD towards other classes in turn",
+        function=_PGD, random_start=True, targets=TARGETS, steps=20, iterative=True,
+    ),
+    Attack(
+        "apgd-ce", "APGD-CE", "linf", "budget", "Croce & Hein 2020, algorithm 1",
+        "momentum, and a step that halves when it stops helping",
+        function=_APGD, random_start=True, steps=100, iterative=True, strong=True,
+        stronger_than={"pgd": "fixed step against adaptive"}, examples=2,
+    ),
+    Attack(
+        "apgd-dlr", "APGD-DLR", "linf", "budget", "Croce & Hein 2020, algorithm 1",
+        "APGD on the difference of logits ratio",
+        function=_APGD, options={"loss": "dlr"}, random_start=True, steps=100, iterative=True, strong=True, examples=3,
+    ),
+    Attack(
+        "apgd-targeted", "targeted APGD-DLR", "linf", "budget", "Croce & Hein 2020, algorithm 1",
+        "APGD towards other classes in turn",
+        function=_APGD, options={"loss": "dlr"}, random_start=True, targets=TARGETS, steps=100,
+        iterative=True,
+    ),
+    Attack(
+        "cw", "C&W", "l2", "minimum", "Carlini & Wagner 2017", "searches for the smallest perturbation in tanh space",
+        function="vitlens.attacks.carlini_wagner:carlini_wagner", steps=100, iterative=True, passes_a_step=SEARCHES,
+        examples=9,
+    ),
+    Attack(
+        "deepfool", "DeepFool", "l2", "minimum", "Moosavi-Dezfooli 2016",
+        "steps to the nearest class boundary, as if the model were linear",
+        function="vitlens.attacks.deepfool:deepfool", steps=50, iterative=True, passes_a_step=TARGETS, examples=10,
+    ),
+    Attack(
+        "square", "Square", "linf", "budget", "Andriushchenko 2020; 50 queries a step",
+        "random squares, kept where the margin falls",
+        function="vitlens.attacks.scores:square", gradients=False, random_start=True, steps=100, iterative=True,
+        passes_a_step=QUERIES,
+    ),
+    Attack(
+        "patch", "patch", "patch", "budget", "Brown 2017, one patch an image",
+        "one square of the image, any pixels within it",
+        function="vitlens.attacks.descent:patch", random_start=True, steps=50, iterative=True, restricted=True,
+    ),
+    Attack(
+        "low-frequency", "low-frequency PGD", "linf", "budget", "Sharma 2019; up to half of Nyquist's frequency",
+        "PGD within the lower half of the spectrum",
+        function="vitlens.attacks.descent:frequency", options={"part": "low"}, random_start=True, steps=20,
+        iterative=True, restricted=True,
+    ),
+    Attack(
+        "high-frequency", "high-frequency PGD", "linf", "budget", "Sharma 2019; above half of Nyquist's frequency",
+        "PGD within the upper half of the spectrum",
+        function="vitlens.attacks.descent:frequency", options={"part": "high"}, random_start=True, steps=20,
+        iterative=True, restricted=True,
+    ),
+    Attack(
+        "auto", "auto (APGD-CE, targeted APGD-DLR, Square)", "linf", "budget", "Croce & Hein 2020, without FAB",
+        "APGD-CE, targeted APGD-DLR, Square, each on what is left: the worst case",
+        members=("apgd-ce", "apgd-targeted", "square"), random_start=True, steps=100, iterative=True, strong=True,
+        stronger_than={"pgd": "one attack against the worst case of three"}, examples=8,
+    ),
+)  # fmt: skip
+
+_BY_NAME: Final = {attack.name: attack for attack in _ENTRIES}
+ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(_BY_NAME)

@@ -1,5 +1,7 @@
-"""Attacks that need no gradient: uniform noise, and Square (Andriushchenko 2020), a random search that only asks for
-scores, so that it sees through gradients that are masked."""
+"""Attacks that need no gradient: uniform noise, and Square (Andriushchenko 2020), a random search on scores.
+
+Neither is misled by masked gradients.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,14 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.attacks.jobs import Jobs, Seen, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
+from vitlens.attacks.defaults import QUERIES
 from vitlens.attacks.losses import margin
 from vitlens.attacks.norms import LINF, Norm, per_pixel
 from vitlens.attacks.regions import squares
 from vitlens.data.draws import mix, uniform
 from vitlens.shapes import Images, Logits
 
-QUERIES = 50  # a step: 5,000 beside the 100 steps of APGD, as in AutoAttack
 FIRST_SHARE = 0.8  # of the image that the first square covers
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries; the schedule is scaled to fewer
 _WHOLE = 10_000
@@ -24,13 +26,13 @@ _WHOLE = 10_000
 
 @dataclass(frozen=True)
 class _ByScores:
-    """What needs no gradient; reads: how often it asks for scores."""
+    """An attack without gradients; queries: how often it asks for scores."""
 
-    reads: int
+    queries: int
     norm: Norm = LINF
     minimum: bool = False
     objectives: int = 0
-    aims: int = 0
+    targets: int = 0
     random: bool = True
 
     def losses(self, logits: Logits, _jobs: Jobs) -> Float[Tensor, "batch 0"]:
@@ -39,23 +41,23 @@ class _ByScores:
 
 
 class Noise(_ByScores):
-    """Uniform noise within epsilon: the floor beneath every attack; reads: how often it is drawn."""
+    """Uniform noise within epsilon, the baseline of every attack; queries: how often it is drawn."""
 
     def start(self, jobs: Jobs) -> State:
         """The first draw."""
-        return {"points": self._drawn(jobs, jobs.keys)}
+        return {"points": self._draw(jobs, jobs.keys)}
 
-    def step(self, jobs: Jobs, state: State, _seen: Seen) -> State:
+    def step(self, jobs: Jobs, state: State, _seen: PointEvaluation) -> State:
         """The next draw."""
-        return {**state, "points": self._drawn(jobs, _turned(jobs, 1))}
+        return {**state, "points": self._draw(jobs, _keys_of_query(jobs, 1))}
 
-    def _drawn(self, jobs: Jobs, keys: Int[Tensor, " batch"]) -> Images:
+    def _draw(self, jobs: Jobs, keys: Int[Tensor, " batch"]) -> Images:
         change = self.norm.draw(keys, jobs.clean) * per_pixel(jobs.epsilon)
         return moved(jobs, self.norm.project(change, jobs.epsilon))
 
 
 class SquareSearch(_ByScores):
-    """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls; reads: queries."""
+    """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls; queries: squares tried."""
 
     def start(self, jobs: Jobs) -> State:
         """Vertical stripes of plus or minus epsilon, one sign a column and channel."""
@@ -64,30 +66,30 @@ class SquareSearch(_ByScores):
         points = moved(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
         return {"points": points, "top": points.clone(), "least": torch.full_like(jobs.epsilon, torch.inf)}
 
-    def step(self, jobs: Jobs, state: State, seen: Seen) -> State:
+    def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Keep the points where the margin fell, and change the best ones in one more square."""
-        found = margin(seen.logits, jobs.labels)
-        better = found < state["least"]
+        lead = margin(seen.logits, jobs.labels)
+        better = lead < state["least"]
         top = torch.where(better[:, None, None, None], state["points"], state["top"])
         size = (int(top.shape[2]), int(top.shape[3]))
-        sides = _sides(self.reads, size, top.device)[jobs.reads]
-        keys = _turned(jobs, 2)
+        sides = _sides(self.queries, size, top.device)[jobs.queries]
+        keys = _keys_of_query(jobs, 2)
         place = uniform(keys, 2, stream=6)
         top_edge, left_edge = ((place[:, axis] * (size[axis] - sides + 1)).long() for axis in (0, 1))
         signs = _signs(keys, 3, stream=7).to(top.dtype)[:, :, None, None]
         change = top - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * squares(size, top_edge, left_edge, sides)
         points = moved(jobs, self.norm.project(change, jobs.epsilon))
-        return {"points": points, "top": top, "least": torch.where(better, found, state["least"])}
+        return {"points": points, "top": top, "least": torch.where(better, lead, state["least"])}
 
 
-def noise(*, steps: int) -> Noise:
+def noise(setting: Setting) -> Noise:
     """The worst of so many draws of uniform noise."""
-    return Noise(steps)
+    return Noise(setting.steps)
 
 
-def square(*, steps: int) -> SquareSearch:
+def square(setting: Setting) -> SquareSearch:
     """Square with 50 queries a step."""
-    return SquareSearch(QUERIES * steps)
+    return SquareSearch(QUERIES * setting.steps)
 
 
 def sides_of(queries: int, size: tuple[int, int]) -> list[int]:
@@ -105,10 +107,10 @@ def _sides(queries: int, size: tuple[int, int], device: torch.device) -> Int[Ten
     return torch.tensor(sides_of(queries, size), device=device)
 
 
-def _turned(jobs: Jobs, stream: int) -> Int[Tensor, " batch"]:
-    """Another key for each read of a job."""
-    turned: Tensor = mix(jobs.keys + mix(jobs.reads + (stream << 24)))
-    return turned
+def _keys_of_query(jobs: Jobs, stream: int) -> Int[Tensor, " batch"]:
+    """Another key for each query of a job."""
+    keys: Tensor = mix(jobs.keys + mix(jobs.queries + (stream << 24)))
+    return keys
 
 
 def _signs(keys: Int[Tensor, " batch"], count: int, *, stream: int) -> Float[Tensor, "batch count"]:

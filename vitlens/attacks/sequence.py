@@ -5,58 +5,57 @@ from dataclasses import replace
 
 import torch
 
-from vitlens.attacks.clean import Clean
+from vitlens.attacks.algorithm import Algorithm
+from vitlens.attacks.clean import CleanImages
 from vitlens.attacks.engine import Engine
-from vitlens.attacks.jobs import Machine
-from vitlens.attacks.plan import Outcome, Plan
+from vitlens.attacks.plan import AttackOutcome, AttackPlan
 from vitlens.models.model import Model
 
 
 def worst_case(
     model: Model,
-    clean: Clean,
-    machines: Sequence[Machine],
-    plan: Plan,
+    clean: CleanImages,
+    algorithms: Sequence[Algorithm],
+    plan: AttackPlan,
     *,
     advance: Callable[[int], object] = lambda _: None,
-) -> Outcome:
-    """Every machine in turn, at those epsilons alone at which an image still stands.
+) -> AttackOutcome:
+    """Every algorithm in turn, at those epsilons alone at which an image is still robust.
 
-    advance: told the number of images just done with, whose sum is all of them. Passes are added up; an image is silent
-    where it was to every machine that took gradients of it.
+    advance: told the number of images just done with, which adds up to all of them. Passes are added up; zero_gradients
+    holds where it does for every algorithm that took gradients of the image.
     """
-    outcome: Outcome | None = None
+    outcome: AttackOutcome | None = None
     advance(len(clean.labels) - int((clean.correct & (plan.limits > 0)).sum()))
-    for number, machine in enumerate(machines):
-        final = number + 1 == len(machines)
+    for number, algorithm in enumerate(algorithms):
+        final = number + 1 == len(algorithms)
 
-        def told(_row: int, level: int, final: bool = final) -> None:
-            if final or level == 0:  # broken at the smallest epsilon: no later machine sees it
+        def on_done(_row: int, level: int, final: bool = final) -> None:
+            if final or level == 0:  # broken at the smallest epsilon: no later algorithm sees it
                 advance(1)
 
-        limits = plan.limits if outcome is None else _standing(outcome, plan)
-        found = Engine(model, clean, machine, replace(plan, limits=limits), told).run()
-        outcome = found if outcome is None else _worse(outcome, found, plan.keep)
+        limits = plan.limits if outcome is None else _levels_left(outcome, plan)
+        later = Engine(model, clean, algorithm, replace(plan, limits=limits), on_done).run()
+        outcome = later if outcome is None else _worse(outcome, later, plan.keep)
     assert outcome is not None
     return outcome
 
 
-def _standing(outcome: Outcome, plan: Plan) -> torch.Tensor:
-    """How many of the epsilons each image still stands at."""
+def _levels_left(outcome: AttackOutcome, plan: AttackPlan) -> torch.Tensor:
+    """At how many of the epsilons each image is still robust."""
     return torch.where(outcome.level < 0, plan.limits, torch.minimum(outcome.level, plan.limits))
 
 
-def _worse(first: Outcome, second: Outcome, keep: int) -> Outcome:
+def _worse(first: AttackOutcome, second: AttackOutcome, keep: int) -> AttackOutcome:
     """The smaller of two breaking epsilons; the second was tried below the first alone."""
     broken = second.level >= 0
-    found = {**first.found, **second.found}
-    read = first.backwards + second.backwards > 0
-    silent = (first.silent | (first.backwards == 0)) & (second.silent | (second.backwards == 0)) & read
-    return Outcome(
+    adversarial = {**first.adversarial, **second.adversarial}
+    zero = [one.zero_gradients | (one.backwards == 0) for one in (first, second)]
+    return AttackOutcome(
         torch.where(broken, second.level, first.level),
         torch.where(broken, second.distance, first.distance),
         first.forwards + second.forwards,
         first.backwards + second.backwards,
-        silent,
-        {row: found[row] for row in sorted(found)[:keep]},
+        zero[0] & zero[1] & (first.backwards + second.backwards > 0),
+        {row: adversarial[row] for row in sorted(adversarial)[:keep]},
     )

@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from vitlens.attacks.defaults import COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS
+from vitlens.attacks.registry import ATTACKS
 from vitlens.cli.options import Data, Images, Models, Predicted
 from vitlens.cli.terminal import say
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.parsing import amounts, count_or_counts, one_of
-from vitlens.names import ATTACK_NAMES
-from vitlens.runs.attack_choices import AttackChoices, require_sensible
+from vitlens.runs.attack_choices import AttackChoices, listed, require_sensible
 
 _MORE = "Beside the curves"
 _PATCH = "The patch attack"
@@ -22,14 +23,14 @@ def attack(
     data: Data = None,
     images: Images = None,
     attacks: Annotated[
-        str, typer.Option("--attack", metavar="LIST", help=f"Comma-separated: {', '.join(ATTACK_NAMES)}.")
-    ] = "fgsm,pgd,cw",
+        str, typer.Option("--attack", metavar="LIST", help=f"Comma-separated: {', '.join(ATTACKS)}.")
+    ] = ",".join(COMMAND_ATTACKS),
     epsilon: Annotated[
         str, typer.Option("--epsilon", metavar="LIST", help="Of L∞ attacks, in 1/255; 0: the clean accuracy.")
-    ] = "0,1,2,4,8",
+    ] = listed(EPSILONS_255),
     epsilon_l2: Annotated[
         str, typer.Option("--epsilon-l2", metavar="LIST", help="Of L2 attacks, distances in pixel units.")
-    ] = "0.25,0.5,1",
+    ] = listed(EPSILONS_L2),
     steps: Annotated[
         str | None,
         typer.Option(
@@ -39,7 +40,9 @@ def attack(
             show_default="each attack's own",
         ),
     ] = None,
-    restarts: Annotated[int, typer.Option("--restarts", metavar="N", help="Of attacks with a random start.")] = 1,
+    restarts: Annotated[
+        int, typer.Option("--restarts", metavar="N", help="Of attacks with a random start.")
+    ] = RESTARTS,
     downwards: Annotated[
         bool,
         typer.Option(
@@ -93,7 +96,7 @@ def attack(
 ) -> None:
     """Accuracy under attack over epsilon, for one model or several; what changes inside; self-checked, resumable."""
     choices = AttackChoices(
-        attacks=one_of("--attack", attacks, ATTACK_NAMES),
+        attacks=one_of("--attack", attacks, tuple(ATTACKS)),
         epsilons=amounts("--epsilon", epsilon),
         epsilons_l2=amounts("--epsilon-l2", epsilon_l2),
         steps=count_or_counts("--steps", steps),

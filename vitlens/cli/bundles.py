@@ -9,18 +9,11 @@ from collections.abc import Callable
 from typing import Any, get_type_hints
 
 from vitlens.cli.options import model_options, run_options
-from vitlens.cli.train_options import teaching_options, tuning_options
-from vitlens.cli.train_recipe import recipe_options, shape_options
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.runs.train_options import Changes, Shape, Teaching, Tuning
 
 _MAKERS: dict[object, Callable[..., object]] = {
     RunOptions: run_options,
     ModelOptions: model_options,
-    Changes: recipe_options,
-    Tuning: tuning_options,
-    Shape: shape_options,
-    Teaching: teaching_options,
 }
 
 

@@ -25,7 +25,6 @@ from vitlens.cli.report import report
 from vitlens.cli.stats import stats
 from vitlens.cli.study import study
 from vitlens.cli.terminal import close, complain, fault_of, output_failed, say, take_any_letter
-from vitlens.cli.train import train
 from vitlens.cli.words import Command, Commands
 from vitlens.commands.registry import COMMANDS
 from vitlens.names import COMMANDS as WORDS
@@ -34,7 +33,6 @@ from vitlens.version import __version__
 EXAMPLES: dict[Callable[..., None], str] = {
     study: "vitlens study",
     predict: "vitlens predict vit-digits --limit 3",
-    train: "vitlens train vit-micro --epochs 1",
     stats: "vitlens stats vit-digits --limit 100",
     ablate: "vitlens ablate vit-digits --limit 100",
     compare: "vitlens compare vit-digits cnn-digits",

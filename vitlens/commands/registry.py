@@ -55,6 +55,13 @@ class Command:
 
 _ENTRIES: Final = (
     Command(
+        "train",
+        "Train a preset from scratch, or a trained model further; its folder is a MODEL for every other command.",
+        "vitlens train vit-micro --epochs 1",
+        "Train and evaluate",
+        needs=("new head",),
+    ),
+    Command(
         "evaluate",
         "Accuracy with its interval, per class, confusion, calibration and a grid of predictions.",
         "vitlens evaluate vit-digits cnn-digits",

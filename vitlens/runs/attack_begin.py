@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from vitlens.attacks.registry import ATTACKS, Setting, machine_of, members_of
+from vitlens.attacks.algorithm import Setting, algorithm_of
+from vitlens.attacks.registry import ATTACKS, members_of
 from vitlens.commands.scaffold.digests import model_digest
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.split import Split
@@ -44,7 +45,7 @@ def require_able(models: Sequence[Model], split: Split, choices: AttackChoices) 
     for model, name in product(models, choices.attacks):
         for member in members_of(name):
             setting = Setting(1, len(model.classes), split.size, side=choices.patch_side)
-            machine_of(member, setting)
+            algorithm_of(member, setting)
 
 
 def identity_of(

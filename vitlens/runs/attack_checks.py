@@ -1,7 +1,6 @@
 """Of a run of `vitlens attack`: the self-checks of every attack that was asked for, on a few images of each model."""
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from typing import Final
 
 from torch import Tensor
@@ -11,29 +10,27 @@ from vitlens.analysis.robustness.checks import (
     Attacked,
     Attempt,
     Check,
+    all_found,
+    as_near,
+    at_epsilon_zero,
     more_steps,
-    nothing_for_nothing,
-    same_alone,
+    same_in_any_batch,
     unlimited,
     visible_gradients,
     within_budget,
 )
 from vitlens.analysis.robustness.curve import Outcome
 from vitlens.analysis.robustness.masking_signs import never_rises, same_from_below, stronger_in_order
-from vitlens.analysis.robustness.minimum import all_found, as_near
-from vitlens.attacks.registry import ATTACKS, Attack
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.self_checks import checks_of, comparisons
 from vitlens.commands.scaffold.progress import progress
 from vitlens.runs.attack_keep import steps_of
 from vitlens.runs.attack_sample import attempt_of, spread
 from vitlens.runs.attack_sweep import Swept, Work, attempted
 
 CHECKED: Final = 16  # right images that are attacked again and again
-_SLOW: Final = ("auto", "square")  # thousands of passes an image: checked on few images, with few
-_FEW: Final = (6, 2)  # images and steps of these
+_FEW: Final = (6, 2)  # images and steps of slow attacks
 _SEARCHED: Final = (6, 20)  # of C&W, hundreds of passes an image: images of the long search, steps of the other checks
-_ONE_STEP: Final = ("fgsm", "noise")
-_MANY_STEPS: Final = ("bim", "pgd", "apgd-ce", "apgd-dlr", "auto")
-_BLIND: Final = ("noise", "square")  # see no gradient
 
 
 def checked(work: Work, found: Sequence[Swept]) -> list[Check]:
@@ -49,51 +46,50 @@ def checked(work: Work, found: Sequence[Swept]) -> list[Check]:
     title = f"checking the attacks on {work.model.alias}"
     with progress(title, len(found), unit="attacks", quiet=work.options.quiet) as advance:
         for swept in found:
-            known = ATTACKS[swept.attack]
             done += _of_attack(work, swept, images, labels)
-            if work.choices.downwards and known.kind == "budget" and len(swept.outcome.epsilons) > 1:
+            if "from below" in _planned(work, swept):
                 done.append(_from_below(work, swept, right))
             advance(1)
     return [*done, *_in_order([swept.outcome for swept in found], [swept.attack for swept in found])]
 
 
 def _of_attack(work: Work, swept: Swept, images: Tensor, labels: Tensor) -> Iterator[Check]:
-    known, slug = ATTACKS[swept.attack], swept.outcome.name
+    known, slug, planned = ATTACKS[swept.attack], swept.outcome.name, _planned(work, swept)
     attempt, epsilon = attempt_of(work, swept.attack), swept.outcome.epsilons[-1]
     yield never_rises(swept.outcome)
-    if known.gradients:
+    if "gradients read" in planned:
         silent = int((swept.silent & swept.outcome.clean).sum())
         right = int(swept.outcome.clean.sum())
         yield Check(
             "gradients read", slug, "not all zero, for at least 9 images in 10",
             f"all zero for {silent} of {right}", 10 * silent <= right,
         )  # fmt: skip
-    if swept.attack in _SLOW:
+    if known.slow:
         images, labels = spread(images, _FEW[0]), spread(labels, _FEW[0])
         attempt = _with_steps(attempt, _FEW[1])
     steps = steps_of(known, work.choices)
     if known.kind == "minimum":
         attempt = _with_steps(attempt, min(steps, _SEARCHED[1]))
-    if known.kind == "budget" and known.norm != "patch":
-        yield nothing_for_nothing(slug, attempt, images, labels)
+    if "epsilon 0" in planned:
+        yield at_epsilon_zero(slug, attempt, images, labels)
     result = attempt(images, labels, epsilon=epsilon, batch_size=len(images))
     yield within_budget(slug, work.model, result, images, labels, epsilon=epsilon, norm=known.norm)
     if len(images) > 1:
         apart = attempt(images, labels, epsilon=epsilon, batch_size=-(-len(images) // 2))
-        yield same_alone(slug, result, apart)
+        yield same_in_any_batch(slug, result, apart)
     everything = EVERYTHING if known.norm == "linf" else float(images[0].numel()) ** 0.5
     if known.kind == "minimum":
         some = spread(images, _SEARCHED[0]), spread(labels, _SEARCHED[0])
         yield as_near(slug, attempt, *some, epsilon=everything, steps=steps)
         yield all_found(swept.outcome)
-    elif _is_iterative(known):
+    elif "more steps" in planned:
         yield more_steps(slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0], steps=steps)
         yield unlimited(slug, attempt, images, labels, epsilon=everything)
 
 
 def _from_below(work: Work, swept: Swept, rows: Tensor) -> Check:
     """The same attack both ways."""
-    slow = swept.attack in _SLOW
+    slow = ATTACKS[swept.attack].slow
     rows, steps = (spread(rows, _FEW[0]), _FEW[1]) if slow else (rows, None)
     above, below = (
         attempted(work, swept.attack, rows, downwards=downwards, steps=steps).broken_at[swept.attack].cpu()
@@ -102,10 +98,11 @@ def _from_below(work: Work, swept: Swept, rows: Tensor) -> Check:
     return same_from_below(swept.outcome.name, above, below)
 
 
-def _is_iterative(known: Attack) -> bool:
-    """Whether it follows gradients step by step, towards any wrong class and by any means within its budget."""
-    free = known.name not in ("low-frequency", "high-frequency", *_ONE_STEP, *_SLOW)
-    return known.gradients and known.norm != "patch" and not known.targeted and free
+def _planned(work: Work, swept: Swept) -> tuple[str, ...]:
+    """The names of the checks that an attack gets."""
+    return checks_of(
+        ATTACKS[swept.attack], epsilons=len(swept.outcome.epsilons), downwards=work.choices.downwards
+    )  # fmt: skip
 
 
 def _with_steps(attempt: Attempt, few: int) -> Attempt:
@@ -118,15 +115,7 @@ def _with_steps(attempt: Attempt, few: int) -> Attempt:
 
 
 def _in_order(outcomes: Sequence[Outcome], names: Sequence[str]) -> Iterator[Check]:
-    """One step against many, and attacks that see no gradient against those that do."""
+    """One step against many, attacks without gradients against those with, and other pairs of the registry."""
     known = dict(zip(names, outcomes))
-    for weaker, stronger in product(_ONE_STEP, _MANY_STEPS):
-        if weaker in known and stronger in known:
-            yield stronger_in_order(known[weaker], known[stronger], reason="one step against many")
-    for weaker, stronger in product(_BLIND, _MANY_STEPS):
-        if weaker in known and stronger in known and weaker not in _ONE_STEP:
-            yield stronger_in_order(known[weaker], known[stronger], reason="without gradients against with")
-    if "apgd-ce" in known and "pgd" in known:
-        yield stronger_in_order(known["pgd"], known["apgd-ce"], reason="fixed step against adaptive")
-    if "auto" in known and "pgd" in known:
-        yield stronger_in_order(known["pgd"], known["auto"], reason="one attack against the worst case of three")
+    for pair in comparisons(names):
+        yield stronger_in_order(known[pair.weaker], known[pair.stronger], reason=pair.reason)

@@ -1,12 +1,19 @@
 """What `vitlens attack` can be asked for; free of torch, so that the command line can name it at once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vitlens.attacks.defaults import COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS
+from vitlens.attacks.registry import ATTACKS
 from vitlens.errors import InputError
 
 UNIT: Final = 255.0  # --epsilon is in 1/255
+
+
+def listed(amounts: Sequence[float]) -> str:
+    """Numbers as they are typed: "0.25,0.5,1"."""
+    return ",".join(f"{amount:g}" for amount in amounts)
 
 
 @dataclass(frozen=True)
@@ -23,11 +30,11 @@ class AttackChoices:
     downwards: from the largest epsilon to the first at which an image stands.
     """
 
-    attacks: tuple[str, ...] = ("fgsm", "pgd", "cw")
-    epsilons: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)
-    epsilons_l2: tuple[float, ...] = (0.25, 0.5, 1.0)
+    attacks: tuple[str, ...] = COMMAND_ATTACKS
+    epsilons: tuple[float, ...] = EPSILONS_255
+    epsilons_l2: tuple[float, ...] = EPSILONS_L2
     steps: int | Mapping[str, int] | None = None
-    restarts: int = 1
+    restarts: int = RESTARTS
     corruptions: bool = True
     transfer: bool = True
     inside: bool = True
@@ -74,8 +81,9 @@ def require_sensible(choices: AttackChoices) -> None:
         raise InputError(f"expected --restarts of at least 1, found {choices.restarts}")
     if choices.patch_side is not None and choices.patch_side < 1:
         raise InputError(f"expected --patch-side of at least 1 px, found {choices.patch_side}")
-    if "patch" not in choices.attacks and (choices.patch_side is not None or choices.patch_anywhere):
+    patched = any(name in ATTACKS and ATTACKS[name].norm == "patch" for name in choices.attacks)
+    if not patched and (choices.patch_side is not None or choices.patch_anywhere):
         raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
 
 
-_EXAMPLES: Final = {"--epsilon": "0,1,2,4,8", "--epsilon-l2": "0.25,0.5,1"}
+_EXAMPLES: Final = {"--epsilon": listed(EPSILONS_255), "--epsilon-l2": listed(EPSILONS_L2)}

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES, Corrupted, on_corrupted
+from vitlens.analysis.failures.common_corruptions import Corrupted, on_corrupted
+from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.progress import progress
 from vitlens.errors import UnknownNameError
@@ -66,6 +67,6 @@ def keep_corruptions(folder: RunFolder, found: Sequence[Corrupted], *, baseline:
             folder.metric(f"mean_corruption_error/{one.alias}/{baseline}", relative)
     folder.table("corruptions", rows)
     folder.table("corruption_kinds", [
-        {"kind": name, "is": kind.says, **{str(level): kind.strengths[level - 1] for level in SEVERITIES}}
+        {"kind": name, "is": kind.description, **{str(level): kind.strengths[level - 1] for level in SEVERITIES}}
         for name, kind in CORRUPTIONS.items()
     ])  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.figures.attack import (
     Distances,
     Panel,

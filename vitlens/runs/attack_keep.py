@@ -90,8 +90,8 @@ def _cost_row(folder: RunFolder, work: Work, swept: Swept, known: Attack, middle
     broken = int((outcome.clean & outcome.broken_at.isfinite()).sum())
     return {
         "model": work.model.alias, "attack": outcome.name, "name": swept.attack, "title": titled(known),
-        "norm": known.norm, "kind": known.kind, "source": known.source, "gradients": known.gradients,
-        "steps": steps_of(known, work.choices), "restarts": work.choices.restarts if known.random else 1,
+        "norm": known.norm, "kind": known.kind, "source": known.paper, "gradients": known.gradients,
+        "steps": steps_of(known, work.choices), "restarts": work.choices.restarts if known.random_start else 1,
         "right": right, "survived": survived, "broken": broken, "median": None if median is None else median.value,
         "forwards": swept.forwards, "backwards": swept.backwards, "seconds": round(swept.seconds, 3),
     }  # fmt: skip

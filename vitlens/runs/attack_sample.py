@@ -18,8 +18,6 @@ from vitlens.devices import evaluating
 from vitlens.runs.attack_sweep import Swept, Work
 
 SAMPLED: Final = 256  # images that are attacked once more, at one epsilon
-# the first of these that was asked for: gradients, many steps, a budget
-_PREFERRED: Final = ("pgd", "apgd-ce", "apgd-dlr", "bim", "pgd-dlr", "pgd-l2", "fgsm", "auto", "cw", "deepfool")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Sample:
 
 def attempt_of(work: Work, name: str) -> Attempt:
     """An attack of the registry on one model, as the checks call it; a patch is bounded by its size, not epsilon."""
-    bounded = ATTACKS[name].norm != "patch"
+    bounded = ATTACKS[name].takes_epsilon
 
     def attempt(
         images: Tensor, labels: Tensor, *, epsilon: float, steps: int | None = None, batch_size: int | None = None
@@ -57,7 +55,7 @@ def attempt_of(work: Work, name: str) -> Attempt:
 
 def shown_attack(names: Sequence[str]) -> str:
     """Which of the attacks asked for is looked into."""
-    return next((name for name in _PREFERRED if name in names), names[0])
+    return min(names, key=lambda name: ATTACKS[name].examples or len(ATTACKS) + 1)
 
 
 def some_of(split: Split, count: int, *, seed: int) -> Tensor:

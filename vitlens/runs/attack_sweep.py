@@ -96,7 +96,7 @@ def _part(work: Work, name: str, start: int, indices: Tensor, advance: Advance) 
         "clean": result.clean.cpu(),
         "broken_at": result.broken_at[name].cpu().double(),
         "distance": result.distance[name].cpu().double(),
-        "silent": result.silent[name].cpu(),
+        "silent": result.zero_gradients[name].cpu(),
         "epsilons": torch.tensor(result.epsilons[name], dtype=torch.float64),
         "counts": torch.tensor(counts, dtype=torch.float64),
     }

@@ -7,11 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from vitlens.analysis.ablation.effects import Unit
 from vitlens.analysis.attention.registry import WITH_WEIGHTS
-from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES
-from vitlens.attacks.carlini_wagner import SEARCHES
-from vitlens.attacks.clean import RIVALS
-from vitlens.attacks.registry import ATTACKS, Attack, members_of
-from vitlens.attacks.scores import QUERIES
+from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.attacks.registry import members_of
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 from vitlens.runs.ablate_choices import AblateChoices
@@ -33,13 +30,6 @@ def features_parts(images: int, bank: int) -> tuple[Part, ...]:
     """The features of the test images, and of the training images that answer for them."""
     answering = [Part("features of the bank", bank, shorter="a smaller --bank")] if bank else []
     return (Part("features", images), *answering)
-
-
-def train_parts(images: int, tested: int, *, epochs: int, looks: int, frozen: bool) -> tuple[Part, ...]:
-    """Passes over the training images, and looks at the test images; frozen: each image is passed through once."""
-    if frozen:
-        return (Part("features, once", images + tested),)
-    return (Part("training", tested * looks, images * epochs, "a smaller --epochs"),)
 
 
 def ablate_parts(units: Sequence[Unit], images: int, choices: AblateChoices) -> Iterator[Part]:
@@ -68,7 +58,8 @@ def attack_parts(choices: AttackChoices, images: int) -> Iterator[Part]:
     for name in choices.attacks:
         forwards = backwards = 0.0
         for member in members_of(name):
-            spent = _attack_passes(member, choices, name)
+            epsilons = {"linf": len(choices.linf), "l2": len(choices.l2)}.get(member.norm, 1)
+            spent = member.passes(choices.steps_for(name), epsilons=epsilons, restarts=choices.restarts)
             if member.gradients:
                 backwards += spent
             else:
@@ -77,16 +68,6 @@ def attack_parts(choices: AttackChoices, images: int) -> Iterator[Part]:
     if choices.corruptions and not choices.predicted:
         kinds = len(CORRUPTIONS) * len(SEVERITIES)
         yield Part("common corruptions", kinds * images, 0.0, "--no-corruptions")
-
-
-def _attack_passes(attack: Attack, choices: AttackChoices, asked: str) -> int:
-    """Passes an image: steps, restarts and epsilons, or the searches for the smallest perturbation."""
-    steps = (choices.steps_for(asked) or attack.steps or 1) if attack.steps else 1
-    if attack.kind == "minimum":
-        return steps * (SEARCHES if attack.name == "cw" else RIVALS)
-    epsilons = {"linf": len(choices.linf), "l2": len(choices.l2)}.get(ATTACKS[attack.name].norm, 1)
-    times = (choices.restarts if attack.random else 1) * (RIVALS if attack.targeted else 1)
-    return steps * epsilons * times * (QUERIES if attack.name == "square" else 1)
 
 
 def compare_parts(

@@ -33,7 +33,6 @@ _COMMANDS: Final = {
     "predict": "vitlens.runs.predict",
     "profile": "vitlens.runs.profile",
     "stats": "vitlens.runs.stats",
-    "train": "vitlens.runs.train",
     "study": "vitlens.runs.study",
 }
 

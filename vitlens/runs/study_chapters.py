@@ -21,6 +21,8 @@ from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.expected import Part, say_expected
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.train.measure import measure as train
+from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models
 from vitlens.names import PRESETS
@@ -36,7 +38,6 @@ from vitlens.runs.planned import ablate_parts, attack_parts, features_parts, sta
 from vitlens.runs.profile import profile
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
-from vitlens.runs.train import train
 
 PROFILED: Final = (1, 8, 32)  # batch sizes
 EXPLAINED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)  # whose maps are checked
@@ -100,8 +101,7 @@ class Chapters:
         if not trained_first(model, self.model_options):
             return typed(model)
         options = self._options("train", model.alias, f"vitlens train {model.name} --data {self.data}")
-        recipe = {} if epochs is None else {"epochs": epochs}
-        train(model.name, data=self.data, recipe=recipe, options=options)
+        train(TrainOptions(model.name, self.data, recipe=RecipeChanges(epochs=epochs), run=options))
         return f"{model.alias}={options.out}"
 
     def load(self, names: Sequence[str]) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from vitlens.commands.scaffold.describe import described
-from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.expected import say_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.training_progress import training_progress
@@ -19,14 +19,13 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import CONFIG, read_run
 from vitlens.models.zoo import untrained
 from vitlens.preprocessing import Side
-from vitlens.runs.planned import train_parts
 from vitlens.runs.report import publish
+from vitlens.runs.study_kept import KeptOptions
 from vitlens.runs.study_kinds import KINDS, SEEDS, Kind, Point, epochs_for
 from vitlens.runs.study_points_draw import draw_points
 from vitlens.runs.study_points_keep import POINTS, keep
 from vitlens.runs.study_points_tell import tell_points
 from vitlens.runs.study_trial import Ground, Trial, run_trial
-from vitlens.runs.train_plan import KeptOptions
 from vitlens.schema import Between, Text, read_as
 
 

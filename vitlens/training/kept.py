@@ -9,9 +9,10 @@ from vitlens.errors import InputError
 from vitlens.models import zoo
 from vitlens.models.model import Model
 from vitlens.training.checkpoint import told_as_storage
+from vitlens.training.defaults import KEPT_FOLDER
 from vitlens.training.metrics import read_metrics
 
-FOLDER = "kept"
+FOLDER = KEPT_FOLDER
 _NAME = re.compile(r"epoch-(\d{4,})\.safetensors")
 
 

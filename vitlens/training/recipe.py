@@ -7,9 +7,9 @@ from typing import Final
 
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import OPTIMISERS, RECIPE_NAMES
+from vitlens.training.defaults import LEAST_STEPS
 
 _WORDS = ("source", "measured")  # about the recipe; they change nothing
-LEAST_STEPS: Final = 10  # batches in an epoch, where the recipe decides how large they are
 LEAST_BATCH: Final = 8  # images: the statistics of a smaller batch are too noisy for batch normalisation
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "two numbers: A,B"}
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES, Corrupted, corrupted, on_corrupted
+from vitlens.analysis.failures.common_corruptions import Corrupted, corrupted, on_corrupted
+from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.zoo import load

@@ -1,8 +1,10 @@
 import pytest
 import torch
 
-from vitlens.analysis.failures.disturbances import DISTURBANCES, covered, shuffled
+from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.disturbed import covered, shuffled
 from vitlens.errors import InputError
+from vitlens.references import resolved
 
 
 @pytest.fixture
@@ -15,9 +17,9 @@ def test_the_first_level_changes_nothing_and_none_mutates(kind, images):
     way, before = DISTURBANCES[kind], images.clone()
     levels = way.levels((16, 24))
     assert len(levels) > 2
-    torch.testing.assert_close(way.apply(images, levels[0], torch.arange(4)), images, atol=1e-6, rtol=0)
+    torch.testing.assert_close(resolved(way.function)(images, levels[0], torch.arange(4)), images, atol=1e-6, rtol=0)
     for level in levels[1:]:
-        changed = way.apply(images, level, torch.arange(4))
+        changed = resolved(way.function)(images, level, torch.arange(4))
         assert changed.shape == images.shape
         assert changed.min() >= 0
         assert changed.max() <= 1
@@ -29,9 +31,9 @@ def test_the_first_level_changes_nothing_and_none_mutates(kind, images):
 def test_an_image_does_not_depend_on_its_batch_mates(kind, images):
     way = DISTURBANCES[kind]
     level = way.levels((16, 24))[2]
-    together = way.apply(images, level, torch.arange(4))
-    alone = way.apply(images[2:3], level, torch.tensor([2]))
-    torch.testing.assert_close(alone[0], together[2])
+    whole = resolved(way.function)(images, level, torch.arange(4))
+    alone = resolved(way.function)(images[2:3], level, torch.tensor([2]))
+    torch.testing.assert_close(alone[0], whole[2])
 
 
 def test_shuffling_keeps_every_tile(images):

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.attacks.models import answers, perceptron, pictures
 from tests.lens.tiny import images, ours
 from vitlens.analysis.robustness import checks as checks
 from vitlens.analysis.robustness.curve import Outcome
 from vitlens.analysis.robustness.masking_signs import failures, never_rises, same_from_below, stronger_in_order, verdict
+from vitlens.attacks.attack import attack
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
 
@@ -61,9 +63,9 @@ def gradient_steps(model: Model, *, leak: float = 0.0, blind: bool = False, lazy
 def test_a_sound_attack_passes(model, batch):
     attempt = gradient_steps(model)
     found = [
-        checks.nothing_for_nothing("a", attempt, *batch),
+        checks.at_epsilon_zero("a", attempt, *batch),
         checks.within_budget("a", model, attempt(*batch, epsilon=0.3), *batch, epsilon=0.3, norm="linf"),
-        checks.same_alone("a", attempt(*batch, epsilon=0.1), attempt(*batch, epsilon=0.1)),
+        checks.same_in_any_batch("a", attempt(*batch, epsilon=0.1), attempt(*batch, epsilon=0.1)),
         checks.visible_gradients(model, *batch),
         checks.unlimited("a", attempt, *batch, steps=30),
         checks.more_steps("a", attempt, *batch, epsilon=0.1, steps=10),
@@ -103,14 +105,14 @@ def test_change_at_epsilon_0_is_seen(batch):
     def restless(pictures, labels, *, epsilon, steps=None, batch_size=None):
         return Result((pictures + 1e-3).clamp(0, 1), torch.zeros(8).bool(), torch.ones(8).bool())
 
-    assert not checks.nothing_for_nothing("a", restless, *batch).passed
+    assert not checks.at_epsilon_zero("a", restless, *batch).passed
 
 
 def test_results_that_hang_on_the_batch_are_seen(batch):
     every = torch.ones(8).bool()
     one, other = Result(batch[0], every, every), Result(batch[0], ~every, every)
-    assert not checks.same_alone("a", one, other).passed
-    assert checks.same_alone("a", one, one).passed
+    assert not checks.same_in_any_batch("a", one, other).passed
+    assert checks.same_in_any_batch("a", one, one).passed
 
 
 def test_more_steps_that_break_more_or_fewer_are_seen(batch):
@@ -186,9 +188,72 @@ def test_a_check_in_which_nothing_was_fooled_is_inconclusive_not_passed(batch):
 
     idle, busy = Result(batch[0], none, every), Result(batch[0], every, every)
     assert checks.more_steps("a", attempt, *batch, epsilon=0.1, steps=10).state is checks.State.INCONCLUSIVE
-    assert checks.same_alone("a", idle, idle).state is checks.State.INCONCLUSIVE
-    assert checks.same_alone("a", busy, busy).state is checks.State.PASSED
-    assert checks.same_alone("a", idle, busy).state is checks.State.FAILED
+    assert checks.same_in_any_batch("a", idle, idle).state is checks.State.INCONCLUSIVE
+    assert checks.same_in_any_batch("a", busy, busy).state is checks.State.PASSED
+    assert checks.same_in_any_batch("a", idle, busy).state is checks.State.FAILED
     whole = outcome("a", [INF] * 8)
     assert never_rises(whole).state is checks.State.INCONCLUSIVE
     assert stronger_in_order(whole, whole, reason="r").state is checks.State.INCONCLUSIVE
+
+
+def searching(*, short: float, long: float, lost: bool = False):
+    """An attack that goes this far in each pixel with 10 steps and with more; lost: more steps lose an image."""
+
+    def attempt(images, labels, *, epsilon, steps=None, batch_size=None):
+        success = torch.ones(len(images)).bool()
+        success[0] = steps <= 10 or not lost
+        moved = images + (short if steps <= 10 else long)
+        return Result(torch.where(success[:, None, None, None], moved, images), success, torch.ones(len(images)).bool())
+
+    return attempt
+
+
+def test_an_image_without_any_change_found_is_seen():
+    assert checks.all_found(outcome("cw", [0, 0.1, 0.3])).passed
+    check = checks.all_found(outcome("cw", [0, 0.1, INF]))
+    assert not check.passed
+    assert check.found == "none found for 1 of 2"
+
+
+@pytest.mark.parametrize(
+    ("attempt", "passes", "says"),
+    [
+        (searching(short=0.1, long=0.1), True, "+0.0 % (median of 4 images), 0 lost, 0 gained"),
+        (
+            searching(short=0.1, long=0.08),
+            False,
+            "-20.0 % (median of 4 images), 0 lost, 0 gained; too few steps",
+        ),
+        (searching(short=0.1, long=0.12), False, "+20.0 %"),
+        (searching(short=0.1, long=0.1, lost=True), False, "1 lost"),
+    ],
+)
+def test_a_search_that_was_too_short_or_too_long_is_seen(attempt, passes, says):
+    still = torch.zeros(4, 3, 4, 4)
+    check = checks.as_near("cw", attempt, still, torch.zeros(4).long(), epsilon=7.0, steps=10)
+    assert check.passed is passes
+    assert says in check.found
+
+
+def test_a_search_that_finds_nothing_is_seen():
+    def blind(images, labels, *, epsilon, steps=None, batch_size=None):
+        return Result(images, torch.zeros(len(images)).bool(), torch.ones(len(images)).bool())
+
+    check = checks.as_near("cw", blind, torch.zeros(4, 3, 4, 4), torch.zeros(4).long(), epsilon=7.0, steps=10)
+    assert not check.passed
+    assert check.found == "no change found for any of 4 images"
+
+
+def test_deepfool_is_as_near_and_cw_with_too_few_steps_is_not():
+    attacked, six = perceptron(), pictures(6, seed=3)
+    labels = answers(attacked, six)
+
+    def attempt(name):
+        return lambda some, labels, *, epsilon, steps=None, **_: attack(
+            attacked, some, labels, method=name, epsilon=epsilon, steps=steps
+        )
+
+    assert checks.as_near("deepfool", attempt("deepfool"), six, labels, epsilon=14.0, steps=30).passed
+    check = checks.as_near("cw", attempt("cw"), six, labels, epsilon=14.0, steps=4, times=10)
+    assert not check.passed
+    assert "raise --steps" in check.found

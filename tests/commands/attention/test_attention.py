@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training_runs import train
 from vitlens.analysis.attention.views import key_maps, query_maps
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.cli.main import run as main
@@ -17,7 +18,6 @@ from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.sheets import DRAWN, sheets
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.zoo import load, save
-from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import vitlens
+from tests.training_runs import train
 from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.scaffold.budgets import budget_of, budget_words
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.trainings import Budget, Difference, differences
 from vitlens.files import read_run
-from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20)
 LONG = Budget("vit", "random weights", "digits", 40, 10, 50, 8, "none", 0, "none")

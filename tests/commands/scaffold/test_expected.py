@@ -5,7 +5,7 @@ import torch
 
 import vitlens
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
-from vitlens.analysis.failures.common_corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.cli.main import run
 from vitlens.commands.explain.parts import explain_parts
 from vitlens.commands.scaffold import expected

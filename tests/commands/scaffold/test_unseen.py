@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.training_runs import train
 from vitlens.cli.main import run
 from vitlens.commands.scaffold.load import load_split, load_splits
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import load_sets
-from vitlens.runs.train import train
 
 OPTIONS = RunOptions(device="cpu", quiet=True)
 TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8]}
@@ -68,7 +68,7 @@ def test_a_test_folder_is_whole_and_the_training_folder_is_not(place, tmp_path, 
     kept = config(out)["data"]
     assert kept["images"] == count
     if word == "evaluate":
-        assert json.loads((out / "results.json").read_text())["metrics"]["accuracy"]["n"] == count
+        assert json.loads((out / "results.json").read_text())["metrics"]["accuracy/run"]["n"] == count
     assert kept["notes"][0] in capsys.readouterr().err
     first = "\n".join((out / "report.md").read_text().splitlines()[:6])
     assert kept["notes"][0][1:] in first
@@ -153,11 +153,9 @@ def test_arrays_are_known_by_their_pixels(tmp_path):
 
 
 def test_ten_epochs_of_few_images_are_more_than_ten_steps(place):
-    written = config(place / "run")
-    assert written["recipe"]["batch_size"] == 8
-    assert written["usual"]["batch_size"] == 256
-    assert written["recipe"]["learning_rate"] == pytest.approx(written["usual"]["learning_rate"] / 32**0.5, rel=1e-3)
-    assert written["test_images"] == 6
+    (row,) = json.loads((place / "run" / "results.json").read_text())["tables"]["images"]
+    assert (row["batch_size"], row["usual_batch_size"], row["test"]) == (8, 256, 6)
+    assert row["learning_rate"] == pytest.approx(row["usual_learning_rate"] / 32**0.5, rel=1e-3)
     first = "\n".join((place / "run" / "report.md").read_text().splitlines()[:6])
     assert "24 images" in first
     assert "batches of 8" in first

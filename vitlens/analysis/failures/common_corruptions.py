@@ -1,14 +1,12 @@
-"""Everyday damage to images in five severities, and how much accuracy it costs (after Hendrycks & Dietterich 2019).
+"""Accuracy under common corruptions (after Hendrycks & Dietterich 2019), and their operations on images.
 
-Each is one operation of torchvision (JPEG: of Pillow) with five strengths, set for images of any size: lengths are
-shares of the shorter side. What is random is decided by an image's own key, not by its place in a batch.
+Each is one operation of torchvision (JPEG: of Pillow); corruptions.py lists them with their strengths. What is random
+is decided by an image's own key, not by its place in a batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
-from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 import torch
@@ -20,41 +18,32 @@ from torchvision.transforms import InterpolationMode
 from vitlens.analysis.answers.classes import reading
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size, require_labels
 from vitlens.analysis.answers.paired import resampled_means
+from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.data.draws import uniform
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
+from vitlens.references import resolved
 from vitlens.shapes import Images
 from vitlens.startup import import_without_compiler
 from vitlens.uncertainty import Estimate
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
-SEVERITIES: Final = (1, 2, 3, 4, 5)
-
 Keys = Int[Tensor, " batch"]
 
 
-@dataclass(frozen=True)
-class Corruption:
-    """One kind of damage. says: what the strengths are; strengths: of severities 1 to 5; apply: (images, strength,
-    keys) -> images in [0, 1], before they are clamped."""
-
-    title: str
-    says: str
-    strengths: tuple[float, float, float, float, float]
-    apply: Callable[[Images, float, Keys], Tensor]
-
-
-def _noise(images: Images, strength: float, keys: Keys) -> Tensor:
+def gaussian_noise(images: Images, strength: float, keys: Keys) -> Tensor:
+    """Gaussian noise of this standard deviation, drawn by each image's key."""
     count = images[0].numel()
     one, two = (uniform(keys.to(images.device), count, stream=stream).double() for stream in (3, 4))
     normal = (-2 * (1 - one).log()).sqrt() * (2 * torch.pi * two).cos()  # Box and Muller: a draw of each image's own
     return images + strength * normal.view_as(images).to(images.dtype)
 
 
-def _blur(images: Images, strength: float, _keys: Keys) -> Tensor:
+def gaussian_blur(images: Images, strength: float, _keys: Keys) -> Tensor:
+    """A Gaussian blur whose standard deviation is this share of the shorter side."""
     side = min(images.shape[-2:])
     sigma = max(strength * side, 1e-3)
     most = 2 * ((side - 1) // 2) + 1  # the padding must be smaller than the image
@@ -63,17 +52,20 @@ def _blur(images: Images, strength: float, _keys: Keys) -> Tensor:
     return blurred
 
 
-def _brightness(images: Images, strength: float, _keys: Keys) -> Tensor:
+def brightness(images: Images, strength: float, _keys: Keys) -> Tensor:
+    """Pixels multiplied by 1 + strength."""
     brighter: Tensor = transforms.adjust_brightness(images, 1 + strength)
     return brighter
 
 
-def _contrast(images: Images, strength: float, _keys: Keys) -> Tensor:
+def contrast(images: Images, strength: float, _keys: Keys) -> Tensor:
+    """This share of the contrast."""
     flatter: Tensor = transforms.adjust_contrast(images, strength)
     return flatter
 
 
-def _jpeg(images: Images, strength: float, _keys: Keys) -> Tensor:
+def jpeg(images: Images, strength: float, _keys: Keys) -> Tensor:
+    """Written and read as JPEG of this quality."""
     read = []
     for pixels in (images.cpu() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy():
         file = BytesIO()
@@ -82,7 +74,8 @@ def _jpeg(images: Images, strength: float, _keys: Keys) -> Tensor:
     return torch.stack(read).permute(0, 3, 1, 2).to(images.device, images.dtype) / 255
 
 
-def _pixelate(images: Images, strength: float, _keys: Keys) -> Tensor:
+def pixelate(images: Images, strength: float, _keys: Keys) -> Tensor:
+    """Shrunk to this share of each side and enlarged again."""
     height, width = images.shape[-2:]
     small = [max(1, round(side * strength)) for side in (height, width)]
     coarse = transforms.resize(images, small, interpolation=InterpolationMode.BILINEAR, antialias=True)
@@ -90,7 +83,8 @@ def _pixelate(images: Images, strength: float, _keys: Keys) -> Tensor:
     return large
 
 
-def _occlusion(images: Images, strength: float, keys: Keys) -> Tensor:
+def occlusion(images: Images, strength: float, keys: Keys) -> Tensor:
+    """A square of this share of the shorter side, at a place of each image's key, filled with its mean colour."""
     height, width = images.shape[-2:]
     side = max(1, round(strength * min(height, width)))
     places = uniform(keys.to(images.device), 2, stream=5).cpu()
@@ -101,34 +95,8 @@ def _occlusion(images: Images, strength: float, keys: Keys) -> Tensor:
     return torch.stack(erased)
 
 
-CORRUPTIONS: Final[Mapping[str, Corruption]] = MappingProxyType(
-    {
-        "noise": Corruption(
-            "noise", "Gaussian noise of this standard deviation", (0.04, 0.06, 0.08, 0.12, 0.18), _noise
-        ),
-        "blur": Corruption(
-            "blur", "a Gaussian blur of this share of the shorter side", (0.01, 0.015, 0.02, 0.03, 0.045), _blur
-        ),
-        "brightness": Corruption(
-            "brightness", "pixels multiplied by 1 plus this, and clipped", (0.2, 0.4, 0.6, 0.8, 1.0), _brightness
-        ),
-        "contrast": Corruption(
-            "contrast", "this share of the contrast is left", (0.6, 0.45, 0.3, 0.2, 0.1), _contrast
-        ),
-        "jpeg": Corruption("JPEG", "JPEG of this quality", (60.0, 40.0, 25.0, 15.0, 8.0), _jpeg),
-        "pixelate": Corruption(
-            "pixelate", "shown in this share of the pixels of a side", (0.75, 0.6, 0.4, 0.3, 0.25), _pixelate
-        ),
-        "occlusion": Corruption(
-            "occlusion", "a square of this share of the shorter side filled with the mean colour",
-            (0.15, 0.25, 0.35, 0.45, 0.55), _occlusion,
-        ),
-    }
-)  # fmt: skip
-
-
 def corrupted(images: Images, kind: str, severity: int, keys: Keys) -> Images:
-    """Images with one kind of damage at a severity from 1 to 5, in [0, 1].
+    """Images with one corruption at a severity from 1 to 5, in [0, 1].
 
     Raises UnknownNameError for another kind, InputError for another severity.
     """
@@ -137,19 +105,20 @@ def corrupted(images: Images, kind: str, severity: int, keys: Keys) -> Images:
     if severity not in SEVERITIES:
         raise InputError(f"expected a severity from 1 to 5, found {severity}")
     known = CORRUPTIONS[kind]
-    return known.apply(images, known.strengths[severity - 1], keys).clamp(0, 1)
+    changed: Tensor = resolved(known.function)(images, known.strengths[severity - 1], keys)
+    return changed.clamp(0, 1)
 
 
 @dataclass(frozen=True)
 class Corrupted:
-    """One model on damaged images. correct: (kinds, severities, n), kinds in the order of CORRUPTIONS; groups: (n,)."""
+    """One model on corrupted images. correct: (kinds, severities, n), kinds as in CORRUPTIONS; groups: (n,)."""
 
     alias: str
     correct: Bool[Tensor, "kinds severities batch"]
     groups: Tensor | None = None
 
     def accuracy(self, kind: str, severity: int, *, seed: int = 0) -> Estimate:
-        """The accuracy under one kind of damage at a severity from 1 to 5."""
+        """The accuracy under one corruption at a severity from 1 to 5."""
         row = self.correct[list(CORRUPTIONS).index(kind), severity - 1]
         return accuracy(row, groups=self.groups, seed=seed)
 
@@ -187,11 +156,11 @@ def on_corrupted(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Bool[Tensor, "batch kinds severities"]:
-    """Who is right on every kind of damage at every severity.
+    """Which images are classified correctly under each corruption at each severity.
 
     keys: (n,), one number an image, from which all that is random is drawn: two models see the same pixels, and so
-    do several processes. Images are damaged at the split's own size. advance: told the passes over an image just done.
-    Raises DataError without labels, InputError when the classes do not match.
+    do several processes. Images are corrupted at the split's own size. advance: told the passes over an image just
+    done. Raises DataError without labels, InputError when the classes do not match.
     """
     truth = require_labels(split).cpu()
     read = reading(model.classes, split.classes).read

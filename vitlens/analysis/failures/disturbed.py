@@ -1,21 +1,88 @@
-"""How a model's accuracy falls as images are made harder, level by level."""
+"""Accuracy on images made harder level by level, and the operations that make them so.
 
+What is random is decided by an image's own key, not by its place in a batch; at a higher level of covering, what was
+covered stays covered.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import reading
 from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size, require_labels
-from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.failures.disturbances import DISTURBANCES, tiles_along
+from vitlens.analysis.failures.spectrum import high_pass, low_pass
+from vitlens.data.draws import uniform
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.errors import UnknownNameError
+from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
+from vitlens.references import resolved
+from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate
 
+Keys = Int[Tensor, " batch"]
+
 KINDS = tuple(DISTURBANCES)
+
+
+def without_fine_detail(images: Images, cutoff: float, _keys: Keys) -> Images:
+    """The frequencies up to the cut-off."""
+    return low_pass(images, cutoff=cutoff)
+
+
+def without_coarse_detail(images: Images, cutoff: float, _keys: Keys) -> Images:
+    """The frequencies above the cut-off, around the mean colour."""
+    return high_pass(images, cutoff=cutoff)
+
+
+def in_shuffled_tiles(images: Images, level: float, keys: Keys) -> Images:
+    """As many tiles along each side, shuffled."""
+    return shuffled(images, int(level), keys)
+
+
+def shuffled(images: Images, parts: int, keys: Keys) -> Images:
+    """Each image cut into parts x parts equal tiles, laid out at random (another order for each key).
+
+    Raises InputError when the sides are not multiples of parts.
+    """
+    tiles = _tiles(images, parts)
+    order = uniform(keys.to(images.device), tiles.shape[1], stream=1).argsort(1)
+    return _joined(tiles[torch.arange(len(images), device=images.device)[:, None], order], images)
+
+
+def covered(images: Images, share: float, keys: Keys) -> Images:
+    """Each image with that share of its tiles (8 x 8 where that divides the sides) filled with its own mean colour.
+
+    share: a fraction; the number of tiles is rounded. Raises InputError outside [0, 1].
+    """
+    if not 0 <= share <= 1:
+        raise InputError(f"expected a share of tiles from 0 to 1, found {share}")
+    tiles = _tiles(images, tiles_along((images.shape[-2], images.shape[-1])))
+    rank = uniform(keys.to(images.device), tiles.shape[1], stream=2).argsort(1).argsort(1)
+    gone = rank < round(share * tiles.shape[1])
+    mean = images.mean((-2, -1))[:, None, :, None, None]
+    return _joined(torch.where(gone[:, :, None, None, None], mean, tiles), images)
+
+
+def _tiles(images: Images, parts: int) -> Tensor:
+    """(batch, parts * parts, 3, rows, columns)."""
+    height, width = images.shape[-2:]
+    if parts < 1 or height % parts or width % parts:
+        raise InputError(f"expected sides that {parts} tiles divide, found images of {height}x{width} px")
+    cut = images.unflatten(2, (parts, height // parts)).unflatten(4, (parts, width // parts))
+    tiles: Tensor = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    return tiles
+
+
+def _joined(tiles: Tensor, images: Images) -> Images:
+    parts = math.isqrt(tiles.shape[1])
+    laid: Tensor = tiles.unflatten(1, (parts, parts)).permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
+    return laid
 
 
 @dataclass(frozen=True)
@@ -64,7 +131,7 @@ def robustness(
         for batch in split.batches(size, device=model.device):
             keys = batch.indices + (seed << 20)
             for row, (kind, level) in enumerate(ways):
-                changed = DISTURBANCES[kind].apply(batch.images, level, keys)
+                changed = resolved(DISTURBANCES[kind].function)(batch.images, level, keys)
                 answers = read(model(changed)).argmax(-1).cpu()
                 right[row, batch.indices] = answers == truth[batch.indices].cpu()
                 advance(len(batch.images))

@@ -1,9 +1,10 @@
-"""Can a robust accuracy be believed? What a sound attack always shows, and the signs of gradients that hide.
+"""Self-checks of attacks: whether a robust accuracy can be believed, and signs of masked gradients.
 
 A model looks robust when its attack is broken: gradients that vanish, a step that is too small, examples outside the
-budget. Each check below says what is expected of a sound attack, what was found, and whether that is suspicious
-(Athalye 2018, "Obfuscated gradients"; Carlini 2019, "On evaluating adversarial robustness"). What runs an attack is
-handed in.
+budget. Each check says what is expected of a sound attack, what was found, and whether that is suspicious (Athalye
+2018, "Obfuscated gradients"; Carlini 2019, "On evaluating adversarial robustness"). What runs an attack is handed in.
+An attack that searches for the smallest perturbation has no budget that could be made larger; one that gives up, or
+stops too far out, shows in its distances.
 """
 
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.analysis.robustness.curve import Outcome
 from vitlens.devices import evaluating
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 from vitlens.uncertainty import mcnemar
 
-SURE = 0.05  # p-value from which on a difference is no noise
+SIGNIFICANT = 0.05  # p-value up to which a difference is not noise
+NEAR = 0.05  # of a distance: by how much a longer search may differ
 ROUNDING = 1e-6  # numerics: how far beyond its budget a perturbation may reach
 EVERYTHING = 1.0  # the epsilon (largest difference of a pixel) within which every image is every other
 
@@ -78,7 +81,7 @@ def state_of(passed: bool, conclusive: bool) -> State:
 
 @dataclass(frozen=True)
 class Check:
-    """One look at an attack. attack: its name; expected, found: in words; passed: whether it is as it should be.
+    """One self-check of an attack. attack: its name; expected, found: in words; passed: whether it is as it should be.
 
     conclusive: False where it could not have failed, as nothing was fooled.
     """
@@ -96,8 +99,8 @@ class Check:
         return state_of(self.passed, self.conclusive)
 
 
-def nothing_for_nothing(attack: str, attempt: Attempt, images: Images, labels: Labels) -> Check:
-    """With epsilon 0 nothing is fooled and no pixel changes: robust accuracy is clean accuracy."""
+def at_epsilon_zero(attack: str, attempt: Attempt, images: Images, labels: Labels) -> Check:
+    """With epsilon 0 no image is fooled and no pixel changes: robust accuracy is clean accuracy."""
     result = attempt(images, labels, epsilon=0.0)
     fooled = int(result.success.sum())
     moved = float((result.images.cpu() - images.cpu()).abs().max())
@@ -108,7 +111,7 @@ def nothing_for_nothing(attack: str, attempt: Attempt, images: Images, labels: L
 
 
 def lengths(changes: Float[Tensor, "batch 3 height width"], norm: str) -> Float[Tensor, " batch"]:
-    """How long each perturbation is: "linf" its largest entry, "l2" its Euclidean length."""
+    """The length of each perturbation: "linf" its largest entry, "l2" its Euclidean length."""
     flat = changes.flatten(1).double()
     return flat.abs().amax(1) if norm == "linf" else flat.norm(dim=1)
 
@@ -120,10 +123,10 @@ def within_budget(
 
     norm: "linf", "l2", or another, of which only the range of pixels is known.
     """
-    found, clean = result.images.cpu(), images.cpu()
+    adversarial, clean = result.images.cpu(), images.cpu()
     success = result.success.cpu()
-    longest = float(lengths(found - clean, norm).max()) if norm in ("linf", "l2") else 0.0
-    low, high = float(found.min()), float(found.max())
+    longest = float(lengths(adversarial - clean, norm).max()) if norm in ("linf", "l2") else 0.0
+    low, high = float(adversarial.min()), float(adversarial.max())
     after, before = (predicted(model, which) for which in (result.images, images))
     truth = labels.cpu()
     false = int((success & ((after == truth) | (before != truth))).sum())
@@ -136,22 +139,22 @@ def within_budget(
     )  # fmt: skip
 
 
-def same_alone(attack: str, together: Attacked, apart: Attacked) -> Check:
-    """The result of an image does not depend on how many are attacked at a time.
+def same_in_any_batch(attack: str, whole: Attacked, parts: Attacked) -> Check:
+    """The result of an image does not depend on the batch size.
 
-    together, apart: of the same images, attacked in one batch and in smaller ones.
+    whole, parts: of the same images, attacked in one batch and in smaller ones.
     """
-    count = len(together.success)
-    other = int((together.success.cpu() != apart.success.cpu()).sum())
+    count = len(whole.success)
+    other = int((whole.success.cpu() != parts.success.cpu()).sum())
     # kernels round differently for other sizes, and a sign that flips there moves a pixel: an image may go another way
     return Check(
         "batch size", attack, "the same images fooled, whatever the batch size (rounding may decide one)",
-        f"{other} of {count} differ", other <= 1, conclusive=bool(together.success.any() or apart.success.any()),
+        f"{other} of {count} differ", other <= 1, conclusive=bool(whole.success.any() or parts.success.any()),
     )  # fmt: skip
 
 
 def visible_gradients(model: Model, images: Images, labels: Labels, *, attack: str = "gradients") -> Check:
-    """The loss has a gradient at (nearly) every image: attacks that follow it can see where to go."""
+    """The loss has a gradient that is not 0 at (nearly) every image, for attacks to follow."""
     zero = vanishing(model, images, labels)
     share = float(zero.float().mean())
     return Check(
@@ -181,7 +184,7 @@ def vanishing(model: Model, images: Images, labels: Labels) -> Bool[Tensor, " ba
 def unlimited(
     attack: str, attempt: Attempt, images: Images, labels: Labels, *, epsilon: float = EVERYTHING, steps: int = 50
 ) -> Check:
-    """Without a limit every image can be made any other, so nothing is left right."""
+    """Without a limit every image can become any other, so no image stays right."""
     result = attempt(images, labels, epsilon=epsilon, steps=steps)
     left = int((result.tried & ~result.success).sum())
     tried = int(result.tried.sum())
@@ -199,12 +202,46 @@ def more_steps(
     lost = int((few.success & ~many.success).sum())
     gained = int((~few.success & many.success).sum())
     p = mcnemar(lost, gained)
-    apart = p <= SURE
+    apart = p <= SIGNIFICANT
     word = "" if not apart else ("; more steps break fewer" if lost > gained else "; too few steps, raise --steps")
     return Check(
         "more steps", attack, f"{times} times the steps break as many images, but for chance",
         f"{int(few.success.sum())} fooled with {steps} steps, {int(many.success.sum())} with {times * steps}{word}",
         not apart, conclusive=bool(few.success.any() or many.success.any()),
+    )  # fmt: skip
+
+
+def all_found(outcome: Outcome) -> Check:
+    """Without a limit some perturbation fools the model on every image, so an attack that finds none has given up."""
+    right = int(outcome.clean.sum())
+    missed = int((outcome.clean & outcome.broken_at.isinf()).sum())
+    return Check(
+        "no limit", outcome.name, "a change found for every right image", f"none found for {missed} of {right}",
+        missed == 0,
+    )  # fmt: skip
+
+
+def as_near(
+    attack: str, attempt: Attempt, images: Images, labels: Labels, *, epsilon: float, steps: int, times: int = 2
+) -> Check:
+    """A longer search loses no image and finds perturbations about as small; otherwise the search was too short.
+
+    epsilon: L2, pixel units, large enough to count whatever is found.
+    """
+    few, many = (attempt(images, labels, epsilon=epsilon, steps=count) for count in (steps, times * steps))
+    short, long = (lengths(result.images.cpu() - images.cpu(), "l2") for result in (few, many))
+    both = few.success.cpu() & many.success.cpu()
+    lost = int((few.success & ~many.success).sum())
+    name, expected = "more steps", f"{times} times the steps find changes as small, within {100 * NEAR:.0f} %"
+    if not bool(both.any()):
+        return Check(name, attack, expected, f"no change found for any of {len(images)} images", passed=False)
+    change = float(torch.median(long[both] / short[both])) - 1
+    gained = int((~few.success & many.success).sum())
+    word = "; too few steps, raise --steps" if change < -NEAR or gained else ""
+    return Check(
+        name, attack, expected,
+        f"{100 * change:+.1f} % (median of {int(both.sum())} images), {lost} lost, {gained} gained{word}",
+        abs(change) <= NEAR and lost == gained == 0,
     )  # fmt: skip
 
 

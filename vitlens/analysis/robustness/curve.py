@@ -51,11 +51,11 @@ class Outcome:
         None where the model has nothing right, or at least half survive: then it lies beyond all that was tried. An
         upper end beyond all that was tried is left out.
         """
-        found = self.broken_at[self.clean].double().numpy()
-        if not len(found):
+        distances = self.broken_at[self.clean].double().numpy()
+        if not len(distances):
             return None
-        beyond = 1 + 2 * max([*self.epsilons, *found[np.isfinite(found)].tolist()], default=1.0)
-        middle = median_of(np.where(np.isfinite(found), found, beyond), unit="")
+        beyond = 1 + 2 * max([*self.epsilons, *distances[np.isfinite(distances)].tolist()], default=1.0)
+        middle = median_of(np.where(np.isfinite(distances), distances, beyond), unit="")
         if middle.value >= beyond / 2:  # also where it lies between a broken image and one that survived
             return None
         ends = [None if end is None or end >= beyond else end / unit for end in (middle.low, middle.high)]
@@ -87,17 +87,17 @@ def paired(outcomes: Iterable[tuple[Outcome, Outcome]], *, seed: int = 0) -> tup
     A pair is two models under the same attack on the same images. The clean images are tested once for two models.
     Raises InputError for another pair.
     """
-    found: list[PairedOutcome] = []
+    tests: list[PairedOutcome] = []
     clean: set[tuple[str, str]] = set()
     for first, second in outcomes:
         if (first.name, first.epsilons) != (second.name, second.epsilons) or len(first.clean) != len(second.clean):
             raise InputError(f"expected two models under one attack on the same images, found {first} and {second}")
         both = first.alias, second.alias
         for epsilon in (*(() if both in clean else (0.0,)), *first.epsilons):
-            found.append(_tested(first, second, epsilon, seed))
+            tests.append(_tested(first, second, epsilon, seed))
         clean.add(both)
-    adjusted = holm([one.p for one in found])
-    return tuple(replace(one, p_holm=p) for one, p in zip(found, adjusted))
+    adjusted = holm([one.p for one in tests])
+    return tuple(replace(one, p_holm=p) for one, p in zip(tests, adjusted))
 
 
 def _tested(first: Outcome, second: Outcome, epsilon: float, seed: int) -> PairedOutcome:

@@ -1,4 +1,4 @@
-"""What an attack changes inside a model: attention head by head, and how far apart two images' paths run, by depth."""
+"""What an attack changes inside a model: attention statistics, and how far apart the outputs of each block are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images
 
 SHIFTED = ("normalised_entropy", "distance")  # statistics of attention whose change is told
-APART = 0.5  # of the way from the same image to another: there the paths count as parted
+APART = 0.5  # of the way from the same image to another: there they count as parted
 
 ByDepth = Float[Tensor, "depth batch"]
 
@@ -32,15 +32,15 @@ def cosines(
     images, others: (n, 3, height, width) in [0, 1], the counterparts in the same order. A block's whole output counts,
     all tokens or the whole map. Raises InputError for another number of counterparts, or a model without blocks.
     """
-    for name, found in others.items():
-        if found.shape != images.shape:
-            raise InputError(f"expected {name} of shape {tuple(images.shape)}, found {tuple(found.shape)}")
+    for name, counterparts in others.items():
+        if counterparts.shape != images.shape:
+            raise InputError(f"expected {name} of shape {tuple(images.shape)}, found {tuple(counterparts.shape)}")
     size = batch_size or max(1, fitting_batch_size(model) // 4)
     parts: dict[str, list[Tensor]] = {name: [] for name in others}
     for start in range(0, len(images), size):
         clean = _outputs(model, images[start : start + size])
-        for name, found in others.items():
-            changed = _outputs(model, found[start : start + size])
+        for name, counterparts in others.items():
+            changed = _outputs(model, counterparts[start : start + size])
             rows = [F.cosine_similarity(clean[block], changed[block], dim=1).cpu() for block in sorted(clean)]
             parts[name].append(torch.stack(rows))
     return {name: torch.cat(rows, 1) for name, rows in parts.items()}
@@ -48,17 +48,17 @@ def cosines(
 
 def _outputs(model: Model, images: Images) -> dict[int, Tensor]:
     """Each block's output (batch, numbers) by the block's number."""
-    found: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
 
     def take(block: int, output: Tensor) -> None:
         if len(output) == len(images):
-            found[block] = output.float()
+            outputs[block] = output.float()
 
     with evaluating(model), torch.no_grad(), watching_outputs(model, take):
         model(images.to(model.device))
-    if not found:
+    if not outputs:
         raise InputError(f"expected blocks whose outputs can be compared, found none in {model.alias}")
-    return found
+    return outputs
 
 
 def parting(changed: ByDepth, another: ByDepth) -> int | None:
@@ -96,19 +96,21 @@ def shifts(
     if model.anatomy.family not in ("vit", "windowed"):
         return ()
     size = batch_size or max(1, fitting_batch_size(model) // 2)
-    tables = [_table(model, found, statistics, size) for found in (images, changed)]
+    tables = [_table(model, batch, statistics, size) for batch in (images, changed)]
     return tuple(Shift(name, tables[0][name], tables[1][name]) for name in statistics if name in tables[0])
 
 
 def _table(model: Model, images: Images, statistics: Sequence[str], size: int) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {}
     for batch in images.split(size):
-        found = measure(model, batch.to(model.device))
+        measured = measure(model, batch.to(model.device))
         for name in statistics:
-            rows = {layer: values.mean(1) for (known, layer), values in found.values.items() if known == name}
+            rows = {layer: values.mean(1) for (known, layer), values in measured.values.items() if known == name}
             if rows:
                 nothing = torch.full((len(batch),), torch.nan)
-                layers = [rows[layer].float().cpu() if layer in rows else nothing for layer in range(len(found.sites))]
+                layers = [
+                    rows[layer].float().cpu() if layer in rows else nothing for layer in range(len(measured.sites))
+                ]
                 parts.setdefault(name, []).append(torch.stack(layers))
     return {name: torch.cat(rows, 1) for name, rows in parts.items()}
 

@@ -1,4 +1,4 @@
-"""Signs in results that gradients hide: a weaker attack that breaks more; and the verdict of all checks."""
+"""Signs of masked gradients in the results: a weaker attack that breaks more; and the verdict of all checks."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.robustness.checks import SURE, Check, State
+from vitlens.analysis.robustness.checks import SIGNIFICANT, Check, State
 from vitlens.analysis.robustness.curve import Outcome
 from vitlens.uncertainty import mcnemar
 
@@ -31,7 +31,7 @@ def stronger_in_order(weaker: Outcome, stronger: Outcome, *, reason: str) -> Che
         found = f"at {where[0]:.3g}, {where[1]} broken by {weaker.name} alone, {where[2]} by {stronger.name} alone"
     return Check(
         reason, f"{weaker.name}, {stronger.name}", f"{stronger.name} breaks at least what {weaker.name} does",
-        f"{found}{'' if where is None else f' (p = {worst:.2g})'}", worst > SURE,
+        f"{found}{'' if where is None else f' (p = {worst:.2g})'}", worst > SIGNIFICANT,
         conclusive=any(_broke(one, epsilon) for one in (weaker, stronger) for epsilon in both),
     )  # fmt: skip
 

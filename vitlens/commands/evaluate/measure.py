@@ -32,13 +32,11 @@ from vitlens.commands.evaluate.record import (
     CONFUSIONS,
     CROSS_ENTROPY,
     DIFFERENCE,
-    PAIRS,
     PREDICTIONS,
     TOP5,
     CalibrationRow,
     ClassRow,
     ConfusionRow,
-    PairRow,
     PredictionArrays,
 )
 from vitlens.commands.scaffold.budgets import write_trainings
@@ -47,6 +45,7 @@ from vitlens.commands.scaffold.expected import Part, say_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.scaffold.publish import publish

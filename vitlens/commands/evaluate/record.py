@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.records import ArraysOf, ClassNames, Contents, GivenName, MetricName, Pixels, TableOf
 from vitlens.uncertainty import Estimate
@@ -49,23 +50,6 @@ class CalibrationRow:
     count: int
 
 
-@dataclass(frozen=True)
-class PairRow:
-    """Two models on the same images: how many both, one alone, or none predicts correctly.
-
-    p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of pairs.
-    """
-
-    first: str
-    second: str
-    both_right: int
-    only_first_right: int
-    only_second_right: int
-    both_wrong: int
-    p: float
-    p_holm: float
-
-
 _Indices = Annotated[NDArray[np.integer], Form("iu", (None,))]
 _Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
 
@@ -93,7 +77,6 @@ class PredictionArrays:
 CLASSES = TableOf("per_class", ClassRow)
 CONFUSIONS = TableOf("confusion", ConfusionRow)
 CALIBRATION = TableOf("calibration", CalibrationRow)
-PAIRS = TableOf("pairs", PairRow)
 PREDICTIONS = ArraysOf("predictions-{model}", PredictionArrays)
 
 ACCURACY = MetricName("accuracy/{model}")

@@ -16,13 +16,13 @@ from vitlens.commands.evaluate.record import (
     CONFUSIONS,
     CROSS_ENTROPY,
     DIFFERENCE,
-    PAIRS,
     PREDICTIONS,
     TOP5,
     ClassRow,
     PredictionArrays,
 )
 from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.pairs import PAIRS, pair_table
 from vitlens.commands.scaffold.trainings import training_sentences
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
@@ -109,21 +109,7 @@ def _numbers(record: Record) -> Table:
 def _pairs(record: Record) -> Iterator[Section]:
     if not record.rows(PAIRS):
         return
-    table = Table.of(
-        "Images by which model is correct",
-        record.rows(PAIRS),
-        {
-            "first": lambda row: row.first,
-            "second": lambda row: row.second,
-            "both right": lambda row: row.both_right,
-            "only first right": lambda row: row.only_first_right,
-            "only second right": lambda row: row.only_second_right,
-            "both wrong": lambda row: row.both_wrong,
-            "p": lambda row: row.p,
-            "p_holm": lambda row: row.p_holm,
-        },
-    )
-    yield Section("Which model is correct on which images", sentences(_HOW_PAIRED), (table,))
+    yield Section("Which model is correct on which images", sentences(_HOW_PAIRED), (pair_table(record.rows(PAIRS)),))
 
 
 def _grids(record: Record, arrays: dict[str, PredictionArrays]) -> Iterator[FigureSpec]:

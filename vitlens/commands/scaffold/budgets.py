@@ -35,7 +35,7 @@ def budget_of(model: Model) -> Budget:
 
 def budget_of_run(alias: str, run: RunRecord) -> Budget:
     """What the folder of `vitlens train` says of its training."""
-    options, data, recipe = (_mapping(run.config.get(name)) for name in ("options", "data", "recipe"))
+    options, data, recipe = (_mapping(run.config.get(name)) for name in ("plan", "data", "recipe"))
     tables = _mapping(run.results["tables"])
     history = tables.get("history")
     last = _mapping(history[-1]) if isinstance(history, list) and history else {}

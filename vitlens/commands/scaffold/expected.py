@@ -34,6 +34,13 @@ class Part:
     shorter: str = ""
 
 
+def train_parts(images: int, tested: int, *, epochs: int, looks: int, frozen: bool = False) -> tuple[Part, ...]:
+    """Passes over the training images, and evaluations on the test images; frozen: each image passes through once."""
+    if frozen:
+        return (Part("features, once", images + tested),)
+    return (Part("training", tested * looks, images * epochs, "a smaller --epochs"),)
+
+
 @dataclass(frozen=True)
 class Pace:
     """Seconds an image: of a forward pass, and of a forward and a backward pass together."""

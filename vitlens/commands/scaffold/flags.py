@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Final, Literal, get_type_hints
 
 from vitlens.commands.scaffold.parsing import one_of
+from vitlens.errors import InputError
 
 _KEY: Final = "flag"
 Completion = Literal["model", "data", "kind"]
@@ -66,3 +67,14 @@ def flags_of(kind: type) -> "Iterator[tuple[dataclasses.Field[Any], Any, Flag | 
         flag = field.metadata.get(_KEY)
         if flag is not None or dataclasses.is_dataclass(hints[field.name]):
             yield field, hints[field.name], flag
+
+
+def require_bounds(options: Any, *, source: str, hint: str) -> None:
+    """Raise InputError for a number in an options dataclass that its option would not take."""
+    for field, _, flag in flags_of(type(options)):
+        value = getattr(options, field.name)
+        if flag is None or not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if (flag.low is not None and value < flag.low) or (flag.high is not None and value > flag.high):
+            bounds = f"from {flag.low}" if flag.high is None else f"from {flag.low} to {flag.high}"
+            raise InputError(f"expected {flag.name} {bounds} in {source}, found {value}; {hint}")

@@ -139,8 +139,8 @@ def _numbers_of(model: Model) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]
             return _read(folder / _FILE)
     run = run_of(model)
     if run is not None:
-        options = run.config.get("options")
-        data = options.get("data") if isinstance(options, dict) else None
+        plan = run.config.get("plan")
+        data = plan.get("data") if isinstance(plan, dict) else None
         return nothing if isinstance(data, str) and not divided(data) else None
     return None if model.architecture["kind"] == "preset" else nothing
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import vitlens
+from tests.training_runs import train
 from tests.waiting import interrupt, interruptible
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import report
 from vitlens.commands.scaffold.training_progress import in_one_line
+from vitlens.commands.train import measure as module
 from vitlens.errors import InputError, OutputError, UnknownNameError
-from vitlens.runs import train as module
-from vitlens.runs.report import report
-from vitlens.runs.train import train
 from vitlens.training.metrics import Progress
 
 TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8]}
@@ -64,7 +64,7 @@ def test_the_folder_is_a_model_with_the_accuracy_that_it_says(trained):
     split = load_data("digits", part="test").limit(40)
     images = split.source.read(torch.arange(len(split))).float() / 255
     correct = (model(images).argmax(1) == split.labels).float().mean().item()
-    assert results(trained)["metrics"]["accuracy"]["value"] == pytest.approx(correct)
+    assert results(trained)["metrics"]["accuracy/vit-micro"]["value"] == pytest.approx(correct)
     assert model.parameter_count() < 10_000
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.training_runs import train
 from tests.waiting import HANGS, wait_until
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.runs.train import train
 from vitlens.training.checkpoint import read_checkpoint
 from vitlens.training.metrics import read_metrics
 

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 import vitlens
+from tests.training_runs import train
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read
+from vitlens.commands.train.options import Tuning
+from vitlens.commands.train.record import ACCURACY
 from vitlens.errors import InputError
+from vitlens.files import read_run
 from vitlens.models.zoo import save, untrained
 from vitlens.runs.report import report
-from vitlens.runs.train import train
-from vitlens.runs.train_options import Tuning
 
 OPTIONS = RunOptions(device="cpu", limit=40, batch_size=10, quiet=True)
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
@@ -93,7 +96,7 @@ def test_weights_from_a_file(tmp_path):
 
 
 def test_a_stopped_run_goes_on(learned, tmp_path, monkeypatch):
-    from tests.runs.test_train import stop_at
+    from tests.commands.train.test_train import stop_at
 
     whole = tuned(learned, tmp_path / "whole", Tuning(last=1))
     with monkeypatch.context() as patch:
@@ -125,7 +128,8 @@ def test_a_folder_without_parts_is_divided_and_stays_so(tmp_path):
     untold = load_split(vitlens.load("timm:resnet10t@random", image_size=(32, 32)), options=options, data=pictures)
     assert len(untold) == 20
     assert len(tested) < 10
-    assert results(tmp_path / "out")["metrics"]["accuracy"]["n"] == len(tested)
+    (accuracy,) = (value for _, value in read(read_run(tmp_path / "out")).all(ACCURACY))
+    assert accuracy.n == len(tested)
     assert vitlens.load(str(tmp_path / "out")).classes == ("a", "b")
 
 
@@ -153,7 +157,7 @@ def test_frozen_against_full(compared, learned):
     found = results(compared)
     for way in ("frozen", "full"):
         own = results(compared / way)
-        assert found["metrics"][f"accuracy/{way}"]["value"] == own["metrics"]["accuracy"]["value"]
+        assert found["metrics"][f"accuracy/{way}"]["value"] == own["metrics"][f"accuracy/{learned.stem}"]["value"]
         assert own["status"] == "done"
         assert (compared / way / "report.md").is_file()
     assert found["metrics"]["accuracy_difference/full/frozen"]["unit"] == "points"
@@ -186,7 +190,7 @@ def test_overwriting_a_comparison_trains_both_anew(learned, compared, tmp_path, 
 
 
 def test_a_stopped_comparison_goes_on(learned, compared, tmp_path, monkeypatch):
-    from tests.runs.test_train import stop_at
+    from tests.commands.train.test_train import stop_at
 
     out = tmp_path / "both"
     with monkeypatch.context() as patch:

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from vitlens.commands.train.options import Teaching, Tuning, require_together
 from vitlens.errors import InputError
-from vitlens.runs.train_options import UNTAUGHT, Teaching, Tuning, require_together
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,13 @@ def test_a_head_on_features_has_no_teacher_and_nothing_else_to_keep():
         with pytest.raises(InputError, match=f"expected {option} without --distill-from, found both"):
             require_together(tuning, teaching, {})
     with pytest.raises(InputError, match="without --keep-every, found both"):
-        require_together(Tuning(freeze=True), UNTAUGHT, {"--keep-every": 3, "--recompute": False})
-    require_together(Tuning(compare=True), UNTAUGHT, {"--keep-every": 3})
+        require_together(Tuning(freeze=True), Teaching(), {"--keep-every": 3, "--recompute": False})
+    require_together(Tuning(compare=True), Teaching(), {"--keep-every": 3})
     require_together(Tuning(last=1), teaching, {"--keep-every": 3, "--recompute": True})
 
 
 def test_the_options_are_free_of_torch():
-    program = "import sys, vitlens.runs.train_options, vitlens.cli.train_options; assert 'torch' not in sys.modules"
+    program = (
+        "import sys, vitlens.commands.train.options, vitlens.commands.train.plan; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)

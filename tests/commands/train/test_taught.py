@@ -8,13 +8,15 @@ import pytest
 import torch
 
 import vitlens
+from tests.training_runs import train
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read, report
+from vitlens.commands.train.options import Teaching
+from vitlens.commands.train.record import TAUGHT
 from vitlens.data.digits import CLASSES
 from vitlens.errors import InputError
+from vitlens.files import read_run
 from vitlens.models.zoo import load, save
-from vitlens.runs.report import report
-from vitlens.runs.train import train
-from vitlens.runs.train_options import Teaching
 
 TINY = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [8, 8]}
 OPTIONS = RunOptions(device="cpu", limit=60, batch_size=20, quiet=True)
@@ -42,8 +44,8 @@ def test_the_student_has_a_token_of_its_own(run):
     assert found["status"] == "done"
     rows = {row["role"]: row for row in found["tables"]["beside"]}
     assert list(rows) == ["student", "teacher", "plain"]
-    assert rows["student"]["accuracy"]["value"] == found["metrics"]["accuracy"]["value"]
-    assert rows["teacher"]["accuracy"]["value"] > 0.9
+    assert rows["student"]["accuracy"] == found["metrics"]["accuracy/vit-mini"]["value"]
+    assert rows["teacher"]["accuracy"] > 0.9
     assert rows["teacher"]["agreement"] is None
     assert set(found["metrics"]) >= {"accuracy/vit-mini", "accuracy/cnn-digits", "agreement_with_teacher/vit-mini"}
     assert [(row["first"], row["second"]) for row in found["tables"]["pairs"]] == [
@@ -66,7 +68,8 @@ def test_the_numbers_are_those_of_the_models(run):
 
 def test_the_report_tells_and_is_made_again(run):
     text = (run / "report.md").read_text()
-    assert "`cnn-digits` taught it: the teacher's choice as a second label, 0.5 of the loss, learned by a token" in text
+    (row,) = read(read_run(run)).rows(TAUGHT)
+    assert (row.teacher, row.kind, row.weight, row.token) == ("cnn-digits", "hard", 0.5, True)
     assert "](figures/beside.png)" in text
     assert "McNemar" in text
     assert "- cnn-digits: cnn-digits, weights: bundled" in text
@@ -77,12 +80,12 @@ def test_the_report_tells_and_is_made_again(run):
 def test_without_the_token(tmp_path):
     out = taught(tmp_path / "out", epochs=1, kind="soft", temperature=2.0, weight=0.4, token=False)
     assert vitlens.load(str(out)).layout.prefix == ("cls",)
-    text = (out / "report.md").read_text()
-    assert "the teacher's probabilities at temperature 2, 0.4 of the loss, learned by the head that" in text
+    (row,) = read(read_run(out)).rows(TAUGHT)
+    assert (row.kind, row.weight, row.temperature, row.token) == ("soft", 0.4, 2.0, False)
 
 
 def test_a_stopped_run_goes_on_with_its_teacher(tmp_path, monkeypatch):
-    from tests.runs.test_train import stop_at
+    from tests.commands.train.test_train import stop_at
 
     teacher = tmp_path / "teacher"
     save(load("cnn-digits"), teacher / "model.safetensors")
@@ -118,6 +121,7 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path):
 def test_a_cnn_learns_from_a_teacher_too(tmp_path):
     options = replace(OPTIONS, out=tmp_path / "out", limit=20)
     train("resnet20", recipe={"epochs": 1}, teaching=Teaching("vit-digits", "soft"), options=options)
-    assert "learned by the head that learns the labels too" in (tmp_path / "out" / "report.md").read_text()
+    (row,) = read(read_run(tmp_path / "out")).rows(TAUGHT)
+    assert not row.token
     with pytest.raises(InputError, match="add --no-distill-token"):
         train("resnet20", teaching=Teaching("vit-digits", token=True), options=replace(options, out=tmp_path / "no"))

@@ -1,0 +1,98 @@
+"""The registry: one literal table, free of torch, whose fields say of every attack what used to stand elsewhere."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.models import setting
+from tests.contracts.test_imports import runs_without
+from vitlens.attacks.algorithm import Algorithm, algorithm_of
+from vitlens.attacks.registry import ATTACKS, members_of
+from vitlens.attacks.self_checks import StrengthOrder, checks_of, comparisons
+
+DOCS = Path(__file__).parents[2] / "docs" / "attacks.md"
+ALONE = [name for name, attack in ATTACKS.items() if not attack.members]
+
+
+def test_it_is_one_literal_table():
+    assert all(name == entry.name for name, entry in ATTACKS.items())
+    assert len({entry.slug for entry in ATTACKS.values()}) == len(ATTACKS)
+    assert ATTACKS["pgd"].slug == "pgd-linf"
+    assert ATTACKS["pgd-l2"].slug == "pgd-l2"
+    assert ATTACKS["cw"].slug == "cw-l2"
+    for entry in ATTACKS.values():
+        assert bool(entry.function) != bool(entry.members)
+        assert entry.paper
+        assert entry.description
+    with pytest.raises(TypeError):
+        ATTACKS["other"] = ATTACKS["pgd"]  # type: ignore[index]
+
+
+def test_listing_attacks_imports_nothing_heavy():
+    runs_without(
+        "from vitlens.attacks.registry import ATTACKS\nfrom vitlens.attacks import defaults\n"
+        "from vitlens.attacks.self_checks import comparisons\nassert list(comparisons(ATTACKS))"
+    )
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_fields_are_those_of_the_algorithm(name):
+    entry, made = ATTACKS[name], algorithm_of(ATTACKS[name], setting(6))
+    assert isinstance(made, Algorithm)
+    assert made.norm.name == entry.norm
+    assert made.minimum == (entry.kind == "minimum")
+    assert bool(made.objectives) == entry.gradients
+    assert made.random == entry.random_start
+    assert made.targets == entry.targets
+    longer = algorithm_of(entry, replace(setting(6), steps=12))
+    assert (longer.queries > made.queries) == bool(entry.steps)
+    spent = made.queries * (1 if entry.name != "deepfool" else entry.passes_a_step)
+    assert abs(spent - (entry.passes(6) if not entry.targets else entry.passes(6) // entry.targets)) <= 9
+
+
+def test_names_in_fields_are_names_of_attacks():
+    for entry in ATTACKS.values():
+        assert {*entry.members, *entry.stronger_than} <= ATTACKS.keys() - {entry.name}
+        assert all(not ATTACKS[member].members for member in entry.members)
+    ranks = sorted(entry.examples for entry in ATTACKS.values() if entry.examples)
+    assert ranks == list(range(1, len(ranks) + 1))
+
+
+def test_what_takes_thousands_of_passes_is_slow():
+    assert {name for name, entry in ATTACKS.items() if entry.slow} == {"square", "auto"}
+    assert sum(member.passes() for member in members_of("auto")) == 100 + 9 * 100 + 50 * 100
+
+
+def test_which_attacks_are_checked_with_more_steps():
+    longer = {name for name, entry in ATTACKS.items() if "more steps" in checks_of(entry, epsilons=2)}
+    assert longer == {"bim", "pgd", "pgd-l2", "pgd-dlr", "apgd-ce", "apgd-dlr", "cw", "deepfool"}
+    assert "epsilon 0" not in checks_of(ATTACKS["patch"], epsilons=1)
+    assert "epsilon 0" not in checks_of(ATTACKS["cw"], epsilons=2)
+    assert "gradients read" not in checks_of(ATTACKS["square"], epsilons=2)
+    assert "from below" in checks_of(ATTACKS["auto"], epsilons=2, downwards=True)
+    assert "from below" not in checks_of(ATTACKS["auto"], epsilons=1, downwards=True)
+    assert "from below" not in checks_of(ATTACKS["cw"], epsilons=2, downwards=True)
+
+
+def test_which_attacks_should_be_stronger_than_which():
+    once, blind = "one step against many", "without gradients against with"
+    strong = ("bim", "pgd", "apgd-ce", "apgd-dlr", "auto")
+    assert list(comparisons(list(ATTACKS))) == [
+        *(StrengthOrder("fgsm", name, once) for name in strong),
+        *(StrengthOrder("noise", name, once) for name in strong),
+        *(StrengthOrder("square", name, blind) for name in strong),
+        StrengthOrder("pgd", "apgd-ce", "fixed step against adaptive"),
+        StrengthOrder("pgd", "auto", "one attack against the worst case of three"),
+    ]
+    assert list(comparisons(["cw", "pgd-l2", "patch", "fgsm"])) == []
+
+
+def test_the_docs_name_attacks_that_are_there_with_their_norm():
+    rows = re.findall(r"^\| ((?:`[a-z0-9-]+`(?:, )?)+) \| ([^|]+) \|", DOCS.read_text(), re.M)
+    norms = {"L∞": "linf", "L2": "l2", "share of pixels": "patch"}
+    listed = {name: norm for names, norm in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert listed
+    for name, norm in listed.items():
+        assert ATTACKS[name].norm in {norms[word] for word in norm.split(", ")}

@@ -1,0 +1,110 @@
+"""An attack that is added takes its file and one entry of the registry: all else finds it there."""
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module, reload
+from types import ModuleType
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import vitlens
+from tests.attacks.models import answers, perceptron, pictures
+from vitlens.attacks import registry
+from vitlens.attacks.algorithm import Setting
+from vitlens.attacks.descent import Descent, pgd
+from vitlens.attacks.registry import ATTACKS, Attack
+from vitlens.attacks.self_checks import StrengthOrder, checks_of, comparisons
+from vitlens.attacks.sweep import sweep
+from vitlens.cli.main import run
+from vitlens.errors import UnknownNameError
+
+NAME = "pgd-again"
+ENTRY = Attack(
+    NAME, "PGD again", "linf", "budget", "nobody 2000", "PGD of a longer stride", function="throw_away_attack:again",
+    options={"stride": 4.0}, random_start=True, steps=7, iterative=True, strong=True,
+    stronger_than={"pgd": "a longer stride"},
+)  # fmt: skip
+
+
+def again(setting: Setting, *, stride: float) -> Descent:
+    return pgd(setting, stride=stride)
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A throw-away attack: its file, and its entry in the one mapping."""
+    file = ModuleType("throw_away_attack")
+    file.again = again  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, file.__name__, file)
+    monkeypatch.setitem(registry._BY_NAME, NAME, ENTRY)
+    yield
+    monkeypatch.undo()
+
+
+@pytest.fixture
+def attacked() -> tuple[vitlens.Model, torch.Tensor, torch.Tensor]:
+    model, images = perceptron(), pictures(4)
+    return model, images, answers(model, images)
+
+
+@pytest.mark.usefixtures("added")
+def test_the_public_functions_find_it(attacked):
+    result = vitlens.attack(*attacked, method=NAME, epsilon=1.0)
+    assert result.success.any()
+    assert result.forwards.max() <= ENTRY.steps + 1
+    found = sweep(*attacked, attacks=[NAME, "pgd"], epsilons=(0.0, 0.1, 1.0))
+    assert torch.equal(found.robust(NAME, 1.0), ~result.success)
+
+
+def test_it_is_gone_afterwards(attacked):
+    with pytest.raises(UnknownNameError, match=f"no attack '{NAME}'"):
+        vitlens.attack(*attacked, method=NAME)
+
+
+@pytest.mark.usefixtures("added")
+def test_it_is_listed_with_its_fields():
+    assert NAME in ATTACKS
+    assert [member.name for member in registry.members_of(NAME)] == [NAME]
+    assert ATTACKS[NAME].slug == "pgd-again-linf"
+    assert ATTACKS[NAME].passes(epsilons=4, restarts=2) == 7 * 4 * 2
+
+
+@pytest.mark.usefixtures("added")
+def test_the_command_line_lists_and_takes_it(monkeypatch):
+    calls: list[dict[str, object]] = []
+    replaced = ModuleType("vitlens.runs.attack")
+    replaced.attack = lambda _models, **options: calls.append(options)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, replaced.__name__, replaced)
+    assert run(["attack", "vit-digits", "--attack", f"fgsm,{NAME}", "--steps", f"{NAME}=3"]) == 0
+    (options,) = calls
+    assert options["choices"].attacks == ("fgsm", NAME)
+    assert options["choices"].steps_for(NAME) == 3
+    command = import_module("vitlens.cli.attack")
+    try:
+        line = typer.Typer()
+        line.command()(reload(command).attack)
+        shown = CliRunner().invoke(line, ["--help"], terminal_width=200).output
+    finally:
+        registry._BY_NAME.pop(NAME)
+        reload(command)
+    assert NAME in shown.replace("\n", "")
+
+
+@pytest.mark.usefixtures("added")
+def test_its_checks_and_its_cost_follow_from_its_fields():
+    from vitlens.runs.attack_choices import AttackChoices
+    from vitlens.runs.attack_sample import shown_attack
+    from vitlens.runs.planned import attack_parts
+
+    assert checks_of(ATTACKS[NAME], epsilons=3) == checks_of(ATTACKS["pgd"], epsilons=3)
+    assert {"epsilon 0", "more steps", "no limit"} <= set(checks_of(ATTACKS[NAME], epsilons=3))
+    assert list(comparisons(["fgsm", "pgd", NAME, "square"]))[-1] == StrengthOrder("pgd", NAME, "a longer stride")
+    assert StrengthOrder("fgsm", NAME, "one step against many") in comparisons(["fgsm", NAME])
+    assert StrengthOrder("square", NAME, "without gradients against with") in comparisons(["square", NAME])
+    (part,) = attack_parts(AttackChoices(attacks=(NAME,), epsilons=(1.0, 2.0), corruptions=False), 10)
+    assert (part.forwards, part.backwards) == (0, 7 * 2 * 10)
+    assert shown_attack([NAME]) == NAME
+    assert shown_attack([NAME, "cw"]) == "cw"

@@ -1,0 +1,17 @@
+"""What the public functions and the command attack with unless told otherwise; free of torch."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+ATTACK: Final = "pgd"  # of the public functions
+COMMAND_ATTACKS: Final = ("fgsm", "pgd", "cw")
+EPSILONS_255: Final = (0.0, 1.0, 2.0, 4.0, 8.0)  # of L∞ attacks, in 1/255 as the command takes them; 0: clean accuracy
+EPSILONS_LINF: Final = tuple(epsilon / 255 for epsilon in EPSILONS_255)  # the same in pixel units
+EPSILONS_L2: Final = (0.25, 0.5, 1.0)  # of L2 attacks, pixel units
+EPSILON: Final[Mapping[str, float]] = MappingProxyType({"linf": 8 / 255, "l2": 0.5})  # of one attack, by its norm
+RESTARTS: Final = 1
+
+TARGETS: Final = 9  # most likely other classes that a targeted attack aims at in turn and DeepFool considers: published
+SEARCHES: Final = 9  # values of c that C&W tries
+QUERIES: Final = 50  # of Square in a step: 5,000 beside the 100 steps of APGD, as in AutoAttack

@@ -1,0 +1,1 @@
+"""`vitlens train`: a preset from scratch, or a trained model further, in a folder that is itself a MODEL."""

@@ -1,0 +1,186 @@
+"""Train a preset from scratch, or a trained model further, and write what came of it."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
+from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.expected import say_expected, train_parts
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import say_data
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.publish import publish
+from vitlens.commands.scaffold.trackers import require_trackers
+from vitlens.commands.scaffold.tracking import TrackerWatcher
+from vitlens.commands.scaffold.training_progress import training_progress
+from vitlens.commands.scaffold.unseen import keep_training_images
+from vitlens.commands.train.measure.compared import compare_ways
+from vitlens.commands.train.measure.start import Start, prepare, started, usual_recipe
+from vitlens.commands.train.measure.taught import Lesson, lesson_of, recall_images, taking_part, write_lesson
+from vitlens.commands.train.options import TrainOptions, require_together
+from vitlens.commands.train.plan import TrainPlan, plan_of, resumed
+from vitlens.commands.train.record import (
+    ACCURACY,
+    BEST_ACCURACY,
+    CLASSES,
+    COMPUTED,
+    CONFUSION,
+    HISTORY,
+    IMAGES,
+    PACE,
+    RECIPE,
+    SECONDS,
+    STARTED,
+    TABLES,
+    ComputedRow,
+    ConfusionArrays,
+    ImagesRow,
+    SettingRow,
+    TrainedClassRow,
+)
+from vitlens.data.split import Split
+from vitlens.training.head import fit_head
+from vitlens.training.kept import require_interval
+from vitlens.training.loop import fit
+from vitlens.training.metrics import TrainingResult
+from vitlens.uncertainty import Estimate
+
+__all__ = ["measure"]
+
+
+def measure(options: TrainOptions) -> Path | None:
+    """Train, and write the run's folder: weights, checkpoint, metrics.jsonl, report.
+
+    Returns the report's path, or None in all processes but the first of several. Raises InputError, NonFiniteError and
+    StorageError.
+    """
+    require_interval(options.keep_every)
+    require_trackers(options.track)
+    plan, run = (plan_of(options), options.run) if options.resume is None else resumed(options.resume, options)
+    plan.tuning.require_learned(plan.model)
+    costs = {"--keep-every": plan.keep_every, "--recompute": plan.recompute, "--compile on": plan.compiling == "on"}
+    require_together(plan.tuning, plan.teaching, costs)
+    if plan.tuning.compare:
+        return compare_ways(measure, plan, options, run)
+    processes, run = join_run(run)
+    with processes.first_ahead():
+        start = prepare(plan, run, processes=processes.count)
+        lesson = lesson_of(plan.teaching, start.model, start.recipe, start.train, run)
+    recall_images(lesson, start.train, quiet=run.quiet)
+    if not processes.is_first:  # the first alone writes
+        silent = replace(options, track=())
+        _fit(plan, start, options.resume or Path("runs"), silent, run, lesson)
+        return None
+    say_data(start.train, run)
+    looks = -(-start.recipe.epochs // start.recipe.evaluate_every)
+    images, frozen = (len(start.train), len(start.test)), plan.tuning.freeze
+    parts = train_parts(*images, epochs=start.recipe.epochs, looks=looks, frozen=frozen)
+    say_expected([(start.model, start.train, parts)], run, processes=processes.count)
+    with _folder(plan, start, options, run, lesson) as folder:
+        keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
+        for table in TABLES:
+            folder.write(table, [])
+        result = _fit(plan, start, folder.path, options, run, lesson)
+        answers = evaluate(start.model, start.test, batch_size=run.batch_size)
+        _write(folder, plan, start, run, result, answers)
+        if lesson is not None:
+            write_lesson(folder, lesson, answers, plan.data, run)
+        return publish(folder)
+
+
+def _folder(plan: TrainPlan, start: Start, options: TrainOptions, run: RunOptions, lesson: Lesson | None) -> RunFolder:
+    """The run's folder: a new one, or the one to go on in."""
+    split, recipe = start.train, start.recipe
+    config = {
+        # as they hold now: a resumed run takes those of its beginning, and may be resumed once more
+        **settings(replace(options, run=run), run, models=[start.model, *taking_part(lesson)], split=split),
+        "plan": asdict(plan),
+        "recipe": {**recipe.numbers(), "source": recipe.source},
+    }
+    if options.resume is not None:
+        needs = {"data": None, "recipe": json.loads(json.dumps(config["recipe"]))}
+        return RunFolder.reopen(options.resume, needs=needs, config=config)
+    return RunFolder.create(
+        "train",
+        name_parts=(start.model.alias, plan.data),
+        title=f"Training {start.model.alias} on {split.title or split.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=config,
+        formats=run.formats,
+    )
+
+
+def _fit(
+    plan: TrainPlan, start: Start, directory: Path, options: TrainOptions, run: RunOptions, lesson: Lesson | None
+) -> TrainingResult:
+    """The training itself."""
+    model, recipe = start.model, start.recipe
+    logged = {**asdict(plan), "recipe": recipe.numbers(), "seed": run.seed}
+    trackers = [options.track] if options.track else []
+    watchers = [TrackerWatcher(names, directory, start.test, config=logged, seed=run.seed) for names in trackers]
+    with training_progress(f"training {model.alias}", quiet=run.quiet) as on_progress:
+        common: dict[str, Any] = {
+            "recipe": recipe,
+            "directory": directory,
+            "seed": run.seed,
+            "device": model.device,
+            "precision": run.precision,
+            "resume": options.resume is not None,
+            "watchers": watchers,
+            "on_progress": on_progress,
+        }
+        if plan.tuning.freeze:
+            views = plan.tuning.views or 1
+            images = views * len(start.train) + len(start.test)
+            reading = progress(f"{model.alias}: features of each image, once", images, quiet=run.quiet)
+            return fit_head(model, start.train, start.test, **common, views=views, reading=reading)
+        return fit(
+            model,
+            start.train,
+            start.test,
+            **common,
+            keep_every=plan.keep_every,
+            objective=None if lesson is None else lesson.objective,
+            train_last=plan.tuning.trained,
+            compiling=plan.compiling,
+            recompute=plan.recompute,
+        )
+
+
+def _write(
+    folder: RunFolder, plan: TrainPlan, start: Start, run: RunOptions, result: TrainingResult, answers: Evaluation
+) -> None:
+    """What the report is made of."""
+    alias, split, recipe, usual = start.model.alias, start.test, start.recipe, usual_recipe(plan)
+    folder.metric(ACCURACY(model=alias), accuracy(answers.correct, groups=answers.groups))
+    folder.metric(BEST_ACCURACY(model=alias), Estimate(result.best_accuracy, n=len(split)))
+    folder.metric(SECONDS(model=alias), Estimate(result.seconds, unit="s"))
+    folder.metric(PACE(model=alias), Estimate(result.history[-1].images_per_second, unit="images/s"))
+    folder.write(COMPUTED, [ComputedRow(note) for note in result.notes])
+    folder.write(HISTORY, result.history)
+    folder.write(CLASSES, _class_rows(answers, split))
+    chosen = run.batch_size is not None or "batch_size" in plan.recipe
+    images = ImagesRow(
+        len(start.train), len(split), recipe.batch_size, recipe.learning_rate, usual.batch_size, usual.learning_rate,
+        chosen,
+    )  # fmt: skip
+    folder.write(IMAGES, [images])
+    numbers = {**recipe.numbers(), "source": recipe.source}
+    folder.write(RECIPE, [SettingRow(name, str(value)) for name, value in numbers.items()])
+    folder.write(STARTED, [] if start.fresh else [started(start.model, plan.tuning)])
+    counts = confusion(answers.labels, answers.predictions, count=len(answers.classes)).numpy()
+    folder.save(CONFUSION, ConfusionArrays(counts))
+
+
+def _class_rows(answers: Evaluation, split: Split) -> list[TrainedClassRow]:
+    rows = []
+    for score in per_class(answers, count=len(split.classes)):
+        right = score.accuracy
+        values = (None, None, None) if right is None else (right.value, right.low, right.high)
+        rows.append(TrainedClassRow(score.name, score.n, *values))
+    return rows

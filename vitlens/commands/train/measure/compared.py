@@ -1,0 +1,178 @@
+"""`vitlens train MODEL --compare-frozen`: the head alone on cached features, then everything; one report of both."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy
+from vitlens.analysis.answers.pairs import pairs
+from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.pairs import PAIRS, PairRow
+from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.publish import publish, read
+from vitlens.commands.train.measure.taught import predictions_of
+from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions
+from vitlens.commands.train.plan import TrainPlan
+from vitlens.commands.train.record import (
+    ACCURACY,
+    DIFFERENCE,
+    EPOCH_SECONDS,
+    HISTORY,
+    LOOKS,
+    REACHED,
+    SECONDS,
+    TABLES,
+    WAYS,
+    LookRow,
+    ReachedRow,
+)
+from vitlens.errors import InputError
+from vitlens.files import read_run
+from vitlens.models.naming import parse_model
+from vitlens.models.zoo import load
+from vitlens.processes import Processes
+from vitlens.training.metrics import EpochMetrics
+from vitlens.uncertainty import Estimate, bootstrap_difference
+
+SHARES: Final = (0.9, 0.95, 0.99)  # of the best accuracy that either reaches
+Train = Callable[[TrainOptions], Path | None]
+_NEW, _BEGUN, _DONE = range(3)
+
+
+@dataclass(frozen=True)
+class WayTrained:
+    """One way of training: its epochs, and its predictions on the test images."""
+
+    way: str
+    history: tuple[EpochMetrics, ...]
+    answers: Evaluation
+
+    @property
+    def looks(self) -> list[LookRow]:
+        """The test accuracy at each look."""
+        return [
+            LookRow(self.way, row.epoch + 1, row.seconds, row.test_accuracy)
+            for row in self.history
+            if row.test_accuracy
+        ]
+
+
+def compare_ways(train: Train, plan: TrainPlan, options: TrainOptions, run: RunOptions) -> Path | None:
+    """Train a model's head alone and all of it, each into a folder of its own, with one report of both.
+
+    train: the command's measure. The recipe's settings of the plan are those of the full training; the head alone keeps
+    its own. Returns the report, or None in all processes but the first of several.
+    """
+    processes, run = join_run(run)
+    begun = options.resume is not None
+    if not processes.is_first:
+        for way in WAYS:
+            _one(train, way, options.resume or run.out or Path("runs"), plan, run, processes, begun=begun)
+        return None
+    with _folder(plan, options, run) as folder:
+        for way in WAYS:
+            _one(train, way, folder.path, plan, run, processes, begun=begun)
+        ways = [_read(folder.path / way, way, plan.data, run) for way in WAYS]
+        for table in TABLES:
+            folder.write(table, [])
+        _write(folder, ways, seed=run.seed)
+        return publish(folder)
+
+
+def _folder(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> RunFolder:
+    """The folder of both: a new one, or the one to go on in."""
+    if options.resume is not None:
+        return RunFolder.reopen(options.resume, needs={})
+    alias = parse_model(plan.model).alias
+    return RunFolder.create(
+        "train",
+        name_parts=(alias, plan.data, "compared"),
+        title=f"{alias} on {Path(plan.data).name}: frozen against full",
+        out=run.out,
+        overwrite=run.overwrite,
+        config={**settings(replace(options, run=run), run), "plan": asdict(plan)},
+        formats=run.formats,
+    )
+
+
+def _one(
+    train: Train, way: str, parent: Path, plan: TrainPlan, run: RunOptions, processes: Processes, *, begun: bool
+) -> None:
+    """One way of training, unless it is done; begun, it goes on. The first process says which, for all."""
+    place = parent / way
+    own = _standing(place) if processes.is_first and begun else _NEW
+    standing = int(processes.total(torch.tensor(own)).item())
+    if standing == _DONE:
+        return
+    if standing == _BEGUN:
+        train(TrainOptions(resume=place, run=replace(run, out=None)))
+        return
+    frozen = way == "frozen"
+    line = f"vitlens train {plan.model} --data {plan.data}" + (" --freeze-backbone" if frozen else "")
+    options = TrainOptions(
+        plan.model,
+        plan.data,
+        tuning=replace(plan.tuning, compare=False, freeze=frozen, views=plan.tuning.views if frozen else None),
+        shape=Shape(image_size=plan.image_size, other=plan.shape),
+        run=replace(run, out=place, command=line),
+    )
+    if not frozen:
+        options = replace(
+            options,
+            recipe=RecipeChanges(plan.named, other=plan.recipe),
+            keep_every=plan.keep_every,
+            compiling=plan.compiling,
+            recompute=plan.recompute,
+        )
+    train(options)
+
+
+def _standing(place: Path) -> int:
+    """How far one way of training is."""
+    if not (place / "results.json").is_file():
+        return _NEW
+    return _DONE if read_run(place).status == "done" else _BEGUN
+
+
+def _read(place: Path, way: str, data: str, run: RunOptions) -> WayTrained:
+    """What one way left, and what its model predicts on the test images. Raises InputError for no epochs."""
+    history = read(read_run(place)).rows(HISTORY)
+    if not history or not history[-1].images_per_second or not any(row.test_accuracy for row in history):
+        raise InputError(f"expected epochs with a test accuracy in {place}, found none; begin anew without --resume")
+    return WayTrained(way, history, predictions_of(load(f"{way}={place}"), data, run))
+
+
+def _write(folder: RunFolder, ways: Sequence[WayTrained], *, seed: int) -> None:
+    """Write accuracies, their paired difference, times, and how soon each came near the best."""
+    best = max(look.accuracy for one in ways for look in one.looks)
+    for one in ways:
+        folder.metric(ACCURACY(model=one.way), accuracy(one.answers.correct, groups=one.answers.groups, seed=seed))
+        folder.metric(SECONDS(model=one.way), Estimate(one.looks[-1].seconds, unit="s"))
+        folder.metric(EPOCH_SECONDS(model=one.way), Estimate(_seconds_an_epoch(one.history), unit="s"))
+    frozen, full = ways
+    groups = None if full.answers.groups is None else full.answers.groups.numpy()
+    first, second = (100.0 * one.answers.correct.numpy() for one in (full, frozen))
+    difference = bootstrap_difference(first, second, groups=groups, seed=seed, unit="points")
+    folder.metric(DIFFERENCE(first="full", second="frozen"), difference)
+    folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([one.answers for one in ways])])
+    folder.write(REACHED, [row for one in ways for row in _reached(one, best)])
+    folder.write(LOOKS, [look for one in ways for look in one.looks])
+
+
+def _seconds_an_epoch(history: Sequence[EpochMetrics]) -> float:
+    """The time of the last epoch's training, without looks and files."""
+    images = history[-1].images - (history[-2].images if len(history) > 1 else 0)
+    return float(images / history[-1].images_per_second)
+
+
+def _reached(one: WayTrained, best: float) -> Iterator[ReachedRow]:
+    """When a way first came so near the best accuracy of both; None where it never did."""
+    for share in SHARES:
+        first = next((look for look in one.looks if look.accuracy >= share * best), None)
+        epochs, seconds = (None, None) if first is None else (first.epochs, first.seconds)
+        yield ReachedRow(one.way, share, share * best, epochs, seconds)

@@ -1,0 +1,129 @@
+"""What a training starts from: a preset with random weights, or a trained model with a head for the data's classes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.train.options import Teaching, Tuning
+from vitlens.commands.train.plan import TrainPlan
+from vitlens.commands.train.record import StartRow
+from vitlens.data.catalogue import load_data
+from vitlens.data.split import Split
+from vitlens.devices import resolve_device
+from vitlens.errors import InputError
+from vitlens.models.build import Overrides
+from vitlens.models.model import Model
+from vitlens.models.new_head import for_classes
+from vitlens.models.support import require_supported
+from vitlens.models.vit_config import VIT_PRESETS
+from vitlens.models.zoo import load, untrained
+from vitlens.names import PRESETS, Part
+from vitlens.preprocessing import Preprocessing
+from vitlens.training.finetune import require_last, require_learned, trained_share
+from vitlens.training.head import require_cacheable
+from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
+
+_PARTS: Final[tuple[Part, ...]] = ("train", "test")
+_WRITTEN: Final = ("digits", "mnist", "svhn")  # a mirrored 2 is no 2
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model as training begins, on its device; both parts of the data; the recipe.
+
+    fresh: whether its weights are random.
+    """
+
+    model: Model
+    train: Split
+    test: Split
+    recipe: Recipe
+    fresh: bool
+
+
+def prepare(plan: TrainPlan, run: RunOptions, *, processes: int) -> Start:
+    """All that a training needs. Raises InputError for what does not fit together."""
+    device = resolve_device(run.device)
+    changes = dict(plan.recipe) if run.batch_size is None else {**plan.recipe, "batch_size": run.batch_size}
+    recipe = override(usual_recipe(plan), changes)
+    if not from_scratch(plan.model, plan.tuning):
+        model, train, test = _trained(plan, recipe, device, run)
+        return Start(model, train, test, _for_images(recipe, changes, train, processes), fresh=False)
+    # the classes are not known before the data is, nor the data's size before the model's
+    size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
+    train, test = (_part(plan.data, part, size, run) for part in _PARTS)
+    recipe = _for_images(recipe, changes, train, processes)
+    drops = recipe.drop_path and plan.model in VIT_PRESETS
+    shape = {"drop_path": recipe.drop_path, **plan.shape} if drops else plan.shape
+    shape = shape_with_token(plan.model, shape, plan.teaching)
+    model = untrained(plan.model, classes=train.classes, image_size=plan.image_size, seed=run.seed, overrides=shape)
+    return Start(model.to(device), train, test, recipe, fresh=True)
+
+
+def from_scratch(model: str, tuning: Tuning) -> bool:
+    """Whether a name stands for a preset with random weights."""
+    return model in PRESETS and tuning.weights is None
+
+
+def usual_recipe(plan: TrainPlan) -> Recipe:
+    """The recipe before anything of it is changed: the preset's, the one that is named, or that of a fine-tuning."""
+    if plan.named is not None or from_scratch(plan.model, plan.tuning):
+        return recipe_for(plan.model, plan.data, named=plan.named)
+    if plan.tuning.freeze:
+        return FROZEN
+    return replace(FINE_TUNING, flip=False) if plan.data in _WRITTEN else FINE_TUNING
+
+
+def shape_with_token(model: str, shape: Overrides, teaching: Teaching) -> Overrides:
+    """A preset's shape with a distillation token; ViTs that read CLS have one unless asked not to."""
+    able = model in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
+    wanted = teaching.teacher is not None and teaching.token is not False and able
+    return {**shape, "distillation": True} if wanted else shape
+
+
+def started(model: Model, tuning: Tuning) -> StartRow:
+    """What was trained further, and what of it."""
+    trained, whole = trained_share(model, last=tuning.trained)
+    made = model.provenance
+    return StartRow(
+        Path(made.name).name, Path(made.weights).name, tuning.trained, trained, whole, "; ".join(made.notes)
+    )
+
+
+def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, processes: int) -> Recipe:
+    """The recipe with batches as small as few images ask for, unless their size was typed."""
+    if "batch_size" in changes:
+        return recipe
+    return fitted(recipe, len(split), processes=processes, rate_given="learning_rate" in changes)
+
+
+def _part(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions) -> Split:
+    split = load_data(data, part=part, preprocessing=preprocessing, data_dir=run.data_dir, seed=run.seed)
+    return split.limit(run.limit, seed=run.seed)
+
+
+def _trained(plan: TrainPlan, recipe: Recipe, device: torch.device, run: RunOptions) -> tuple[Model, Split, Split]:
+    """A trained model with a head for the data's classes, and both parts of the data as it takes them.
+
+    Raises InputError for a shape, which a trained model has already, for more blocks than it has, where a model with
+    random weights is to be frozen, and for a recipe whose images cannot be cached.
+    """
+    tuning = plan.tuning
+    if plan.shape:
+        raise InputError(
+            f"expected a trained model as it is, found --{next(iter(plan.shape)).replace('_', '-')} for {plan.model}; "
+            "leave it out, or train a preset from scratch"
+        )
+    if tuning.freeze:
+        require_cacheable(recipe, views=tuning.views or 1)
+    model = load(plan.model, weights=tuning.weights, image_size=plan.image_size, device=device, seed=run.seed)
+    require_supported(model, "train")
+    require_last(model, tuning.trained)
+    if tuning.trained is not None:
+        require_learned(model, option="--freeze-backbone" if tuning.freeze else "--train-last")
+    train, test = (_part(plan.data, part, model.preprocessing, run) for part in _PARTS)
+    return for_classes(model, train.classes), train, test

@@ -1,0 +1,95 @@
+"""What decides the result of a training, as it was given, and as a resumed run reads it in its folder; torch-free."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from vitlens.commands.scaffold.flags import require_bounds
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.train.options import Teaching, TrainOptions, Tuning
+from vitlens.errors import InputError
+from vitlens.files import CONFIG, read_run
+from vitlens.names import Compile, RecipeName
+from vitlens.preprocessing import Side
+from vitlens.schema import Text, read_as
+
+DEFAULT_DATA: Final = "digits"
+_HINT: Final = "begin anew without --resume"
+_KEPT: Final = ("seed", "limit", "batch_size", "precision", "data_dir")  # run options of its beginning
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """What decides the result besides the run options: a run is resumed with the plan that it began with.
+
+    recipe, shape: what differs from the preset's; image_size: (height, width) in pixels, None for the preset's;
+    keep_every: epochs between copies of the weights that stay, None for none; named: a recipe that serves any model,
+    None for the preset's own; compiling, recompute: see training.loop.fit; tuning: what of a trained model is trained
+    further; teaching: from which teacher it learns.
+    """
+
+    model: Text
+    data: Text = DEFAULT_DATA
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    image_size: tuple[Side, Side] | None = None
+    keep_every: int | None = None
+    named: RecipeName | None = None
+    compiling: Compile = "auto"
+    recompute: bool = False
+    tuning: Tuning = field(default_factory=Tuning)
+    teaching: Teaching = field(default_factory=Teaching)
+
+
+def plan_of(options: TrainOptions) -> TrainPlan:
+    """The plan that was given. Raises InputError without a model."""
+    if options.model is None:
+        raise InputError("expected a preset to train, found none; e.g. vitlens train vit-micro; see vitlens models")
+    return TrainPlan(
+        model=options.model,
+        data=options.data or DEFAULT_DATA,
+        recipe=options.recipe.numbers,
+        shape=options.shape.sides,
+        image_size=options.shape.image_size,
+        keep_every=options.keep_every,
+        named=options.recipe.named,
+        compiling=options.compiling,
+        recompute=options.recompute,
+        tuning=options.tuning,
+        teaching=options.teaching,
+    )
+
+
+def plan_of_folder(config: Mapping[str, object], source: str) -> TrainPlan:
+    """The plan in a run's config.json. Raises InputError for a folder that says something else."""
+    return read_as(TrainPlan, config.get("plan"), source=source, hint=_HINT)
+
+
+def resumed(resume: Path, options: TrainOptions) -> tuple[TrainPlan, RunOptions]:
+    """The plan and the run options that a run began with. Raises InputError when something else was asked for now."""
+    if options.run.out is not None:
+        raise InputError(
+            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run keeps its folder"
+        )
+    record = read_run(resume)
+    if record.command != "train":
+        raise InputError(f"expected the folder of vitlens train to resume, found one of vitlens {record.command}")
+    source = str(resume / CONFIG)
+    plan = plan_of_folder(record.config, source)
+    asked = plan_of(replace(options, model=options.model or plan.model, data=options.data or plan.data))
+    unset = TrainPlan(plan.model, plan.data)
+    for name in (one.name for one in fields(TrainPlan)):
+        value, begun = getattr(asked, name), getattr(plan, name)
+        if value not in (begun, getattr(unset, name)):
+            raise InputError(f"expected to resume {resume} with its {name}, {begun}, found {value}; leave it out")
+    return plan, begun_with(record.config, options.run, source)
+
+
+def begun_with(config: Mapping[str, object], options: RunOptions, source: str) -> RunOptions:
+    """Run options with what decides a result as a run of the folder began with it. Raises InputError."""
+    written = config.get("options")
+    run = written.get("run") if isinstance(written, dict) else None
+    begun = read_as(RunOptions, run, source=f"the options in {source}", hint=_HINT)
+    require_bounds(begun, source=source, hint=_HINT)
+    return replace(options, **{name: getattr(begun, name) for name in _KEPT})

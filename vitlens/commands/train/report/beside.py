@@ -1,0 +1,93 @@
+"""A student beside its teacher, and beside the same model trained without one."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from vitlens.commands.scaffold.pairs import PAIRS, pair_table
+from vitlens.commands.train.record import BESIDE, TAUGHT, BesideRow, TaughtRow
+from vitlens.records import Record
+from vitlens.report.document import FigureSpec, Section, Sentence
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ROLES: Final = {"student": "the student", "teacher": "its teacher", "plain": "without a teacher"}
+_PAIRED: Final = (
+    "p is McNemar's exact test on the images that only one of the two predicts correctly; p_holm corrects it for the "
+    "number of pairs. It is about these trained weights: another seed trains others."
+)
+
+
+def beside(record: Record) -> Section:
+    """Which is better, and by which test."""
+    figure = FigureSpec(
+        "beside",
+        "Accuracy of each model on the same test images, and how often it gives the teacher's prediction, right or "
+        "wrong. Overlapping intervals do not say that two models are equally good: the paired test below is sharper.",
+        partial(_draw, record),
+    )
+    pairs = record.rows(PAIRS)
+    sentences = (
+        *(_taught(row) for row in record.rows(TAUGHT)),
+        *(_model(row) for row in record.rows(BESIDE)),
+        Sentence(_PAIRED, pairs),
+    )
+    return Section("Student and teacher", sentences, (pair_table(pairs),), (figure,))
+
+
+def _taught(row: TaughtRow) -> Sentence:
+    """How the student was taught."""
+    head = "by a token and head of its own" if row.token else "by the head that learns the labels, too"
+    target = (
+        "the teacher's prediction as a second label"
+        if row.kind == "hard"
+        else f"the teacher's probabilities at temperature {row.temperature:g}"
+    )
+    once = {1: "each training image", 2: "each training image and its mirror image"}
+    when = (
+        f"The teacher's outputs on {once[row.forms]} were computed once and kept."
+        if row.forms
+        else "The teacher saw the same augmented images as the student, in every step."
+    )
+    return Sentence(
+        f"`{row.teacher}` is the teacher: the student learns {target}, {row.weight:g} of the loss, {head}. {when}",
+        (row,),
+    )
+
+
+def _model(row: BesideRow) -> Sentence:
+    accuracy = in_words(Estimate(row.accuracy, row.low, row.high, row.n))
+    agreement = ""
+    if row.agreement is not None:
+        same = in_words(Estimate(row.agreement, row.agreement_low, row.agreement_high))
+        agreement = f"; agreement with the teacher's predictions {same}"
+    return Sentence(f"`{row.model}` ({_ROLES[row.role]}): top-1 accuracy {accuracy}{agreement}.", (row,))
+
+
+def _draw(record: Record) -> "Figure":
+    from vitlens.figures.train_beside import Bar, side_by_side
+
+    rows = record.rows(BESIDE)
+    accuracy = [
+        Bar(row.model, _ROLES[row.role], row.accuracy, _or(row.low, row.accuracy), _or(row.high, row.accuracy))
+        for row in rows
+    ]
+    agreement = [
+        Bar(
+            row.model,
+            _ROLES[row.role],
+            row.agreement,
+            _or(row.agreement_low, row.agreement),
+            _or(row.agreement_high, row.agreement),
+        )
+        for row in rows
+        if row.agreement is not None
+    ]
+    return side_by_side(accuracy=accuracy, agreement=agreement, n=rows[0].n, title="The student beside its teacher")
+
+
+def _or(end: float | None, value: float) -> float:
+    """The end of an interval; where there is none, the value."""
+    return value if end is None else end
