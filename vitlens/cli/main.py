@@ -14,7 +14,6 @@ from vitlens.cli.ablate import ablate
 from vitlens.cli.attack import attack
 from vitlens.cli.build import command_function
 from vitlens.cli.bundles import expanded
-from vitlens.cli.compare import compare
 from vitlens.cli.data import data
 from vitlens.cli.failures import told
 from vitlens.cli.features import features
@@ -35,7 +34,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     predict: "vitlens predict vit-digits --limit 3",
     stats: "vitlens stats vit-digits --limit 100",
     ablate: "vitlens ablate vit-digits --limit 100",
-    compare: "vitlens compare vit-digits cnn-digits",
     attack: "vitlens attack vit-digits cnn-digits --limit 100",
     features: "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
     profile: "vitlens profile vit-micro resnet20",

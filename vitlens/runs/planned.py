@@ -9,7 +9,6 @@ from vitlens.analysis.ablation.effects import Unit
 from vitlens.analysis.attention.registry import WITH_WEIGHTS
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.attacks.registry import members_of
-from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_look import CURVED, POINTS, RANDOM_ORDERS
@@ -68,16 +67,3 @@ def attack_parts(choices: AttackChoices, images: int) -> Iterator[Part]:
     if choices.corruptions and not choices.predicted:
         kinds = len(CORRUPTIONS) * len(SEVERITIES)
         yield Part("common corruptions", kinds * images, 0.0, "--no-corruptions")
-
-
-def compare_parts(
-    method: str, images: int, *, mapped: int, watched: int, hardened: int, attentive: bool
-) -> Iterator[Part]:
-    """One model's share of a comparison. hardened: images shown on all levels of all disturbances."""
-    cost = ATTRIBUTIONS[method]
-    yield Part("answers", images)
-    yield Part("maps", cost.forwards * mapped, cost.backwards * mapped, "a smaller --maps")
-    if attentive:
-        yield Part("attention", WITH_WEIGHTS * watched)
-    if hardened:
-        yield Part("harder images", hardened, 0.0, "--no-harder")

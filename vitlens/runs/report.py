@@ -28,7 +28,6 @@ _PIXELS = 250_000_000  # of a figure that a folder asks for
 _COMMANDS: Final = {
     "ablate": "vitlens.runs.ablate",
     "attack": "vitlens.runs.attack",
-    "compare": "vitlens.runs.compare",
     "features": "vitlens.runs.features",
     "predict": "vitlens.runs.predict",
     "profile": "vitlens.runs.profile",

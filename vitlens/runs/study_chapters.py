@@ -11,6 +11,8 @@ from vitlens.analysis.answers.classes import label_columns
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.attention.measure import measure as attention
 from vitlens.commands.attention.options import AttentionOptions
+from vitlens.commands.compare.measure import measure as compare
+from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.evaluate.measure import measure as evaluate
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.measure import measure as explain
@@ -30,7 +32,6 @@ from vitlens.runs.ablate import ablate
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.compare import compare
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import bank_of
@@ -193,12 +194,14 @@ class Chapters:
             f"vitlens compare {first} {second} --data {self.data} --panels {PANELS} --maps {COMPARED}",
         )
         compare(
-            [first, second],
-            data=self.data,
-            panels=PANELS,
-            maps=COMPARED,
-            model_options=self.model_options,
-            options=options,
+            CompareOptions(
+                (first, second),
+                self.data,
+                panels=PANELS,
+                maps=COMPARED,
+                model_options=self.model_options,
+                run=options,
+            )
         )
 
     def attack(self, names: Sequence[str]) -> None:

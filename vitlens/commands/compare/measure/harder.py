@@ -1,10 +1,20 @@
-"""Of a comparison: both models on images made harder, and what they go by where shape and texture disagree."""
+"""Both models on images made harder, and on images whose shape and texture are of different classes."""
 
 from collections.abc import Sequence
+from typing import Final
 
-from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.failures.disturbed import passes, robustness
 from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
+from vitlens.commands.compare.record import (
+    CONFLICTS,
+    HARDENED,
+    HARDER,
+    SHAPE_ANSWERS,
+    SHAPE_BIAS,
+    TEXTURE_ANSWERS,
+    HarderRow,
+    ShapeBiasRow,
+)
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
@@ -15,16 +25,17 @@ from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 
-HARDENED = 500  # images that are made harder, at every level
+HARDENED_IMAGES: Final = 500  # that are made harder, at every level
 
 
-def keep_robustness(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
-    """Accuracy of both models by level of every disturbance; the same seeded subset of images for both."""
+def write_harder(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
+    """Accuracy of both models by level of every disturbance, on the same seeded subset of images; an empty table
+    without splits."""
     rows = []
     for model, split in zip(models, splits):
-        some = split.limit(HARDENED, seed=options.seed)
+        some = split.limit(HARDENED_IMAGES, seed=options.seed)
         with progress(f"{model.alias} on harder images", passes(some), quiet=options.quiet) as advance:
-            found = robustness(
+            disturbed = robustness(
                 model,
                 some,
                 batch_size=options.batch_size,
@@ -32,16 +43,15 @@ def keep_robustness(folder: RunFolder, models: Sequence[Model], splits: Sequence
                 seed=options.seed,
                 advance=advance,
             )
-        for way in found:
+        for way in disturbed:
             for level, estimate in zip(way.levels, way.accuracies(seed=options.seed)):
-                folder.metric(f"hardened_accuracy/{model.alias}/{way.kind}/{level:g}", estimate)
+                folder.metric(HARDENED(model=model.alias, kind=way.kind, level=f"{level:g}"), estimate)
                 rows.append(
-                    {
-                        "model": model.alias, "kind": way.kind, "level": level, "accuracy": estimate.value,
-                        "low": estimate.low, "high": estimate.high, "n": estimate.n,
-                    }
+                    HarderRow(
+                        model.alias, way.kind, level, estimate.value, estimate.low, estimate.high, estimate.n
+                    )
                 )  # fmt: skip
-    folder.table("robustness", rows)
+    folder.write(HARDER, rows)
 
 
 def conflicts(
@@ -53,7 +63,7 @@ def conflicts(
     Raises DataError where those named are of another kind.
     """
     if cue_conflict is not None:
-        found = [
+        named = [
             load_data(
                 cue_conflict,
                 part="test",
@@ -64,9 +74,9 @@ def conflicts(
             )
             for model in models
         ]
-        for split in found:
+        for split in named:
             require_cues(split)
-        return found
+        return named
     cues = cues_of(splits[0])
     if cues is not None and bool(cues.conflict.any()):
         return list(splits)
@@ -75,12 +85,12 @@ def conflicts(
     return []
 
 
-def keep_shape_bias(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
+def write_shape_bias(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
     """The shape bias of both models, overall and by class of shape; an empty table where there is no cue conflict."""
-    rows: list[dict[str, object]] = []
+    rows = []
     for model, split in zip(models, splits):
         with progress(f"{model.alias} on cue conflicts", len(split), quiet=options.quiet) as advance:
-            found = shape_bias(
+            answered = shape_bias(
                 model,
                 split,
                 batch_size=options.batch_size,
@@ -88,29 +98,13 @@ def keep_shape_bias(folder: RunFolder, models: Sequence[Model], splits: Sequence
                 seed=options.seed,
                 advance=advance,
             )
-        if found.bias is not None:
-            folder.metric(f"shape_bias/{model.alias}", found.bias)
-        folder.metric(f"shape_answers/{model.alias}", found.shape)
-        folder.metric(f"texture_answers/{model.alias}", found.texture)
+        if answered.bias is not None:
+            folder.metric(SHAPE_BIAS(model=model.alias), answered.bias)
+        folder.metric(SHAPE_ANSWERS(model=model.alias), answered.shape)
+        folder.metric(TEXTURE_ANSWERS(model=model.alias), answered.texture)
+        data = split.title or split.name
         rows += [
-            {
-                "model": model.alias, "class": one.name, "n": one.n, "shape": one.shape, "texture": one.texture,
-                "data": split.title or split.name, "note": found.note,
-            }
-            for one in found.by_class
-        ]  # fmt: skip
-    folder.table("shape_bias", rows)
-
-
-def level_words(kind: str, level: float) -> str:
-    """A level as a figure's axis says it."""
-    if kind == "shuffle":
-        return f"{level:.0f}"
-    if kind == "low-pass" and level > 1.4:
-        return "all"
-    return f"{100 * level:.0f}"
-
-
-def kinds() -> tuple[str, ...]:
-    """The ways to make images harder, in the order of their panels."""
-    return tuple(DISTURBANCES)
+            ShapeBiasRow(model.alias, one.name, one.n, one.shape, one.texture, data, answered.note)
+            for one in answered.by_class
+        ]
+    folder.write(CONFLICTS, rows)

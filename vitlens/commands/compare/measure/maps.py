@@ -1,7 +1,8 @@
-"""The maps of a comparison: which method for which model, which images, and what the maps show."""
+"""The maps of both models: by which method, of which images, and their position, concentration and overlap."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,9 +22,11 @@ from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 
-EXAMPLES = 6  # images of each cell that are shown with their maps
+EXAMPLES: Final = 6  # images of each cell that are shown with their maps
 # of the attention statistics, those whose mean over heads says something of one image
-ATTENTION = ("normalised_entropy", "hoyer", "distance", "sink_mass", "cls_mass", "cls_normalised_entropy", "cls_hoyer")
+ATTENTION: Final = (
+    "normalised_entropy", "hoyer", "distance", "sink_mass", "cls_mass", "cls_normalised_entropy", "cls_hoyer",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,9 @@ class Maps:
 
 
 @dataclass(frozen=True)
-class Looks:
-    """What the maps show: each model's looking, and how much the two share, all (m,); on what grid of cells."""
+class MapProperties:
+    """Position and concentration of each model's maps, and their overlap, all (m,); on what grid of cells, and at what
+    size in px."""
 
     first: Looking
     second: Looking
@@ -85,7 +89,7 @@ def examples(comparison: Comparison) -> list[Tensor]:
     return chosen
 
 
-def computed(
+def maps_of_both(
     models: Sequence[Model],
     splits: Sequence[Split],
     methods: Sequence[str],
@@ -95,8 +99,8 @@ def computed(
     target: str,
     options: RunOptions,
 ) -> Maps:
-    """Both models' maps of the images at these indices, for the class asked about."""
-    found = []
+    """Both models' maps of the images at these indices, of the target class's logit."""
+    both = []
     for model, split, method in zip(models, splits, methods):
         targets = chosen_targets(target, model, split)
         size = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
@@ -107,19 +111,20 @@ def computed(
                 maps = explain(model, batch.images, targets=own, method=method, seed=options.seed)
                 parts.append(maps.detach().float().cpu())
                 advance(len(maps))
-        found.append(torch.cat(parts))
-    return Maps(indices, sampled, found[0], found[1])
+        both.append(torch.cat(parts))
+    return Maps(indices, sampled, both[0], both[1])
 
 
-def looks(maps: Maps, models: Sequence[Model], split: Split) -> Looks:
-    """What the maps show, on the patches of the first model that has patches (else about 14 cells a side)."""
+def map_properties(maps: Maps, models: Sequence[Model], split: Split) -> MapProperties:
+    """Position, concentration and overlap, on the patches of the first model that has patches (else about 14 cells a
+    side)."""
     owner = next((one for one in models if one.anatomy.layout is not None), models[0])
     grid = removal_grid(owner)
     height, width = owner.input_size
     size = grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1])
     masks = None if split.masks is None else split.masks[maps.indices]
     first, second = (look(values, size=size, grid=grid, masks=masks) for values in (maps.first, maps.second))
-    return Looks(first, second, overlap(maps.first, maps.second, size=size, grid=grid), grid, size)
+    return MapProperties(first, second, overlap(maps.first, maps.second, size=size, grid=grid), grid, size)
 
 
 def attention_numbers(model: Model, split: Split, *, options: RunOptions) -> dict[str, Tensor]:
