@@ -59,6 +59,7 @@ class Data:
     title: Annotated[Text, Given()] = ""
     part: Text = ""
     images: Count = 0
+    classes: Count = 0
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Text, ...] = ()
 

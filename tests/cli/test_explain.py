@@ -3,40 +3,31 @@
 import pytest
 
 from vitlens.cli.main import run
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.scaffold.options import RunOptions
 
 
 def test_defaults(stand_in):
     calls = stand_in("explain")
     assert run(["explain", "vit-digits"]) == 0
-    [(args, options)] = calls
-    assert args == (["vit-digits"],)
-    assert options == {
-        "images": None,
-        "data": None,
-        "method": (),
-        "engine": "vitlens",
-        "target": "predicted",
-        "verify": False,
-        "substrate": "blur",
-        "counterfactuals": True,
-        "show": (),
-        "model_options": ModelOptions(),
-        "options": RunOptions(command="vitlens explain vit-digits"),
-    }
+    [((options,), _)] = calls
+    assert options == ExplainOptions(("vit-digits",), run=RunOptions(command="vitlens explain vit-digits"))
+    assert (options.images, options.data, options.method, options.show) == ((), None, (), ())
+    assert (options.engine, options.target, options.substrate) == ("vitlens", "predicted", "blur")
+    assert (options.verify, options.counterfactuals) == (False, True)
 
 
 def test_every_option_arrives(stand_in):
     calls = stand_in("explain")
     line = "explain a b --data d --method gradcam++,rise,all --target cat --show b.png,a --seed 3 --engine grad-cam"
     assert run([*line.split(), "--verify", "--substrate", "mean", "--no-counterfactuals"]) == 0
-    [(args, options)] = calls
-    assert args == (["a", "b"],)
-    assert (options["data"], options["method"]) == ("d", ("gradcam++", "rise", "all"))
-    assert (options["substrate"], options["counterfactuals"]) == ("mean", False)
-    assert options["engine"] == "grad-cam"
-    assert options["show"] == ("b.png", "a")
-    assert (options["target"], options["verify"], options["options"].seed) == ("cat", True, 3)
+    [((options,), _)] = calls
+    assert options.models == ("a", "b")
+    assert (options.data, options.method) == ("d", ("gradcam++", "rise", "all"))
+    assert (options.substrate, options.counterfactuals) == ("mean", False)
+    assert options.engine == "grad-cam"
+    assert options.show == ("b.png", "a")
+    assert (options.target, options.verify, options.run.seed) == ("cat", True, 3)
 
 
 @pytest.mark.parametrize(

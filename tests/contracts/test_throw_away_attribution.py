@@ -39,7 +39,7 @@ def squared(chain, *, layer):
 
 
 from vitlens.cli.main import run
-from vitlens.runs.planned import explain_parts
+from vitlens.commands.explain.parts import explain_parts
 
 model, out = sys.argv[1:]
 common = ["--data", "digits", "--limit", "2", "--device", "cpu", "--quiet"]

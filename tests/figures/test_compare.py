@@ -3,13 +3,15 @@ import pytest
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.compare import Side, contact_sheet, mean_looks
+from vitlens.figures.compare import ModelPanels, contact_sheet, mean_maps
 from vitlens.figures.style import RIGHT, WRONG
 
 
-def side(random: np.random.Generator, count: int, *, name: str, grid: tuple[int, int], right: bool = True) -> Side:
+def side(
+    random: np.random.Generator, count: int, *, name: str, grid: tuple[int, int], right: bool = True
+) -> ModelPanels:
     maps = random.uniform(0, 1, (count, *grid))
-    return Side(name, maps, ["seven"] * count, np.full(count, 0.87), [right] * count)
+    return ModelPanels(name, maps, ["seven"] * count, np.full(count, 0.87), [right] * count)
 
 
 @pytest.fixture
@@ -54,8 +56,8 @@ def test_a_map_is_drawn_in_parts_of_its_own_greatest_value():
     other = maps * 100  # the same places, another amount
     figure = contact_sheet(
         images=np.full((1, 3, 8, 8), 0.5),
-        first=Side("a", maps, ["x"], [0.5], [True]),
-        second=Side("b", other, ["x"], [0.5], [True]),
+        first=ModelPanels("a", maps, ["x"], [0.5], [True]),
+        second=ModelPanels("b", other, ["x"], [0.5], [True]),
         truths=["x"],
         agreement=[1.0],
         title="t",
@@ -77,10 +79,10 @@ def test_long_names_fit(random):
     count = 4
     figure = contact_sheet(
         images=random.uniform(0, 1, (count, 3, 8, 8)),
-        first=Side("a model with a long name", random.uniform(0, 1, (count, 2, 2)), ["black-footed ferret"] * count,
-                   [1.0] * count, [True] * count),
-        second=Side("another one of them", random.uniform(0, 1, (count, 2, 2)), ["Staffordshire bullterrier"] * count,
-                    [0.01] * count, [False] * count),
+        first=ModelPanels("a model with a long name", random.uniform(0, 1, (count, 2, 2)),
+                          ["black-footed ferret"] * count, [1.0] * count, [True] * count),
+        second=ModelPanels("another one of them", random.uniform(0, 1, (count, 2, 2)),
+                           ["Staffordshire bullterrier"] * count, [0.01] * count, [False] * count),
         truths=["American Staffordshire terrier"] * count,
         agreement=[-0.5] * count,
         title="A title that is long enough to be broken over two lines, as file names of photographs may well be " * 2,
@@ -100,9 +102,9 @@ def test_wrong_shapes_are_refused(sheet_of, random):
         )
 
 
-def test_mean_looks(random):
+def test_mean_maps(random):
     first = random.uniform(0, 1, (8, 8))
-    figure = mean_looks(
+    figure = mean_maps(
         first=first / first.sum(),
         second=np.full((8, 8), 1 / 64),
         names=("vit-digits", "cnn-digits"),

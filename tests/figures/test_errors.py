@@ -3,7 +3,7 @@ import pytest
 
 from tests.figures.reading import cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.errors import Course, Row, error_cells, errors_by_number, separation_chart
+from vitlens.figures.errors import AccuracyBySlice, SeparationMark, error_cells, errors_by_number, separation_chart
 
 CELLS = ["both right", "only vit wrong", "only cnn wrong", "both wrong, the same class", "both wrong, different"]
 
@@ -30,15 +30,15 @@ def test_of_many_classes_the_worst_are_drawn():
         error_cells(counts={"cat": [0, 0, 0, 0, 0]}, cells=CELLS)
 
 
-def course(title: str, slices: int = 4) -> Course:
+def number(title: str, slices: int = 4) -> AccuracyBySlice:
     value = np.linspace(0.9, 0.5, slices)
     ends = np.stack([value, value - 0.05, value + 0.05])
-    return Course(title, [f"{i}\nto {i + 1}" for i in range(slices)], [10] * slices, ends, ends - 0.02)
+    return AccuracyBySlice(title, [f"{i}\nto {i + 1}" for i in range(slices)], [10] * slices, ends, ends - 0.02)
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_a_panel_for_each_number(count):
-    figure = errors_by_number(courses=[course(f"number {index}") for index in range(count)], names=("vit", "cnn"))
+    figure = errors_by_number(numbers=[number(f"number {index}") for index in range(count)], names=("vit", "cnn"))
     assert sum(axes.get_visible() for axes in figure.axes) == count
     assert not cut_off(figure)
     assert not overlapping(figure)
@@ -48,10 +48,10 @@ def test_a_panel_for_each_number(count):
 def test_what_holds_is_filled():
     rows = {
         "vit": [
-            Row("entropy, share of ln(keys) of the CLS row", 0.7, 0.6, 0.8, True),
-            Row("contrast", 0.4, 0.3, 0.52, False),
+            SeparationMark("entropy, share of ln(keys) of the CLS row", 0.7, 0.6, 0.8, True),
+            SeparationMark("contrast", 0.4, 0.3, 0.52, False),
         ],
-        "cnn": [Row("blur", 0.5, None, None, False)],
+        "cnn": [SeparationMark("blur", 0.5, None, None, False)],
     }
     figure = separation_chart(rows=rows, title="What differs between failures and successes")
     axes = figure.axes[0]

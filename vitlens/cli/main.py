@@ -13,9 +13,7 @@ import typer
 from vitlens.cli.attack import attack
 from vitlens.cli.build import command_function
 from vitlens.cli.bundles import expanded
-from vitlens.cli.compare import compare
 from vitlens.cli.data import data
-from vitlens.cli.explain import explain
 from vitlens.cli.failures import told
 from vitlens.cli.models import models
 from vitlens.cli.report import report
@@ -30,8 +28,6 @@ from vitlens.version import __version__
 EXAMPLES: dict[Callable[..., None], str] = {
     study: "vitlens study",
     stats: "vitlens stats vit-digits --limit 100",
-    compare: "vitlens compare vit-digits cnn-digits",
-    explain: "vitlens explain vit-digits --method gradcam,relevance",
     attack: "vitlens attack vit-digits cnn-digits --limit 100",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",

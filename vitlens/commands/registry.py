@@ -111,5 +111,20 @@ _ENTRIES: Final = (
         "Look",
         needs=("chain",),
     ),
+    Command(
+        "compare",
+        "Two models on the same images: maps side by side, errors taken apart, paired test, shape or texture.",
+        "vitlens compare vit-digits cnn-digits",
+        "Explain and test",
+        needs=("classifier",),
+    ),
+    Command(
+        "explain",
+        "What of each image speaks for a class: GradCAM and its kin, attention, gradients, occlusion, RISE, "
+        "KernelSHAP.",
+        "vitlens explain vit-digits --method gradcam,relevance",
+        "Explain and test",
+        needs=(),
+    ),
 )
 COMMANDS: Final[Mapping[str, Command]] = {command.word: command for command in _ENTRIES}

@@ -1,4 +1,4 @@
-"""Two models' maps of the same images: input, first, second side by side; and where each looks on average."""
+"""Two models' maps of the same images: input, first, second side by side; and their mean maps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _PERCENT = Scale(0.0, 100.0)
 
 
 @dataclass(frozen=True)
-class Side:
+class ModelPanels:
     """One model's half of a sheet of n images.
 
     name: of the model; maps: (n, rows, columns), not negative, each drawn in % of its own greatest value; prediction:
@@ -53,8 +53,8 @@ class Side:
 def contact_sheet(
     *,
     images: ArrayLike,
-    first: Side,
-    second: Side,
+    first: ModelPanels,
+    second: ModelPanels,
     truths: Sequence[str],
     agreement: Sequence[float | None],
     title: str,
@@ -63,7 +63,7 @@ def contact_sheet(
 ) -> Figure:
     """Images (n, 3, height, width) in [0, 1], each followed by the two models' maps laid over it in grey.
 
-    truths: one word an image; agreement: of the two maps (None where one says nothing), written below the input;
+    truths: one word an image; agreement: of the two maps (None where one is not usable), written below the input;
     masks: (n, height, width), outlined; across: images side by side. Below each map stand the prediction, right or
     wrong by colour and symbol, and its probability. Raises InputError when shapes do not fit.
     """
@@ -77,14 +77,14 @@ def contact_sheet(
     ratio = pictures.shape[2] / pictures.shape[3]
     room = WIDE - BAR_ROOM - 0.06 - (across - 1) * _BETWEEN - across * 2 * _GAP
     panel = min(room / (3 * across), (PHOTOGRAPHS / (3 * count * ratio)) ** 0.5, 1.5)
-    written = 0.12 + 0.14 * 2
+    caption = 0.12 + 0.14 * 2
     drawn = board(
         title=title,
         count=count,
         across=across,
         panel=(3 * panel + 2 * _GAP, panel * ratio),
-        gap=(_BETWEEN, written),
-        margins=Margins(right=BAR_ROOM, top=0.22, bottom=written),
+        gap=(_BETWEEN, caption),
+        margins=Margins(right=BAR_ROOM, top=0.22, bottom=caption),
     )
     figure, letters = drawn.figure, max(8, int(panel / _LETTER))
     for index, frame in enumerate(drawn.panels):
@@ -113,7 +113,7 @@ def contact_sheet(
     return figure
 
 
-def _checked(side: Side, count: int) -> tuple[Array, Array]:
+def _checked(side: ModelPanels, count: int) -> tuple[Array, Array]:
     maps = as_array(side.maps, name=f"maps of {side.name}", axes=("batch", "rows", "columns"))
     sure = as_array(side.probability, name=f"probability of {side.name}", axes=("batch",))
     for name, values in (
@@ -129,7 +129,7 @@ def _checked(side: Side, count: int) -> tuple[Array, Array]:
     return 100 * maps / np.where(greatest > 0, greatest, 1.0), sure
 
 
-def _caption(axes: Axes, side: Side, index: int, letters: int, values: Array) -> None:
+def _caption(axes: Axes, side: ModelPanels, index: int, letters: int, values: Array) -> None:
     right = bool(side.right[index])
     symbol, colour = (RIGHT_SYMBOL, RIGHT) if right else (WRONG_SYMBOL, WRONG)
     sure = f"{100 * float(np.asarray(side.probability)[index]):.0f} %"
@@ -138,10 +138,10 @@ def _caption(axes: Axes, side: Side, index: int, letters: int, values: Array) ->
 
 
 @styled
-def mean_looks(
+def mean_maps(
     *, first: ArrayLike, second: ArrayLike, names: tuple[str, str], agreement: ArrayLike, title: str
 ) -> Figure:
-    """Where each model looks on average, maps (rows, columns) that sum to 1 on one scale; and how maps agree.
+    """Both models' mean map (rows, columns), which sums to 1, on one scale; and how the maps of an image agree.
 
     agreement: one number an image, -1 to 1, drawn as a histogram with its median. Raises InputError for other shapes.
     """

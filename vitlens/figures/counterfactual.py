@@ -1,4 +1,4 @@
-"""Counterfactuals drawn: which patches had to go before the prediction turned, by method."""
+"""Counterfactuals drawn: the patches whose removal changes the prediction, by method."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.overlay import enlarged, upsample
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
 
-_VEIL = 0.8  # how far a removed patch is moved to grey
+_GREYING = 0.8  # share of grey in a removed patch
 
 
 @styled
@@ -28,7 +28,7 @@ def counterfactual_panels(
 ) -> Figure:
     """Images (batch, 3, height, width) in [0, 1], and beside each its smallest sets of removed patches, in grey.
 
-    removed: (batch, methods, rows, columns), true where a patch is gone; titles: the methods; names: below an image,
+    removed: (batch, methods, rows, columns), true where a patch is removed; titles: the methods; names: below an image,
     its prediction; turned: below each panel, what is predicted without the patches. A set that is empty is said to be
     none. Raises InputError when shapes do not fit.
     """
@@ -56,7 +56,7 @@ def counterfactual_panels(
         row[0].imshow(enlarged(picture))
         _caption(row[0], "input" if index == 0 else "", names[index])
         for method, axes in enumerate(row[1:]):
-            axes.imshow(_veiled(picture, sets[index, method]))
+            axes.imshow(_greyed(picture, sets[index, method]))
             size = int(sets[index, method].sum())
             word = f"{size} of {sets[index, method].size}\n→ {turned[index][method]}" if size else "none found"
             _caption(axes, titles[method] if index == 0 else "", word)
@@ -64,12 +64,12 @@ def counterfactual_panels(
     return drawn.figure
 
 
-def _veiled(picture: Array, gone: NDArray[np.bool_]) -> Array:
+def _greyed(picture: Array, removed: NDArray[np.bool_]) -> Array:
     """A picture whose removed patches are grey."""
     large = np.asarray(enlarged(picture), dtype=np.float64)
-    where = upsample(gone.astype(np.float64), large.shape[:2], smooth=False)[..., None] > 0.5
-    veiled: Array = np.where(where, (1 - _VEIL) * large + _VEIL * 0.5, large)
-    return veiled
+    where = upsample(removed.astype(np.float64), large.shape[:2], smooth=False)[..., None] > 0.5
+    greyed: Array = np.where(where, (1 - _GREYING) * large + _GREYING * 0.5, large)
+    return greyed
 
 
 def _caption(axes: Axes, above: str, below: str) -> None:

@@ -1,4 +1,4 @@
-"""Errors of two models taken apart: who is wrong where, by class, by what images are like, and what errors share."""
+"""Errors of two models: which is wrong, by class and by what images are like, and what differs in failures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def error_cells(*, counts: Mapping[str, Sequence[int]], cells: Sequence[str], al
 
 
 @dataclass(frozen=True)
-class Course:
+class AccuracyBySlice:
     """Accuracy of both models over slices of one number.
 
     title: what the number is; labels: one a slice; n: images in each; first, second: rows value, low, high as
@@ -81,33 +81,33 @@ class Course:
 
 
 @styled
-def errors_by_number(*, courses: Sequence[Course], names: tuple[str, str]) -> Figure:
+def errors_by_number(*, numbers: Sequence[AccuracyBySlice], names: tuple[str, str]) -> Figure:
     """Accuracy of both models by what images are like, one panel a number, with 95 % intervals.
 
-    Raises InputError when a course has other lengths.
+    Raises InputError when a number has other lengths.
     """
-    if not courses:
+    if not numbers:
         raise InputError("expected at least one number to divide images by, found none")
-    across = min(3, len(courses))
-    down = -(-len(courses) // across)
+    across = min(3, len(numbers))
+    down = -(-len(numbers) // across)
     figure = sheet(WIDE, 0.3 + 1.95 * down)
     panels = figure.subplots(down, across, squeeze=False, sharey=True)
-    for axes, course in zip(panels.flat, courses):
-        for index, values in enumerate((course.first, course.second)):
-            value, low, high = 100 * as_array(values, name=course.title, axes=("ends", "slices"))
-            require_length(len(value), len(course.labels), name="accuracies", of=f"the slices of {course.title}")
+    for axes, number in zip(panels.flat, numbers):
+        for index, values in enumerate((number.first, number.second)):
+            value, low, high = 100 * as_array(values, name=number.title, axes=("ends", "slices"))
+            require_length(len(value), len(number.labels), name="accuracies", of=f"the slices of {number.title}")
             place = np.arange(len(value)) + (index - 0.5) * 0.16
             spread = np.stack([value - low, high - value]).clip(min=0)
             axes.errorbar(
                 place, value, spread, color=SERIES[index], marker=_MARKERS[index], markersize=4, linewidth=1,
                 elinewidth=0.9, capsize=2, label=names[index],
             )  # fmt: skip
-        axes.set_xticks(range(len(course.labels)), list(course.labels), rotation=0)
-        axes.set_xlim(-0.5, len(course.labels) - 0.5)
-        axes.set_title(course.title)
+        axes.set_xticks(range(len(number.labels)), list(number.labels), rotation=0)
+        axes.set_xlim(-0.5, len(number.labels) - 0.5)
+        axes.set_title(number.title)
         axes.set_ylim(0, 105)
         axes.grid(axis="y")
-    for axes in panels.flat[len(courses) :]:
+    for axes in panels.flat[len(numbers) :]:
         axes.set_visible(False)
     for row in panels:
         row[0].set_ylabel("accuracy (%)")
@@ -118,7 +118,7 @@ def errors_by_number(*, courses: Sequence[Course], names: tuple[str, str]) -> Fi
 
 
 @dataclass(frozen=True)
-class Row:
+class SeparationMark:
     """One number's chance to be greater in a failure than in a success: area, low and high (None: too few images);
     clear: whether the test holds after Holm's correction."""
 
@@ -130,7 +130,7 @@ class Row:
 
 
 @styled
-def separation_chart(*, rows: Mapping[str, Sequence[Row]], title: str) -> Figure:
+def separation_chart(*, rows: Mapping[str, Sequence[SeparationMark]], title: str) -> Figure:
     """For each model, which numbers are greater in its failures (right of the middle) or in its successes (left).
 
     Filled marks hold after Holm's correction. Raises InputError when there is nothing to draw.
@@ -158,7 +158,7 @@ def separation_chart(*, rows: Mapping[str, Sequence[Row]], title: str) -> Figure
     return figure
 
 
-def _mark(axes: Axes, row: Row, place: float, colour: str, marker: str) -> None:
+def _mark(axes: Axes, row: SeparationMark, place: float, colour: str, marker: str) -> None:
     if row.low is not None and row.high is not None:
         axes.hlines(place, row.low, row.high, color=colour, linewidth=1.1)
     face = colour if row.clear else "white"

@@ -1,7 +1,7 @@
-"""What speaks for a class and what against: an image and its attributions by several methods, side by side.
+"""Evidence for a class and against it: an image and its attributions by several methods, side by side.
 
 Methods have units of their own, so that each map is drawn as a share of its own largest values, and signs are kept: red
-for the class, blue against it, nothing where nothing is said. A map without signs begins at its least value.
+for the class, blue against it, the grey image where a map is 0. A map without signs begins at its least value.
 """
 
 import textwrap
@@ -57,8 +57,8 @@ def attribution_overlays(
     require_length(len(titles), len(maps), name="titles", of="the methods")
     require_length(len(signed), len(maps), name="signs", of="the methods")
     require_length(len(names), len(pictures), name="names", of="the images")
-    for found in maps:
-        require_length(len(np.asarray(found)), len(pictures), name="maps of a method", of="the images")
+    for one in maps:
+        require_length(len(np.asarray(one)), len(pictures), name="maps of a method", of="the images")
     outlines = None if masks is None else as_array(masks, name="masks", axes=("batch", "height", "width"))
     if outlines is not None and outlines.shape != pictures[:, 0].shape:
         raise InputError(f"expected masks of shape {pictures[:, 0].shape}, found {outlines.shape}")
@@ -71,8 +71,8 @@ def attribution_overlays(
             "\n".join(_broken(names[index], _row_letters(drawn))), (0.0, 0.0), (0.0, -3.0), fontsize=SMALL, va="top",
             xycoords="axes fraction", textcoords="offset points", linespacing=1.0,
         )  # fmt: skip
-        for axes, found, method, two_sided in zip(own[1:], maps, titles, signed):
-            pixels, flaw = _overlay(picture, np.asarray(found, dtype=np.float64)[index], signed=two_sided)
+        for axes, own_maps, method, two_sided in zip(own[1:], maps, titles, signed):
+            pixels, flaw = _overlay(picture, np.asarray(own_maps, dtype=np.float64)[index], signed=two_sided)
             axes.imshow(pixels)
             _title(axes, method)
             axes.text(0.5, 0.5, flaw, fontsize=SMALL, ha="center", va="center", transform=axes.transAxes, bbox=_PLATE)

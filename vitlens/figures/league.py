@@ -1,4 +1,4 @@
-"""The league of explanation methods: what each reaches in every check, and how the prediction falls along its order."""
+"""The league of explanation methods: what each reaches in every check, and its curves of deletion and insertion."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.style import BLUE, GREY, SERIES, SMALL, VERMILLION, WIDE, heading, sheet, shortened, styled
 
 _ROW: Final = 0.21  # inch a method
-_LOOKS: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
+_LINE_STYLES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
 _ACROSS: Final = 4  # panels side by side
 
 
 @dataclass(frozen=True)
 class Column:
     """One check: value, low, high (methods,), NaN where a method has none; title and unit above; better: "more" or
-    "less"; chance: what no knowledge gives, a grey line, None where that has no one value."""
+    "less"; chance: the value of a map that depends on nothing, a dashed line, None where that has no one value."""
 
     title: str
     value: ArrayLike
@@ -61,7 +61,7 @@ def league_figure(
     for row in grid:
         row[0].set_yticks(places, [shortened(name, 26) for name in methods])
         row[0].set_ylim(-0.6, len(methods) - 0.4)
-    _explained(figure, baselines, flagged)
+    _legend(figure, baselines, flagged)
     heading(figure, title)
     return figure
 
@@ -81,7 +81,7 @@ def fidelity_curves(
 
     shares: (points,) of the patches removed, fractions from 0; inserted: of those inserted (None: the same);
     deletion, insertion: by method, (points,) fractions; baselines are drawn in grey. substrate: what stands where a
-    patch is not. Raises InputError when the methods of the two differ or lengths do.
+    patch is removed. Raises InputError when the methods of the two differ or lengths do.
     """
     if deletion.keys() != insertion.keys() or not deletion:
         raise InputError(f"expected the same methods twice, found {list(deletion)} and {list(insertion)}")
@@ -97,7 +97,7 @@ def fidelity_curves(
         for name, values in curves.items():
             line = 100 * as_array(values, name=f"{verb} {name!r}", axes=("points",))
             require_length(len(line), len(steps), name=f"points of {name!r}", of="the shares")
-            handles += axes.plot(100 * steps, line, **_look(name, own, baselines))
+            handles += axes.plot(100 * steps, line, **_line(name, own, baselines))
         axes.set(xlim=(0, 100), xlabel=f"patches {verb}, most relevant first (%)")
         axes.grid(axis="y")
         axes.set_title("deletion: lower is better" if verb == "removed" else "insertion: higher is better")
@@ -105,7 +105,7 @@ def fidelity_curves(
     panels[0].set_ylabel("probability of the target (%)")
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(handles) // 4))
-    heading(figure, f"{title}; what is not there: {substrate}")
+    heading(figure, f"{title}; removed patches show: {substrate}")
     return figure
 
 
@@ -139,22 +139,22 @@ def _draw(axes: Axes, places: Array, numbers: Array, colours: Sequence[str], col
     axes.locator_params(axis="x", nbins=4)
 
 
-def _explained(figure: Figure, baselines: Sequence[str], flagged: Sequence[str]) -> None:
+def _legend(figure: Figure, baselines: Sequence[str], flagged: Sequence[str]) -> None:
     """What the colours mean, below the panels."""
-    looks = [("method", BLUE, "o")]
-    looks += [("knows nothing of the model", GREY, "D")] if baselines else []
-    looks += [("hardly changes with randomised weights", VERMILLION, "o")] if flagged else []
+    kinds = [("method", BLUE, "o")]
+    kinds += [("baseline without the model", GREY, "D")] if baselines else []
+    kinds += [("hardly changes with randomised weights", VERMILLION, "o")] if flagged else []
     handles = [
-        Line2D([], [], color=colour, marker=marker, markersize=3.6, label=word) for word, colour, marker in looks
+        Line2D([], [], color=colour, marker=marker, markersize=3.6, label=word) for word, colour, marker in kinds
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     figure.set_figheight(figure.get_figheight() + 0.2)
 
 
-def _look(name: str, own: Sequence[str], baselines: Sequence[str]) -> dict[str, object]:
+def _line(name: str, own: Sequence[str], baselines: Sequence[str]) -> dict[str, object]:
     label = shortened(name, 24)
     if name in baselines:
         return {"color": GREY, "linestyle": "--" if baselines.index(name) else ":", "linewidth": 1.2, "label": label}
     index = own.index(name)
-    style = _LOOKS[(index // len(SERIES)) % len(_LOOKS)]
+    style = _LINE_STYLES[(index // len(SERIES)) % len(_LINE_STYLES)]
     return {"color": SERIES[index % len(SERIES)], "linestyle": style, "linewidth": 1.3, "label": label}

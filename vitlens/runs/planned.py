@@ -3,21 +3,14 @@
 Attacks stop early on images that break, and a resumed run has done a part already: these counts are upper limits.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator
 
 from vitlens.analysis.attention.registry import WITH_WEIGHTS
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.faithfulness.deletion import STEPS as REMOVALS
-from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
-from vitlens.analysis.faithfulness.randomisation import PARTS
 from vitlens.attacks.registry import members_of
-from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.stats_learning import IMAGES, MOMENTS
-
-_SEARCHED: Final = 16  # passes an image of the search for what turns a prediction, about
 
 
 def stats_parts(images: int, *, moments: int) -> tuple[Part, ...]:
@@ -27,23 +20,6 @@ def stats_parts(images: int, *, moments: int) -> tuple[Part, ...]:
         Part("watching heads", WITH_WEIGHTS * images),
         *([Part("over training", over, shorter="leave out --over-training")] if moments else []),
     )
-
-
-def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterfactuals: bool) -> Iterator[Part]:
-    """Maps by each method, and the checks of each."""
-    forwards = sum(ATTRIBUTIONS[name].forwards for name in methods)
-    backwards = sum(ATTRIBUTIONS[name].backwards for name in methods)
-    slow = [name for name in methods if ATTRIBUTIONS[name].slow]
-    shorter = f"--method without {', '.join(slow)}" if slow else ""
-    yield Part("maps", forwards * images, backwards * images, shorter)
-    if verify:
-        # deletion and insertion, and ROAD's two orders, of each method and baseline; maps anew at each stage
-        curves = 4 * REMOVALS * (len(methods) + len(BASELINES)) * images
-        again = PARTS * min(images, RANDOMISED)
-        yield Part("checks", curves + forwards * again, backwards * again)
-        if counterfactuals:
-            searched = _SEARCHED * len(methods) * images
-            yield Part("counterfactuals", searched, shorter="--no-counterfactuals")
 
 
 def attack_parts(choices: AttackChoices, images: int) -> Iterator[Part]:
@@ -61,16 +37,3 @@ def attack_parts(choices: AttackChoices, images: int) -> Iterator[Part]:
     if choices.corruptions and not choices.predicted:
         kinds = len(CORRUPTIONS) * len(SEVERITIES)
         yield Part("common corruptions", kinds * images, 0.0, "--no-corruptions")
-
-
-def compare_parts(
-    method: str, images: int, *, mapped: int, watched: int, hardened: int, attentive: bool
-) -> Iterator[Part]:
-    """One model's share of a comparison. hardened: images shown on all levels of all disturbances."""
-    cost = ATTRIBUTIONS[method]
-    yield Part("answers", images)
-    yield Part("maps", cost.forwards * mapped, cost.backwards * mapped, "a smaller --maps")
-    if attentive:
-        yield Part("attention", WITH_WEIGHTS * watched)
-    if hardened:
-        yield Part("harder images", hardened, 0.0, "--no-harder")

@@ -14,8 +14,13 @@ from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.attention.measure import measure as attention
 from vitlens.commands.attention.options import AttentionOptions
+from vitlens.commands.compare.measure import measure as compare
+from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.evaluate.measure import measure as evaluate
 from vitlens.commands.evaluate.options import EvaluateOptions
+from vitlens.commands.explain.measure import measure as explain
+from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.parts import explain_parts
 from vitlens.commands.features.measure import measure as features
 from vitlens.commands.features.measure.images import bank_of, features_parts
 from vitlens.commands.features.options import FeaturesOptions
@@ -33,9 +38,7 @@ from vitlens.models.naming import ModelName, parse_models
 from vitlens.names import PRESETS
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.compare import compare
-from vitlens.runs.explain import explain
-from vitlens.runs.planned import attack_parts, explain_parts, stats_parts
+from vitlens.runs.planned import attack_parts, stats_parts
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
 
@@ -183,12 +186,15 @@ class Chapters:
             f"vitlens explain {name} {self.ground.typed} --method {','.join(EXPLAINED)} --verify --limit {limit}",
         )
         explain(
-            [name],
-            **self.ground.asked,
-            method=EXPLAINED,
-            verify=True,
-            model_options=self.model_options,
-            options=replace(options, limit=limit),
+            ExplainOptions(
+                (name,),
+                self.ground.images,
+                self.data or None,
+                method=EXPLAINED,
+                verify=True,
+                model_options=self.model_options,
+                run=replace(options, limit=limit),
+            )
         )
 
     def compare(self, first: str, second: str) -> None:
@@ -199,12 +205,14 @@ class Chapters:
             f"vitlens compare {first} {second} --data {self.data} --panels {PANELS} --maps {COMPARED}",
         )
         compare(
-            [first, second],
-            data=self.data,
-            panels=PANELS,
-            maps=COMPARED,
-            model_options=self.model_options,
-            options=options,
+            CompareOptions(
+                (first, second),
+                self.data,
+                panels=PANELS,
+                maps=COMPARED,
+                model_options=self.model_options,
+                run=options,
+            )
         )
 
     def attack(self, names: Sequence[str]) -> None:

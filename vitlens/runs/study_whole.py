@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.budgets import budget_words
 from vitlens.commands.scaffold.describe import label_words
 from vitlens.commands.scaffold.displayed import for_sentences
+from vitlens.commands.scaffold.publish import read
 from vitlens.errors import UnknownNameError
 from vitlens.figures.study import Estimate as Bar
 from vitlens.figures.study import study_summary
@@ -173,14 +175,14 @@ def tell_whole(record: RunRecord) -> list[Section]:
 
 def _trust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
     """The most faithful of a model's maps, by what its removal does, and what the checks say of it."""
-    explained = for_sentences(read_run(inside(record.folder, chapter.folder)))
-    rows = [row for row in explained.table("league") if not row["baseline"]]
+    explained = read(read_run(inside(record.folder, chapter.folder)))
+    rows = [row for row in explained.rows(LEAGUE) if not row.baseline]
     if rows:
         best = rows[0]
-        gap = metrics(explained)[f"faithfulness/gap/{best['method']}"]
+        gap = explained.metric(CHECKS["gap"](model=best.model, method=best.method))
         yield (
-            f"Of {len(rows)} ways to explain `{chapter.alias}`, {best['method']} has the greatest insertion minus "
-            f"deletion on these images, {in_words(gap)}; {best['verdict']}."
+            f"Of {len(rows)} ways to explain `{chapter.alias}`, {best.method} has the greatest insertion minus "
+            f"deletion on these images, {in_words(gap)}; {best.verdict}."
         )
 
 

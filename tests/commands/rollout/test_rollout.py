@@ -127,13 +127,12 @@ def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
 def test_all_images_given_are_drawn_or_said(command, tiny_vit, pictures, tmp_path, monkeypatch, capsys):
     more = ["--fusion", "mean", "--method", "rollout"] if command == "rollout" else ["--method", "rollout"]
     line = [command, str(tiny_vit), "--images", str(pictures), "--device", "cpu", *more]
-    sheet = "commands.rollout.report.EACH" if command == "rollout" else "runs.explain_report.SHOWN"
-    monkeypatch.setattr(f"vitlens.{sheet}", 2)
+    sheet = "report" if command == "rollout" else "report.maps"
+    monkeypatch.setattr(f"vitlens.commands.{command}.{sheet}.EACH", 2)
     assert main([*line, "--out", str(tmp_path / "all")]) == 0
     assert {path.stem for path in (tmp_path / "all" / "figures").glob("*.png")} == {f"{command}_1", f"{command}_2"}
     assert "of the 3 images" not in capsys.readouterr().err
-    place = "commands.rollout.measure" if command == "rollout" else "runs.explain"
-    monkeypatch.setattr(f"vitlens.{place}.DRAWN", 1)
+    monkeypatch.setattr(f"vitlens.commands.{command}.measure.DRAWN", 1)
     assert main([*line, "--out", str(tmp_path / "one")]) == 0
     assert "1 of the 3 images" in capsys.readouterr().err
     assert "1 of the 3 images" in (tmp_path / "one" / "report.md").read_text()

@@ -9,12 +9,13 @@ from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.cli.main import run
 from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.explain.parts import explain_parts
 from vitlens.commands.scaffold import expected
 from vitlens.commands.scaffold.expected import Load, Pace, Part, advice, pace_of, seconds_of
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.planned import attack_parts, explain_parts
+from vitlens.runs.planned import attack_parts
 
 ANSWERS, DAMAGE = Part("answers", forwards=100), Part("damage", forwards=1000, shorter="--no-damage")
 BROKEN = Part("attack", backwards=200, shorter="--steps")

@@ -25,8 +25,6 @@ from vitlens.analysis.answers.pairs import pairs
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.evaluate.record import (
     ACCURACY,
-    CALIBRATION,
-    CALIBRATION_ERROR,
     CLASSES,
     CONFIDENCE_GAP,
     CONFUSIONS,
@@ -34,12 +32,12 @@ from vitlens.commands.evaluate.record import (
     DIFFERENCE,
     PREDICTIONS,
     TOP5,
-    CalibrationRow,
     ClassRow,
     ConfusionRow,
     PredictionArrays,
 )
 from vitlens.commands.scaffold.budgets import write_trainings
+from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR, calibration_rows
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.expected import Part, say_expected
 from vitlens.commands.scaffold.folder import RunFolder
@@ -145,7 +143,8 @@ def write_tables(folder: RunFolder, evaluations: Sequence[Evaluation], *, classe
     """Write accuracy by class, confusions, calibration by bin, and each pair of models. classes: those of the data."""
     folder.write(CLASSES, [row for one in evaluations for row in _class_rows(one, classes, seed)])
     folder.write(CONFUSIONS, [row for one in evaluations for row in _confusion_rows(one)])
-    folder.write(CALIBRATION, [row for one in evaluations for row in _calibration_rows(one)])
+    bins = {one.alias: calibration(one.probabilities, one.labels) for one in evaluations}
+    folder.write(CALIBRATION, [row for alias, own in bins.items() for row in calibration_rows(alias, own)])
     folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs(evaluations)])
 
 
@@ -161,12 +160,6 @@ def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
     counts = confusion(evaluation.labels, evaluation.predictions, count=len(names))
     for truth, prediction in counts.nonzero().tolist():
         yield ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
-
-
-def _calibration_rows(evaluation: Evaluation) -> Iterator[CalibrationRow]:
-    bins = calibration(evaluation.probabilities, evaluation.labels)
-    for confidence, right, count in zip(bins.confidence.tolist(), bins.accuracy.tolist(), bins.count.tolist()):
-        yield CalibrationRow(evaluation.alias, confidence, right, count)
 
 
 def _arrays(evaluation: Evaluation, split: Split, *, seed: int) -> PredictionArrays:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
 from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING
 from vitlens.records import ArraysOf, ClassNames, Contents, GivenName, MetricName, Pixels, TableOf
@@ -40,16 +41,6 @@ class ConfusionRow:
     count: int
 
 
-@dataclass(frozen=True)
-class CalibrationRow:
-    """One bin of the reliability diagram: mean confidence and accuracy of its images."""
-
-    model: str
-    confidence: float
-    accuracy: float
-    count: int
-
-
 _Indices = Annotated[NDArray[np.integer], Form("iu", (None,))]
 _Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
 
@@ -76,13 +67,11 @@ class PredictionArrays:
 
 CLASSES = TableOf("per_class", ClassRow)
 CONFUSIONS = TableOf("confusion", ConfusionRow)
-CALIBRATION = TableOf("calibration", CalibrationRow)
 PREDICTIONS = ArraysOf("predictions-{model}", PredictionArrays)
 
 ACCURACY = MetricName("accuracy/{model}")
 TOP5 = MetricName("top5_accuracy/{model}")
 CROSS_ENTROPY = MetricName("cross_entropy/{model}")
-CALIBRATION_ERROR = MetricName("calibration_error/{model}")
 CONFIDENCE_GAP = MetricName("confidence_gap/{model}")  # mean confidence minus accuracy
 DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
 

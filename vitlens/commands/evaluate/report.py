@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from vitlens.commands.evaluate.record import (
     ACCURACY,
-    CALIBRATION,
-    CALIBRATION_ERROR,
     CLASSES,
     CONFIDENCE_GAP,
     CONFUSIONS,
@@ -21,6 +19,7 @@ from vitlens.commands.evaluate.record import (
     ClassRow,
     PredictionArrays,
 )
+from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR, reliability
 from vitlens.commands.scaffold.describe import data_sentences
 from vitlens.commands.scaffold.pairs import PAIRS, pair_table
 from vitlens.commands.scaffold.trainings import training_sentences
@@ -64,7 +63,7 @@ def report(record: Record) -> Document:
         *_pairs(record),
         Section("Predictions", figures=tuple(_grids(record, arrays))),
         _classes(record, arrays),
-        Section("Calibration", figures=(_reliability(record),)),
+        Section("Calibration", figures=(reliability(record),)),
     ]
     return Document(record.config.title, tuple(sections), limits=sentences(*_LIMITS))
 
@@ -227,30 +226,3 @@ def _confusion_matrix(predictions: PredictionArrays, alias: str) -> "Figure":
     counts = np.bincount(flat, minlength=size * size).reshape(size, size)
     classes = [str(predictions.classes[index]) for index in present]
     return confusion_matrix(counts=counts, classes=classes, model=alias)
-
-
-def _reliability(record: Record) -> FigureSpec:
-    return FigureSpec(
-        "calibration",
-        "Accuracy of the images of each confidence, in 15 equal bins: on the dashes accuracy equals confidence. Bins "
-        "with few images (below) scatter by chance.",
-        partial(_reliability_diagram, record),
-    )
-
-
-def _reliability_diagram(record: Record) -> "Figure":
-    from vitlens.figures.calibration import Calibration, reliability_diagram
-
-    models = []
-    for alias in record.aliases:
-        rows = [row for row in record.rows(CALIBRATION) if row.model == alias]
-        models.append(
-            Calibration(
-                alias,
-                np.array([row.confidence for row in rows]),
-                np.array([row.accuracy for row in rows]),
-                np.array([row.count for row in rows], float),
-                error=record.metric(CALIBRATION_ERROR(model=alias)).value,
-            )
-        )
-    return reliability_diagram(models=models)

@@ -1,0 +1,165 @@
+"""The checks in a run's record: their numbers are the analysis' own, and verdicts follow from them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitlens.analysis.faithfulness.league import BASELINES, Settings, league
+from vitlens.analysis.faithfulness.localisation import roc_auc
+from vitlens.attribution.explain import explain
+from vitlens.commands.explain.measure import measure
+from vitlens.commands.explain.measure.verdict import Evidence, verdict
+from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.record import AGREEMENT, AGREEMENTS, CHECKS, CURVES, LEAGUE, SETTINGS, TURNED
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read
+from vitlens.data.digits import digits
+from vitlens.errors import UnknownNameError, UnsupportedError
+from vitlens.files import read_run
+from vitlens.models.loading import load
+from vitlens.records import Record
+
+RUN = RunOptions(device="cpu", quiet=True, limit=6)
+METHODS = ("relevance", "attention")
+
+
+def run(out: Path, *models: Path, methods: tuple[str, ...] = METHODS) -> Record:
+    options = ExplainOptions(
+        tuple(map(str, models)), data="digits", method=methods, target="true", verify=True, run=replace(RUN, out=out)
+    )
+    measure(options)
+    return read(read_run(out))
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> Record:
+    return run(tmp_path_factory.mktemp("league") / "out", tiny_vit)
+
+
+def test_numbers_are_the_functions_own(record, tiny_vit):
+    model, split = load(str(tiny_vit)), digits("test").limit(6)
+    (batch,) = split.batches(6)
+    maps = explain(model, batch.images, targets=batch.labels, method="relevance")
+    auc = record.metric(CHECKS["roc_auc"](model="tiny-vit", method="relevance"))
+    assert auc.value == pytest.approx(roc_auc(maps, split.masks).mean().item(), abs=1e-6)
+    assert auc.n == 6
+    assert auc.low <= auc.value <= auc.high
+    functions = {"relevance": lambda s, i, t: explain(s, i, targets=t, method="relevance")}
+    (mark, *_) = league(model, batch.images, batch.labels, functions, masks=split.masks)
+    for column, value in (("gap", mark.fidelity.gaps), ("deletion", mark.fidelity.deletion.areas)):
+        found = record.metric(CHECKS[column](model="tiny-vit", method="relevance"))
+        assert found.value == pytest.approx(value.mean().item(), abs=1e-6)
+    assert 1.5 < mark.forwards < 3  # a forward, and a backward that asks for no weight of the model
+
+
+def test_every_method_and_baseline_is_in_the_table(record):
+    rows = {row.method: row for row in record.rows(LEAGUE)}
+    assert rows.keys() == {*METHODS, *BASELINES}
+    gaps = [row.gap for row in record.rows(LEAGUE)]
+    assert gaps == sorted(gaps, reverse=True)
+    for name in METHODS:
+        row = rows[name]
+        assert row.verdict
+        assert not row.baseline
+        assert row.forwards >= 1
+        for column in ("road", "size", "randomisation", "pointing"):
+            estimate = record.metric(CHECKS[column](model="tiny-vit", method=name))
+            assert (estimate.n, estimate.value) == (6, pytest.approx(getattr(row, column), abs=1e-6))
+        assert record.metric(TURNED(model="tiny-vit", method=name)).n == 6
+        assert next(iter(row.by_stage)) == "head"
+        assert [*row.by_stage.values()][-1] == pytest.approx(row.randomisation, abs=1e-4)
+    for name in BASELINES:
+        assert rows[name].verdict == "does not depend on the model"
+        assert rows[name].baseline
+        assert (rows[name].randomisation, rows[name].by_stage, rows[name].forwards) == (None, None, None)
+        assert CHECKS["randomisation"](model="tiny-vit", method=name) not in record.metrics
+    assert record.metric(AGREEMENT(model="tiny-vit", first="relevance", second="attention")).n == 6
+    assert [(row.first, row.second) for row in record.rows(AGREEMENTS)] == [("relevance", "attention")]
+    assert [(row.images, row.randomised, row.substrate) for row in record.rows(SETTINGS)] == [(6, 6, "blur")]
+
+
+def test_the_folder_is_complete(record):
+    text = (record.folder / "report.md").read_text()
+    for word in ("Which map can be trusted", "On the object", "weights are randomised", "Agreement", "Counterfactuals"):
+        assert word in text
+    assert {path.name for path in (record.folder / "figures").iterdir()} == {
+        "explain.png", "league.png", "faithfulness.png", "counterfactuals.png",
+    }  # fmt: skip
+    arrays = record.arrays(CURVES, model="tiny-vit")
+    assert arrays.deletion.shape == (4, len(arrays.shares))
+
+
+def test_two_models_stand_beside_each_other(tiny_vit, tiny_cnn, tmp_path):
+    record = run(tmp_path / "out", tiny_vit, tiny_cnn, methods=("saliency",))
+    assert {row.model for row in record.rows(LEAGUE)} == {"tiny-vit", "tiny-cnn"}
+    for alias in ("tiny-vit", "tiny-cnn"):
+        for column in ("gap", "randomisation"):
+            assert CHECKS[column](model=alias, method="saliency") in record.metrics
+        assert (tmp_path / "out" / "figures" / f"league_{alias}.png").is_file()
+    assert "(tiny-cnn)" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_maps_that_are_broken_are_flagged(tiny_vit):
+    model, split = load(str(tiny_vit)), digits("test").limit(4)
+    (batch,) = split.batches(4)
+    functions = {
+        "broken": lambda _s, i, _t: i[:, 0] / 0 * torch.tensor([1.0, 1, 1, 0])[:, None, None],
+        "even": lambda _s, i, _t: torch.ones(len(i), 8, 8),
+    }
+    settings = Settings(steps=2, road=False, counterfactuals=False)
+    marks = league(model, batch.images, batch.labels, functions, masks=split.masks, settings=settings)
+    assert marks[0].faults.words.startswith("4 of 4 not finite")
+    assert marks[0].randomisation is None
+    assert marks[1].faults.words == "4 of 4 constant"
+    assert marks[1].randomisation.flagged
+    assert marks[1].scores["roc_auc"].tolist() == [0.5] * 4
+    assert marks[0].road is None
+
+
+def test_images_without_masks_have_no_localisation(tiny_vit):
+    model, split = load(str(tiny_vit)), digits("test").limit(3)
+    (batch,) = split.batches(3)
+    functions = {"noise": lambda _s, i, _t: i[:, 0]}
+    settings = Settings(steps=2, road=False, counterfactuals=False)
+    marks = league(model, batch.images, batch.labels, functions, settings=settings)
+    assert marks[0].scores == {}
+    masks = split.masks.clone()
+    masks[0] = False
+    marks = league(model, batch.images, batch.labels, functions, masks=masks, settings=settings)
+    assert len(marks[0].scores["roc_auc"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "more faithful than random and centre, and lies on the object better than both"),
+        ({"has_masks": False, "localised": ()}, "more faithful than random and centre"),
+        ({"localised": ("random",)}, "not shown to lie on the object better than centre"),
+        ({"faithful": ("centre",)}, "not shown to be more faithful than random"),
+        ({"faithful": ()}, "not shown to be more faithful than random or centre"),
+        ({"flagged": True}, "flagged: its maps hardly change when the weights are randomised; more faithful"),
+        ({"randomised": False}, "; the randomisation check was not run"),
+        ({"usable": 7}, "; 3 of 10 maps say nothing"),
+        ({"usable": 0}, "says nothing: every map is constant or not finite"),
+    ],
+)
+def test_verdicts(changes, words):
+    common = {
+        "usable": 10,
+        "images": 10,
+        "randomised": True,
+        "flagged": False,
+        "faithful": BASELINES,
+        "localised": BASELINES,
+    }
+    found = verdict(Evidence(**{**common, "has_masks": True, **changes}))
+    assert words in found
+
+
+def test_refusals_come_before_any_work(tiny_vit, tiny_cnn, tmp_path):
+    with pytest.raises(UnknownNameError, match="no method 'relevanse'"):
+        run(tmp_path / "a", tiny_vit, methods=("relevanse",))
+    with pytest.raises(UnsupportedError, match="expected a method"):
+        run(tmp_path / "b", tiny_cnn, methods=("relevance",))

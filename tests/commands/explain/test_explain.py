@@ -1,0 +1,136 @@
+"""The record of `vitlens explain` holds what the functions compute."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitlens.attribution.explain import explain as attribute
+from vitlens.attribution.explain import methods_for
+from vitlens.attribution.gradients import completeness_error
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.commands.explain.measure import chosen_methods, measure
+from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.record import CHECKS, COMPLETENESS, IMAGES, LEAGUE, MAPS, METHODS
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read
+from vitlens.data.digits import digits
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.files import read_run
+from vitlens.models.loading import load
+from vitlens.models.saved import save
+from vitlens.records import Record
+
+RUN = RunOptions(device="cpu", limit=5, batch_size=3, quiet=True)
+
+
+def run(models: list[Path | str], out: Path, *, seed: int = 0, **changes: object) -> Record:
+    options = ExplainOptions(tuple(map(str, models)), run=replace(RUN, out=out, seed=seed), **changes)
+    assert measure(options) == out / "report.md"
+    return read(read_run(out))
+
+
+def test_maps_are_the_functions(tiny_vit, tmp_path):
+    methods = ("relevance", "gradcam", "smoothgrad", "integrated-gradients")
+    record = run([tiny_vit], tmp_path / "out", data="digits", method=methods, target="true", seed=4)
+    model, split = load(str(tiny_vit)), digits("test", seed=4).limit(5, seed=4)
+    (batch,) = split.batches(5)
+    maps = {
+        row.method: torch.from_numpy(record.arrays(MAPS, model=model.alias).maps[index])
+        for index, row in enumerate(record.rows(METHODS))
+    }
+    assert list(maps) == list(methods)
+    for name in methods:
+        expected = attribute(model, batch.images, targets=batch.labels, method=name, seed=4)
+        torch.testing.assert_close(maps[name], expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
+    error = completeness_error(model, batch.images, batch.labels, maps["integrated-gradients"]).abs().mean().item()
+    found = record.metric(COMPLETENESS(model=model.alias, method="integrated-gradients"))
+    assert (found.value, found.n) == (pytest.approx(error, rel=1e-2, abs=1e-5), 5)
+    gains = {row.method: row.gain for row in record.rows(METHODS)}
+    assert gains.pop("integrated-gradients") > 0
+    assert set(gains.values()) == {None}
+    assert [row.target for row in record.rows(IMAGES)] == [str(int(label)) for label in batch.labels]
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "differs from F(image) - F(black)" in text
+    assert "Each map is of the logit of the true class." in text
+
+
+def test_models_beside_each_other_take_the_methods_they_have(tiny_vit, tiny_cnn, pictures, tmp_path):
+    record = run([tiny_vit, tiny_cnn], tmp_path / "out", images=(str(pictures),), method=("relevance", "gradcam"))
+    rows = [(row.model, row.method) for row in record.rows(METHODS)]
+    assert rows == [("tiny-vit", "relevance"), ("tiny-vit", "gradcam"), ("tiny-cnn", "gradcam")]
+    assert not record.rows(LEAGUE)
+    assert "tiny-cnn has no relevance" in (tmp_path / "out" / "report.md").read_text()
+    assert sorted(path.name for path in (tmp_path / "out" / "figures").iterdir()) == [
+        "explain_tiny-cnn.png",
+        "explain_tiny-vit.png",
+    ]
+
+
+def test_the_usual_methods_and_all_of_them(tiny_vit, tiny_cnn):
+    vit, cnn = load(str(tiny_vit)), load(str(tiny_cnn))
+    assert chosen_methods([vit], ()) == [default_methods()]
+    assert chosen_methods([cnn], ()) == [("gradcam", "integrated-gradients", "occlusion")]
+    assert chosen_methods([vit, cnn], ("all",)) == [tuple(ATTRIBUTIONS), methods_for(cnn)]
+
+
+def test_maps_that_say_nothing_are_flagged_and_not_drawn(tmp_path):
+    model = load("vit-digits")
+    model.module.head.weight.data.zero_()  # no pixel changes a logit
+    save(model, tmp_path / "blind" / "model.safetensors")
+    record = run([tmp_path / "blind"], tmp_path / "out", data="digits", method=("relevance", "saliency"))
+    assert [(row.constant, row.maps) for row in record.rows(METHODS)] == [(5, 5), (5, 5)]
+    assert not list((tmp_path / "out").glob("figures/*"))
+    assert "5 of 5 maps of saliency of blind are the same everywhere" in (tmp_path / "out" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"), [("10", "from 0 to 9, found 10"), ("cat", "no class 'cat'"), ("true", "labelled images")]
+)
+def test_targets_that_cannot_be(tiny_vit, pictures, tmp_path, target, message):
+    with pytest.raises(InputError, match=message):
+        run([tiny_vit], tmp_path / "out", images=(str(pictures),), target=target)
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods_that_cannot_be(tiny_vit, tiny_cnn, pictures, tmp_path):
+    for error, models, method, message in (
+        (UnsupportedError, [tiny_cnn], ("rollout",), r"tiny-cnn \(cnn\) has, found 'rollout'; it has gradcam"),
+        (UnsupportedError, [tiny_cnn], ("gradcam", "rollout"), "found 'rollout'"),
+        (UnsupportedError, [tiny_vit, tiny_cnn], ("relevance",), "tiny-cnn .* found 'relevance'"),
+        (UnknownNameError, [tiny_vit], ("gradcm",), "did you mean 'gradcam'"),
+    ):
+        with pytest.raises(error, match=message):
+            run(models, tmp_path / "out", images=(str(pictures),), method=method)
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_verified_run_has_the_league_beside_the_maps(tiny_vit, tmp_path):
+    record = run([tiny_vit], tmp_path / "out", data="digits", method=("relevance", "gradcam"), verify=True)
+    assert {row.method for row in record.rows(LEAGUE)} == {"relevance", "gradcam", "random", "centre"}
+    assert record.metric(CHECKS["gap"](model="tiny-vit", method="gradcam")).n == 5
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert text.count("## Limits") == 1
+    assert "Which map can be trusted" in text
+
+
+def test_the_packages_own_maps_are_kept_and_said_to_be_its(tiny_vit, tmp_path):
+    record = run([tiny_vit], tmp_path / "out", data="digits", method=("gradcam", "eigencam"), engine="grad-cam")
+    rows = record.rows(METHODS)
+    assert [(row.title, row.signed) for row in rows] == [
+        ("GradCAM (grad-cam package)", False),
+        ("EigenCAM (grad-cam package)", False),
+    ]
+    assert {row.source for row in rows} == {"grad-cam package, ReLU and min-max scaled"}
+    assert {row.map for row in rows} == {"32x32"}
+    maps = record.arrays(MAPS, model="tiny-vit").maps[0]
+    assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
+    assert "grad-cam package's own, unaltered" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_the_package_has_class_activation_maps_alone(tiny_vit, tmp_path):
+    assert chosen_methods([load(str(tiny_vit))], (), engine="grad-cam") == [("gradcam",)]
+    with pytest.raises(UnsupportedError, match=r"engine grad-cam has \(gradcam, .*ablationcam\), found 'relevance'"):
+        run([tiny_vit], tmp_path / "out", data="digits", method=("relevance",), engine="grad-cam")
+    assert not (tmp_path / "out").exists()

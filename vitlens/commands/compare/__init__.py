@@ -1,0 +1,1 @@
+"""`vitlens compare`: two models on the same labelled images."""

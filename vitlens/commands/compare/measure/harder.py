@@ -1,0 +1,110 @@
+"""Both models on images made harder, and on images whose shape and texture are of different classes."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from vitlens.analysis.failures.disturbed import passes, robustness
+from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
+from vitlens.commands.compare.record import (
+    CONFLICTS,
+    HARDENED,
+    HARDER,
+    SHAPE_ANSWERS,
+    SHAPE_BIAS,
+    TEXTURE_ANSWERS,
+    HarderRow,
+    ShapeBiasRow,
+)
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.progress import progress
+from vitlens.data.catalogue import load_data
+from vitlens.data.cue_conflict import cues_of
+from vitlens.data.shapes import CLASSES as SHAPES
+from vitlens.data.shapes import shapes
+from vitlens.data.split import Split
+from vitlens.models.model import Model
+
+HARDENED_IMAGES: Final = 500  # that are made harder, at every level
+
+
+def write_harder(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
+    """Accuracy of both models by level of every disturbance, on the same seeded subset of images; an empty table
+    without splits."""
+    rows = []
+    for model, split in zip(models, splits):
+        some = split.limit(HARDENED_IMAGES, seed=options.seed)
+        with progress(f"{model.alias} on harder images", passes(some), quiet=options.quiet) as advance:
+            disturbed = robustness(
+                model,
+                some,
+                batch_size=options.batch_size,
+                precision=options.precision,
+                seed=options.seed,
+                advance=advance,
+            )
+        for way in disturbed:
+            for level, estimate in zip(way.levels, way.accuracies(seed=options.seed)):
+                folder.metric(HARDENED(model=model.alias, kind=way.kind, level=f"{level:g}"), estimate)
+                rows.append(
+                    HarderRow(
+                        model.alias, way.kind, level, estimate.value, estimate.low, estimate.high, estimate.n
+                    )
+                )  # fmt: skip
+    folder.write(HARDER, rows)
+
+
+def conflicts(
+    models: Sequence[Model], splits: Sequence[Split], cue_conflict: str | None, options: RunOptions
+) -> list[Split]:
+    """The cue conflicts to ask both models about, as each takes them: those named, the data's own, or the embedded
+    ones for models of the embedded shapes; none where there are none.
+
+    Raises DataError where those named are of another kind.
+    """
+    if cue_conflict is not None:
+        named = [
+            load_data(
+                cue_conflict,
+                part="test",
+                preprocessing=model.preprocessing,
+                data_dir=options.data_dir,
+                seed=options.seed,
+                whole=True,
+            )
+            for model in models
+        ]
+        for split in named:
+            require_cues(split)
+        return named
+    cues = cues_of(splits[0])
+    if cues is not None and bool(cues.conflict.any()):
+        return list(splits)
+    if splits[0].classes == SHAPES and all(set(SHAPES) <= set(model.classes) for model in models):
+        return [shapes("test", cue="conflict", seed=options.seed, canvas=splits[0].size[0])] * len(models)
+    return []
+
+
+def write_shape_bias(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
+    """The shape bias of both models, overall and by class of shape; an empty table where there is no cue conflict."""
+    rows = []
+    for model, split in zip(models, splits):
+        with progress(f"{model.alias} on cue conflicts", len(split), quiet=options.quiet) as advance:
+            answered = shape_bias(
+                model,
+                split,
+                batch_size=options.batch_size,
+                precision=options.precision,
+                seed=options.seed,
+                advance=advance,
+            )
+        if answered.bias is not None:
+            folder.metric(SHAPE_BIAS(model=model.alias), answered.bias)
+        folder.metric(SHAPE_ANSWERS(model=model.alias), answered.shape)
+        folder.metric(TEXTURE_ANSWERS(model=model.alias), answered.texture)
+        data = split.title or split.name
+        rows += [
+            ShapeBiasRow(model.alias, one.name, one.n, one.shape, one.texture, data, answered.note)
+            for one in answered.by_class
+        ]
+    folder.write(CONFLICTS, rows)

@@ -1,0 +1,46 @@
+"""What `vitlens compare` is told."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.scaffold.flags import bundle, choices, option
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, several_models
+from vitlens.schema import Given
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Two models on the same labelled images.
+
+    method: of the maps, one for both models or one each (none: the first by preference that a model has). target:
+    whose logit the maps are of, "predicted", "true" or a class. panels: images shown; maps: images, drawn with the
+    seed, whose maps the numbers are made of. harder: also on filtered, shuffled and covered images. cue_conflict:
+    images whose shape and texture are of different classes.
+    """
+
+    models: tuple[str, ...] = several_models()
+    data: str | None = data_option()
+    method: tuple[str, ...] = choices(
+        "--method",
+        "Of the maps: one for both models, or one each (default: relevance for a ViT, gradcam for a CNN).",
+        tuple(ATTRIBUTIONS),
+        default=(),
+        metavar="A,B",
+        shown=False,
+    )
+    target: Annotated[str, Given()] = option(
+        "--target", "Of the maps: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
+    )
+    panels: int = option("--panels", "Images shown side by side.", default=50, metavar="N", low=1)
+    maps: int = option("--maps", "Images whose maps the numbers are made of, at most.", default=500, metavar="N", low=1)
+    harder: bool = option("--harder/--no-harder", "Also on filtered, shuffled and covered images.", default=True)
+    cue_conflict: Annotated[str | None, Given()] = option(
+        "--cue-conflict",
+        "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).",
+        default=None,
+        metavar="DATA",
+        shown=False,
+    )
+    model_options: ModelOptions = bundle(ModelOptions)
+    run: RunOptions = bundle(RunOptions)

@@ -1,0 +1,1 @@
+"""`vitlens explain`: attribution maps by any method, and checks of the methods."""

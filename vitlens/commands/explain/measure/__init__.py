@@ -1,0 +1,180 @@
+"""Attribution maps of images by several methods, of one model or several, and the checks of the methods."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitlens.analysis.answers.evaluate import answers
+from vitlens.analysis.faithfulness.league import Settings
+from vitlens.analysis.faithfulness.masking import require_substrate
+from vitlens.attribution.explain import methods_for, require_method
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.commands.explain.measure.checks import check_methods
+from vitlens.commands.explain.measure.maps import attribution_maps, image_rows, method_row, precision, write_maps
+from vitlens.commands.explain.options import ALL, ExplainOptions
+from vitlens.commands.explain.parts import explain_parts
+from vitlens.commands.explain.record import (
+    AGREEMENTS,
+    IMAGES,
+    LEAGUE,
+    METHODS,
+    SETTINGS,
+    AgreementRow,
+    ExplainImageRow,
+    LeagueRow,
+    LeagueSettingsRow,
+    MethodRow,
+)
+from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_splits
+from vitlens.commands.scaffold.progress import progress
+from vitlens.commands.scaffold.publish import publish
+from vitlens.commands.scaffold.sheets import DRAWN, EACH, say_left_out
+from vitlens.commands.scaffold.targets import chosen_targets
+from vitlens.data.split import Split
+from vitlens.errors import UnknownNameError
+from vitlens.models.model import Model
+from vitlens.names import Engine
+from vitlens.shapes import Labels
+
+__all__ = ["chosen_methods", "measure"]
+
+
+def measure(options: ExplainOptions) -> Path:
+    """Explain images with every method asked for and write the report; returns the report's path.
+
+    Raises InputError (or one of its kind) before anything is written.
+    """
+    run = options.run
+    models = load_models(options.models, command="explain", model_options=options.model_options, options=run)
+    for model in models if options.verify else ():
+        model.require_classifier()
+    methods = chosen_methods(
+        models, (ALL,) if options.verify and not options.method else options.method, engine=options.engine
+    )
+    for model in models if options.verify else ():
+        require_substrate(model, options.substrate)
+    limit = None if options.images or options.verify else EACH
+    splits = load_splits(models, options=run, data=options.data, images=options.images, limit=limit, repeat=True)
+    splits = [split.led_by(options.show) for split in splits]
+    works = [
+        _Work(model, split, chosen_targets(options.target, model, split), names)
+        for model, split, names in zip(models, splits, methods)
+    ]
+    _say_expected(works, options)
+    aliases, split = [model.alias for model in models], splits[0]
+    with RunFolder.create(
+        "explain",
+        name_parts=(*aliases, split.name),
+        title=f"{' and '.join(aliases)} explained on {split.title or split.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=settings(options, run, models=models, split=split),
+        formats=run.formats,
+    ) as folder:
+        drawn = min(DRAWN if options.images else EACH, len(split))
+        say_left_out(drawn, len(split), quiet=run.quiet, more="maps are in arrays/")
+        rows = _Rows()
+        for work in works:
+            _explain(folder, work, rows, options, drawn)
+        folder.write(METHODS, rows.methods)
+        folder.write(IMAGES, rows.images)
+        folder.write(LEAGUE, rows.league)
+        folder.write(AGREEMENTS, rows.agreements)
+        folder.write(SETTINGS, rows.settings)
+        return publish(folder)
+
+
+def chosen_methods(
+    models: Sequence[Model], method: Sequence[str], *, engine: Engine = "vitlens"
+) -> list[tuple[str, ...]]:
+    """The methods of each model, in the order asked for; none: the usual ones.
+
+    Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, and for a
+    model that has none of those asked for.
+    """
+    able = [methods_for(model, engine=engine) for model in models]
+    if ALL in method:
+        return able
+    wanted = tuple(dict.fromkeys(method or default_methods()))
+    for name in wanted:
+        if name not in ATTRIBUTIONS:
+            raise UnknownNameError("method", name, (*ATTRIBUTIONS, ALL))
+        if method and not any(name in own for own in able):
+            require_method(models[0], name, engine=engine)
+    chosen = [tuple(name for name in wanted if name in own) for own in able]
+    for model, own in zip(models, chosen):
+        if not own:
+            require_method(model, wanted[0], engine=engine)
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A model, its images, the class to explain of each (None: the predicted ones), and its methods."""
+
+    model: Model
+    split: Split
+    targets: Labels | None
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of all models, table by table."""
+
+    methods: list[MethodRow] = field(default_factory=list)
+    images: list[ExplainImageRow] = field(default_factory=list)
+    league: list[LeagueRow] = field(default_factory=list)
+    agreements: list[AgreementRow] = field(default_factory=list)
+    settings: list[LeagueSettingsRow] = field(default_factory=list)
+
+
+def _say_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
+    parts = [
+        tuple(
+            explain_parts(work.methods, len(work.split), verify=options.verify, counterfactuals=options.counterfactuals)
+        )
+        for work in works
+    ]
+    say_expected([(work.model, work.split, own) for work, own in zip(works, parts)], options.run)
+
+
+def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOptions, drawn: int) -> None:
+    """Explain one model's images, write its metrics and arrays, and add its rows. drawn: images in figures."""
+    model, split, run = work.model, work.split, options.run
+    logits = answers(model, split, batch_size=run.batch_size, precision=precision(run))
+    classes = work.targets
+    if classes is None and model.has_classifier:
+        classes = logits.argmax(-1)
+    with progress(f"Explaining {model.alias}", len(work.methods) * len(split), quiet=run.quiet) as advance:
+        made = [
+            attribution_maps(model, split, classes, name, engine=options.engine, options=run, advance=advance)
+            for name in work.methods
+        ]
+    write_maps(folder, model, split, made, drawn=drawn)
+    rows.methods.extend(method_row(model, one, options.engine) for one in made)
+    rows.images.extend(image_rows(model, split, logits, classes))
+    if not options.verify:
+        return
+    checked = check_methods(
+        folder,
+        model,
+        split,
+        classes,
+        methods=work.methods,
+        made={one.method: (one.maps, one.seconds) for one in made},
+        settings=Settings(
+            substrate=options.substrate,
+            counterfactuals=options.counterfactuals,
+            seed=run.seed,
+            batch_size=run.batch_size,
+        ),
+        engine=options.engine,
+        options=run,
+    )
+    rows.league.extend(checked.league)
+    rows.agreements.extend(checked.agreements)
+    rows.settings.append(checked.settings)

@@ -1,0 +1,90 @@
+"""What the checks say of one method, in one sentence."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vitlens.analysis.answers.paired import intervals
+from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
+from vitlens.analysis.faithfulness.localisation import has_edge
+from vitlens.data.split import Split
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a method.
+
+    usable: on how many of the images its map is finite and not constant; randomised: whether the randomisation check
+    was run on it, flagged: by that check; faithful, localised: the baselines that it is shown to beat (the paired 95 %
+    interval excludes 0) in insertion minus deletion and, where masks are known, in ROC-AUC.
+    """
+
+    usable: int
+    images: int
+    randomised: bool
+    flagged: bool
+    faithful: Sequence[str]
+    localised: Sequence[str]
+    has_masks: bool
+
+
+def evidence(checks: MethodChecks, by_name: Mapping[str, MethodChecks], split: Split) -> Evidence:
+    """What the checks of a method give; by_name: the checks of all methods, baselines among them."""
+    return Evidence(
+        usable=int(checks.faults.sound.sum()),
+        images=len(checks.maps),
+        randomised=checks.randomisation is not None,
+        flagged=checks.randomisation is not None and checks.randomisation.flagged,
+        faithful=[
+            base for base in BASELINES if _is_greater(checks.fidelity.gaps, by_name[base].fidelity.gaps, split.groups)
+        ],
+        localised=[
+            base
+            for base in BASELINES
+            if checks.scores
+            and _is_greater(checks.scores["roc_auc"], by_name[base].scores["roc_auc"], masked_groups(split))
+        ],
+        has_masks=bool(checks.scores),
+    )
+
+
+def verdict(evidence: Evidence) -> str:
+    """One plain sentence; a fault of the maps comes first, then the randomisation check, then the other checks."""
+    unusable = evidence.images - evidence.usable
+    if unusable == evidence.images:
+        return "says nothing: every map is constant or not finite"
+    said = _beaten_baselines(evidence)
+    if evidence.flagged:
+        said = f"flagged: its maps hardly change when the weights are randomised; {said}"
+    if not evidence.randomised:
+        said = f"{said}; the randomisation check was not run, as maps are not finite"
+    return f"{said}; {unusable} of {evidence.images} maps say nothing" if unusable else said
+
+
+def masked_groups(split: Split) -> Tensor | None:
+    """The groups of the images whose mask can be scored; None where images share nothing or have no masks."""
+    if split.groups is None or split.masks is None:
+        return None
+    return split.groups[has_edge(split.masks).cpu()]
+
+
+def _beaten_baselines(evidence: Evidence) -> str:
+    missing = [base for base in BASELINES if base not in evidence.faithful]
+    if missing:
+        return f"not shown to be more faithful than {' or '.join(missing)}"
+    if not evidence.has_masks:
+        return "more faithful than random and centre"
+    missing = [base for base in BASELINES if base not in evidence.localised]
+    if missing:
+        return (
+            "more faithful than random and centre, but not shown to lie on the object better than "
+            f"{' or '.join(missing)}"
+        )
+    return "more faithful than random and centre, and lies on the object better than both"
+
+
+def _is_greater(first: Tensor, second: Tensor, groups: Tensor | None) -> bool:
+    """Whether the paired interval of first minus second lies above 0."""
+    low, _ = intervals((first - second).unsqueeze(0), groups=groups)
+    return float(low[0]) > 0

@@ -1,0 +1,66 @@
+"""What `vitlens explain` is told."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.commands.scaffold.flags import bundle, choices, option
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
+from vitlens.commands.scaffold.parsing import names_of
+from vitlens.names import Engine, Substrate
+from vitlens.schema import Given
+
+ALL: Final = "all"
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """Attribution maps of one model or several.
+
+    method: names of the registry, "all", or none for the usual ones; of several models each takes those that it has.
+    engine: "grad-cam" for the package's own maps, of the methods that it has. target: "predicted", "true", or a class
+    by name or index. verify: every check on every method as well, by default on all methods and all images; without
+    it and without a limit, a few images of a data set are explained. substrate: what stands where the checks remove a
+    patch. counterfactuals: whether the checks search for sets of patches whose removal changes the prediction. show:
+    file names of the images that figures draw (none: the first ones).
+    """
+
+    models: tuple[str, ...] = several_models()
+    images: tuple[str, ...] = images_option()
+    data: str | None = data_option()
+    method: tuple[str, ...] = choices(
+        "--method",
+        f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}.",
+        (*ATTRIBUTIONS, ALL),
+        default=(),
+        shown=f"{', '.join(default_methods())}, as far as a model has them",
+    )
+    engine: Engine = option(
+        "--engine",
+        "grad-cam: the package's own maps (ReLU, scaled to [0, 1]), of the methods that it has.",
+        default="vitlens",
+    )
+    target: Annotated[str, Given()] = option(
+        "--target", "Explained: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
+    )
+    verify: bool = option(
+        "--verify",
+        "Check every method: patches removed, weights randomised, localisation; a league table.",
+        default=False,
+    )
+    substrate: Substrate = option("--substrate", "With --verify: what stands where a patch is removed.", default="blur")
+    counterfactuals: bool = option(
+        "--counterfactuals/--no-counterfactuals",
+        "With --verify: look for sets of patches that turn the prediction (the costliest check).",
+        default=True,
+    )
+    show: Annotated[tuple[str, ...], Given()] = option(
+        "--show",
+        "Draw these images, by file name (default: the first).",
+        default=(),
+        metavar="LIST",
+        parse=names_of,
+        shown=False,
+    )
+    model_options: ModelOptions = bundle(ModelOptions)
+    run: RunOptions = bundle(RunOptions)

@@ -1,0 +1,29 @@
+"""How many images `vitlens explain` passes through a model, counted from what was asked for; an upper limit."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from vitlens.analysis.faithfulness.deletion import STEPS
+from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
+from vitlens.analysis.faithfulness.randomisation import PARTS
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.scaffold.expected import Part
+
+_SEARCHED: Final = 16  # passes an image and method of the search for what changes a prediction, about
+
+
+def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterfactuals: bool) -> Iterator[Part]:
+    """Maps by each method, and the checks of each."""
+    forwards = sum(ATTRIBUTIONS[name].forwards for name in methods)
+    backwards = sum(ATTRIBUTIONS[name].backwards for name in methods)
+    slow = [name for name in methods if ATTRIBUTIONS[name].slow]
+    shorter = f"--method without {', '.join(slow)}" if slow else ""
+    yield Part("maps", forwards * images, backwards * images, shorter)
+    if verify:
+        # deletion and insertion, and ROAD's two orders, of each method and baseline; maps again after each stage
+        curves = 4 * STEPS * (len(methods) + len(BASELINES)) * images
+        again = PARTS * min(images, RANDOMISED)
+        yield Part("checks", curves + forwards * again, backwards * again)
+        if counterfactuals:
+            searched = _SEARCHED * len(methods) * images
+            yield Part("counterfactuals", searched, shorter="--no-counterfactuals")

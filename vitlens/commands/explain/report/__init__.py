@@ -1,0 +1,156 @@
+"""The report of `vitlens explain`, from its record."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from vitlens.commands.explain.options import ALL, ExplainOptions
+from vitlens.commands.explain.record import COMPLETENESS, IMAGES, MAPS, METHODS, ExplainImageRow, MethodRow
+from vitlens.commands.explain.report.checks import check_sections
+from vitlens.commands.explain.report.league import league_limits, league_section, leagues
+from vitlens.commands.explain.report.maps import has_classifier, map_figures, methods_of, target_words
+from vitlens.commands.scaffold.describe import data_sentences
+from vitlens.commands.scaffold.sheets import left_out_words
+from vitlens.records import Record
+from vitlens.report.document import Cell, Document, Section, Sentence, Table, sentences
+
+__all__ = ["report"]
+
+_ROWS: Final = 24  # of the report's table of images
+_LIMITS: Final = (
+    "Methods answer different questions: gradients say what a small change would do, occlusion, RISE and "
+    "KernelSHAP what is lost when parts are taken away, attention what was passed on. They need not agree.",
+    "A map shows what the model used under one method's assumptions, not why the object is what it is.",
+)
+
+
+def report(record: Record) -> Document:
+    """The maps, the checks of the methods where they were run, the methods and the images."""
+    first = Section(
+        "What was found",
+        (
+            *data_sentences(record),
+            *_left_out_images(record),
+            *_target_sentences(record),
+            *_engine_sentences(record),
+            *_left_out_methods(record),
+            *_fault_sentences(record),
+            *_completeness_sentences(record),
+        ),
+        figures=tuple(figure for alias in record.aliases for figure in map_figures(record, alias)),
+        leading=True,
+    )
+    league = [section for one in leagues(record) for section in (league_section(one), *check_sections(one))]
+    methods = Section(
+        "Methods", tables=tuple(_method_table(alias, methods_of(record, alias)) for alias in record.aliases)
+    )
+    images = Section("Images", tables=(_image_table(record),))
+    return Document(
+        record.config.title,
+        (first, *league, methods, images),
+        limits=(*sentences(*_LIMITS), *league_limits(record)),
+    )
+
+
+def _left_out_images(record: Record) -> Iterator[Sentence]:
+    """How many images figures draw, where they do not draw all."""
+    drawn = len(record.arrays(MAPS, model=record.aliases[0]).images)
+    total = record.config.data.images if record.config.data else drawn
+    yield from sentences(*(f"{words}." for words in left_out_words(drawn, total)))
+
+
+def _target_sentences(record: Record) -> Iterator[Sentence]:
+    """Which class the maps are of, and which models have none."""
+    classless = [alias for alias in record.aliases if not has_classifier(record, alias)]
+    for alias in classless:
+        yield Sentence(
+            f"{alias} has no classifier: nothing is predicted, and methods that explain a class are left out."
+        )
+    if len(classless) < len(record.aliases):
+        yield Sentence(f"Each map is of the logit of {target_words(record)}.")
+
+
+def _engine_sentences(record: Record) -> Iterator[Sentence]:
+    if record.options(ExplainOptions).engine == "grad-cam":
+        yield Sentence(
+            "The maps are the grad-cam package's own, unaltered: negative values set to 0 (ReLU), each scaled to "
+            "[0, 1] by its smallest and largest value, in the size of the model's input. Without --engine the same "
+            "methods give raw, signed maps."
+        )
+
+
+def _left_out_methods(record: Record) -> Iterator[Sentence]:
+    """Methods that were asked for and that a model does not have."""
+    asked = record.options(ExplainOptions).method
+    for alias in record.aliases:
+        own = {row.method for row in methods_of(record, alias)}
+        lacking = [name for name in asked if name not in own and name != ALL]
+        if lacking:
+            why = "not defined for its family" if has_classifier(record, alias) else "it has no classifier"
+            yield Sentence(f"{alias} has no {', '.join(lacking)}: {why}.")
+
+
+def _fault_sentences(record: Record) -> Iterator[Sentence]:
+    for row in record.rows(METHODS):
+        for count, fault in ((row.constant, "the same everywhere"), (row.not_finite, "not finite")):
+            if count:
+                yield Sentence(
+                    f"**{count} of {row.maps} maps of {row.title} of {row.model} are {fault}** and say nothing; they "
+                    "are not drawn.",
+                    (row,),
+                )
+
+
+def _completeness_sentences(record: Record) -> Iterator[Sentence]:
+    """By how much the sums of maps miss what they should sum to."""
+    errors = {(parts["model"], parts["method"]): error for parts, error in record.all(COMPLETENESS)}
+    for row in record.rows(METHODS):
+        error = errors.get((row.model, row.method))
+        if error is not None and row.gain is not None:
+            yield Sentence(
+                f"{row.model}: the sum of a map of {row.title} differs from F(image) - F(black) by {error.value:.2g} "
+                f"logits on average; that difference itself is {row.gain:.3g} on average.",
+                (row,),
+            )
+
+
+def _method_table(alias: str, methods: tuple[MethodRow, ...]) -> Table:
+    return Table.of(
+        f"{alias}: methods",
+        methods,
+        {
+            "method": lambda row: row.method,
+            "source": lambda row: row.source,
+            "map": lambda row: row.map,
+            "signed": lambda row: "yes" if row.signed else "no",
+            "constant": lambda row: row.constant,
+            "not finite": lambda row: row.not_finite,
+            "ms an image": lambda row: round(1000 * row.seconds, 1),
+        },
+    )
+
+
+def _image_table(record: Record) -> Table:
+    """The first images; of models without a classifier their names and labels alone."""
+    rows = record.rows(IMAGES)
+    shown = rows[:_ROWS]
+    columns: dict[str, tuple[Cell, ...]] = {
+        "model": tuple(row.model for row in shown),
+        "image": tuple(Path(row.image).name for row in shown),
+    }
+    if any(row.target is not None for row in shown):
+        columns |= _answer_columns(shown)
+    columns["label"] = tuple(row.label for row in shown)
+    some = f" (the first {_ROWS} of {len(rows):,}; all are in results.json)" if len(rows) > _ROWS else ""
+    explained = any(has_classifier(record, alias) for alias in record.aliases)
+    title = f"Images{', predictions and targets' if explained else ''}{some}"
+    return Table(title, tuple(columns), tuple(zip(*columns.values())))
+
+
+def _answer_columns(rows: tuple[ExplainImageRow, ...]) -> dict[str, tuple[Cell, ...]]:
+    return {
+        "prediction": tuple(row.prediction for row in rows),
+        "probability": tuple(row.probability for row in rows),
+        "target": tuple(row.target for row in rows),
+        "target probability": tuple(row.target_probability for row in rows),
+    }

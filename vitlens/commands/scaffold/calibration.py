@@ -1,0 +1,64 @@
+"""Calibration of models on labelled images, as rows and as a report's figure; free of torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from vitlens.records import MetricName, Record, TableOf
+from vitlens.report.document import FigureSpec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vitlens.analysis.answers.evaluate import CalibrationBins
+
+
+@dataclass(frozen=True)
+class CalibrationRow:
+    """One bin of the reliability diagram: mean confidence and accuracy of its images."""
+
+    model: str
+    confidence: float
+    accuracy: float
+    count: int
+
+
+CALIBRATION: Final = TableOf("calibration", CalibrationRow)
+CALIBRATION_ERROR: Final = MetricName("calibration_error/{model}")
+
+
+def calibration_rows(model: str, bins: "CalibrationBins") -> Iterator[CalibrationRow]:
+    """The bins of one model."""
+    for confidence, right, count in zip(bins.confidence.tolist(), bins.accuracy.tolist(), bins.count.tolist()):
+        yield CalibrationRow(model, confidence, right, count)
+
+
+def reliability(record: Record) -> FigureSpec:
+    """The reliability diagram of a record's models."""
+    return FigureSpec(
+        "calibration",
+        "Accuracy of the images of each confidence, in 15 equal bins: on the dashes accuracy equals confidence. Bins "
+        "with few images (below) scatter by chance.",
+        partial(_reliability_diagram, record),
+    )
+
+
+def _reliability_diagram(record: Record) -> "Figure":
+    from vitlens.figures.calibration import Calibration, reliability_diagram
+
+    models = []
+    for alias in record.aliases:
+        rows = [row for row in record.rows(CALIBRATION) if row.model == alias]
+        models.append(
+            Calibration(
+                alias,
+                np.array([row.confidence for row in rows]),
+                np.array([row.accuracy for row in rows]),
+                np.array([row.count for row in rows], float),
+                error=record.metric(CALIBRATION_ERROR(model=alias)).value,
+            )
+        )
+    return reliability_diagram(models=models)
