@@ -153,12 +153,12 @@ def test_damaged_arrays_are_told(predicted, tmp_path, capsys):
 
 
 def test_a_fault_in_a_runs_own_report_is_no_fault_of_its_folder(tiny_vit, tmp_path, capsys, monkeypatch):
-    from vitlens.runs import predict
+    import vitlens.commands.predict.report as module
 
-    def tell(record):
+    def failing(record):
         raise KeyError("ours")
 
-    monkeypatch.setattr(predict, "tell", tell)
+    monkeypatch.setattr(module, "report", failing)
     line = ["predict", str(tiny_vit), "--data", "digits", "--limit", "1", "--quiet", "--out", str(tmp_path / "x")]
     assert run(line) == 1
     assert "unexpected KeyError" in capsys.readouterr().err

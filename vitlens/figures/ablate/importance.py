@@ -164,13 +164,13 @@ def _legend(colours: Sequence[str], estimated: bool) -> list[Line2D]:
 
 def stretch(axes: Axes, values: Array, which: str = "xy") -> str:
     """Make axes logarithmic away from 0 where the greatest value is 50 times the median; what to say of it, or ""."""
-    found = values[~np.isnan(values)]
-    sizes = np.abs(found[found != 0])
+    known = values[~np.isnan(values)]
+    sizes = np.abs(known[known != 0])
     if not sizes.size or sizes.max() <= _SKEWED * np.median(sizes):
         return ""
     first, last = (int(np.floor(np.log10(size))) for size in (np.median(sizes), sizes.max()))
     powers = 10.0 ** np.arange(first, last + 1, -(-(last - first + 1) // 4))
-    ticks = [tick for tick in (*-powers[::-1], 0.0, *powers) if min(0.0, found.min()) <= tick <= max(0.0, found.max())]
+    ticks = [tick for tick in (*-powers[::-1], 0.0, *powers) if min(0.0, known.min()) <= tick <= max(0.0, known.max())]
     for one in which:
         (axes.set_xscale if one == "x" else axes.set_yscale)("symlog", linthresh=powers[0])
         axis = axes.xaxis if one == "x" else axes.yaxis
