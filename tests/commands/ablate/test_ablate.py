@@ -29,7 +29,7 @@ from vitlens.commands.ablate.record import (
     REMOVABLE,
     UNITS,
 )
-from vitlens.commands.ablate.record.rows import UnitRow, unit_label
+from vitlens.commands.ablate.record.rows import UnitRow, unit_place
 from vitlens.commands.ablate.report.ranking import (
     Ranking,
     fewest_images,
@@ -65,7 +65,7 @@ def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
     effects = measure_effects(model, batch.images, batch.labels, units, replace="zero")
     importance = summarise(effects, groups=split.groups)
     for index, unit in enumerate(units):
-        metric = record.metric(DELTA_LOSS(model="tiny-vit", unit=unit_label(unit.name)))
+        metric = record.metric(DELTA_LOSS(model="tiny-vit", **unit_place(unit.name)))
         assert metric.value == pytest.approx(importance.loss.mean[index].item(), rel=1e-4, abs=1e-6)
         assert metric.low <= metric.value <= metric.high
         assert record.rows(UNITS)[index].loss.value == pytest.approx(metric.value)
@@ -145,7 +145,7 @@ def test_resume_refuses_other_images_of_the_same_number(tiny_vit, tmp_path, monk
 
 def test_one_image_has_no_interval_and_says_so(tiny_vit, tmp_path):
     record = run(tiny_vit, tmp_path / "out", limit=1)
-    assert record.metric(DELTA_LOSS(model="tiny-vit", unit="L0.H0")).low is None
+    assert record.metric(DELTA_LOSS(model="tiny-vit", layer=0, part=0)).low is None
     assert {row.p_holm for row in record.rows(UNITS)} == {None}
     assert "fewer than two images" in (tmp_path / "out" / "report.md").read_text()
 

@@ -33,7 +33,7 @@ from vitlens.commands.ablate.record import (
     UNITS,
 )
 from vitlens.commands.ablate.record.arrays import ClassEffectArrays, EffectArrays
-from vitlens.commands.ablate.record.rows import AgreementRow, ClassHeadRow, UnitRow, unit_label
+from vitlens.commands.ablate.record.rows import AgreementRow, ClassHeadRow, UnitRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.progress import progress
 from vitlens.names import Replacement
@@ -128,7 +128,7 @@ def _write_metrics(folder: RunFolder, ablation: AblationRun, measured: Mapping[R
     ):
         for index, unit in enumerate(importance.units):
             estimate = _estimate(change, index, importance.n, measure)
-            folder.metric(metric(model=alias, unit=unit_label(unit.name)), estimate)
+            folder.metric(metric(model=alias, **unit_place(unit.name)), estimate)
     heads = importance.of_kind("head")
     if heads:
         matter = int(importance.matters[heads].sum())

@@ -54,8 +54,8 @@ CONTRIBUTION_ARRAYS = ArraysOf("contributions", ContributionArrays)
 
 ACCURACY = MetricName("accuracy/{model}")
 CROSS_ENTROPY = MetricName("cross_entropy/{model}")
-DELTA_LOSS = MetricName("importance/{model}/delta_loss/{unit}")
-DELTA_ACCURACY = MetricName("importance/{model}/delta_accuracy/{unit}")
+DELTA_LOSS = MetricName("importance/{model}/delta_loss/{layer}/{part}")  # part: the head's number, "mlp" or "block"
+DELTA_ACCURACY = MetricName("importance/{model}/delta_accuracy/{layer}/{part}")
 HEADS_THAT_MATTER = MetricName("heads_that_matter/{model}")
 RANK_CORRELATION = MetricName("rank_correlation/{model}/first-order")
 FORWARDS = MetricName("forward_equivalents/{model}/{what}")  # of a replacement, "greedy", "adaptive" or "exact"

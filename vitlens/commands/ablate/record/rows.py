@@ -10,9 +10,15 @@ from vitlens.uncertainty import Estimate
 
 
 def unit_label(name: str) -> str:
-    """A unit's name ("head/3/7", "mlp/3", "block/3") as reports and metrics show it: L3.H7, L3.MLP, L3.block."""
+    """A unit's name ("head/3/7", "mlp/3", "block/3") as reports show it: L3.H7, L3.MLP, L3.block."""
     kind, layer, *head = name.split("/")
     return f"L{layer}.H{head[0]}" if head else f"L{layer}.{'MLP' if kind == 'mlp' else kind}"
+
+
+def unit_place(name: str) -> dict[str, str]:
+    """Where a unit ("head/3/7", "mlp/3", "block/3") stands in the names of metrics: its layer, and which part of it."""
+    kind, layer, *head = name.split("/")
+    return {"layer": layer, "part": head[0] if head else kind}
 
 
 @dataclass(frozen=True)
