@@ -33,7 +33,7 @@ from vitlens.commands.ablate.record import (
     UNITS,
 )
 from vitlens.commands.ablate.record.arrays import ClassEffectArrays, EffectArrays
-from vitlens.commands.ablate.record.rows import AgreementRow, ClassHeadRow, UnitRow
+from vitlens.commands.ablate.record.rows import AgreementRow, ClassHeadRow, UnitRow, unit_place
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.progress import progress
 from vitlens.names import Replacement
