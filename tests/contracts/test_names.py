@@ -35,8 +35,8 @@ def test_every_command_has_its_files():
         assert (folder / "cli" / f"{word}.py").is_file()
         assert (folder / "runs" / f"{word}.py").is_file()
     for word in COMMANDS:
-        files = {path.name for path in (folder / "commands" / word).iterdir()}
-        assert {"options.py", "measure.py"} <= files
+        parts = {path.stem for path in (folder / "commands" / word).iterdir()}
+        assert {"options", "measure"} <= parts
 
 
 def test_the_public_names_are_what_the_type_checker_is_told():
