@@ -48,6 +48,7 @@ QUICK = ("predict --limit 20", "evaluate --limit 20", "attention --limit 2", "ex
 MORE = (
     "rollout --limit 5", "attack --attack fgsm --epsilon 4 --limit 8", "stats --limit 4", "ablate --limit 8",
     "compare --method gradcam --limit 8", "explain --verify --method gradcam,rollout --limit 4",
+    "features --limit 20 --no-tsne --no-cache --k 1", "profile --batch-sizes 1 --sizes 16,32",
 )  # fmt: skip
 
 
@@ -56,9 +57,10 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     model, data = odd
     word, *options = command.split()
     models = [str(model)] * (2 if word == "compare" else 1)
+    images = () if word == "profile" else ("--data", str(data))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        code = run([word, *models, "--data", str(data), *options, "--out", str(tmp_path / "out"), "--quiet"])
+        code = run([word, *models, *images, *options, "--out", str(tmp_path / "out"), "--quiet"])
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert not warned

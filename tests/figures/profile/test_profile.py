@@ -7,7 +7,7 @@ from vitlens.errors import InputError
 from vitlens.figures.profile.counts import in_thousands
 from vitlens.figures.profile.growth import Growth, growth_by_tokens
 from vitlens.figures.profile.parts import COLOURS, cost_by_part
-from vitlens.figures.profile.speed import Speed, speed_by_batch
+from vitlens.figures.profile.speed import SpeedCurve, speed_by_batch
 
 VIT = {"patch embedding": 10, "attention projections": 30, "attention products": 0, "MLP": 50, "head": 10}
 WORK = {"patch embedding": 5, "attention projections": 25, "attention products": 20, "MLP": 50, "head": 0}
@@ -16,7 +16,7 @@ CNN = {"stem": 5, "stage 1": 20, "stage 2": 70, "head": 5}
 
 def speed(name, sizes=(1, 2, 4, 8), each=0.01):
     median = each * np.asarray(sizes, dtype=float) ** 0.7
-    return Speed(name, sizes, 0.9 * median, median, 1.2 * median)
+    return SpeedCurve(name, sizes, 0.9 * median, median, 1.2 * median)
 
 
 def growth(name, *, attention=True, base=1e-3):
@@ -116,8 +116,8 @@ def test_times_that_are_none_are_refused():
     with pytest.raises(InputError, match="at least one model"):
         growth_by_tokens(growths=[])
     with pytest.raises(InputError, match="expected low of vit above 0"):
-        speed_by_batch(speeds=[Speed("vit", [1], [0.0], [1.0], [1.0])])
+        speed_by_batch(speeds=[SpeedCurve("vit", [1], [0.0], [1.0], [1.0])])
     with pytest.raises(InputError, match="expected 2 median of vit"):
-        speed_by_batch(speeds=[Speed("vit", [1, 2], [1.0, 1.0], [1.0], [1.0, 1.0])])
+        speed_by_batch(speeds=[SpeedCurve("vit", [1, 2], [1.0, 1.0], [1.0], [1.0, 1.0])])
     with pytest.raises(InputError, match="finite numbers in flops of vit"):
         growth_by_tokens(growths=[Growth("vit", [1, 2], [1, 1], [1, 1], [1, 1], [1, np.nan], [0, 0], {"latency": 1.0})])

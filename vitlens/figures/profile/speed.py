@@ -12,7 +12,7 @@ from vitlens.figures.style import WIDE, heading, sheet, styled
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedCurve:
     """One model by batch size: seconds of a pass, lower quartile, median and upper quartile, each (batch sizes,)."""
 
     name: str
@@ -23,7 +23,7 @@ class Speed:
 
 
 @styled
-def speed_by_batch(*, speeds: Sequence[Speed], title: str = "Latency and throughput by batch size") -> Figure:
+def speed_by_batch(*, speeds: Sequence[SpeedCurve], title: str = "Latency and throughput by batch size") -> Figure:
     """Latency of a pass and throughput against the batch size, medians as lines, quartiles as bands; log axes.
 
     Raises InputError for no model, for shapes that do not fit, and for a time that is not above 0.

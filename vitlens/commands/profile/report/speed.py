@@ -86,11 +86,11 @@ def _aliases(rows: Sequence[SpeedRow]) -> list[str]:
 
 
 def _draw_speed(record: Record) -> "Figure":
-    from vitlens.figures.profile.speed import Speed, speed_by_batch
+    from vitlens.figures.profile.speed import SpeedCurve, speed_by_batch
 
     rows, speeds = record.rows(SPEED), []
     for alias in _aliases(rows)[:CURVES]:
         mine = sorted((row for row in rows if row.model == alias), key=lambda row: row.images)
         quartiles = ([row.low for row in mine], [row.median for row in mine], [row.high for row in mine])
-        speeds.append(Speed(alias, [row.images for row in mine], *quartiles))
+        speeds.append(SpeedCurve(alias, [row.images for row in mine], *quartiles))
     return speed_by_batch(speeds=speeds)
