@@ -55,13 +55,15 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Data:
-    """What config.json says of the images."""
+    """What config.json says of the images. size: (height, width), px."""
 
     title: Annotated[Text, Given()] = ""
     part: Text = ""
     images: Count = 0
+    classes: Count = 0
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Text, ...] = ()
+    size: tuple[Count, Count] = (0, 0)
 
 
 @dataclass(frozen=True)

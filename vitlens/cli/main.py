@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from vitlens.cli.ablate import ablate
-from vitlens.cli.attack import attack
 from vitlens.cli.build import command_function
 from vitlens.cli.bundles import expanded
 from vitlens.cli.compare import compare
@@ -38,7 +37,6 @@ EXAMPLES: dict[Callable[..., None], str] = {
     ablate: "vitlens ablate vit-digits --limit 100",
     compare: "vitlens compare vit-digits cnn-digits",
     explain: "vitlens explain vit-digits --method gradcam,relevance",
-    attack: "vitlens attack vit-digits cnn-digits --limit 100",
     features: "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
     profile: "vitlens profile vit-micro resnet20",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",

@@ -1,6 +1,6 @@
 """How much each command will ask of a model: images passed through it, counted from what was asked for.
 
-Attacks stop early on images that break, and a resumed run has done a part already: these counts are upper limits.
+A resumed run has done a part already: these counts are upper limits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,16 +8,13 @@ from typing import Final
 
 from vitlens.analysis.ablation.effects import Unit
 from vitlens.analysis.attention.registry import WITH_WEIGHTS
-from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.faithfulness.deletion import STEPS as REMOVALS
 from vitlens.analysis.faithfulness.league import BASELINES, RANDOMISED
 from vitlens.analysis.faithfulness.randomisation import PARTS
-from vitlens.attacks.registry import members_of
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 from vitlens.runs.ablate_choices import AblateChoices
 from vitlens.runs.ablate_look import CURVED, POINTS, RANDOM_ORDERS
-from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.stats_learning import IMAGES, MOMENTS
 
 _SEARCHED: Final = 16  # passes an image of the search for what turns a prediction, about
@@ -74,23 +71,6 @@ def ablate_parts(units: Sequence[Unit], images: int, choices: AblateChoices) -> 
     if choices.pairs and heads > 1:
         sets = choices.pairs * (choices.pairs + 1) / 2
         yield Part("removing pairs of heads", sets * min(images, CURVED), 0.0, "--pairs 0")
-
-
-def attack_parts(choices: AttackChoices, images: int) -> Iterator[Part]:
-    """Each attack at each epsilon, on images of which none breaks early; and common corruptions."""
-    for name in choices.attacks:
-        forwards = backwards = 0.0
-        for member in members_of(name):
-            epsilons = {"linf": len(choices.linf), "l2": len(choices.l2)}.get(member.norm, 1)
-            spent = member.passes(choices.steps_for(name), epsilons=epsilons, restarts=choices.restarts)
-            if member.gradients:
-                backwards += spent
-            else:
-                forwards += spent
-        yield Part(f"{name} (at most)", forwards * images, backwards * images, f"--attack without {name}, or --steps")
-    if choices.corruptions and not choices.predicted:
-        kinds = len(CORRUPTIONS) * len(SEVERITIES)
-        yield Part("common corruptions", kinds * images, 0.0, "--no-corruptions")
 
 
 def compare_parts(

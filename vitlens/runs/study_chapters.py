@@ -9,6 +9,9 @@ from typing import Any, Final
 from vitlens.analysis.ablation.ablate import units_of
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.attack.measure import measure as attack
+from vitlens.commands.attack.measure.expected import attack_parts
+from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attention.measure import measure as attention
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.evaluate.measure import measure as evaluate
@@ -25,14 +28,12 @@ from vitlens.models.naming import ModelName, parse_models
 from vitlens.names import PRESETS
 from vitlens.runs.ablate import ablate
 from vitlens.runs.ablate_choices import AblateChoices
-from vitlens.runs.attack import attack
-from vitlens.runs.attack_choices import AttackChoices
 from vitlens.runs.compare import compare
 from vitlens.runs.explain import explain
 from vitlens.runs.features import features
 from vitlens.runs.features_choices import FeatureChoices
 from vitlens.runs.features_load import bank_of
-from vitlens.runs.planned import ablate_parts, attack_parts, explain_parts, features_parts, stats_parts
+from vitlens.runs.planned import ablate_parts, explain_parts, features_parts, stats_parts
 from vitlens.runs.profile import profile
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
@@ -128,7 +129,8 @@ class Chapters:
             yield from stats_parts(images, moments=0)
             yield from ablate_parts(units_of(model), images, choices)
             yield from explain_parts(EXPLAINED, checked, verify=True, counterfactuals=True)
-        yield from attack_parts(AttackChoices(attacks=ATTACKS, corruptions=False), min(images, ATTACKED))
+        attacks = AttackOptions((model.alias,), attacks=ATTACKS, corruptions=False)
+        yield from attack_parts(attacks, min(images, ATTACKED))
         yield from features_parts(some, min(BANK, bank_of(some)))
 
     def run(self, word: str, alias: str, names: Sequence[str]) -> None:
@@ -197,7 +199,7 @@ class Chapters:
         )
 
     def attack(self, names: Sequence[str]) -> None:
-        """How all models break, on a part of the images; everyday damage is left to the command itself."""
+        """How all models break, on a part of the images; common corruptions are left to the command itself."""
         limit = self._at_most(ATTACKED)
         options = self._options(
             "attack",
@@ -206,11 +208,16 @@ class Chapters:
             f"--no-corruptions --limit {limit}",
         )
         attack(
-            names,
-            **self.ground.asked,
-            choices=AttackChoices(attacks=ATTACKS, corruptions=False, predicted=self.ground.predicted),
-            model_options=self.model_options,
-            options=replace(options, limit=limit),
+            AttackOptions(
+                tuple(names),
+                self.ground.data or None,
+                self.ground.images,
+                attacks=ATTACKS,
+                corruptions=False,
+                predicted=self.ground.predicted,
+                model_options=self.model_options,
+                run=replace(options, limit=limit),
+            )
         )
 
     def features(self, names: Sequence[str]) -> None:

@@ -101,6 +101,15 @@ def _data_words(data: Data) -> Iterator[str]:
         yield f"{len(data.skipped)} {were} left out ({files}{more})."
 
 
+def predicted_sentences(predicted: bool) -> Iterator[Sentence]:
+    """What a report must say where the model's own predictions were taken for labels (--predicted)."""
+    if predicted:
+        yield Sentence(
+            "The model's own predictions are taken for labels (--predicted): clean accuracy is 100 % by definition; a "
+            "lower one is the share of predictions that stay the same."
+        )
+
+
 def data_words(record: RunRecord) -> Iterator[str]:
     """What a report must say of its images: how many of what, which were left out, and what was done to them."""
     data = record.config["data"]
