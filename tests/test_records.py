@@ -30,6 +30,12 @@ class Layers:
 
 
 @dataclass(frozen=True)
+class Named:
+    layer: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None, None))]
+    layers: Annotated[NDArray[np.integer], Form("i", (None,))]
+
+
+@dataclass(frozen=True)
 class Grid:
     numbers: Annotated[NDArray[np.floating], Form("f", (None, 2))]
     masks: Annotated[NDArray[np.bool_], Form("b", (None,))] | None = None
@@ -91,6 +97,15 @@ def test_several_arrays_of_one_form_come_back_by_number(tmp_path):
         folder.save(arrays, Layers({0: np.zeros((2, 2)), 10: np.ones((3, 1))}))
     layers = Record(read_run(tmp_path / "run"), CONTENTS).arrays(arrays).layer
     assert {key: array.shape for key, array in layers.items()} == {0: (2, 2), 10: (3, 1)}
+
+
+def test_several_arrays_of_one_form_come_back_by_name(tmp_path):
+    arrays = ArraysOf("named", Named)
+    with RunFolder.create("rollout", out=tmp_path / "run") as folder:
+        folder.write(POINTS, [])
+        folder.save(arrays, Named({"pgd-linf": np.zeros((2, 2)), "cw_l2": np.ones((3, 1))}, np.arange(3)))
+    layers = Record(read_run(tmp_path / "run"), CONTENTS).arrays(arrays).layer
+    assert {key: array.shape for key, array in layers.items()} == {"pgd-linf": (2, 2), "cw_l2": (3, 1)}
 
 
 @pytest.mark.parametrize("masks", [None, np.array([True, False])])

@@ -54,7 +54,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Data:
-    """What config.json says of the images."""
+    """What config.json says of the images. size: (height, width), px."""
 
     title: Annotated[Text, Given()] = ""
     part: Text = ""
@@ -62,6 +62,7 @@ class Data:
     classes: Count = 0
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Text, ...] = ()
+    size: tuple[Count, Count] = (0, 0)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ class ArraysOf(Generic[ArrayType]):
     """Arrays by the name of their file, "predictions-{model}" for one of each model; kind: a frozen dataclass of them.
 
     Its fields are Annotated with a `Form`; one that may be None is left out of the file then. A Mapping[int, NDArray]
-    holds several of one form: "layer" those of the names layer0, layer1 ...
+    holds several of one form: "layer" those of the names layer0, layer1 ...; a Mapping[str, NDArray] as well:
+    "distance" those of the names distance_pgd, distance_cw ...
     """
 
     name: str
@@ -112,7 +113,7 @@ def as_arrays(values: Any) -> dict[str, NDArray[np.generic]]:
     for place in _places(type(values)):
         value = getattr(values, place.name)
         if place.many:
-            arrays |= {place.name + str(key): np.asarray(array) for key, array in value.items()}
+            arrays |= {place.stored(key): np.asarray(array) for key, array in value.items()}
         elif value is not None:
             arrays[place.name] = np.asarray(value)
     return arrays
@@ -214,18 +215,24 @@ def _metrics(run: RunRecord) -> Iterator[tuple[str, Estimate]]:
 
 @dataclass(frozen=True)
 class _Place:
-    """One field of an arrays dataclass. many: it maps numbers to arrays, stored as "layer0", "layer1" ..."""
+    """One field of an arrays dataclass. many: int, it maps numbers to arrays, stored as "layer0", "layer1" ...; str, it
+    maps names to arrays, stored as "distance_pgd", "distance_cw" ...; None, it is one array."""
 
     name: str
     form: Form
     optional: bool
-    many: bool
+    many: type[int] | type[str] | None
 
-    def names(self, stored: Collection[str]) -> dict[int, str]:
-        """The arrays of a file that belong here, by their number (0 where there is one); all that must be there."""
-        if self.many:
-            found = (re.fullmatch(re.escape(self.name) + r"(\d{1,6})", name) for name in stored)
-            return {int(match[1]): match[0] for match in found if match}
+    def stored(self, key: object) -> str:
+        """The name in the file of one array of many."""
+        return f"{self.name}_{key}" if self.many is str else f"{self.name}{key}"
+
+    def names(self, stored: Collection[str]) -> dict[int | str, str]:
+        """The arrays of a file that belong here, by their key (0 where there is one); all that must be there."""
+        if self.many is not None:
+            pattern = re.escape(self.name) + (r"(\d{1,6})" if self.many is int else r"_(.+)")
+            matches = (re.fullmatch(pattern, name) for name in stored)
+            return {self.many(match[1]): match[0] for match in matches if match}
         return {} if self.optional and self.name not in stored else {0: self.name}
 
 
@@ -233,5 +240,6 @@ def _places(kind: Any) -> Iterator[_Place]:
     for name, annotation in get_type_hints(kind, include_extras=True).items():
         members = (annotation,) if get_origin(annotation) is Annotated else get_args(annotation)
         marks = [mark for member in members for mark in getattr(member, "__metadata__", ())]
-        many = any(get_origin(get_args(member)[0]) is Mapping for member in members if get_origin(member) is Annotated)
+        plain = [get_args(member)[0] for member in members if get_origin(member) is Annotated]
+        many = next((get_args(kind)[0] for kind in plain if get_origin(kind) is Mapping), None)
         yield _Place(name, next(mark for mark in marks if isinstance(mark, Form)), type(None) in members, many)

@@ -5,23 +5,18 @@ from pathlib import Path
 import pytest
 
 from vitlens.cli.main import run
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.runs.attack_choices import AttackChoices
+from vitlens.commands.attack.options import AttackOptions
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.errors import InputError
 
 
 def test_defaults(stand_in):
     calls = stand_in("attack")
     assert run(["attack", "vit-digits"]) == 0
-    [(args, options)] = calls
-    assert args == (["vit-digits"],)
-    assert options == {
-        "data": None,
-        "images": None,
-        "choices": AttackChoices(),
-        "resume": None,
-        "model_options": ModelOptions(),
-        "options": RunOptions(command="vitlens attack vit-digits"),
-    }
+    [((options,), _)] = calls
+    assert options == AttackOptions(("vit-digits",), run=RunOptions(command="vitlens attack vit-digits"))
+    assert options.epsilons == (0.0, 1.0, 2.0, 4.0, 8.0)
+    assert options.linf == tuple(epsilon / 255 for epsilon in (1, 2, 4, 8))
 
 
 def test_every_option_arrives(stand_in):
@@ -32,13 +27,12 @@ def test_every_option_arrives(stand_in):
         "--resume runs/x"
     )
     assert run(line.split()) == 0
-    [(args, options)] = calls
-    assert args == (["a", "b"],)
-    assert options["choices"] == AttackChoices(
-        attacks=("auto", "patch"), epsilons=(0.5, 8.0), epsilons_l2=(0.1,), steps=7, restarts=3, corruptions=False,
-        transfer=False, inside=False, predicted=True, baseline="b", patch_side=5, patch_anywhere=True, downwards=True,
+    [((options,), _)] = calls
+    assert options == AttackOptions(
+        ("a", "b"), "d", attacks=("auto", "patch"), epsilons=(0.5, 8.0), epsilons_l2=(0.1,), steps=7, restarts=3,
+        corruptions=False, transfer=False, inside=False, predicted=True, baseline="b", patch_side=5,
+        patch_anywhere=True, downwards=True, resume=Path("runs/x"), run=RunOptions(command=f"vitlens {line}"),
     )  # fmt: skip
-    assert options["resume"] == Path("runs/x")
 
 
 @pytest.mark.parametrize(
@@ -47,8 +41,8 @@ def test_every_option_arrives(stand_in):
 def test_steps_can_be_said_by_attack(stand_in, text, of_pgd, of_cw):
     calls = stand_in("attack")
     assert run(["attack", "a", "--steps", text]) == 0
-    [(_, options)] = calls
-    assert (options["choices"].steps_for("pgd"), options["choices"].steps_for("cw")) == (of_pgd, of_cw)
+    [((options,), _)] = calls
+    assert (options.steps_for("pgd"), options.steps_for("cw")) == (of_pgd, of_cw)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +66,29 @@ def test_steps_can_be_said_by_attack(stand_in, text, of_pgd, of_cw):
 def test_a_wrong_value_is_said_before_anything_is_loaded(line, says, capsys):
     assert run(["attack", "vit-digits", *line.split()]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"attacks": ("pdg",)}, "no attack 'pdg'; did you mean 'pgd'"),
+        ({"epsilons": (-1.0,)}, "--epsilon from 0 to 255, in 1/255, found -1"),
+        ({"epsilons": (300.0,)}, "found 300"),
+        ({"epsilons_l2": (-0.5,)}, "--epsilon-l2 of at least 0"),
+        ({"steps": 0}, "--steps of at least 1, found 0"),
+        ({"restarts": 0}, "--restarts of at least 1"),
+        ({"attacks": ("pgd",), "epsilons": (0.0,)}, "a number above 0 for pgd"),
+        ({"attacks": ("cw", "patch"), "downwards": True}, "several epsilons, found cw, patch; leave it out"),
+        ({"attacks": ("pgd",), "epsilons": (0.0, 4.0), "downwards": True}, "several epsilons, found pgd"),
+        ({"attacks": ()}, "--attack with at least one of"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_run_are_refused(values, says):
+    with pytest.raises(InputError, match=says):
+        AttackOptions(("vit-digits",), **values)
+
+
+def test_help_shows_epsilons_as_they_are_typed(capsys):
+    assert run(["attack", "--help"]) == 0
+    assert "0,1,2,4,8" in capsys.readouterr().out

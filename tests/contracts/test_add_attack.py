@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from importlib import import_module, reload
 from types import ModuleType
 
 import pytest
@@ -18,7 +17,10 @@ from vitlens.attacks.descent import Descent, pgd
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attacks.self_checks import StrengthOrder, checks_of, comparisons
 from vitlens.attacks.sweep import sweep
+from vitlens.cli.build import command_function
 from vitlens.cli.main import run
+from vitlens.commands.attack.options import AttackOptions
+from vitlens.commands.registry import COMMANDS
 from vitlens.errors import UnknownNameError
 
 NAME = "pgd-again"
@@ -74,37 +76,32 @@ def test_it_is_listed_with_its_fields():
 
 @pytest.mark.usefixtures("added")
 def test_the_command_line_lists_and_takes_it(monkeypatch):
-    calls: list[dict[str, object]] = []
-    replaced = ModuleType("vitlens.runs.attack")
-    replaced.attack = lambda _models, **options: calls.append(options)  # type: ignore[attr-defined]
+    calls: list[AttackOptions] = []
+    replaced = ModuleType("vitlens.commands.attack.measure")
+    replaced.measure = calls.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, replaced.__name__, replaced)
     assert run(["attack", "vit-digits", "--attack", f"fgsm,{NAME}", "--steps", f"{NAME}=3"]) == 0
     (options,) = calls
-    assert options["choices"].attacks == ("fgsm", NAME)
-    assert options["choices"].steps_for(NAME) == 3
-    command = import_module("vitlens.cli.attack")
-    try:
-        line = typer.Typer()
-        line.command()(reload(command).attack)
-        shown = CliRunner().invoke(line, ["--help"], terminal_width=200).output
-    finally:
-        registry._BY_NAME.pop(NAME)
-        reload(command)
+    assert options.attacks == ("fgsm", NAME)
+    assert options.steps_for(NAME) == 3
+    monkeypatch.delitem(sys.modules, "vitlens.commands.attack.options")  # read again, as a new process does
+    line = typer.Typer()
+    line.command()(command_function(COMMANDS["attack"]))
+    shown = CliRunner().invoke(line, ["--help"], terminal_width=200).output
     assert NAME in shown.replace("\n", "")
 
 
 @pytest.mark.usefixtures("added")
 def test_its_checks_and_its_cost_follow_from_its_fields():
-    from vitlens.runs.attack_choices import AttackChoices
-    from vitlens.runs.attack_sample import shown_attack
-    from vitlens.runs.planned import attack_parts
+    from vitlens.commands.attack.measure.expected import attack_parts
+    from vitlens.commands.attack.measure.sample import example_attack
 
     assert checks_of(ATTACKS[NAME], epsilons=3) == checks_of(ATTACKS["pgd"], epsilons=3)
     assert {"epsilon 0", "more steps", "no limit"} <= set(checks_of(ATTACKS[NAME], epsilons=3))
     assert list(comparisons(["fgsm", "pgd", NAME, "square"]))[-1] == StrengthOrder("pgd", NAME, "a longer stride")
     assert StrengthOrder("fgsm", NAME, "one step against many") in comparisons(["fgsm", NAME])
     assert StrengthOrder("square", NAME, "without gradients against with") in comparisons(["square", NAME])
-    (part,) = attack_parts(AttackChoices(attacks=(NAME,), epsilons=(1.0, 2.0), corruptions=False), 10)
+    (part,) = attack_parts(AttackOptions((), attacks=(NAME,), epsilons=(1.0, 2.0), corruptions=False), 10)
     assert (part.forwards, part.backwards) == (0, 7 * 2 * 10)
-    assert shown_attack([NAME]) == NAME
-    assert shown_attack([NAME, "cw"]) == "cw"
+    assert example_attack([NAME]) == NAME
+    assert example_attack([NAME, "cw"]) == "cw"

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from tests.damage import damage_bytes, damaged, every, refused, served_or_refused
 from vitlens.cli.main import run
 from vitlens.commands.scaffold.progress_store import ProgressStore
-from vitlens.runs.attack_progress import Store as AttackStore
 
 STATE = "checkpoint/state.safetensors"
 
@@ -29,7 +28,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> dict[st
         "attack": f"attack {tiny_vit} --data digits --limit 4 --steps 2 --attack fgsm --epsilon 0,8 --no-corruptions",
     }
     with pytest.MonkeyPatch.context() as patch:
-        for store in (ProgressStore, AttackStore):
+        for store in (ProgressStore,):
             patch.setattr(store, "forget", lambda _: None)
         for name, line in lines.items():
             assert run([*line.split(), "--quiet", "--device", "cpu", "--out", str(place / name)]) == 0

@@ -97,7 +97,7 @@ def _as_text(default: Any) -> Any:
     if default is None or default is inspect.Parameter.empty:
         return default
     if isinstance(default, tuple):
-        return ",".join(map(str, default)) or None
+        return ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in default) or None
     return str(default)
 
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from vitlens.cli.attack import attack
 from vitlens.cli.build import command_function
 from vitlens.cli.bundles import expanded
 from vitlens.cli.data import data
@@ -28,7 +27,6 @@ from vitlens.version import __version__
 EXAMPLES: dict[Callable[..., None], str] = {
     study: "vitlens study",
     stats: "vitlens stats vit-digits --limit 100",
-    attack: "vitlens attack vit-digits cnn-digits --limit 100",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",
     data: "vitlens data digits",

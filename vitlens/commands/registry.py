@@ -76,6 +76,13 @@ _ENTRIES: Final = (
         needs=("classifier",),
     ),
     Command(
+        "attack",
+        "Accuracy under attack over epsilon, for one model or several; what changes inside; self-checked, resumable.",
+        "vitlens attack vit-digits cnn-digits --limit 100",
+        "Explain and test",
+        needs=("classifier",),
+    ),
+    Command(
         "attention",
         "Attention maps by layer and head, their evolution over the layers, and the position embeddings.",
         "vitlens attention vit-digits",

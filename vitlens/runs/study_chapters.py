@@ -12,6 +12,9 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.ablate.measure import measure as ablate
 from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.attack.measure import measure as attack
+from vitlens.commands.attack.measure.expected import attack_parts
+from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attention.measure import measure as attention
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.compare.measure import measure as compare
@@ -36,9 +39,7 @@ from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models
 from vitlens.names import PRESETS
-from vitlens.runs.attack import attack
-from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.planned import attack_parts, stats_parts
+from vitlens.runs.planned import stats_parts
 from vitlens.runs.stats import stats
 from vitlens.runs.study_whole import CHAPTERS, Chapter
 
@@ -133,7 +134,8 @@ class Chapters:
             yield from stats_parts(images, moments=0)
             yield from ablate_parts(units_of(model), images, options)
             yield from explain_parts(EXPLAINED, checked, verify=True, counterfactuals=True)
-        yield from attack_parts(AttackChoices(attacks=ATTACKS, corruptions=False), min(images, ATTACKED))
+        attacks = AttackOptions((model.alias,), attacks=ATTACKS, corruptions=False)
+        yield from attack_parts(attacks, min(images, ATTACKED))
         yield from features_parts(some, min(BANK, bank_of(some)))
 
     def run(self, word: str, alias: str, names: Sequence[str]) -> None:
@@ -216,7 +218,7 @@ class Chapters:
         )
 
     def attack(self, names: Sequence[str]) -> None:
-        """How all models break, on a part of the images; everyday damage is left to the command itself."""
+        """How all models break, on a part of the images; common corruptions are left to the command itself."""
         limit = self._at_most(ATTACKED)
         options = self._options(
             "attack",
@@ -225,11 +227,16 @@ class Chapters:
             f"--no-corruptions --limit {limit}",
         )
         attack(
-            names,
-            **self.ground.asked,
-            choices=AttackChoices(attacks=ATTACKS, corruptions=False, predicted=self.ground.predicted),
-            model_options=self.model_options,
-            options=replace(options, limit=limit),
+            AttackOptions(
+                tuple(names),
+                self.ground.data or None,
+                self.ground.images,
+                attacks=ATTACKS,
+                corruptions=False,
+                predicted=self.ground.predicted,
+                model_options=self.model_options,
+                run=replace(options, limit=limit),
+            )
         )
 
     def features(self, names: Sequence[str]) -> None:

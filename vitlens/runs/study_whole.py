@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from vitlens.commands.attack.epsilons import epsilon_words
+from vitlens.commands.attack.record import CURVES
+from vitlens.commands.attack.report.checks import verdict_sentences
 from vitlens.commands.explain.record import CHECKS, LEAGUE
 from vitlens.commands.scaffold.budgets import budget_words
 from vitlens.commands.scaffold.describe import label_words
-from vitlens.commands.scaffold.displayed import for_sentences
 from vitlens.commands.scaffold.publish import read
 from vitlens.errors import UnknownNameError
 from vitlens.figures.study import Estimate as Bar
@@ -18,7 +20,6 @@ from vitlens.models.naming import parse_models
 from vitlens.models.saved import WEIGHTS_FILE
 from vitlens.names import CommandName
 from vitlens.places import inside
-from vitlens.runs.attack_words import epsilon_words, estimate, verdict_words
 from vitlens.runs.moved import draw, tell
 from vitlens.runs.report import Drawn
 from vitlens.runs.sections import Section, in_words, metrics
@@ -188,15 +189,15 @@ def _trust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
 
 def _robust(record: RunRecord, chapter: Chapter) -> Iterator[str]:
     """What is left of each model's accuracy under the last attack at its largest epsilon, and whether to believe it."""
-    attacked = for_sentences(read_run(inside(record.folder, chapter.folder)))
-    rows = attacked.table("curves")
-    for alias in dict.fromkeys(str(row["model"]) for row in rows):
-        last = [row for row in rows if row["model"] == alias][-1]
+    attacked = read(read_run(inside(record.folder, chapter.folder)))
+    rows = attacked.rows(CURVES)
+    for alias in dict.fromkeys(row.model for row in rows):
+        last = [row for row in rows if row.model == alias][-1]
         yield (
-            f"Under {last['title']} at {epsilon_words(last)} `{alias}` is still right on "
-            f"{in_words(estimate(last))} of the images."
+            f"Under {last.title} at {epsilon_words(last.epsilon, last.norm)} `{alias}` is still right on "
+            f"{in_words(last.estimate)} of the images."
         )
-    yield from verdict_words(attacked.table("checks"), _aliases(record))
+    yield from (sentence.text for sentence in verdict_sentences(attacked))
 
 
 def left_out_words(words: Sequence[str]) -> str:

@@ -10,7 +10,8 @@ from tests.attacks.models import answers, perceptron, pictures
 from tests.lens.tiny import images, ours
 from vitlens.analysis.robustness import checks as checks
 from vitlens.analysis.robustness.curve import Outcome
-from vitlens.analysis.robustness.masking_signs import failures, never_rises, same_from_below, stronger_in_order, verdict
+from vitlens.analysis.robustness.masking_signs import never_rises, same_from_below, stronger_in_order
+from vitlens.analysis.robustness.verdict import CheckState, failures, verdict
 from vitlens.attacks.attack import attack
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
@@ -187,13 +188,13 @@ def test_a_check_in_which_nothing_was_fooled_is_inconclusive_not_passed(batch):
         return Result(pictures, none, every)
 
     idle, busy = Result(batch[0], none, every), Result(batch[0], every, every)
-    assert checks.more_steps("a", attempt, *batch, epsilon=0.1, steps=10).state is checks.State.INCONCLUSIVE
-    assert checks.same_in_any_batch("a", idle, idle).state is checks.State.INCONCLUSIVE
-    assert checks.same_in_any_batch("a", busy, busy).state is checks.State.PASSED
-    assert checks.same_in_any_batch("a", idle, busy).state is checks.State.FAILED
+    assert checks.more_steps("a", attempt, *batch, epsilon=0.1, steps=10).state is CheckState.INCONCLUSIVE
+    assert checks.same_in_any_batch("a", idle, idle).state is CheckState.INCONCLUSIVE
+    assert checks.same_in_any_batch("a", busy, busy).state is CheckState.PASSED
+    assert checks.same_in_any_batch("a", idle, busy).state is CheckState.FAILED
     whole = outcome("a", [INF] * 8)
-    assert never_rises(whole).state is checks.State.INCONCLUSIVE
-    assert stronger_in_order(whole, whole, reason="r").state is checks.State.INCONCLUSIVE
+    assert never_rises(whole).state is CheckState.INCONCLUSIVE
+    assert stronger_in_order(whole, whole, reason="r").state is CheckState.INCONCLUSIVE
 
 
 def searching(*, short: float, long: float, lost: bool = False):

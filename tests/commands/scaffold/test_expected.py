@@ -5,7 +5,6 @@ import torch
 
 import vitlens
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
-from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.cli.main import run
 from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.options import AblateOptions
@@ -14,8 +13,6 @@ from vitlens.commands.scaffold import expected
 from vitlens.commands.scaffold.expected import Load, Pace, Part, advice, pace_of, seconds_of
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
-from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.planned import attack_parts
 
 ANSWERS, DAMAGE = Part("answers", forwards=100), Part("damage", forwards=1000, shorter="--no-damage")
 BROKEN = Part("attack", backwards=200, shorter="--steps")
@@ -75,18 +72,6 @@ def test_removals_cost_about_what_they_are_measured_to(tiny_vit):
     measured = measure_effects(model, batch.images, batch.labels, units).forward_equivalents
     (part,) = ablate_parts(units, 6, AblateOptions("", curves=False, pairs=0, patch=False))
     assert part.forwards / 6 == pytest.approx(measured, rel=0.5)
-
-
-def test_attacks_are_counted_by_epsilons_steps_restarts_and_rivals():
-    choices = AttackChoices(
-        attacks=("pgd", "cw", "square"), epsilons=(0.0, 1.0, 2.0), steps={"pgd": 5}, restarts=2, corruptions=True
-    )
-    counts = {part.what.split(" ")[0]: (part.forwards, part.backwards) for part in attack_parts(choices, 10)}
-    assert counts["pgd"] == (0, 2 * 2 * 5 * 10)
-    assert counts["cw"] == (0, 9 * 100 * 10)
-    assert counts["square"] == (2 * 2 * 100 * 50 * 10, 0)
-    assert counts["common"] == (len(CORRUPTIONS) * len(SEVERITIES) * 10, 0)
-    assert all("corruptions" not in part.what for part in attack_parts(AttackChoices(corruptions=False), 10))
 
 
 def test_it_is_said_on_stderr_before_anything_is_written(tiny_vit, tmp_path, capsys, monkeypatch):

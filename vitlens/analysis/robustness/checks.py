@@ -7,8 +7,6 @@ An attack that searches for the smallest perturbation has no budget that could b
 stops too far out, shows in its distances.
 """
 
-from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.robustness.curve import Outcome
+from vitlens.analysis.robustness.verdict import Check
 from vitlens.devices import evaluating
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
@@ -64,39 +63,6 @@ class Attempt(Protocol):
     ) -> Attacked:
         """Attack these images."""
         ...
-
-
-class State(Enum):
-    """What a check comes to; INCONCLUSIVE: it is as it should be, but could not have been otherwise."""
-
-    PASSED = "passed"
-    INCONCLUSIVE = "inconclusive"
-    FAILED = "failed"
-
-
-def state_of(passed: bool, conclusive: bool) -> State:
-    """What a check comes to."""
-    return State.FAILED if not passed else State.PASSED if conclusive else State.INCONCLUSIVE
-
-
-@dataclass(frozen=True)
-class Check:
-    """One self-check of an attack. attack: its name; expected, found: in words; passed: whether it is as it should be.
-
-    conclusive: False where it could not have failed, as nothing was fooled.
-    """
-
-    name: str
-    attack: str
-    expected: str
-    found: str
-    passed: bool
-    conclusive: bool = True
-
-    @property
-    def state(self) -> State:
-        """What it comes to."""
-        return state_of(self.passed, self.conclusive)
 
 
 def at_epsilon_zero(attack: str, attempt: Attempt, images: Images, labels: Labels) -> Check:

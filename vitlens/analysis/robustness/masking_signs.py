@@ -1,13 +1,13 @@
-"""Signs of masked gradients in the results: a weaker attack that breaks more; and the verdict of all checks."""
+"""Signs of masked gradients in the results: a weaker attack that breaks more."""
 
-from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.robustness.checks import SIGNIFICANT, Check, State
+from vitlens.analysis.robustness.checks import SIGNIFICANT
 from vitlens.analysis.robustness.curve import Outcome
+from vitlens.analysis.robustness.verdict import Check
 from vitlens.uncertainty import mcnemar
 
 PerImage = Float[Tensor, " batch"]
@@ -60,28 +60,3 @@ def same_from_below(attack: str, above: PerImage, below: PerImage) -> Check:
         "from below", attack, "tried from the smallest epsilon up, no image breaks at a smaller one",
         f"{sooner} of {len(below)} do", sooner == 0, conclusive=bool((above.isfinite() | below.isfinite()).any()),
     )  # fmt: skip
-
-
-def failures(checks: Iterable[Check]) -> list[Check]:
-    """The checks that are not as they should be."""
-    return [check for check in checks if not check.passed]
-
-
-def verdict(checks: Sequence[Check], *, of: str = "These attacks") -> str:
-    """What all checks come to, in a plain sentence about the attacks that they are of."""
-    if not checks:
-        return f"{of} could not be checked: there was no image to attack."
-    failed = failures(checks)
-    if not failed:
-        open_ones = sum(check.state is State.INCONCLUSIVE for check in checks)
-        if not open_ones:
-            return f"{of} look sound: all {len(checks)} self-checks are as expected."
-        return (
-            f"{of} show no fault: {len(checks) - open_ones} of {len(checks)} self-checks are as expected, {open_ones} "
-            "inconclusive, as nothing was fooled in them."
-        )
-    listed = "; ".join(f"{check.name} ({check.attack}): {check.found}" for check in failed)
-    return (
-        f"{of} look suspicious in {len(failed)} of {len(checks)} self-checks: {listed}. Robust accuracies may be too "
-        "high."
-    )

@@ -1,0 +1,86 @@
+"""All models on common corruptions, and mean corruption errors."""
+
+from collections.abc import Sequence
+
+import torch
+
+from vitlens.analysis.failures.common_corruptions import Corrupted, on_corrupted
+from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
+from vitlens.commands.attack.measure.sweep import ModelAttack
+from vitlens.commands.attack.record import (
+    CORRUPTED,
+    CORRUPTION_ACCURACY,
+    CORRUPTION_KINDS,
+    MEAN_CORRUPTION_ERROR,
+    MEAN_ERROR,
+)
+from vitlens.commands.attack.record.rows import CorruptionKindRow, CorruptionRow
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.progress import progress
+from vitlens.errors import UnknownNameError
+from vitlens.models.model import Model
+from vitlens.processes import share_of
+
+
+def baseline_of(models: Sequence[Model], asked: str | None) -> str:
+    """The alias of the model that mean corruption errors are relative to: as asked, else the first CNN, else the first.
+
+    Raises UnknownNameError for a model that is not among them.
+    """
+    aliases = [model.alias for model in models]
+    if asked is not None:
+        if asked not in aliases:
+            raise UnknownNameError("model for --baseline", asked, aliases)
+        return asked
+    return next((model.alias for model in models if model.anatomy.family == "cnn"), aliases[0])
+
+
+def on_corruptions(works: Sequence[ModelAttack]) -> list[Corrupted]:
+    """Each model on all kinds at all severities, each process on its share of the images; nothing where they were not
+    asked for, or images have no labels."""
+    if not works[0].options.corruptions or works[0].options.predicted:
+        return []
+    return [_on_corruptions(work) for work in works]
+
+
+def _on_corruptions(work: ModelAttack) -> Corrupted:
+    mine, processes = share_of(work.split, work.processes), work.processes
+    keys = torch.arange(processes.index, len(work.split), processes.count) + (work.run.seed << 20)
+    total = len(mine) * len(CORRUPTIONS) * len(SEVERITIES)
+    with progress(f"{work.model.alias} on corruptions", total, quiet=work.run.quiet) as advance:
+        part = on_corrupted(
+            work.model, mine, keys=keys, batch_size=work.run.batch_size, precision=work.run.precision, advance=advance
+        )
+    whole = processes.gathered(part).permute(1, 2, 0).contiguous()
+    return Corrupted(work.model.alias, whole, work.split.groups)
+
+
+def write_corruptions(folder: RunFolder, corrupted: Sequence[Corrupted], *, baseline: str, seed: int) -> None:
+    """Accuracy by kind and severity, mean errors, and for several models mean corruption errors."""
+    rows = []
+    for one in corrupted:
+        for kind in CORRUPTIONS:
+            for severity in SEVERITIES:
+                estimate = one.accuracy(kind, severity, seed=seed)
+                folder.metric(CORRUPTION_ACCURACY(model=one.alias, kind=kind, severity=severity), estimate)
+                count = one.correct.shape[-1]
+                rows.append(
+                    CorruptionRow(one.alias, kind, severity, estimate.value, estimate.low, estimate.high, count)
+                )
+        folder.metric(MEAN_ERROR(model=one.alias), one.mean_error(seed=seed))
+    if len(corrupted) > 1:
+        _write_relative_errors(folder, corrupted, baseline=baseline, seed=seed)
+    folder.write(CORRUPTED, rows)
+    kinds = [
+        CorruptionKindRow(name, kind.title, kind.description, kind.strengths) for name, kind in CORRUPTIONS.items()
+    ]
+    folder.write(CORRUPTION_KINDS, kinds if corrupted else [])
+
+
+def _write_relative_errors(folder: RunFolder, corrupted: Sequence[Corrupted], *, baseline: str, seed: int) -> None:
+    """Mean corruption errors, where the baseline makes errors of every kind."""
+    (reference,) = (one for one in corrupted if one.alias == baseline)
+    for one in corrupted:
+        relative = one.relative_error(reference, seed=seed)
+        if relative is not None:
+            folder.metric(MEAN_CORRUPTION_ERROR(model=one.alias, baseline=baseline), relative)

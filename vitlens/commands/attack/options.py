@@ -1,0 +1,196 @@
+"""What `vitlens attack` is told."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitlens.attacks.defaults import COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS
+from vitlens.attacks.registry import ATTACKS
+from vitlens.commands.attack.epsilons import UNIT
+from vitlens.commands.scaffold.flags import bundle, option
+from vitlens.commands.scaffold.options import (
+    ModelOptions,
+    RunOptions,
+    data_option,
+    images_option,
+    predicted_option,
+    several_models,
+)
+from vitlens.commands.scaffold.parsing import amounts, count_or_counts, one_of
+from vitlens.errors import InputError, UnknownNameError
+
+_MORE, _PATCH = "Beside the curves", "The patch attack"
+
+
+def _attacks(name: str, text: str) -> tuple[str, ...]:
+    return one_of(name, text, tuple(ATTACKS))
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """All models are attacked on the same images.
+
+    attacks: names of the registry; epsilons: of L∞ attacks, in 1/255, 0 for the clean accuracy; epsilons_l2: of L2
+    attacks, in pixel units; steps: for all, or by attack; None for each attack's own; restarts: of those that start at
+    random; downwards: from the largest epsilon to the first at which an image is still classified correctly; predicted:
+    the models' predictions are taken for labels; resume: the folder of a stopped run of the same models, data and
+    options; transfer: also show each model the images made for the others; inside: also measure what changes inside;
+    corruptions: also common corruptions; baseline: the model whose errors mean corruption errors are relative to, by
+    its alias (None: the first CNN, else the first model); patch_side: px of the patch attack's square (None: a quarter
+    of the shorter side); patch_anywhere: it need not lie on a ViT's tokens.
+    """
+
+    models: tuple[str, ...] = several_models()
+    data: str | None = data_option()
+    images: tuple[str, ...] = images_option()
+    attacks: tuple[str, ...] = option(
+        "--attack",
+        f"Comma-separated: {', '.join(ATTACKS)}.",
+        default=COMMAND_ATTACKS,
+        metavar="LIST",
+        parse=_attacks,
+    )
+    epsilons: tuple[float, ...] = option(
+        "--epsilon",
+        "Of L∞ attacks, in 1/255; 0: the clean accuracy.",
+        default=EPSILONS_255,
+        metavar="LIST",
+        parse=amounts,
+    )
+    epsilons_l2: tuple[float, ...] = option(
+        "--epsilon-l2",
+        "Of L2 attacks, distances in pixel units.",
+        default=EPSILONS_L2,
+        metavar="LIST",
+        parse=amounts,
+    )
+    steps: int | Mapping[str, int] | None = option(
+        "--steps",
+        "Of attacks with steps; of some alone: pgd=20,cw=50.",
+        default=None,
+        metavar="N",
+        parse=count_or_counts,
+        shown="each attack's own",
+    )
+    restarts: int = option("--restarts", "Of attacks with a random start.", default=RESTARTS, metavar="N")
+    downwards: bool = option(
+        "--downwards",
+        "Try the largest epsilon first, down to where an image stands: quicker, less strict.",
+        default=False,
+    )
+    predicted: bool = predicted_option()
+    resume: Path | None = option("--resume", "Go on with a run that was stopped.", default=None, metavar="FOLDER")
+    transfer: bool = option(
+        "--transfer/--no-transfer", "Show each model the images made for the others.", default=True, panel=_MORE
+    )
+    inside: bool = option(
+        "--inside/--no-inside", "Maps, attention and paths before and after.", default=True, panel=_MORE
+    )
+    corruptions: bool = option("--corruptions/--no-corruptions", "Also everyday damage.", default=True, panel=_MORE)
+    baseline: str | None = option(
+        "--baseline",
+        "Model that mean corruption errors are relative to.",
+        default=None,
+        metavar="ALIAS",
+        shown="the first CNN",
+        panel=_MORE,
+    )
+    patch_side: int | None = option(
+        "--patch-side",
+        "Side of the patch attack's square.",
+        default=None,
+        metavar="PX",
+        shown="a quarter of the shorter side",
+        panel=_PATCH,
+    )
+    patch_anywhere: bool = option(
+        "--patch-anywhere", "The square need not lie on a ViT's tokens.", default=False, panel=_PATCH
+    )
+    model_options: ModelOptions = bundle(ModelOptions)
+    run: RunOptions = bundle(RunOptions)
+
+    def __post_init__(self) -> None:
+        _require_amounts(self)
+        _require_counts(self)
+        _require_attacks(self)
+
+    def steps_for(self, attack: str) -> int | None:
+        """How many steps were asked of this attack; None for its own."""
+        return self.steps.get(attack) if isinstance(self.steps, Mapping) else self.steps
+
+    @property
+    def linf(self) -> tuple[float, ...]:
+        """Epsilons of L∞ attacks in pixel units, rising, without 0."""
+        return tuple(sorted({epsilon / UNIT for epsilon in self.epsilons if epsilon > 0}))
+
+    @property
+    def l2(self) -> tuple[float, ...]:
+        """Epsilons of L2 attacks in pixel units, rising, without 0."""
+        return tuple(sorted({epsilon for epsilon in self.epsilons_l2 if epsilon > 0}))
+
+
+def _require_amounts(options: AttackOptions) -> None:
+    """Raise InputError for an epsilon below 0, or above what any image could be changed by."""
+    for name, epsilons, most, example in (
+        ("--epsilon", options.epsilons, UNIT, EPSILONS_255),
+        ("--epsilon-l2", options.epsilons_l2, float("inf"), EPSILONS_L2),
+    ):
+        wrong = [epsilon for epsilon in epsilons if not 0 <= epsilon <= most or epsilon == float("inf")]
+        if wrong:
+            unit = f"from 0 to {most:g}, in 1/255" if name == "--epsilon" else "of at least 0, in pixel units"
+            raise InputError(f"expected {name} {unit}, found {wrong[0]:g}; e.g. {name} {_listed(example)}")
+
+
+def _require_counts(options: AttackOptions) -> None:
+    """Raise InputError for no steps, no restarts, no patch, and for steps or a patch of an attack not asked for."""
+    for name in options.steps if isinstance(options.steps, Mapping) else ():
+        if name not in options.attacks:
+            known = ", ".join(options.attacks)
+            raise InputError(f"expected --steps for attacks of --attack, found {name}; try {known}")
+    for steps in _numbers_of_steps(options):
+        if steps < 1:
+            raise InputError(f"expected --steps of at least 1, found {steps}; leave it out for each attack's own")
+    if options.restarts < 1:
+        raise InputError(f"expected --restarts of at least 1, found {options.restarts}")
+    if options.patch_side is not None and options.patch_side < 1:
+        raise InputError(f"expected --patch-side of at least 1 px, found {options.patch_side}")
+    patched = any(name in ATTACKS and ATTACKS[name].norm == "patch" for name in options.attacks)
+    if not patched and (options.patch_side is not None or options.patch_anywhere):
+        raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
+
+
+def _numbers_of_steps(options: AttackOptions) -> Iterator[int]:
+    if isinstance(options.steps, Mapping):
+        yield from options.steps.values()
+    elif options.steps is not None:
+        yield options.steps
+
+
+def _require_attacks(options: AttackOptions) -> None:
+    """Raise UnknownNameError for an attack that is not there, InputError for one without an epsilon above 0, and for an
+    order of epsilons where no attack has several."""
+    if not options.attacks:
+        raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
+    for name in options.attacks:
+        if name not in ATTACKS:
+            raise UnknownNameError("attack", name, ATTACKS)
+        option_name, epsilons = _epsilons(name, options)
+        if not epsilons:
+            raise InputError(
+                f"expected {option_name} with a number above 0 for {name}, found none; e.g. {option_name} 1,2,4"
+            )
+    bounded = [name for name in options.attacks if ATTACKS[name].kind == "budget"]
+    if options.downwards and not any(len(_epsilons(name, options)[1]) > 1 for name in bounded):
+        given = ", ".join(options.attacks)
+        raise InputError(f"expected --downwards with an attack at several epsilons, found {given}; leave it out")
+
+
+def _epsilons(name: str, options: AttackOptions) -> tuple[str, tuple[float, ...]]:
+    """The option that says an attack's epsilons, and those above 0; a patch has one size."""
+    axes = {"linf": ("--epsilon", options.linf), "l2": ("--epsilon-l2", options.l2)}
+    return axes.get(ATTACKS[name].norm, ("", (1.0,)))
+
+
+def _listed(amounts: Sequence[float]) -> str:
+    """Numbers as they are typed: "0.25,0.5,1"."""
+    return ",".join(f"{amount:g}" for amount in amounts)

@@ -1,0 +1,232 @@
+"""The rows that `vitlens attack` writes. Layers and blocks count from 0."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from vitlens.analysis.robustness.verdict import Check
+from vitlens.attacks.registry import NormName
+from vitlens.records import GivenName
+from vitlens.uncertainty import Estimate
+
+Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
+
+
+@dataclass(frozen=True)
+class AttackCurveRow:
+    """Accuracy of one model under one attack at one epsilon (0: clean), in the unit in which it is typed."""
+
+    model: str
+    attack: str
+    title: str
+    norm: NormName
+    epsilon: float
+    accuracy: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """The accuracy with its interval."""
+        return Estimate(self.accuracy, self.low, self.high, self.n)
+
+
+@dataclass(frozen=True)
+class AttackRow:
+    """One attack on one model: how it was run, what it did, and what it cost.
+
+    attack: as metrics name it; name: in the registry; source: its paper; right: images that the model classifies
+    correctly before it; survived: those that are still correct at the largest epsilon; broken: those for which a
+    perturbation was found; median: of the smallest perturbations (None: beyond what was tried); forwards, backwards:
+    images passed through the model; seconds: of all processes together.
+    """
+
+    model: str
+    attack: str
+    name: str
+    title: str
+    norm: NormName
+    kind: Literal["budget", "minimum"]
+    source: str
+    gradients: bool
+    steps: int
+    restarts: int
+    right: int
+    survived: int
+    broken: int
+    median: float | None
+    forwards: int
+    backwards: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RobustPairRow:
+    """Two models under one attack at one epsilon ("clean": before any): on how many images one alone is correct.
+
+    difference: accuracy of the first minus the second's, points; p: McNemar's exact test; p_holm: corrected for all
+    rows of the table.
+    """
+
+    attack: str
+    title: str
+    norm: NormName
+    epsilon: float
+    first: str
+    second: str
+    only_first: int
+    only_second: int
+    difference: float
+    low: float | None
+    high: float | None
+    p: float
+    p_holm: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """The difference with its interval."""
+        return Estimate(self.difference, self.low, self.high, unit="points")
+
+
+@dataclass(frozen=True)
+class RobustClassRow:
+    """Accuracy of one model on the images of one class, clean and under the attack of the sample at its epsilon."""
+
+    model: str
+    class_name: GivenName
+    n: int
+    attack: str
+    epsilon: float
+    clean_accuracy: float
+    clean_low: float | None
+    clean_high: float | None
+    robust_accuracy: float
+    robust_low: float | None
+    robust_high: float | None
+
+    @property
+    def clean(self) -> Estimate:
+        """The clean accuracy with its interval."""
+        return Estimate(self.clean_accuracy, self.clean_low, self.clean_high, self.n)
+
+    @property
+    def robust(self) -> Estimate:
+        """The accuracy under the attack with its interval."""
+        return Estimate(self.robust_accuracy, self.robust_low, self.robust_high, self.n)
+
+
+@dataclass(frozen=True)
+class AttackSampleRow:
+    """One attack at one epsilon on a sample of n images: how many fooled the model."""
+
+    model: str
+    attack: str
+    title: str
+    norm: NormName
+    epsilon: float
+    n: int
+    fooled: int
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    """Images made for one model, shown to another.
+
+    rate: of the n images that fooled the first and that the second classifies correctly when clean, the share that
+    fools the second (None: there is none); accuracy: of the second on all images made for the first; clean: on the
+    clean ones.
+    """
+
+    made_for: str
+    shown_to: str
+    rate: float | None
+    low: float | None
+    high: float | None
+    n: int | None
+    accuracy: float
+    clean: float
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The rate with its interval."""
+        return None if self.rate is None else Estimate(self.rate, self.low, self.high, self.n)
+
+
+@dataclass(frozen=True)
+class AttackCheckRow:
+    """One self-check of an attack on one model."""
+
+    model: str
+    name: str
+    attack: str
+    expected: str
+    found: str
+    passed: bool
+    conclusive: bool
+
+    @property
+    def check(self) -> Check:
+        """The same without the model."""
+        return Check(self.name, self.attack, self.expected, self.found, self.passed, self.conclusive)
+
+
+@dataclass(frozen=True)
+class BlockCosineRow:
+    """The cosine between a block's output for a clean image and for its counterpart, mean over n images."""
+
+    model: str
+    block: int
+    kind: Counterpart
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class AttentionShiftRow:
+    """A statistic of one layer's attention, mean over heads and n images: before, and value: after minus before."""
+
+    model: str
+    statistic: str
+    title: str
+    unit: str
+    layer: int
+    before: float
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """The change with its interval."""
+        return Estimate(self.value, self.low, self.high, self.n, self.unit)
+
+
+@dataclass(frozen=True)
+class CorruptionRow:
+    """Accuracy of one model under one common corruption at a severity from 1 to 5."""
+
+    model: str
+    kind: str
+    severity: int
+    accuracy: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """The accuracy with its interval."""
+        return Estimate(self.accuracy, self.low, self.high, self.n)
+
+
+@dataclass(frozen=True)
+class CorruptionKindRow:
+    """One common corruption: what its strengths are, and those of severities 1 to 5."""
+
+    kind: str
+    title: str
+    description: str
+    strengths: tuple[float, ...]

@@ -1,0 +1,43 @@
+"""The self-checks: signs of a broken attack, and of masked gradients."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from vitlens.analysis.robustness.verdict import CheckState, verdict
+from vitlens.commands.attack.record import CHECKS
+from vitlens.records import Record
+from vitlens.report.document import Section, Sentence, Table, sentences
+
+_STATES: Final = {
+    CheckState.PASSED: "as expected",
+    CheckState.INCONCLUSIVE: "inconclusive",
+    CheckState.FAILED: "**no**",
+}
+_WHY: Final = (
+    "A broken attack makes a model look robust. These checks look for what a sound attack always shows, and for signs "
+    "of masked gradients (Athalye 2018, Carlini 2019), on a few images that each model classifies correctly."
+)
+
+
+def verdict_sentences(record: Record) -> Iterator[Sentence]:
+    """The result of the self-checks, model by model."""
+    for alias in record.aliases:
+        rows = tuple(row for row in record.rows(CHECKS) if row.model == alias)
+        yield Sentence(verdict([row.check for row in rows], of=f"The attacks on {alias}"), rows)
+
+
+def checks(record: Record) -> Section:
+    """Every check of every attack on every model."""
+    table = Table.of(
+        "Self-checks",
+        record.rows(CHECKS),
+        {
+            "model": lambda row: row.model,
+            "check": lambda row: row.name,
+            "attack": lambda row: row.attack,
+            "expected": lambda row: row.expected,
+            "found": lambda row: row.found,
+            "verdict": lambda row: _STATES[row.check.state],
+        },
+    )
+    return Section("Can these numbers be believed?", sentences(_WHY), (table,))

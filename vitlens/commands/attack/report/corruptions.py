@@ -1,0 +1,93 @@
+"""Accuracy under common corruptions."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from vitlens.analysis.failures.corruptions import SEVERITIES
+from vitlens.commands.attack.record import (
+    ACCURACY,
+    CORRUPTED,
+    CORRUPTION_KINDS,
+    MEAN_CORRUPTION_ERROR,
+    MEAN_ERROR,
+)
+from vitlens.commands.attack.report.ends import ends
+from vitlens.records import Record
+from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.numbers import in_words
+from vitlens.uncertainty import Side, beyond
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CAPTION: Final = (
+    "Accuracy under common corruptions; severity 0 is the clean image. What the severities are is in the table. Models "
+    "are shown the same pixels. Severities of different kinds are not equally severe."
+)
+_KINDS: Final = (
+    "Kinds and severities are in the manner of Hendrycks & Dietterich (2019), set for images of any size; their "
+    "numbers do not compare with those of ImageNet-C or CIFAR-10-C."
+)
+_SIDES: Final = {Side.BELOW: "fewer errors", Side.ABOVE: "more errors", Side.UNDECIDED: "not shown to differ"}
+
+
+def corruption_sentences(record: Record) -> Iterator[Sentence]:
+    """Mean errors, the kind of lowest accuracy, and errors relative to the baseline."""
+    rows, relative = record.rows(CORRUPTED), list(record.all(MEAN_CORRUPTION_ERROR))
+    for alias in record.aliases if rows else ():
+        hardest = min((row for row in rows if row.model == alias), key=lambda row: row.accuracy)
+        yield Sentence(
+            f"{alias}: mean error {in_words(record.metric(MEAN_ERROR(model=alias)))} under common corruptions, over "
+            f"all kinds and severities; accuracy is lowest under {hardest.kind} of severity {hardest.severity}, "
+            f"{in_words(hardest.estimate)}.",
+            (hardest,),
+        )
+    if len(record.aliases) > 1 and rows and not relative:
+        yield Sentence(
+            "Mean corruption errors are left out: the model they are relative to makes no error under some kind."
+        )
+    for places, ratio in relative:
+        if places["model"] != places["baseline"]:
+            yield Sentence(
+                f"Mean corruption error of {places['model']} relative to {places['baseline']} (100 %): "
+                f"{in_words(ratio)}, {_SIDES[beyond(ratio, 1.0)]}."
+            )
+
+
+def corruptions(record: Record) -> Iterator[Section]:
+    """Accuracies by kind and severity, where they were asked for."""
+    if record.rows(CORRUPTED):
+        figure = FigureSpec("corruptions", _CAPTION, partial(_draw, record))
+        yield Section("Common corruptions", sentences(_KINDS), (_kinds(record), _accuracies(record)), (figure,))
+
+
+def _kinds(record: Record) -> Table:
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (row.kind, row.description, *row.strengths) for row in record.rows(CORRUPTION_KINDS)
+    )
+    return Table("What the severities are", ("kind", "strength", *map(str, SEVERITIES)), rows)
+
+
+def _accuracies(record: Record) -> Table:
+    rows, aliases = record.rows(CORRUPTED), record.aliases
+    cells = {(row.kind, row.severity, row.model): in_words(row.estimate, with_n=False) for row in rows}
+    lines: list[tuple[Cell, ...]] = [
+        (kind, severity, *(cells.get((kind, severity, alias)) for alias in aliases))
+        for kind, severity in dict.fromkeys((row.kind, row.severity) for row in rows)
+    ]
+    return Table("Accuracy by kind and severity", ("kind", "severity", *aliases), tuple(lines))
+
+
+def _draw(record: Record) -> "Figure":
+    from vitlens.figures.robustness import Hardening, robustness_curves
+
+    rows, hardenings = record.rows(CORRUPTED), []
+    for kind in record.rows(CORRUPTION_KINDS):
+        curves = {}
+        for alias in record.aliases:
+            levels = [row.estimate for row in rows if (row.kind, row.model) == (kind.kind, alias)]
+            curves[alias] = ends([record.metric(ACCURACY(model=alias)), *levels])
+        hardenings.append(Hardening(kind.title, "severity", ["0", *map(str, SEVERITIES)], curves))
+    classes = 0 if record.config.data is None else record.config.data.classes
+    return robustness_curves(hardenings=hardenings, chance=1 / (classes or 1), n=rows[0].n)

@@ -1,0 +1,197 @@
+"""What changes inside each model for the images that fool it: examples, maps, blocks, attention."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.commands.attack.epsilons import epsilon_words
+from vitlens.commands.attack.options import AttackOptions
+from vitlens.commands.attack.record import BLOCKS, EXAMPLES, MAP_AGREEMENT, PARTING_BLOCK, SAMPLE, SHIFTS
+from vitlens.commands.attack.record.arrays import AttackExampleArrays
+from vitlens.commands.attack.record.rows import AttackSampleRow, AttentionShiftRow, BlockCosineRow
+from vitlens.records import Record
+from vitlens.report.document import FigureSpec, Section, Sentence
+from vitlens.report.numbers import in_ranges, in_words, number
+from vitlens.uncertainty import Side, beyond
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PATHS: Final = (
+    "One minus the cosine between a block's whole output for the clean image and for another: the adversarial one, the "
+    "clean one with random noise of the same strength, and another image of the sample; each grey line is ten times "
+    "the one below. The gap between the first two is what the attack does beyond noise of its strength."
+)
+_SHIFTS: Final = (
+    "After minus before, image by image, for the images that were fooled. Heads of a layer may change in opposite "
+    "ways and cancel out here."
+)
+
+
+def inside(record: Record) -> Iterator[Section]:
+    """Maps, attention and outputs of blocks before and after, unless they were not asked for."""
+    if not record.options(AttackOptions).inside:
+        return
+    figures = (*_examples(record), *_paths(record), *_shifts(record))
+    lines = (
+        *_sample_sentences(record),
+        *(sentence for row in record.rows(SAMPLE) for sentence in _change_sentences(record, row)),
+        *_path_sentences(record),
+        *_shift_sentences(record),
+    )
+    yield Section("What changes inside", lines, figures=figures)
+
+
+def _sample_sentences(record: Record) -> Iterator[Sentence]:
+    for row in record.rows(SAMPLE):
+        epsilon = epsilon_words(row.epsilon, row.norm)
+        text = f"{row.title} at {epsilon} fools {row.model} on {row.fooled} of {row.n} images of a sample."
+        yield Sentence(text, (row,))
+
+
+def _change_sentences(record: Record, row: AttackSampleRow) -> Iterator[Sentence]:
+    """How far maps agree, and from which block on outputs are closer to those of another image."""
+    if not row.fooled:
+        text = (
+            f"No image of the sample fooled {row.model} at {epsilon_words(row.epsilon, row.norm)}: nothing to compare."
+        )
+        yield Sentence(text, (row,))
+        return
+    agreements = {
+        places["maps"].replace("-", " "): estimate
+        for places, estimate in record.all(MAP_AGREEMENT)
+        if (places["model"], places["measure"]) == (row.model, "spearman")
+    }
+    if agreements:
+        listed = "; ".join(f"{name} {in_words(estimate)}" for name, estimate in agreements.items())
+        yield Sentence(f"{row.model}, rank correlation of maps before and after (1: unchanged): {listed}.", (row,))
+    block = record.metrics.get(PARTING_BLOCK(model=row.model))
+    if block is None:
+        text = f"No block's outputs of {row.model} come halfway to those of two different images."
+    else:
+        text = (
+            f"The outputs of {row.model} for clean and adversarial images are halfway to those of two different images "
+            f"from block {int(block.value)} on."
+        )
+    yield Sentence(text, (row,))
+
+
+def _path_sentences(record: Record) -> Iterator[Sentence]:
+    """How far the attack changes each model's last block, beside noise of the same strength."""
+    rows = record.rows(BLOCKS)
+    for alias in dict.fromkeys(row.model for row in rows):
+        last = max(row.block for row in rows if row.model == alias)
+        at_end = {row.kind: row for row in rows if (row.model, row.block) == (alias, last)}
+        attacked, noise = at_end.get("adversarial"), at_end.get("noise")
+        if attacked is not None and noise is not None:
+            yield Sentence(
+                f"{alias}, 1 − cosine of its last block's outputs with those for the clean images: {_away(attacked)} "
+                f"after the attack, {_away(noise)} after noise of the same strength (n = {noise.n}).",
+                (attacked, noise),
+            )
+
+
+def _away(row: BlockCosineRow) -> str:
+    if row.low is None or row.high is None:
+        return number(max(0.0, 1 - row.value))
+    value, low, high = (number(max(0.0, 1 - cosine)) for cosine in (row.value, row.high, row.low))
+    return f"{value} ({low} to {high})"
+
+
+def _shift_sentences(record: Record) -> Iterator[Sentence]:
+    """In which layers attention changes by more than chance."""
+    rows = record.rows(SHIFTS)
+    for alias, statistic in dict.fromkeys((row.model, row.statistic) for row in rows):
+        some = [row for row in rows if (row.model, row.statistic) == (alias, statistic)]
+        sides = {row.layer: beyond(row.estimate, 0.0) for row in some}
+        parts = []
+        for verb, side in (("rises", Side.ABOVE), ("falls", Side.BELOW)):
+            layers = [layer for layer, of_layer in sides.items() if of_layer is side]
+            parts += [f"{verb} in {in_ranges(layers)}"] if layers else []
+        change = " and ".join(parts) or "is not shown to change in any layer"
+        short = some[0].title.partition(",")[0]
+        text = f"{alias}: {short} {change} (95 % intervals, uncorrected; {some[0].n} images)."
+        yield Sentence(text, tuple(some))
+
+
+def _examples(record: Record) -> Iterator[FigureSpec]:
+    """Single images before and after, with their maps, model by model."""
+    for row in record.rows(SAMPLE):
+        if record.has(EXAMPLES, model=row.model):
+            arrays = record.arrays(EXAMPLES, model=row.model)
+            yield FigureSpec(
+                f"examples_{row.model}",
+                f"Some of the images that fooled {row.model}. Maps: {arrays.method} for the true class, as fractions "
+                "of their sum relative to a uniform map. The perturbation is drawn around grey, amplified as its title "
+                "says. A map that changes need not be why the prediction changed.",
+                partial(_draw_examples, row, arrays),
+            )
+
+
+def _draw_examples(row: AttackSampleRow, arrays: AttackExampleArrays) -> "Figure":
+    from vitlens.figures.attack.examples import Before, attack_examples
+
+    clean = arrays.pixels / np.float32(255)
+    change = arrays.change.astype(np.float32)
+    before, after = (
+        [Before(str(word), float(probability)) for word, probability in zip(words, probabilities)]
+        for words, probabilities in zip(arrays.answers, arrays.probability)
+    )
+    return attack_examples(
+        clean=clean,
+        adversarial=np.clip(clean + change, 0, 1),
+        maps_before=arrays.before,
+        maps_after=arrays.after,
+        before=before,
+        after=after,
+        notes=[f"L∞ {255 * np.abs(one).max():.2g}/255\nL2 {np.linalg.norm(one):.2g}" for one in change],
+        title=f"{row.model} before and after {row.title} at {epsilon_words(row.epsilon, row.norm)}",
+    )
+
+
+def _paths(record: Record) -> Iterator[FigureSpec]:
+    if record.rows(BLOCKS):
+        yield FigureSpec("paths", _PATHS, partial(_draw_paths, record.rows(BLOCKS)))
+
+
+def _draw_paths(rows: Sequence[BlockCosineRow]) -> "Figure":
+    from vitlens.figures.attack.inside import parting_paths
+
+    models = {}
+    for alias in dict.fromkeys(row.model for row in rows):
+        some = [row for row in rows if row.model == alias]
+        models[f"{alias}, {some[0].n} images"] = {
+            str(kind): _ends({row.block: row for row in some if row.kind == kind})
+            for kind in dict.fromkeys(row.kind for row in some)
+        }
+    return parting_paths(models=models, title="Where outputs for clean and adversarial images part")
+
+
+def _shifts(record: Record) -> Iterator[FigureSpec]:
+    if record.rows(SHIFTS):
+        yield FigureSpec("shifts", _SHIFTS, partial(_draw_shifts, record.rows(SHIFTS)))
+
+
+def _draw_shifts(rows: Sequence[AttentionShiftRow]) -> "Figure":
+    from vitlens.figures.attack.inside import LayerShift, attention_shifts
+
+    shifts = []
+    for statistic in dict.fromkeys(row.statistic for row in rows):
+        some = [row for row in rows if row.statistic == statistic]
+        curves = {
+            alias: _ends({row.layer: row for row in some if row.model == alias})
+            for alias in dict.fromkeys(row.model for row in some)
+        }
+        shifts.append(LayerShift(some[0].title, f"after − before ({some[0].unit})", curves))
+    return attention_shifts(shifts=shifts, title="What the attack changes in attention, means over heads")
+
+
+def _ends(rows: Mapping[int, BlockCosineRow] | Mapping[int, AttentionShiftRow]) -> NDArray[np.floating]:
+    """Values, lows and highs by block or layer, NaN where there is none."""
+    ends = np.full((3, 1 + max(rows)), np.nan)
+    for place, row in rows.items():
+        ends[:, place] = [np.nan if end is None else end for end in (row.value, row.low, row.high)]
+    return ends
