@@ -121,5 +121,5 @@ def test_models_without_such_layers_are_refused():
     with pytest.raises(UnsupportedError, match="softmax attention"):
         query_maps(model_of(build_resnet("resnet20", classes=5, image_size=(32, 32))), images(), query=(0, 0))
     xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
-    with pytest.raises(UnsupportedError, match="patches look at patches, found none in tiny; leave --key out"):
+    with pytest.raises(UnsupportedError, match="patches attend to patches, found none in tiny; leave --key out"):
         key_maps(xcit, images(), key=(0, 0))
