@@ -190,8 +190,8 @@ def _draw_shifts(rows: Sequence[AttentionShiftRow]) -> "Figure":
 
 
 def _ends(rows: Mapping[int, BlockCosineRow] | Mapping[int, AttentionShiftRow]) -> NDArray[np.floating]:
-    """Values, lows and highs by block or layer, NaN where there is none."""
+    """Values, lows and highs by block or layer, NaN where there is none; the value for an end that is not defined."""
     ends = np.full((3, 1 + max(rows)), np.nan)
     for place, row in rows.items():
-        ends[:, place] = [np.nan if end is None else end for end in (row.value, row.low, row.high)]
+        ends[:, place] = [row.value if end is None else end for end in (row.value, row.low, row.high)]
     return ends
