@@ -34,7 +34,6 @@ Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
 AnimationFormat = Literal["gif", "mp4"]
 TrackerName = Literal["tensorboard", "wandb"]
-StudyKind = Literal["whole", "architecture", "patch-size", "pooling", "size", "data", "registers", "positions"]
 CommandName = Literal[
     "study",
     "predict",
@@ -73,7 +72,6 @@ COMPILES: Final[tuple[str, ...]] = get_args(Compile)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
 TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
-STUDY_KINDS: Final[tuple[str, ...]] = get_args(StudyKind)
 COMMANDS: Final[tuple[str, ...]] = get_args(CommandName)
 
 DEFAULT_SEED: Final = 0

@@ -6,32 +6,34 @@ import pytest
 
 from vitlens.cli.completion import complete_kind
 from vitlens.cli.main import run
-from vitlens.names import STUDY_KINDS
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.study.kinds import KINDS
+from vitlens.commands.study.options import StudyOptions
 
 
 def test_every_option_of_a_kind_arrives(stand_in):
     calls = stand_in("study")
     line = "study --kind patch-size --seeds 2 --epochs 4 --data cifar10 --resume there"
     assert run(line.split()) == 0
-    [(args, options)] = calls
-    assert args == ((),)
-    chosen = {name: options[name] for name in ("kind", "seeds", "epochs", "data", "resume")}
-    assert chosen == {"kind": "patch-size", "seeds": 2, "epochs": 4, "data": "cifar10", "resume": Path("there")}
+    [((options,), _)] = calls
+    run_options = RunOptions(command=f"vitlens {line}")
+    assert options == StudyOptions(
+        data="cifar10", epochs=4, kind="patch-size", seeds=2, resume=Path("there"), run=run_options
+    )
 
 
 def test_nothing_said_is_nothing_asked(stand_in):
     calls = stand_in("study")
     assert run(["study", "vit-digits"]) == 0
-    [(args, options)] = calls
-    assert list(args[0]) == ["vit-digits"]
-    assert {options[name] for name in ("kind", "seeds", "epochs", "data", "resume")} == {None}
+    [((options,), _)] = calls
+    assert options == StudyOptions(("vit-digits",), run=RunOptions(command="vitlens study vit-digits"))
 
 
-@pytest.mark.parametrize("kind", STUDY_KINDS)
+@pytest.mark.parametrize("kind", ["whole", *KINDS])
 def test_every_kind_is_taken_and_completed(kind, stand_in):
     calls = stand_in("study")
     assert run(["study", "--kind", kind]) == 0
-    assert calls[0][1]["kind"] == kind
+    assert calls[0][0][0].kind == kind
     assert kind in complete_kind(kind[:2])
 
 

@@ -38,7 +38,7 @@ LINES = {
     "train from a teacher": "train vit-mini --data digits --epochs 1 --limit 20 --batch-size 10 --dim 16 --depth 1 "
     "--heads 2 --distill-from {cnn} --beside {vit}",
     "train frozen and full": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --compare-frozen",
-    "study of rungs": "study --kind pooling --seeds 2 --epochs 1 --limit 20 --batch-size 10",
+    "study of points": "study --kind pooling --seeds 2 --epochs 1 --limit 20 --batch-size 10",
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
 }  # the study with all its chapters is tests/runs/test_study.py's
 

@@ -7,25 +7,25 @@ import pytest
 
 from tests.figures.reading import cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.study_points import Rung, along, rungs
+from vitlens.figures.study_points import StudyPoint, points_along, points_in_rows
 
-RUNG = Rung("one head", 0.42, 0.35, 0.49, (0.4, 0.43, 0.43), 21_000, 1.5e6, 3200.0)
+POINT = StudyPoint("one head", 0.42, 0.35, 0.49, (0.4, 0.43, 0.43), 21_000, 1.5e6, 3200.0)
 
 
-def some(count: int) -> list[Rung]:
+def some(count: int) -> list[StudyPoint]:
     return [
-        replace(RUNG, name=f"rung number {index}", accuracy=0.1 * index, low=0.08 * index, high=0.11 * index,
+        replace(POINT, name=f"point number {index}", accuracy=0.1 * index, low=0.08 * index, high=0.11 * index,
                 seeds=(0.09 * index, 0.11 * index), flops=10.0**index, images_per_second=9000.0 / (index + 1))
         for index in range(count)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 2, 9])
-def test_every_rung_is_shown_with_its_numbers(count):
-    figure = rungs(points=some(count), chance=0.1, title="Nine rungs: 3 seeds, 6 epochs")
+def test_every_point_is_shown_with_its_numbers(count):
+    figure = points_in_rows(points=some(count), chance=0.1, title="Nine points: 3 seeds, 6 epochs")
     shown = texts(figure)
     for index in range(count):
-        assert any(f"rung number {index}\n" in text for text in shown)
+        assert any(f"point number {index}\n" in text for text in shown)
         assert f"{10 * index:.1f} [{8 * index:.1f}, {11 * index:.1f}]" in shown
     left = figure.axes[0]
     dots = [line for line in left.lines if line.get_marker() == "o"]
@@ -43,7 +43,9 @@ def test_every_rung_is_shown_with_its_numbers(count):
 def test_points_along_an_axis_are_at_their_places_and_two_series_side_by_side():
     places = {"ViT": [5, 10, 25, 50, 100], "CNN": [5, 10, 25, 50, 100]}
     series = {name: some(5) for name in places}
-    figure = along(series=series, places=places, axis="share (%)", chance=0.1, title="Share of the data", costs=False)
+    figure = points_along(
+        series=series, places=places, axis="share (%)", chance=0.1, title="Share of the data", costs=False
+    )
     [axes] = figure.axes
     assert axes.get_xscale() == "log"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["5", "10", "25", "50", "100"]
@@ -56,7 +58,7 @@ def test_points_along_an_axis_are_at_their_places_and_two_series_side_by_side():
 
 
 def test_costs_have_panels_and_numbers_of_their_own():
-    figure = along(
+    figure = points_along(
         series={"ViT": some(4)}, places={"ViT": [2, 4, 8, 16]}, axis="patch size (px)", chance=0.1, title="Patches"
     )
     assert len(figure.axes) == 3
@@ -68,11 +70,11 @@ def test_costs_have_panels_and_numbers_of_their_own():
 
 def test_refused():
     with pytest.raises(InputError):
-        rungs(points=[], chance=0.1, title="none")
+        points_in_rows(points=[], chance=0.1, title="none")
     with pytest.raises(InputError, match="finite numbers in accuracies"):
-        rungs(points=[replace(RUNG, low=np.nan)], chance=0.1, title="NaN")
+        points_in_rows(points=[replace(POINT, low=np.nan)], chance=0.1, title="NaN")
     with pytest.raises(InputError, match="costs above 0"):
-        rungs(points=[replace(RUNG, flops=0.0)], chance=0.1, title="free")
+        points_in_rows(points=[replace(POINT, flops=0.0)], chance=0.1, title="free")
     for places in ([1.0], [0.0, 1.0]):
         with pytest.raises(InputError, match="2 places above 0"):
-            along(series={"ViT": some(2)}, places={"ViT": places}, axis="x", chance=0.1, title="places")
+            points_along(series={"ViT": some(2)}, places={"ViT": places}, axis="x", chance=0.1, title="places")

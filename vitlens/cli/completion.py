@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from vitlens.commands.study.kinds import KINDS
+from vitlens.commands.study.options import WHOLE
 from vitlens.data.registry import SETS
 from vitlens.models.sources.registry import SOURCES
-from vitlens.names import STUDY_KINDS
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -17,7 +18,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_kind(incomplete: str) -> list[str]:
     """The kinds of study."""
-    return [name for name in STUDY_KINDS if name.startswith(incomplete)]
+    return [name for name in (WHOLE, *KINDS) if name.startswith(incomplete)]
 
 
 def complete_data(incomplete: str) -> list[str]:

@@ -55,6 +55,13 @@ class Command:
 
 _ENTRIES: Final = (
     Command(
+        "study",
+        "Train a ViT and a CNN (or take yours), evaluate both, look inside, write one report; or study one --kind.",
+        "vitlens study",
+        "Look",
+        needs=("classifier", "maps", "chain", "statistics", "heads", "features"),
+    ),
+    Command(
         "train",
         "Train a preset from scratch, or a trained model further; its folder is a MODEL for every other command.",
         "vitlens train vit-micro --epochs 1",

@@ -1,4 +1,4 @@
-"""The points of a study: accuracy with its interval, and what each costs, by rung or along an axis."""
+"""The points of a study: accuracy with its interval, and what each costs, in rows or along an axis."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _COSTS: Final = (
 
 
 @dataclass(frozen=True)
-class Rung:
+class StudyPoint:
     """One point. accuracy, low, high: fractions, the mean over seeds and its 95 % interval; seeds: of each training.
 
     flops: of one image's forward pass; images_per_second: of training.
@@ -39,7 +39,7 @@ class Rung:
 
 
 @styled
-def rungs(*, points: Sequence[Rung], chance: float, title: str) -> Figure:
+def points_in_rows(*, points: Sequence[StudyPoint], chance: float, title: str) -> Figure:
     """One row a point, from the top down: accuracy (%), operations and pace, the last two on logarithmic axes.
 
     chance: the accuracy (fraction) of guessing, a dashed line. Raises InputError for no point, or numbers that are not
@@ -69,9 +69,9 @@ def rungs(*, points: Sequence[Rung], chance: float, title: str) -> Figure:
 
 
 @styled
-def along(
+def points_along(
     *,
-    series: Mapping[str, Sequence[Rung]],
+    series: Mapping[str, Sequence[StudyPoint]],
     places: Mapping[str, ArrayLike],
     axis: str,
     chance: float,
@@ -80,8 +80,8 @@ def along(
 ) -> Figure:
     """Accuracy (%) against a logarithmic axis, a line for each series, with intervals; costs: two more panels.
 
-    places: of each series' points on the axis, above 0, which is called `axis`. Raises InputError as `rungs` does, and
-    where places and points do not match.
+    places: of each series' points on the axis, above 0, which is called `axis`. Raises InputError as `points_in_rows`
+    does, and where places and points do not match.
     """
     panels = 1 + len(_COSTS) * costs
     figure = sheet(WIDE if costs else WIDE * 0.7, 2.6)
@@ -116,7 +116,7 @@ def along(
     return figure
 
 
-def _values(points: Sequence[Rung]) -> tuple[Array, Array]:
+def _values(points: Sequence[StudyPoint]) -> tuple[Array, Array]:
     """Accuracy, low and high in % (points, 3), and costs in their units (points, 2)."""
     values = 100 * as_array(
         [[p.accuracy, p.low, p.high] for p in points], name="accuracies of the points", axes=("points", "3")

@@ -1,15 +1,18 @@
 """The options that commands share, one definition each; free of torch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitlens.commands.scaffold.flags import argument, choices, option
+from vitlens.commands.scaffold.flags import argument, choices, option, require_bounds
 from vitlens.commands.scaffold.parsing import numbers, side_lengths
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
+from vitlens.schema import read_as
 
 _RUN = "Run and report"
 _MODEL = "Your own weights"
+_DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # what of the run options decides a result
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,15 @@ class ModelOptions:
         "--std", "Spread it was trained with.", default=None, metavar="R,G,B", parse=numbers, panel=_MODEL
     )
     classes: Path | None = option("--classes", "Class names, one a line.", default=None, metavar="FILE", panel=_MODEL)
+
+
+def begun_with(config: Mapping[str, object], options: RunOptions, source: str, *, hint: str) -> RunOptions:
+    """Run options with what decides a result as a run of this config.json began with it. Raises InputError."""
+    written = config.get("options")
+    run = written.get("run") if isinstance(written, dict) else None
+    begun = read_as(RunOptions, run, source=f"the options in {source}", hint=hint)
+    require_bounds(begun, source=source, hint=hint)
+    return replace(options, **{name: getattr(begun, name) for name in _DECIDING})
 
 
 def one_model() -> Any:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from vitlens.commands.scaffold.flags import require_bounds
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.options import RunOptions, begun_with
 from vitlens.commands.train.options import Teaching, TrainOptions, Tuning
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, read_run
@@ -16,7 +15,6 @@ from vitlens.schema import Text, read_as
 
 DEFAULT_DATA: Final = "digits"
 _HINT: Final = "begin anew without --resume"
-_KEPT: Final = ("seed", "limit", "batch_size", "precision", "data_dir")  # run options of its beginning
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,4 @@ def resumed(resume: Path, options: TrainOptions) -> tuple[TrainPlan, RunOptions]
         value, begun = getattr(asked, name), getattr(plan, name)
         if value not in (begun, getattr(unset, name)):
             raise InputError(f"expected to resume {resume} with its {name}, {begun}, found {value}; leave it out")
-    return plan, begun_with(record.config, options.run, source)
-
-
-def begun_with(config: Mapping[str, object], options: RunOptions, source: str) -> RunOptions:
-    """Run options with what decides a result as a run of the folder began with it. Raises InputError."""
-    written = config.get("options")
-    run = written.get("run") if isinstance(written, dict) else None
-    begun = read_as(RunOptions, run, source=f"the options in {source}", hint=_HINT)
-    require_bounds(begun, source=source, hint=_HINT)
-    return replace(options, **{name: getattr(begun, name) for name in _KEPT})
+    return plan, begun_with(record.config, options.run, source, hint=_HINT)

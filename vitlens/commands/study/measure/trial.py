@@ -15,13 +15,13 @@ from vitlens.analysis.answers.evaluate import evaluate
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.archives import Form, require_forms
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.study.kinds import Point
 from vitlens.data.shares import images_in, share_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
-from vitlens.runs.study_kinds import Point
 from vitlens.schema import Between, Count, read_as
 from vitlens.training import checkpoint
 from vitlens.training.bookkeeping import BEST_FILE
@@ -32,7 +32,7 @@ from vitlens.training.recipe import Recipe, fitted, override, recipe_for
 RESULT = "result.npz"
 _FIELDS = ("seconds", "images_per_second", "steps", "train_images", "parameters", "flops")
 
-Telling = AbstractContextManager[Callable[[Progress], None]]
+ShownProgress = AbstractContextManager[Callable[[Progress], None]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Numbers:
     """The numbers of a trial, as a file says them."""
 
     seconds: Annotated[float, Between(0, 1e10)]
@@ -65,7 +65,7 @@ class _Told:
 
 
 @dataclass(frozen=True)
-class Ground:
+class Shared:
     """What all trainings of a study share: the images, the epochs, the size of the input, and the options."""
 
     data: str
@@ -99,22 +99,22 @@ class Ground:
         changes = {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0, **point.recipe}
         if self.options.batch_size is not None:
             changes["batch_size"] = self.options.batch_size
-        how = override(recipe_for(point.preset, self.data), changes)
-        return how if "batch_size" in changes else fitted(how, len(self.train))
+        recipe = override(recipe_for(point.preset, self.data), changes)
+        return recipe if "batch_size" in changes else fitted(recipe, len(self.train))
 
     def images(self, point: Point, *, seed: int) -> Split:
         """What the point is trained on."""
         return self.train if point.share is None else share_of(self.train, point.share, seed=seed)
 
 
-def run_trial(ground: Ground, point: Point, folder: Path, *, seed: int, resume: bool, telling: Telling) -> Trial:
+def run_trial(shared: Shared, point: Point, folder: Path, *, seed: int, resume: bool, progress: ShownProgress) -> Trial:
     """Train a point with a seed in its folder, or read what an earlier run finished there.
 
     resume: take a finished result, or go on from a checkpoint. The weights stay in the folder, the checkpoint does not.
     """
-    trial = _read(folder / RESULT, images=len(ground.test)) if resume else None
+    trial = _read(folder / RESULT, images=len(shared.test)) if resume else None
     if trial is None:
-        trial = _trained(ground, point, folder, seed=seed, resume=resume, telling=telling)
+        trial = _trained(shared, point, folder, seed=seed, resume=resume, progress=progress)
         _write(folder / RESULT, trial)
     # when a kill came between the result and this, the next run does it
     shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
@@ -123,30 +123,30 @@ def run_trial(ground: Ground, point: Point, folder: Path, *, seed: int, resume: 
     return trial
 
 
-def _trained(ground: Ground, point: Point, folder: Path, *, seed: int, resume: bool, telling: Telling) -> Trial:
-    model = ground.model(point, seed=seed).to(ground.device)
-    images = ground.images(point, seed=seed)
+def _trained(shared: Shared, point: Point, folder: Path, *, seed: int, resume: bool, progress: ShownProgress) -> Trial:
+    model = shared.model(point, seed=seed).to(shared.device)
+    images = shared.images(point, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
-    with telling as tell_progress:
+    with progress as on_progress:
         result = fit(
             model,
             images,
-            ground.test,
-            recipe=ground.recipe(point),
+            shared.test,
+            recipe=shared.recipe(point),
             directory=folder,
             seed=seed,
-            device=ground.device,
-            precision=ground.options.precision,
+            device=shared.device,
+            precision=shared.options.precision,
             resume=resume,
-            on_progress=tell_progress,
+            on_progress=on_progress,
         )
-    answers = evaluate(model, ground.test, batch_size=ground.options.batch_size)
+    answers = evaluate(model, shared.test, batch_size=shared.options.batch_size)
     return Trial(
         correct=answers.correct.numpy(),
         seconds=result.seconds,
         images_per_second=float(np.median([epoch.images_per_second for epoch in result.history])),
         steps=result.history[-1].step,
-        train_images=len(ground.train) if point.share is None else images_in(ground.train, point.share),
+        train_images=len(shared.train) if point.share is None else images_in(shared.train, point.share),
         parameters=model.parameter_count(),
         flops=sum(flops_by_part(model).values()),
     )
@@ -160,14 +160,14 @@ def _read(path: Path, *, images: int) -> Trial | None:
     """A finished result, or None where there is none yet. Raises InputError where it is of other images."""
     if not path.is_file():
         return None
-    found = read_arrays(path)
-    require_forms(found, {"correct": Form("b", (None,)), **dict.fromkeys(_FIELDS, Form("iuf"))}, path)
-    if len(found["correct"]) != images:
+    arrays = read_arrays(path)
+    require_forms(arrays, {"correct": Form("b", (None,)), **dict.fromkeys(_FIELDS, Form("iuf"))}, path)
+    if len(arrays["correct"]) != images:
         raise InputError(
-            f"expected the {len(found['correct'])} test images that {path} is about, found {images}; "
+            f"expected the {len(arrays['correct'])} test images that {path} is about, found {images}; "
             "resume with the data that the study began with"
         )
-    told = read_as(
-        _Told, {name: found[name].item() for name in _FIELDS}, source=str(path), hint="begin anew without --resume"
+    numbers = read_as(
+        _Numbers, {name: arrays[name].item() for name in _FIELDS}, source=str(path), hint="begin anew without --resume"
     )
-    return Trial(correct=found["correct"].astype(bool), **vars(told))
+    return Trial(correct=arrays["correct"].astype(bool), **vars(numbers))

@@ -1,7 +1,7 @@
 """Studies of points: the registry, every point, whole results, and going on as if nothing had happened."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,25 +13,32 @@ import torch
 import vitlens
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.publish import read
 from vitlens.commands.scaffold.training_progress import training_progress
+from vitlens.commands.study.kinds import KINDS, Point
+from vitlens.commands.study.measure import measure
+from vitlens.commands.study.measure import trial as study_trial
+from vitlens.commands.study.measure.trial import Shared, run_trial
+from vitlens.commands.study.options import StudyOptions
+from vitlens.commands.study.record import DESIGN, DIFFERENCE, DIFFERENCES, ComparisonRow
+from vitlens.commands.study.report.points import significant
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.files import read_arrays, read_run
 from vitlens.models.vit_config import VIT_PRESETS
-from vitlens.names import PRESETS, STUDY_KINDS
-from vitlens.runs import study_trial
-from vitlens.runs.study import study
-from vitlens.runs.study_kinds import KINDS, Point
-from vitlens.runs.study_points_tell import significant, tell_points
-from vitlens.runs.study_trial import Ground, run_trial
+from vitlens.names import PRESETS
 from vitlens.training.metrics import Progress, read_metrics
 
 OPTIONS = RunOptions(device="cpu", limit=20, batch_size=10, quiet=True)
 POINTS = {(p.preset, repr(p.shape)): (name, p) for name, kind in KINDS.items() for p in kind.points}
 
 
+def study(models: Sequence[str], *, options: RunOptions, **more: object) -> Path:
+    return measure(StudyOptions(tuple(models), run=options, **more))  # type: ignore[arg-type]
+
+
 def pooling(**changes: object) -> Path:
-    settings = {"kind": "pooling", "epochs": 2, "seeds": 2, "model_options": ModelOptions(), **changes}
+    settings = {"kind": "pooling", "epochs": 2, "seeds": 2, **changes}
     return study([], **settings)  # type: ignore[arg-type]
 
 
@@ -51,10 +58,6 @@ def results(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-def test_kinds_are_those_that_the_command_line_offers():
-    assert ("whole", *KINDS) == STUDY_KINDS
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_a_kind_is_well_formed(name):
     kind = KINDS[name]
@@ -68,7 +71,7 @@ def test_a_kind_is_well_formed(name):
         assert (point.place is not None) == bool(kind.axis)
 
 
-def test_neighbouring_rungs_of_the_architecture_differ_in_one_thing():
+def test_neighbouring_points_of_the_architecture_differ_in_one_thing():
     base = VIT_PRESETS["vit-mini"]
     configs = [replace(base, **shape_of(point)) for point in KINDS["architecture"].points]
     changed = [
@@ -86,11 +89,11 @@ def test_neighbouring_rungs_of_the_architecture_differ_in_one_thing():
 def test_every_point_is_built_and_does_a_step(key, tmp_path):
     point = replace(POINTS[key][1], share=None)
     train, test = (digits(part).limit(10) for part in ("train", "test"))
-    ground = Ground("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    shared = Shared("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
     telling = training_progress("one step", quiet=True)
-    trial = run_trial(ground, point, tmp_path, seed=0, resume=False, telling=telling)
+    trial = run_trial(shared, point, tmp_path, seed=0, resume=False, progress=telling)
     assert (trial.steps, trial.train_images, len(trial.correct)) == (1, 10, 10)
-    before = dict(ground.module(point, seed=0).model.named_parameters())
+    before = dict(shared.model(point, seed=0).module.named_parameters())
     after = dict(vitlens.load(str(tmp_path)).module.named_parameters())
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
@@ -107,15 +110,17 @@ def test_the_folder_of_a_study_is_whole(done):
     assert [(row["label"], row["seed"]) for row in found["tables"]["trials"]] == [
         ("cls", 0), ("cls", 1), ("mean", 0), ("mean", 1)
     ]  # fmt: skip
-    correct = read_arrays(done / "arrays" / "correct.npz")
+    stored = read_arrays(done / "arrays" / "correct.npz")
+    correct = {"cls": stored["correct0"], "mean": stored["correct1"]}
     for label in ("cls", "mean"):
         assert correct[label].shape == (2, 20)
         assert found["metrics"][f"accuracy/{label}"]["value"] == pytest.approx(correct[label].mean())
     lost = 100 * (correct["mean"].mean() - correct["cls"].mean())
-    assert found["metrics"]["difference/mean"]["value"] == pytest.approx(lost)
+    assert found["metrics"]["difference/mean/cls"]["value"] == pytest.approx(lost)
     text = (done / "report.md").read_text()
-    for words in ("2 points, each trained with 2 seeds, 2 epochs", "rank the points for that budget alone", "4 steps"):
-        assert words in text
+    (design,) = read(read_run(done)).rows(DESIGN)
+    assert (design.seeds, design.epochs, design.train_images) == (2, 2, 20)
+    assert {row["steps"] for row in found["tables"]["points"]} == {4}
     assert "](figures/points.png)" in text
 
 
@@ -123,7 +128,7 @@ def test_a_trial_is_a_model_with_the_accuracy_that_is_told(done):
     model = vitlens.load(str(done / "points" / "mean" / "seed-1"))
     split = digits("test").limit(20)
     right = model(split.source.read(torch.arange(20)).float() / 255).argmax(1) == split.labels
-    assert read_arrays(done / "arrays" / "correct.npz")["mean"][1].tolist() == right.tolist()
+    assert read_arrays(done / "arrays" / "correct.npz")["correct1"][1].tolist() == right.tolist()
     left = {path.name for path in (done / "points" / "mean" / "seed-1").iterdir()}
     assert left == {"metrics.jsonl", "model.safetensors", "result.npz"}  # no checkpoint, no second copy of the weights
 
@@ -161,7 +166,7 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path, monkeypatch)
     (stopped / ".model-0123abcd.safetensors").touch()  # as a kill while writing leaves it
     earlier = (folder / "points" / "cls" / "seed-1" / "result.npz").stat().st_mtime_ns
     begun = stop_in(99, monkeypatch)
-    study([], resume=folder, model_options=ModelOptions(), options=RunOptions(device="cpu", quiet=True, seed=7))
+    study([], resume=folder, options=RunOptions(device="cpu", quiet=True, seed=7))
     assert len(begun) == 2  # the stopped one and the one that had not begun
     assert (folder / "points" / "cls" / "seed-1" / "result.npz").stat().st_mtime_ns == earlier
     assert results(folder)["status"] == "done"
@@ -175,7 +180,7 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path, monkeypatch)
 def test_a_whole_study_is_not_trained_again(done, monkeypatch):
     before = (done / "arrays" / "correct.npz").read_bytes()
     begun = stop_in(99, monkeypatch)
-    assert study([], resume=done, model_options=ModelOptions(), options=OPTIONS) == done / "report.md"
+    assert study([], resume=done, options=OPTIONS) == done / "report.md"
     assert not begun
     assert (done / "arrays" / "correct.npz").read_bytes() == before
 
@@ -193,9 +198,9 @@ def test_overwriting_takes_earlier_results_away(done, tmp_path):
 def test_shares_are_of_the_data_and_steps_are_equal(tmp_path):
     point = next(point for point in KINDS["data"].points if point.label == "vit-25")
     train, test = digits("train").limit(40), digits("test").limit(10)
-    ground = Ground("digits", train, test, 2, None, torch.device("cpu"), OPTIONS)
+    shared = Shared("digits", train, test, 2, None, torch.device("cpu"), OPTIONS)
     telling = training_progress("a share", quiet=True)
-    trial = run_trial(ground, point, tmp_path, seed=0, resume=False, telling=telling)
+    trial = run_trial(shared, point, tmp_path, seed=0, resume=False, progress=telling)
     assert (trial.steps, trial.train_images) == (8, 10)
 
 
@@ -219,9 +224,9 @@ def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, done):
     with pytest.raises(
         InputError, match="expected no MODEL with --kind pooling, whose points are fixed, found vit-tiny"
     ):
-        study(["vit-tiny"], kind="pooling", model_options=ModelOptions(), options=out)
+        study(["vit-tiny"], kind="pooling", options=out)
     with pytest.raises(InputError, match="expected --kind with --seeds 2"):
-        study([], seeds=2, model_options=ModelOptions(), options=out)
+        study([], seeds=2, options=out)
     refuses("found both", resume=done, options=out)
     refuses("with its kind, pooling, found size; leave it out", resume=done, kind="size")
     refuses("with its epochs, 2, found 5; leave it out", resume=done, epochs=5)
@@ -232,7 +237,7 @@ def test_another_study_is_not_resumed_as_one_of_points(done, tmp_path, monkeypat
     from vitlens.commands.scaffold.folder import RunFolder
 
     whole = tmp_path / "whole"
-    RunFolder.create("study", out=whole, config={"options": {"models": ["vit-micro"]}})
+    RunFolder.create("study", out=whole, config={"plan": {}})
     refuses("folder of vitlens study --kind to resume", resume=whole)
     config = json.loads((done / "config.json").read_text())
     other = tmp_path / "other"
@@ -242,11 +247,11 @@ def test_another_study_is_not_resumed_as_one_of_points(done, tmp_path, monkeypat
 
 def test_results_about_other_images_are_refused(done, tmp_path):
     train, test = (digits(part).limit(10) for part in ("train", "test"))
-    ground = Ground("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    shared = Shared("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
     with pytest.raises(InputError, match=r"expected the 20 test images that .* found 10"):
         run_trial(
-            ground, KINDS["pooling"].points[0], done / "points" / "cls" / "seed-0", seed=0, resume=True,
-            telling=training_progress("none", quiet=True),
+            shared, KINDS["pooling"].points[0], done / "points" / "cls" / "seed-0", seed=0, resume=True,
+            progress=training_progress("none", quiet=True),
         )  # fmt: skip
     assert np.isfinite(results(done)["seconds"])
 
@@ -255,17 +260,15 @@ def test_results_about_other_images_are_refused(done, tmp_path):
     ("p", "sure"), [((0.42,), 0), ((0.04,), 1), ((0.42, 0.06), 0), ((0.42, 0.001), 1), ((0.05, 0.05), 2)]
 )
 def test_a_comparison_is_significant_by_its_corrected_p_alone(p, sure):
-    rows = [{"label": str(index), "p_holm": value} for index, value in enumerate(p)]
-    assert [row["p_holm"] for row in significant(rows)] == [value for value in p if value <= 0.05]
+    rows = [ComparisonRow(str(index), "first", value, value) for index, value in enumerate(p)]
+    assert [row.p_holm for row in significant(rows)] == [value for value in p if value <= 0.05]
     assert len(significant(rows)) == sure
 
 
-def test_no_single_insignificant_comparison_is_told_as_significant(done):
+def test_the_difference_has_its_p_and_the_report_its_sentence(done):
     """The pooling study has one comparison; its sentence must go with its p, whichever that is."""
-    record = read_run(done)
-    [row] = record.table("differences")
-    for p in (0.42, 0.01):
-        tables = {**record.results["tables"], "differences": [{**row, "p_holm": p}]}
-        changed = replace(record, results={**record.results, "tables": tables})
-        [said] = next(section for section in tell_points(changed) if section.title == "Differences").paragraphs
-        assert said.startswith("None of 1" if p > 0.05 else "1 of 1")
+    record = read(read_run(done))
+    (row,) = record.rows(DIFFERENCES)
+    assert record.metric(DIFFERENCE(model=row.label, against=row.against)).unit == "points"
+    words = "1 of 1 comparison" if significant([row]) else "None of 1 comparison"
+    assert words in (done / "report.md").read_text()

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from vitlens.models.assembly import Overrides
+Overrides: TypeAlias = Mapping[str, Any]  # of a preset's shape, as models.assembly takes them
 
 SEEDS: Final = 3
 # Passes over the data where --epochs says nothing: enough to rank on a laptop, not to reach what a model can.
@@ -72,10 +72,10 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}),
             ),
             (
-                "All rungs have dim 64, patch 4 and positions, and read the mean of the patches: without attention a "
-                "CLS token would never see one.",
-                "The first rung has an MLP in the place of attention, the next ones have attention and no MLP, up to "
-                "the rung that adds it back. Depth is 1 until it is named.",
+                "All points have dim 64, patch 4 and positions, and read the mean of the patches: without attention a "
+                "CLS token would never receive anything from them.",
+                "The first point has an MLP in place of attention, the next ones have attention and no MLP, up to "
+                "the point that adds it back. Depth is 1 until it is named.",
             ),
             steps=True,
         ),
@@ -146,7 +146,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("with-positions", "with positions", shape={**_SMALL, "positions": True}),
                 Point("without-positions", "without positions", shape={**_SMALL, "positions": False}),
             ),
-            (_BASE, "Without positions the model sees its patches as a bag: their order changes nothing."),
+            (_BASE, "Without positions the order of the patches changes nothing."),
         ),
     }
 )  # fmt: skip

@@ -1,0 +1,277 @@
+"""`vitlens study --kind`: every point of a kind trained with several seeds, and compared."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
+from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.expected import say_expected, train_parts
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.options import RunOptions, begun_with
+from vitlens.commands.scaffold.publish import publish
+from vitlens.commands.scaffold.training_progress import training_progress
+from vitlens.commands.scaffold.unseen import keep_training_images
+from vitlens.commands.study.kinds import KINDS, SEEDS, Kind, Point, epochs_for
+from vitlens.commands.study.measure.trial import Shared, Trial, run_trial
+from vitlens.commands.study.options import StudyOptions
+from vitlens.commands.study.record import (
+    ACCURACY,
+    CORRECT,
+    DESIGN,
+    DIFFERENCE,
+    DIFFERENCES,
+    POINTS,
+    POINTS_FOLDER,
+    RECIPES,
+    STEP,
+    STEPS,
+    TABLES,
+    TRIALS,
+    ComparisonRow,
+    CorrectArrays,
+    DesignRow,
+    PointRow,
+    PointSettingRow,
+    TrialRow,
+)
+from vitlens.data.catalogue import load_data
+from vitlens.data.shares import images_in
+from vitlens.devices import resolve_device
+from vitlens.errors import InputError
+from vitlens.files import CONFIG, read_run
+from vitlens.models.loading import untrained
+from vitlens.names import Part
+from vitlens.preprocessing import Side
+from vitlens.records import MetricName, TableOf
+from vitlens.schema import Between, Text, read_as
+from vitlens.uncertainty import holm
+
+_PARTS: tuple[Part, ...] = ("train", "test")
+_HINT = "study anew"
+
+
+@dataclass(frozen=True)
+class PointsPlan:
+    """What decides the result besides the run options; a study is resumed with the plan that it began with."""
+
+    kind: str
+    data: Text
+    epochs: Annotated[int, Between(1, 1_000_000)]
+    seeds: Annotated[int, Between(1, 1000)]
+    image_size: tuple[Side, Side] | None
+
+
+def measure_points(options: StudyOptions) -> Path:
+    """Train and compare the points of a kind of study; returns the report's path.
+
+    Raises InputError, and what training raises.
+    """
+    _refuse_models(options)
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise InputError("expected one process for a study, found several; start vitlens study without a launcher")
+    if options.seeds is not None and options.seeds < 1:
+        raise InputError(f"expected --seeds of at least 1, found {options.seeds}; try --seeds {SEEDS}")
+    plan, run = (_planned(options), options.run) if options.resume is None else _resumed(options.resume, options)
+    shared = _shared(plan, run)
+    points = KINDS[plan.kind].points
+    for point in points:  # what cannot be built, or trained so, is refused before anything is written
+        shared.model(point, seed=0)
+        shared.recipe(point)
+        if point.share is not None:
+            images_in(shared.train, point.share)
+    parts = train_parts(len(shared.train), len(shared.test), epochs=plan.epochs * plan.seeds, looks=plan.seeds)
+    works = [(shared.model(point, seed=0).to(shared.device), shared.train, parts) for point in points]
+    say_expected(works, run)
+    with _folder(plan, options, shared, run) as folder:
+        keep_training_images(folder.path, shared.train, data=plan.data)
+        for table in TABLES:
+            folder.write(table, [])
+        trials = dict(_trials(folder.path, points, shared, plan, resume=options.resume is not None))
+        _write(folder, plan, shared, trials)
+        return publish(folder)
+
+
+def _refuse_models(options: StudyOptions) -> None:
+    """The points are fixed: nothing that names a model or its weights means anything."""
+    given = f"--kind {options.kind}" if options.kind else "--resume"
+    if options.models:
+        raise InputError(f"expected no MODEL with {given}, whose points are fixed, found {', '.join(options.models)}")
+    for name, value in asdict(options.model_options).items():
+        if value and name != "image_size":
+            raise InputError(f"expected no --{name.replace('_', '-')} with {given}, which trains its points itself")
+
+
+def _planned(options: StudyOptions) -> PointsPlan:
+    data = options.data or "digits"
+    epochs = epochs_for(data) if options.epochs is None else options.epochs
+    return PointsPlan(str(options.kind), data, epochs, options.seeds or SEEDS, options.model_options.image_size)
+
+
+def _resumed(resume: Path, options: StudyOptions) -> tuple[PointsPlan, RunOptions]:
+    """The plan and the run options that a study began with. Raises InputError when something else is asked for now."""
+    if options.run.out is not None:
+        raise InputError(
+            f"expected --resume {resume} or --out {options.run.out}, found both; a resumed study keeps its folder"
+        )
+    record, source = read_run(resume), str(resume / CONFIG)
+    written = record.config.get("plan")
+    if record.command != "study" or not isinstance(written, dict) or str(written.get("kind")) not in KINDS:
+        raise InputError(f"expected the folder of vitlens study --kind to resume, found another run in {resume}")
+    plan = read_as(PointsPlan, written, source=source, hint=_HINT)
+    given = {
+        "kind": options.kind,
+        "data": options.data,
+        "epochs": options.epochs,
+        "seeds": options.seeds,
+        "image_size": options.model_options.image_size,
+    }
+    for name, value in given.items():
+        if value is not None and value != getattr(plan, name):
+            raise InputError(
+                f"expected to resume {resume} with its {name}, {getattr(plan, name)}, found {value}; leave it out"
+            )
+    if record.config.get("points") != _described_points(KINDS[plan.kind]):
+        raise InputError(f"expected the points that {resume} began with, found others in this vitlens; {_HINT}")
+    return plan, begun_with(record.config, options.run, source, hint=_HINT)
+
+
+def _shared(plan: PointsPlan, run: RunOptions) -> Shared:
+    """The images, loaded once for all points, and the device."""
+    # the input's size decides how photographs are cropped; it is the same for all points
+    first = KINDS[plan.kind].points[0]
+    size = untrained(first.preset, classes=("0",), image_size=plan.image_size).preprocessing
+    train, test = (
+        load_data(plan.data, part=part, preprocessing=size, data_dir=run.data_dir, seed=run.seed).limit(
+            run.limit, seed=run.seed
+        )
+        for part in _PARTS
+    )
+    return Shared(plan.data, train, test, plan.epochs, plan.image_size, resolve_device(run.device), run)
+
+
+def _folder(plan: PointsPlan, options: StudyOptions, shared: Shared, run: RunOptions) -> RunFolder:
+    """The study's folder: a new one, or the one to go on in."""
+    kind = KINDS[plan.kind]
+    config = {
+        # the run options as they hold now: a resumed study takes those of its beginning, and may be resumed once more
+        **settings(replace(options, run=run), run, split=shared.test),
+        "device": str(shared.device),
+        "plan": asdict(plan),
+        "points": _described_points(kind),
+        "recipes": _recipes(kind, shared),
+    }
+    if options.resume is not None:
+        needs = dict.fromkeys(("data", "points", "recipes", "plan"))
+        return RunFolder.reopen(options.resume, needs=needs, config=config)
+    return RunFolder.create(
+        "study",
+        name_parts=(plan.kind, plan.data),
+        title=f"{kind.title}, on {shared.test.title or shared.test.name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=config,
+        formats=run.formats,
+    )
+
+
+def _recipes(kind: Kind, shared: Shared) -> dict[str, dict[str, object]]:
+    """The numbers of each preset's recipe."""
+    recipes = {point.preset: shared.recipe(point) for point in kind.points}
+    return {preset: {**recipe.numbers(), "source": recipe.source} for preset, recipe in recipes.items()}
+
+
+def _described_points(kind: Kind) -> list[dict[str, object]]:
+    """The points as JSON holds them."""
+    return [
+        {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(point).items()}
+        for point in kind.points
+    ]
+
+
+def _trials(
+    path: Path, points: Sequence[Point], shared: Shared, plan: PointsPlan, *, resume: bool
+) -> Iterator[tuple[str, list[Trial]]]:
+    """The trials of each point, seed by seed, by the point's label."""
+    for number, point in enumerate(points, start=1):
+        trials = []
+        for turn in range(plan.seeds):
+            seed = shared.options.seed + turn
+            what = f"point {number} of {len(points)}, {point.words}, seed {turn + 1} of {plan.seeds}"
+            progress = training_progress(what, quiet=shared.options.quiet)
+            folder = path / POINTS_FOLDER / point.label / f"seed-{seed}"
+            trials.append(run_trial(shared, point, folder, seed=seed, resume=resume, progress=progress))
+        yield point.label, trials
+
+
+def _write(folder: RunFolder, plan: PointsPlan, shared: Shared, trials: Mapping[str, Sequence[Trial]]) -> None:
+    """Accuracies over seeds, differences, sizes, costs and paces; trials: of each point by its label, one a seed."""
+    kind, seed = KINDS[plan.kind], shared.options.seed
+    correct = {label: np.stack([trial.correct for trial in some]) for label, some in trials.items()}
+    for label, table in correct.items():
+        folder.metric(ACCURACY(model=label), accuracy_over_seeds(table))
+    folder.write(DESIGN, [DesignRow(plan.kind, plan.epochs, plan.seeds, len(shared.train), len(shared.test.classes))])
+    folder.write(POINTS, [_point_row(point, trials[point.label]) for point in kind.points])
+    folder.write(TRIALS, [row for label, some in trials.items() for row in _trial_rows(label, some, seed)])
+    folder.write(
+        RECIPES,
+        [
+            PointSettingRow(preset, setting, str(value))
+            for preset, numbers in _recipes(kind, shared).items()
+            for setting, value in numbers.items()
+        ],
+    )
+    first, *others = kind.points
+    pairs = [(point.label, point.against or first.label) for point in others]
+    _compare(folder, DIFFERENCES, DIFFERENCE, pairs, correct)
+    if kind.steps:
+        labels = [point.label for point in kind.points]
+        _compare(folder, STEPS, STEP, list(zip(labels[1:], labels[:-1])), correct)
+    folder.save(CORRECT, CorrectArrays(dict(enumerate(correct.values()))))
+
+
+def _point_row(point: Point, trials: Sequence[Trial]) -> PointRow:
+    """A point's size, cost and pace; paces are medians over seeds, which a busy machine moves less than means."""
+    one = trials[0]
+    return PointRow(
+        label=point.label,
+        words=point.words,
+        preset=point.preset,
+        place=point.place,
+        parameters=one.parameters,
+        flops=one.flops,
+        steps=one.steps,
+        train_images=one.train_images,
+        images_per_second=float(np.median([trial.images_per_second for trial in trials])),
+        seconds=float(np.median([trial.seconds for trial in trials])),
+    )
+
+
+def _trial_rows(label: str, trials: Sequence[Trial], seed: int) -> list[TrialRow]:
+    """Each training of a point by itself."""
+    return [
+        TrialRow(label, seed + turn, float(trial.correct.mean()), trial.seconds, trial.images_per_second)
+        for turn, trial in enumerate(trials)
+    ]
+
+
+def _compare(
+    folder: RunFolder,
+    table: TableOf[ComparisonRow],
+    metric: MetricName,
+    pairs: Sequence[tuple[str, str]],
+    correct: Mapping[str, NDArray[np.bool_]],
+) -> None:
+    """Write the paired differences of these points, their p-values corrected for their number."""
+    differences = [difference_over_seeds(correct[label], correct[other]) for label, other in pairs]
+    corrected = holm([difference.p for difference in differences])
+    rows = []
+    for (label, other), difference, p_holm in zip(pairs, differences, corrected):
+        folder.metric(metric(model=label, against=other), difference.estimate)
+        rows.append(ComparisonRow(label, other, difference.p, p_holm))
+    folder.write(table, rows)

@@ -1,0 +1,123 @@
+"""What `vitlens study` writes: of a whole study its chapters, of one question its points."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.archives import Form
+from vitlens.commands.scaffold.trainings import TRAINING
+from vitlens.records import ArraysOf, Contents, MetricName, TableOf
+from vitlens.schema import Count, Name
+
+CHAPTERS_FOLDER: Final = "chapters"
+POINTS_FOLDER: Final = "points"
+
+
+@dataclass(frozen=True)
+class ChapterRow:
+    """One run within a whole study: its command, the model it is about ("" for all), and its folder."""
+
+    word: Name
+    alias: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class LeftOutRow:
+    """A chapter that needs labels, where there are none."""
+
+    chapter: str
+
+
+@dataclass(frozen=True)
+class PointRow:
+    """One point of a question: size, cost and pace. flops: of one image's forward pass; place: on the axis of a kind
+    that has one; paces are medians over seeds."""
+
+    label: str
+    words: str
+    preset: str
+    place: float | None
+    parameters: Count
+    flops: Count
+    steps: Count
+    train_images: Count
+    images_per_second: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One training of a point."""
+
+    label: str
+    seed: int
+    accuracy: float
+    seconds: float
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """A point compared with another on the same images; p_holm: corrected for the comparisons of its table."""
+
+    label: str
+    against: str
+    p: float
+    p_holm: float
+
+
+@dataclass(frozen=True)
+class PointSettingRow:
+    """One setting of the recipe of a preset."""
+
+    preset: str
+    setting: str
+    value: str
+
+
+@dataclass(frozen=True)
+class DesignRow:
+    """How the points were trained: epochs, seeds, images for training, classes."""
+
+    kind: str
+    epochs: int
+    seeds: int
+    train_images: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class CorrectArrays:
+    """correct: by row of the table of points (seeds, images), whether a prediction is correct."""
+
+    correct: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
+
+
+CHAPTERS = TableOf("chapters", ChapterRow)
+LEFT_OUT = TableOf("left_out", LeftOutRow)
+POINTS = TableOf("points", PointRow)
+TRIALS = TableOf("trials", TrialRow)
+DIFFERENCES = TableOf("differences", ComparisonRow)
+STEPS = TableOf("steps", ComparisonRow)
+RECIPES = TableOf("recipes", PointSettingRow)
+DESIGN = TableOf("design", DesignRow)
+CORRECT = ArraysOf("correct", CorrectArrays)
+
+ACCURACY = MetricName("accuracy/{model}")
+DIFFERENCE = MetricName("difference/{model}/{against}")
+STEP = MetricName("step/{model}/{against}")  # a point against the one before it
+OF_CHAPTERS = MetricName("{name}")  # a whole study has every metric of its chapters, under the same names
+
+TABLES: Final[tuple[TableOf[Any], ...]] = (
+    CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN,
+)  # fmt: skip
+RECORD = Contents(metrics=(ACCURACY, DIFFERENCE, STEP, OF_CHAPTERS), tables=TABLES, arrays=(CORRECT,))
+
+
+def left_out_words(rows: Sequence[LeftOutRow]) -> str:
+    """That some chapters are not there."""
+    return f"Left out, as they need labelled images: {', '.join(row.chapter for row in rows)}."
