@@ -7,9 +7,9 @@ import numpy as np
 
 from vitlens.analysis.heads.labels import THRESHOLD
 from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
-from vitlens.figures.heads import difference_maps, head_heatmaps
-from vitlens.figures.specialisation import specialisation_matrix
-from vitlens.figures.stats import distance_by_layer, layer_evolution, token_norms
+from vitlens.figures.stats.heads import difference_maps, head_heatmaps
+from vitlens.figures.stats.specialisation import specialisation_matrix
+from vitlens.figures.stats.depth import distance_by_layer, layer_evolution, token_norms
 from vitlens.files import RunRecord
 from vitlens.lens.site import NO_PLACE
 from vitlens.runs.report import Drawn

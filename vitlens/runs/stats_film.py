@@ -8,7 +8,7 @@ from matplotlib.animation import AbstractMovieWriter, FFMpegWriter, PillowWriter
 
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.errors import InputError
-from vitlens.figures.film import learning_film
+from vitlens.figures.stats.film import learning_film
 from vitlens.files import RunRecord, write_atomically
 from vitlens.names import AnimationFormat
 from vitlens.places import inside

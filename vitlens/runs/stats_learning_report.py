@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
-from vitlens.figures.learning import MOMENTS, head_courses, position_courses
+from vitlens.figures.stats.training import MOMENTS, head_courses, position_courses
 from vitlens.files import RunRecord
 from vitlens.runs.report import Drawn
 from vitlens.runs.sections import Section, Table, in_words, metrics
