@@ -129,7 +129,8 @@ def as_row(table: TableOf[Row], row: Row) -> dict[str, object]:
     if type(row) is not table.row:
         raise TypeError(f"expected rows of {table.row.__name__} in {table.name}, found {type(row).__name__}")
     cells: dict[str, object] = asdict(row)  # type: ignore[call-overload]
-    several: Any = cells.pop(_columns(table.row) or "", {})
+    kind: Any = table.row
+    several: Any = cells.pop(_columns(kind) or "", {})
     return {**cells, **several}
 
 

@@ -17,7 +17,6 @@ from vitlens.cli.data import data
 from vitlens.cli.failures import told
 from vitlens.cli.models import models
 from vitlens.cli.report import report
-from vitlens.cli.stats import stats
 from vitlens.cli.study import study
 from vitlens.cli.terminal import close, complain, fault_of, output_failed, say, take_any_letter
 from vitlens.cli.words import Command, Commands
@@ -27,7 +26,6 @@ from vitlens.version import __version__
 
 EXAMPLES: dict[Callable[..., None], str] = {
     study: "vitlens study",
-    stats: "vitlens stats vit-digits --limit 100",
     attack: "vitlens attack vit-digits cnn-digits --limit 100",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",

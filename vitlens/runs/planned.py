@@ -5,21 +5,10 @@ Attacks stop early on images that break, and a resumed run has done a part alrea
 
 from collections.abc import Iterator
 
-from vitlens.analysis.attention.registry import WITH_WEIGHTS
 from vitlens.analysis.failures.corruptions import CORRUPTIONS, SEVERITIES
 from vitlens.attacks.registry import members_of
 from vitlens.commands.scaffold.expected import Part
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.stats_learning import IMAGES, MOMENTS
-
-
-def stats_parts(images: int, *, moments: int) -> tuple[Part, ...]:
-    """All attention weights of all images; and, for so many sets of weights kept over training, of some images."""
-    over = WITH_WEIGHTS * min(moments, MOMENTS) * min(images, IMAGES)
-    return (
-        Part("watching heads", WITH_WEIGHTS * images),
-        *([Part("over training", over, shorter="leave out --over-training")] if moments else []),
-    )
 
 
 def attack_parts(choices: AttackChoices, images: int) -> Iterator[Part]:

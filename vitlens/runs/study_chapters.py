@@ -31,6 +31,9 @@ from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.expected import Part, say_expected
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.stats.measure import measure as stats
+from vitlens.commands.stats.measure.expected import stats_parts
+from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.train.measure import measure as train
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
@@ -38,8 +41,7 @@ from vitlens.models.naming import ModelName, parse_models
 from vitlens.names import PRESETS
 from vitlens.runs.attack import attack
 from vitlens.runs.attack_choices import AttackChoices
-from vitlens.runs.planned import attack_parts, stats_parts
-from vitlens.runs.stats import stats
+from vitlens.runs.planned import attack_parts
 from vitlens.runs.study_whole import CHAPTERS, Chapter
 
 PROFILED: Final = (1, 8, 32)  # batch sizes
@@ -140,11 +142,18 @@ class Chapters:
         """One analysis command on these models."""
         typed = self.ground.typed_with_labels if word == "ablate" else self.ground.typed
         options = self._options(word, alias, f"vitlens {word} {' '.join(names)} {typed}")
-        shared: dict[str, Any] = {**self.ground.asked, "model_options": self.model_options, "options": options}
         if word == "evaluate":
             evaluate(EvaluateOptions(tuple(names), self.data or None, model_options=self.model_options, run=options))
         elif word == "stats":
-            stats(names, **shared)
+            stats(
+                StatsOptions(
+                    tuple(names),
+                    self.ground.data or None,
+                    self.ground.images,
+                    model_options=self.model_options,
+                    run=options,
+                )
+            )
         elif word == "ablate":
             ablate(
                 AblateOptions(
