@@ -13,7 +13,7 @@ from vitlens.archives import Form
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.errors import InputError
 from vitlens.files import read_run
-from vitlens.records import ArraysOf, Contents, GivenName, MetricName, Record, TableOf
+from vitlens.records import ArraysOf, Columns, Contents, GivenName, MetricName, Record, TableOf
 from vitlens.uncertainty import Estimate
 
 
@@ -31,8 +31,14 @@ class Layers:
 
 @dataclass(frozen=True)
 class Named:
-    layer: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None, None))]
-    layers: Annotated[NDArray[np.integer], Form("i", (None,))]
+    mean: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
+    low: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
+
+
+@dataclass(frozen=True)
+class Head:
+    head: int
+    statistics: Annotated[Mapping[str, float | None], Columns()]
 
 
 @dataclass(frozen=True)
@@ -103,9 +109,23 @@ def test_several_arrays_of_one_form_come_back_by_name(tmp_path):
     arrays = ArraysOf("named", Named)
     with RunFolder.create("rollout", out=tmp_path / "run") as folder:
         folder.write(POINTS, [])
-        folder.save(arrays, Named({"pgd-linf": np.zeros((2, 2)), "cw_l2": np.ones((3, 1))}, np.arange(3)))
-    layers = Record(read_run(tmp_path / "run"), CONTENTS).arrays(arrays).layer
-    assert {key: array.shape for key, array in layers.items()} == {"pgd-linf": (2, 2), "cw_l2": (3, 1)}
+        folder.save(arrays, Named({"own weight": np.zeros(2), "x_low": np.ones(3)}, {"x": np.ones(1)}))
+    assert set(np.load(tmp_path / "run" / "arrays" / "named.npz")) == {"mean_own weight", "mean_x_low", "low_x"}
+    named = Record(read_run(tmp_path / "run"), CONTENTS).arrays(arrays)
+    assert ({*named.mean}, {*named.low}) == ({"own weight", "x_low"}, {"x"})
+
+
+def test_a_mapping_of_a_row_is_columns_of_the_table(tmp_path):
+    table = TableOf("heads", Head)
+    rows = (Head(0, {"distance": 2.0, "entropy": None}), Head(1, {}))
+    with RunFolder.create("rollout", out=tmp_path / "run") as folder:
+        folder.write(table, rows)
+    run = read_run(tmp_path / "run")
+    assert run.table("heads") == [{"head": 0, "distance": 2.0, "entropy": None}, {"head": 1}]
+    assert Record(run, Contents(tables=(table,))).rows(table) == rows
+    run.table("heads")[0]["entropy"] = "high"
+    with pytest.raises(InputError, match=r"expected a number or null at statistics/entropy in table 'heads'"):
+        Record(run, Contents(tables=(table,)))
 
 
 @pytest.mark.parametrize("masks", [None, np.array([True, False])])

@@ -14,8 +14,8 @@ A command declares what it writes once (`commands/<word>/record.py`); it is writ
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, fields
+from functools import cache, cached_property
 from string import Formatter
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
@@ -33,7 +33,7 @@ from vitlens.schema import Given, GivenName, read_as
 from vitlens.uncertainty import Estimate
 
 __all__ = [
-    "ArraysOf", "ClassNames", "Contents", "GivenName", "Masks", "MetricName", "Pixels", "Record", "TableOf",
+    "ArraysOf", "ClassNames", "Columns", "Contents", "GivenName", "Masks", "MetricName", "Pixels", "Record", "TableOf",
     "as_arrays", "as_row",
 ]  # fmt: skip
 
@@ -74,6 +74,11 @@ class MetricName:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """In Annotated: a mapping in a row whose entries are columns of the table, for what a registry lists. One a row."""
+
+
+@dataclass(frozen=True)
 class TableOf(Generic[Row]):
     """A table by its name in results.json; row: the frozen dataclass of its rows."""
 
@@ -86,8 +91,8 @@ class ArraysOf(Generic[ArrayType]):
     """Arrays by the name of their file, "predictions-{model}" for one of each model; kind: a frozen dataclass of them.
 
     Its fields are Annotated with a `Form`; one that may be None is left out of the file then. A Mapping[int, NDArray]
-    holds several of one form: "layer" those of the names layer0, layer1 ...; a Mapping[str, NDArray] as well:
-    "distance" those of the names distance_pgd, distance_cw ...
+    holds several of one form: "layer" those of the names layer0, layer1 ...; of a Mapping[str, NDArray], "mean" holds
+    those of the names mean_distance, mean_entropy ...
     """
 
     name: str
@@ -112,8 +117,8 @@ def as_arrays(values: Any) -> dict[str, NDArray[np.generic]]:
     arrays: dict[str, NDArray[np.generic]] = {}
     for place in _places(type(values)):
         value = getattr(values, place.name)
-        if place.many:
-            arrays |= {place.stored(key): np.asarray(array) for key, array in value.items()}
+        if place.keys is not None:
+            arrays |= {f"{place.prefix}{key}": np.asarray(array) for key, array in value.items()}
         elif value is not None:
             arrays[place.name] = np.asarray(value)
     return arrays
@@ -123,7 +128,27 @@ def as_row(table: TableOf[Row], row: Row) -> dict[str, object]:
     """A row as JSON holds it. Raises TypeError for a row of another table."""
     if type(row) is not table.row:
         raise TypeError(f"expected rows of {table.row.__name__} in {table.name}, found {type(row).__name__}")
-    return asdict(row)  # type: ignore[call-overload, no-any-return]
+    cells: dict[str, object] = asdict(row)  # type: ignore[call-overload]
+    kind: Any = table.row
+    several: Any = cells.pop(_columns(kind) or "", {})
+    return {**cells, **several}
+
+
+@cache
+def _columns(kind: Any) -> str | None:
+    """The field of a row whose entries are columns of their own, if it has one."""
+    hints = get_type_hints(kind, include_extras=True).items()
+    return next((name for name, hint in hints if Columns() in getattr(hint, "__metadata__", ())), None)
+
+
+def _by_field(kind: Any, cells: Mapping[str, object]) -> Mapping[str, object]:
+    """The cells of a row as its dataclass holds them: those that no field has belong to the field of columns."""
+    several = _columns(kind)
+    if several is None:
+        return cells
+    own = {field.name for field in fields(kind)} - {several}
+    known = {name: cell for name, cell in cells.items() if name in own}
+    return {**known, several: {name: cell for name, cell in cells.items() if name not in own}}
 
 
 class Record:
@@ -145,7 +170,9 @@ class Record:
                 raise InputError(f"expected a table {table.name!r} in {results}, found none; {_AGAIN}")
             rows = tables.get(table.name, ())
             source = f"table {table.name!r} of {results}"
-            read[table.name] = tuple(read_as(table.row, row, source=source, hint=_AGAIN) for row in rows)
+            read[table.name] = tuple(
+                read_as(table.row, _by_field(table.row, row), source=source, hint=_AGAIN) for row in rows
+            )
         self._displayed = Displayed((config, read))
         self.config: Config = self._displayed(config)
         self._tables = {name: tuple(map(self._displayed, rows)) for name, rows in read.items()}
@@ -201,7 +228,7 @@ class Record:
             names = place.names(stored)
             forms |= dict.fromkeys(names.values(), place.form)
             values[place.name] = (
-                {key: stored[name] for key, name in names.items()} if place.many else stored.get(place.name)
+                stored.get(place.name) if place.keys is None else {key: stored[name] for key, name in names.items()}
             )
         require_forms(stored, forms, path, hint=_AGAIN)
         return self._displayed(arrays.kind(**values))
@@ -215,31 +242,31 @@ def _metrics(run: RunRecord) -> Iterator[tuple[str, Estimate]]:
 
 @dataclass(frozen=True)
 class _Place:
-    """One field of an arrays dataclass. many: int, it maps numbers to arrays, stored as "layer0", "layer1" ...; str, it
-    maps names to arrays, stored as "distance_pgd", "distance_cw" ...; None, it is one array."""
+    """One field of an arrays dataclass. keys: int or str where it holds several arrays, by number or by name."""
 
     name: str
     form: Form
     optional: bool
-    many: type[int] | type[str] | None
+    keys: type[int] | type[str] | None
 
-    def stored(self, key: object) -> str:
-        """The name in the file of one array of many."""
-        return f"{self.name}_{key}" if self.many is str else f"{self.name}{key}"
+    @property
+    def prefix(self) -> str:
+        """What stands before the key in the names of several arrays."""
+        return f"{self.name}_" if self.keys is str else self.name
 
     def names(self, stored: Collection[str]) -> dict[int | str, str]:
         """The arrays of a file that belong here, by their key (0 where there is one); all that must be there."""
-        if self.many is not None:
-            pattern = re.escape(self.name) + (r"(\d{1,6})" if self.many is int else r"_(.+)")
-            matches = (re.fullmatch(pattern, name) for name in stored)
-            return {self.many(match[1]): match[0] for match in matches if match}
-        return {} if self.optional and self.name not in stored else {0: self.name}
+        if self.keys is None:
+            return {} if self.optional and self.name not in stored else {0: self.name}
+        expression = re.escape(self.prefix) + (r"(\d{1,6})" if self.keys is int else "(.+)")
+        matches = (re.fullmatch(expression, name) for name in stored)
+        return {self.keys(match[1]): match[0] for match in matches if match}
 
 
 def _places(kind: Any) -> Iterator[_Place]:
     for name, annotation in get_type_hints(kind, include_extras=True).items():
         members = (annotation,) if get_origin(annotation) is Annotated else get_args(annotation)
         marks = [mark for member in members for mark in getattr(member, "__metadata__", ())]
-        plain = [get_args(member)[0] for member in members if get_origin(member) is Annotated]
-        many = next((get_args(kind)[0] for kind in plain if get_origin(kind) is Mapping), None)
-        yield _Place(name, next(mark for mark in marks if isinstance(mark, Form)), type(None) in members, many)
+        inner = [get_args(member)[0] for member in members if get_origin(member) is Annotated]
+        keys = next((get_args(one)[0] for one in inner if get_origin(one) is Mapping), None)
+        yield _Place(name, next(mark for mark in marks if isinstance(mark, Form)), type(None) in members, keys)

@@ -16,7 +16,6 @@ from vitlens.cli.data import data
 from vitlens.cli.failures import told
 from vitlens.cli.models import models
 from vitlens.cli.report import report
-from vitlens.cli.stats import stats
 from vitlens.cli.terminal import close, complain, fault_of, output_failed, say, take_any_letter
 from vitlens.cli.words import Command, Commands
 from vitlens.commands.registry import COMMANDS
@@ -24,7 +23,6 @@ from vitlens.names import COMMANDS as WORDS
 from vitlens.version import __version__
 
 EXAMPLES: dict[Callable[..., None], str] = {
-    stats: "vitlens stats vit-digits --limit 100",
     report: "vitlens rollout vit-digits --out mine && vitlens report mine",
     models: "vitlens models deit3",
     data: "vitlens data digits",

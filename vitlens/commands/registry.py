@@ -97,6 +97,13 @@ _ENTRIES: Final = (
         needs=("maps",),
     ),
     Command(
+        "stats",
+        "Distance, entropy, sparsity, sinks and speciality of every head; two models are compared head by head.",
+        "vitlens stats vit-digits --limit 100",
+        "Look",
+        needs=("statistics",),
+    ),
+    Command(
         "features",
         "k-NN, linear probe, t-SNE, CKA, patch colours, retrieval, layer by layer; zero-shot by models that know "
         "texts.",

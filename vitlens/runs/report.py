@@ -26,7 +26,6 @@ _PIXELS = 250_000_000  # of a figure that a folder asks for
 
 # The module of each command that leaves a report; imported when its folder is read.
 _COMMANDS: Final = {
-    "stats": "vitlens.runs.stats",
     "study": "vitlens.runs.study",
 }
 

@@ -1,4 +1,4 @@
-"""A training as a film: the statistics of heads and the order of positions, one frame a moment, all scales fixed."""
+"""A training as a film: statistics of heads and similarity of positions, one frame a moment, all scales fixed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Margins, board
 from vitlens.figures.gaps import as_measured
 from vitlens.figures.inputs import Array, require_length
-from vitlens.figures.learning import as_similarity, draw_offsets, similarity_scale
 from vitlens.figures.overlay import colour_bar
+from vitlens.figures.stats.training import as_similarity, draw_offsets, similarity_scale
 from vitlens.figures.style import BLUE, SIGNED, WIDE, styled
 
 _AXES = ("moments", "layers", "heads")
@@ -44,19 +44,19 @@ def learning_film(
     there is no such head; similarity: (moments, 2 down + 1, 2 across + 1) as position_courses takes it, or None;
     name: of the model. Axes and colours are the same in all frames. Raises InputError when shapes do not fit.
     """
-    found = {key: as_measured(one, name=key, axes=_AXES) for key, one in values.items()}
-    if not 1 <= len(found) <= _MOST:
-        raise InputError(f"expected 1 or {_MOST} statistics, found {len(found)}")
+    measured = {key: as_measured(one, name=key, axes=_AXES) for key, one in values.items()}
+    if not 1 <= len(measured) <= _MOST:
+        raise InputError(f"expected 1 or {_MOST} statistics, found {len(measured)}")
     maps = None if similarity is None else as_similarity(similarity)
-    for key, one in {**found, **({} if maps is None else {"similarity": maps})}.items():
+    for key, one in {**measured, **({} if maps is None else {"similarity": maps})}.items():
         require_length(len(one), len(epochs), name=f"moments of {key}", of="the epochs")
     of = f"{name}: " if name else ""
     words = [f"{of}epoch {epoch} of {epochs[-1]} (dots: heads; line: their mean)" for epoch in epochs]
-    return _film(found, maps, words)
+    return _film(measured, maps, words)
 
 
-def _film(found: Mapping[str, Array], maps: Array | None, words: Sequence[str]) -> Film:
-    figure, changes = _stage(found, maps, words[-1])
+def _film(values: Mapping[str, Array], maps: Array | None, words: Sequence[str]) -> Film:
+    figure, changes = _panels(values, maps, words[-1])
 
     def show(frame: int) -> None:
         figure.texts[0].set_text(words[frame])
@@ -67,22 +67,24 @@ def _film(found: Mapping[str, Array], maps: Array | None, words: Sequence[str]) 
     return Film(figure, len(words), show)
 
 
-def _stage(found: Mapping[str, Array], maps: Array | None, longest: str) -> tuple[Figure, list[Callable[[int], None]]]:
+def _panels(
+    values: Mapping[str, Array], maps: Array | None, longest: str
+) -> tuple[Figure, list[Callable[[int], None]]]:
     """The figure with all that stays, and what changes it from frame to frame."""
     changes: list[Callable[[int], None]] = []
 
     @styled
     def drawn() -> Figure:
-        count = len(found) + (maps is not None)
+        count = len(values) + (maps is not None)
         margins = Margins(left=0.6, right=BAR_ROOM if maps is not None else 0.1, top=0.25, bottom=0.45)
         wide = min(2.6, (WIDE - margins.left - margins.right - 0.6 * (count - 1)) / count)
-        stage = board(title=longest, count=count, across=count, panel=(wide, 1.8), gap=(0.6, 0.0), margins=margins)
-        for axes, (key, one) in zip(stage.panels, found.items(), strict=False):
+        panels = board(title=longest, count=count, across=count, panel=(wide, 1.8), gap=(0.6, 0.0), margins=margins)
+        for axes, (key, one) in zip(panels.panels, values.items(), strict=False):
             changes.append(_dots(axes, one, key))
         if maps is not None:
-            changes.append(_map(stage.panels[-1], maps))
-            colour_bar(stage.bar(), scale=similarity_scale(maps), label="cosine similarity", colours=SIGNED)
-        return stage.figure
+            changes.append(_map(panels.panels[-1], maps))
+            colour_bar(panels.bar(), scale=similarity_scale(maps), label="cosine similarity", colours=SIGNED)
+        return panels.figure
 
     return drawn(), changes
 
@@ -90,12 +92,12 @@ def _stage(found: Mapping[str, Array], maps: Array | None, longest: str) -> tupl
 def _dots(axes: Axes, values: Array, name: str) -> Callable[[int], None]:
     """One statistic: heads side by side at their layer."""
     _, layers, heads = values.shape
-    places = 1 + np.arange(layers)[:, None] + 0.6 * (np.arange(heads) - (heads - 1) / 2) / max(heads, 2)
+    places = np.arange(layers)[:, None] + 0.6 * (np.arange(heads) - (heads - 1) / 2) / max(heads, 2)
     dots: Line2D = axes.plot(places.ravel(), values[0].ravel(), "o", color=BLUE, markersize=2.8, markeredgewidth=0)[0]
-    middle: Line2D = axes.plot(1 + np.arange(layers), _mean(values[0]), color=BLUE, linewidth=0.9)[0]
+    middle: Line2D = axes.plot(np.arange(layers), _mean(values[0]), color=BLUE, linewidth=0.9)[0]
     least, most = min(0.0, float(np.nanmin(values))), float(np.nanmax(values))
     axes.set_ylim(least, most + 0.05 * (most - least) or 1.0)
-    axes.set_xlim(0.5, layers + 0.5)
+    axes.set_xlim(-0.5, layers - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
     axes.grid(axis="y")
     axes.set_title(name)

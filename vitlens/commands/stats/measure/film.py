@@ -1,24 +1,23 @@
 """`vitlens stats --animate`: the statistics over training as a film, through matplotlib's writers."""
 
-from pathlib import Path
-from typing import Any
+from typing import Final
 
 import matplotlib
 from matplotlib.animation import AbstractMovieWriter, FFMpegWriter, PillowWriter
 
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.stats.record import FILM, TrainingArrays
 from vitlens.errors import InputError
-from vitlens.figures.film import learning_film
-from vitlens.files import RunRecord, write_atomically
+from vitlens.figures.stats.film import learning_film
+from vitlens.figures.stats.training import near_offsets
+from vitlens.files import write_atomically
 from vitlens.names import AnimationFormat
-from vitlens.places import inside
-from vitlens.runs.stats_learning import ARRAYS, near
 
-PLACE = "animations/learning.{form}"
-_PANELS = 2  # of statistics
-_DOTS_PER_INCH = 110
-_SECONDS = 12.0  # that a film takes, if that is neither too slow nor too quick
-_RATES = (2, 8)  # frames a second
+_PANELS: Final = 2  # of statistics
+_DOTS_PER_INCH: Final = 110
+_SECONDS: Final = 12.0  # that a film takes, where that is neither too slow nor too quick
+_RATES: Final = (2, 8)  # frames a second, least and most
 
 
 def require_writer(form: AnimationFormat | None) -> None:
@@ -27,19 +26,17 @@ def require_writer(form: AnimationFormat | None) -> None:
         raise InputError("expected ffmpeg for --animate mp4, found none on the PATH; install it, or --animate gif")
 
 
-def write_film(record: RunRecord, form: AnimationFormat) -> Path:
-    """Film what lies in the run's arrays; returns the file, in animations/."""
-    found: Any = record.arrays(ARRAYS)
-    models: Any = record.config["models"]
-    shown = [name for name in shown_in("training") if name in found][:_PANELS]
+def write_film(folder: RunFolder, arrays: TrainingArrays, *, name: str, form: AnimationFormat) -> None:
+    """Film a training, a frame a moment; name: of the model."""
+    shown = [statistic for statistic in shown_in("training") if statistic in arrays.mean][:_PANELS]
     film = learning_film(
-        epochs=[int(epoch) for epoch in found["epochs"]],
-        values={STATISTICS[name].label: found[name] for name in shown},
-        similarity=near(found["similarity"]) if "similarity" in found else None,
-        name=str(models[0]["alias"]),
+        epochs=[int(epoch) for epoch in arrays.epochs],
+        values={STATISTICS[statistic].label: arrays.mean[statistic] for statistic in shown},
+        similarity=None if arrays.similarity is None else near_offsets(arrays.similarity),
+        name=name,
     )
     rate = int(min(max(film.frames / _SECONDS, _RATES[0]), _RATES[1]))
-    path = inside(record.folder, PLACE.format(form=form))
+    path = folder.place(*FILM.format(form=form).split("/"))
     with write_atomically(path) as temporary, matplotlib.rc_context({"savefig.bbox": None}):
         writer = _writer(form, rate)
         with writer.saving(film.figure, str(temporary), _DOTS_PER_INCH):
@@ -47,7 +44,6 @@ def write_film(record: RunRecord, form: AnimationFormat) -> Path:
             for frame in [*range(film.frames), *[film.frames - 1] * (rate - 1)]:
                 film.show(frame)
                 writer.grab_frame()
-    return path
 
 
 def _writer(form: AnimationFormat, rate: int) -> AbstractMovieWriter:

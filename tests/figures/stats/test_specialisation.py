@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from tests.figures.reading import colour_at, cut_off, drawn, overlapping, texts
 from vitlens.analysis.heads.labels import LABELS
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.figures.specialisation import HIGH, LOW, specialisation_matrix
+from vitlens.figures.stats.specialisation import HIGH, LOW, specialisation_matrix
 from vitlens.figures.style import MAGNITUDE
 
 NAN = float("nan")
@@ -53,8 +53,8 @@ def test_nothing_is_cut_off(shape, grid):
     assert figure.get_figwidth() <= 7.21
     assert figure.get_figheight() <= 9.61
     assert len(figure.axes) == shape[0] * shape[1] + 1
-    assert {"head 1", "layer 1"} <= set(texts(figure))
-    assert str(max(shape)) in texts(figure) or max(shape) == 1
+    assert {"head 0", "layer 0"} <= set(texts(figure))
+    assert str(max(shape) - 1) in texts(figure) or max(shape) == 1
 
 
 def test_twelve_by_twelve_bears_codes_and_scores():
@@ -79,7 +79,7 @@ def test_narrow_panels_bear_no_codes_but_their_colours():
     figure = matrix([16] * 24, (3, 3))
     assert not any("global " in text or text == "global" for text in texts(figure))
     assert "global: 384" in texts(figure)
-    assert figure.axes[0].get_title(loc="right") == "head 1"  # leaves room for the next
+    assert figure.axes[0].get_title(loc="right") == "head 0"  # leaves room for the next
     assert {frame(axes) for axes in figure.axes[:-1]} == {LABELS["global"].colour}
 
 
@@ -87,8 +87,8 @@ def test_layer_and_head_stand_where_the_labels_say():
     labels = [["self", "next"], ["previous", "CLS"], ["mixed", "local"]]
     figure = matrix([2, 2, 2], labels=labels)
     assert [frame(axes) for axes in figure.axes[:6]] == [LABELS[label].colour for row in labels for label in row]
-    assert figure.axes[4].get_ylabel() == "3"
-    assert [axes.get_title() for axes in figure.axes[:2]] == ["head 1", "2"]
+    assert figure.axes[4].get_ylabel() == "2"
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["head 0", "1"]
     counted = {"self: 1", "next: 1", "previous (prev): 1", "CLS: 1", "sink: 0", "content-dependent (content): 0"}
     assert counted <= set(texts(figure))
 
@@ -97,8 +97,8 @@ def test_layers_run_across_where_they_are_many():
     labels = [["self", "next"], *[["mixed", "mixed"]] * 4]
     figure = matrix([2] * 5, labels=labels)
     assert [frame(figure.axes[index]) for index in (0, 5)] == [LABELS["self"].colour, LABELS["next"].colour]
-    assert figure.axes[4].get_title() == "5"
-    assert figure.axes[5].get_ylabel() == "2"
+    assert figure.axes[4].get_title() == "4"
+    assert figure.axes[5].get_ylabel() == "1"
 
 
 def test_offsets_are_coloured_by_the_logarithm_of_their_ratio():
@@ -144,7 +144,7 @@ def test_layers_may_differ_in_heads_and_grid():
     assert [frame(axes) for axes in figure.axes[:6]] == [
         None if label is None else LABELS[label].colour for label in ("self", None, None, "next", "CLS", "sink")
     ]
-    assert {"head 1", "2", "3", "self .50", "next", "CLS .25", "sink 1.00"} <= set(texts(figure))
+    assert {"head 0", "1", "2", "self .50", "next", "CLS .25", "sink 1.00"} <= set(texts(figure))
     assert not cut_off(figure)
 
 

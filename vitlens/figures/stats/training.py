@@ -1,4 +1,4 @@
-"""How a model came to be: the statistics of its heads over the epochs, and the order that its positions found."""
+"""Over a training: the statistics of every head, and the similarity of position embeddings by offset."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -33,32 +33,32 @@ def head_courses(
 
     epochs: how many were done at each moment, rising; values: (moments, layers, heads), NaN where there is no such
     head; label: the statistic and its unit; uniform: (layers,), what uniform attention gives, NaN where undefined. Up
-    to six heads have a colour each; more are thin lines alike. Layers and heads are labelled from 1; a layer without
+    to six heads have a colour each; more are thin lines alike. Layers and heads are labelled from 0; a layer without
     values is left out. Raises InputError when shapes do not fit, for infinite numbers and where all are NaN.
     """
-    found = as_measured(values, name="values", axes=_AXES)
-    places = _rising(epochs, len(found))
+    measured = as_measured(values, name="values", axes=_AXES)
+    places = _rising(epochs, len(measured))
     expected = None if uniform is None else as_gapped(uniform, name="uniform", axes=("layers",))
     if expected is not None:
-        require_length(len(expected), found.shape[1], name="layers of uniform", of="the layers of values")
-    layers = [layer for layer in range(found.shape[1]) if not np.isnan(found[:, layer]).all()]
+        require_length(len(expected), measured.shape[1], name="layers of uniform", of="the layers of values")
+    layers = [layer for layer in range(measured.shape[1]) if not np.isnan(measured[:, layer]).all()]
     across = next(count for limit, count in ((3, len(layers)), (6, 3), (12, 4), (np.inf, 6)) if len(layers) <= limit)
     down = -(-len(layers) // across)
     figure = sheet(WIDE * (0.6 if across == 1 else 1), 0.5 + min(1.75, 7.6 / down) * down)
     panels = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
-    coloured = found.shape[2] <= len(SERIES)
+    coloured = measured.shape[2] <= len(SERIES)
     for axes, layer in zip(panels, layers, strict=False):
-        _course(axes, places, found[:, layer], coloured=coloured)
+        _course(axes, places, measured[:, layer], coloured=coloured)
         if expected is not None and not np.isnan(expected[layer]):
             axes.axhline(expected[layer], **_UNIFORM)
-        axes.set_title(f"layer {layer + 1}")
+        axes.set_title(f"layer {layer}")
     for axes in panels[len(layers) :]:
         axes.set_visible(False)
-    if np.nanmin(found) >= 0:
-        most = np.nanmax(found if expected is None else [np.nanmax(found), *expected[layers]])
+    if np.nanmin(measured) >= 0:
+        most = np.nanmax(measured if expected is None else [np.nanmax(measured), *expected[layers]])
         panels[0].set_ylim(0.0, 1.06 * most or 1.0)
     _label(figure, panels[: len(layers)], across, places, label)
-    _legend(figure, found.shape[2] if coloured else 0, uniform=expected is not None)
+    _legend(figure, measured.shape[2] if coloured else 0, uniform=expected is not None)
     heading(figure, title)
     return figure
 
@@ -66,11 +66,11 @@ def head_courses(
 def _course(axes: Axes, places: Array, values: Array, *, coloured: bool) -> None:
     """A layer's heads as lines, and their mean."""
     for head, course in enumerate(values.T):
-        axes.plot(places, course, **(_head_look(head) if coloured else _ALIKE))
+        axes.plot(places, course, **(_head_style(head) if coloured else _ALIKE))
     axes.plot(places, np.ma.masked_invalid(values).mean(axis=1), **_MEAN)
 
 
-def _head_look(head: int) -> dict[str, Any]:
+def _head_style(head: int) -> dict[str, Any]:
     return {"color": SERIES[head], "linewidth": 1.1, "alpha": 0.85}
 
 
@@ -86,10 +86,10 @@ def _label(figure: Figure, panels: Sequence[Axes], across: int, places: Array, l
 
 
 def _legend(figure: Figure, heads: int, *, uniform: bool) -> None:
-    looks: dict[str, dict[str, Any]] = {f"head {head + 1}": _head_look(head) for head in range(heads)}
-    looks |= {**({} if heads else {"one head": _ALIKE}), "mean of heads": _MEAN}
-    looks |= {"uniform attention": _UNIFORM} if uniform else {}
-    handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+    styles: dict[str, dict[str, Any]] = {f"head {head}": _head_style(head) for head in range(heads)}
+    styles |= {**({} if heads else {"one head": _ALIKE}), "mean of heads": _MEAN}
+    styles |= {"uniform attention": _UNIFORM} if uniform else {}
+    handles = [Line2D([], [], label=name, **style) for name, style in styles.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // (1 + (len(handles) > 6))))
 
 
@@ -124,6 +124,15 @@ def position_courses(*, epochs: Sequence[int], similarity: ArrayLike) -> Figure:
             axes.tick_params(labelleft=False)
     colour_bar(drawn.bar(), scale=scale, label="cosine similarity", colours=SIGNED)
     return drawn.figure
+
+
+def near_offsets(similarity: ArrayLike) -> Array:
+    """Of maps (moments, 2 rows - 1, 2 columns - 1) by offset those within half the grid: beyond, pairs are few and
+    their mean is noise."""
+    maps = as_array(similarity, name="similarity", axes=("moments", "2 rows - 1", "2 columns - 1"))
+    rows, columns = ((side + 1) // 2 for side in maps.shape[1:])
+    down, across = rows // 2, columns // 2
+    return maps[:, rows - 1 - down : rows + down, columns - 1 - across : columns + across]
 
 
 def as_similarity(values: ArrayLike) -> Array:

@@ -26,9 +26,9 @@ class Streams:
 
     def add(self, images: Sequence[torch.Tensor]) -> None:
         """Take in a batch, for each model as it takes it."""
-        found = [stream.add(batch) for stream, batch in zip(self.streams, images)]
-        if len(found) == MOST:
-            first, second = found
+        measured = [stream.add(batch) for stream, batch in zip(self.streams, images)]
+        if len(measured) == MOST:
+            first, second = measured
             if self.comparable:
                 self.differences.add(_differences(first, second), first.images)
             one, two = over_heads(first.values), over_heads(second.values)
@@ -36,7 +36,7 @@ class Streams:
 
     @property
     def comparable(self) -> bool:
-        """Whether there are two models whose heads of the same number can be set beside each other."""
+        """Whether there are two models whose heads of the same number can be compared."""
         return len(self.streams) == MOST and same_anatomy(self.streams[0].model, self.streams[1].model)
 
     def join(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:

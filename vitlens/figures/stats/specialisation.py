@@ -1,4 +1,4 @@
-"""What every head specialises in, on one page: where it looks relative to the query, and the label it was given."""
+"""The specialisation of every head on one page: the mean weight of keys by offset from the query, and the label."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def specialisation_matrix(
     labels: Sequence[Sequence[str]],
     scores: Sequence[ArrayLike],
     layers: Sequence[int] | None = None,
-    title: str = "What every head specialises in",
+    title: str = "Specialisation of every head",
     limit_radius: int | None = None,
 ) -> Figure:
     """One panel a head: where its keys lie relative to the query, framed in the colour of the head's label.
@@ -48,7 +48,7 @@ def specialisation_matrix(
     logarithmic, from 1/8 to 32 times uniform for all panels. labels: of each head, names of LABELS; scores: of each
     head's rule, NaN where it has none; code and score stand below a panel where there is room. limit_radius: show
     offsets of at most so many patches. layers: which of the model's these are, from 0 (None: all, in order). Layers
-    (down, or across where more than twice as many as heads) and heads are labelled from 1. Raises InputError when
+    (down, or across where more than twice as many as heads) and heads are labelled from 0. Raises InputError when
     shapes do not fit, for another label, and for negative or infinite ratios.
     """
     maps, rules = _checked(ratios, labels, scores, limit_radius)
@@ -164,7 +164,7 @@ def _name_layers_and_heads(cells: NDArray[np.object_], layers: Sequence[int], *,
     heads = range(cells.shape[1])
     for word, line, above, numbers in (("layer", cells[:, 0], across, layers), ("head", cells[0], not across, heads)):
         for index, (axes, number) in enumerate(zip(line, numbers, strict=True)):
-            name = f"{number + 1}" if index else f"{word} {number + 1}"
+            name = f"{number}" if index else f"{word} {number}"
             if above:
                 axes.set_title(name, loc="right" if index == 0 and narrow else "center")
             else:

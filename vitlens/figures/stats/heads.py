@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
@@ -14,17 +13,10 @@ from vitlens.figures.board import Board, Margins, board
 from vitlens.figures.gaps import as_measured, blank, require_few, require_known, require_shape
 from vitlens.figures.inputs import Array, as_array
 from vitlens.figures.overlay import Scale, colour_bar, is_constant
-from vitlens.figures.style import (
-    MAGNITUDE,
-    SIGNED,
-    WIDE,
-    shortened,
-    styled,
-)
+from vitlens.figures.signed import draw_dots, number_places
+from vitlens.figures.style import MAGNITUDE, SIGNED, WIDE, shortened, styled
 
 _HEADS: Final = ("layers", "heads")
-_LOOKS: Final = ("-", "--", ":", "-.", "-", "--")  # beside SERIES, for eyes and prints without colour
-_MOST: Final = 6  # panels that a page holds
 _BAR: Final = 0.88  # inch beside a heat map for its own colour bar
 
 
@@ -40,7 +32,7 @@ def head_heatmaps(
 
     values: by name, (layers, heads), NaN where there is no value, drawn hatched; units: by name, what stands at the
     colour bar; limits: by name, the range of its colours (default: least to greatest). Layers and heads are labelled
-    from 1. Raises InputError when shapes differ, where a statistic has no value at all or one beyond its limits.
+    from 0. Raises InputError when shapes differ, where a statistic has no value at all or one beyond its limits.
     """
     maps, units, limits = _statistics(values), units or {}, limits or {}
     require_known([*units, *limits], maps)
@@ -79,10 +71,7 @@ def difference_maps(
     title = f"{first} minus {second}, every head (dots: significant in a paired test after Holm's correction)"
     drawn = _heat_maps(maps, {name: Scale(0.0 - one, one) for name, one in most.items()}, notes, units, title, SIGNED)
     for axes, given in zip(drawn.panels, marks.values(), strict=True):
-        panel = axes.bbox.transformed(drawn.figure.dpi_scale_trans.inverted())
-        size = float(np.clip(22 * min(panel.height / given.shape[0], panel.width / given.shape[1]), 1.5, 4.0))
-        down, across = np.nonzero(given)
-        axes.plot(across, down, "o", color="black", markersize=size, markeredgecolor="white", markeredgewidth=0.4)
+        draw_dots(axes, given)
     return drawn.figure
 
 
@@ -123,8 +112,8 @@ def _heat_maps(
         axes.imshow(one, cmap=colours, norm=scales[name].norm, aspect="auto")
         axes.spines[:].set_visible(False)
         axes.set_title(titles[index])
-        _count_from_one(axes.xaxis, heads, wide / 0.2)
-        _count_from_one(axes.yaxis, layers, tall / 0.16)
+        number_places(axes.xaxis, heads, wide / 0.2)
+        number_places(axes.yaxis, layers, tall / 0.16)
         axes.set(xlabel="head", ylabel="" if column else "layer")
         bar = drawn.place(beside, drawn.top + row * (tall + gap[1]), 0.09, tall)
         unit = shortened(units.get(name, ""), int(13 * (tall + 0.35)))
@@ -132,12 +121,6 @@ def _heat_maps(
     if gaps:
         drawn.figure.legend(handles=[blank(label="no value")], loc="lower center", borderaxespad=0.2)
     return drawn
-
-
-def _count_from_one(axis: Axis, count: int, room: float) -> None:
-    """Label as many places from 1 as there is room for."""
-    places = range(0, count, -(-count // int(room)))
-    axis.set_ticks(places, labels=[str(place + 1) for place in places])
 
 
 def _statistics(values: Mapping[str, ArrayLike]) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""What every head does over the layers: how far it looks, how its statistics change, and the norms of tokens."""
+"""Over the layers: the attention distance of every head, how its statistics change, and the norms of tokens."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,7 @@ from vitlens.figures.style import (
 )
 
 _HEADS: Final = ("layers", "heads")
-_LOOKS: Final = ("-", "--", ":", "-.", "-", "--")  # beside SERIES, for eyes and prints without colour
-_MOST: Final = 6  # panels that a page holds
-_BAR: Final = 0.72  # inch beside a heat map for its own colour bar
+_LINES: Final = ("-", "--", ":", "-.", "-", "--")  # beside SERIES, for eyes and prints without colour
 
 
 @styled
@@ -43,11 +41,11 @@ def distance_by_layer(
     high: Sequence[ArrayLike] | None = None,
     title: str = "Mean attention distance of every head",
 ) -> Figure:
-    """How far each head looks in px, one dot a head over the layers, of one to six models.
+    """The attention distance of each head in px, one dot a head over the layers, of one to six models.
 
     distance: for each model (layers, heads), NaN where there is no such head or no distance; uniform: for each model
     (layers,), what uniform attention would give, NaN where undefined; low, high: 95 % intervals, shaped as distance.
-    The dots of a layer stand side by side in the order of heads; layers are labelled from 1. Raises InputError when
+    The dots of a layer stand side by side in the order of heads; layers are labelled from 0. Raises InputError when
     shapes do not fit, for a model without any distance, for infinite numbers, and for low without high.
     """
     values = [as_measured(one, name="distance", axes=_HEADS) for one in distance]
@@ -81,12 +79,12 @@ def distance_by_layer(
 def _dots(axes: Axes, value: Array, ends: tuple[Array, Array] | None, shift: float, share: float, colour: str) -> None:
     """One model's heads as dots beside each other around its place in each layer, their mean as a line."""
     for layer, row in enumerate(value):
-        found = np.flatnonzero(~np.isnan(row))
-        places = layer + 1 + shift + share * (np.arange(len(found)) - (len(found) - 1) / 2) / max(len(found), 2)
+        heads = np.flatnonzero(~np.isnan(row))
+        places = layer + shift + share * (np.arange(len(heads)) - (len(heads) - 1) / 2) / max(len(heads), 2)
         if ends is not None:
-            axes.vlines(places, ends[0][layer, found], ends[1][layer, found], color=colour, linewidth=0.7)
-        axes.plot(places, row[found], "o", color=colour, markersize=2.6, markeredgewidth=0)
-    axes.plot(1 + shift + np.arange(len(value)), _mean(value), color=colour, linewidth=0.8)
+            axes.vlines(places, ends[0][layer, heads], ends[1][layer, heads], color=colour, linewidth=0.7)
+        axes.plot(places, row[heads], "o", color=colour, markersize=2.6, markeredgewidth=0)
+    axes.plot(shift + np.arange(len(value)), _mean(value), color=colour, linewidth=0.8)
 
 
 def _intervals(
@@ -97,14 +95,14 @@ def _intervals(
         return []
     for name, given in (("low", low or ()), ("high", high or ())):
         require_length(len(given), len(values), name=name, of="the models")
-    found = [
+    intervals = [
         (as_measured(below, name="low", axes=_HEADS), as_measured(above, name="high", axes=_HEADS))
         for below, above in zip(low or (), high or (), strict=True)
     ]
-    for ends, value in zip(found, values, strict=True):
+    for ends, value in zip(intervals, values, strict=True):
         for name, end in zip(("low", "high"), ends, strict=True):
             require_shape(end, value, name)
-    return found
+    return intervals
 
 
 def _uniform_lines(axes: Axes, uniform: Sequence[Array], names: Sequence[str]) -> None:
@@ -114,7 +112,7 @@ def _uniform_lines(axes: Axes, uniform: Sequence[Array], names: Sequence[str]) -
         axes.axhline(float(np.nanmax(every)), color=GREY, linestyle="--", linewidth=1.1, label="uniform attention")
         return
     for index, one in enumerate(uniform):
-        places = [0.5, *(1 + np.arange(len(one))), len(one) + 0.5]
+        places = [-0.5, *np.arange(len(one)), len(one) - 0.5]
         label = "uniform attention" + (f", {names[index]}" if len(uniform) > 1 else "")
         colour = SERIES[index] if len(uniform) > 1 else GREY
         steps = [one[0], *one, one[-1]]
@@ -128,7 +126,7 @@ def layer_evolution(
     """How statistics change with depth: mean over heads as a line, from the least to the greatest head as a band.
 
     panels: by statistic and its unit, such as "entropy (nats)", by rows of the weights, such as "CLS row", (layers,
-    heads), NaN where there is no value. A kind of rows has one colour in all panels; layers are labelled from 1.
+    heads), NaN where there is no value. A kind of rows has one colour in all panels; layers are labelled from 0.
     Raises InputError for no panel or more than six, other shapes, infinite numbers, and rows without any value.
     """
     require_few(panels)
@@ -142,16 +140,15 @@ def layer_evolution(
     figure = sheet(WIDE * (0.6 if across == 1 else 1), 0.35 + 1.9 * down)
     for index, (name, curves) in enumerate(panels.items()):
         axes = figure.add_subplot(down, across, index + 1)
-        found = {row: as_measured(values, name=f"{name}, {row}", axes=_HEADS) for row, values in curves.items()}
-        for row, values in found.items():
-            look = rows.index(row)
-            _band(axes, values, SERIES[look], _LOOKS[look])
-        if all(np.nanmin(values) >= 0 for values in found.values()):
-            axes.set_ylim(0, 1.06 * max(float(np.nanmax(values)) for values in found.values()) or 1.0)
+        measured = {row: as_measured(values, name=f"{name}, {row}", axes=_HEADS) for row, values in curves.items()}
+        for row, values in measured.items():
+            _band(axes, values, SERIES[rows.index(row)], _LINES[rows.index(row)])
+        if all(np.nanmin(values) >= 0 for values in measured.values()):
+            axes.set_ylim(0, 1.06 * max(float(np.nanmax(values)) for values in measured.values()) or 1.0)
         axes.set_title(textwrap.fill(name, 30 if across == 3 else 46))
-        _layer_axis(axes, max(map(len, found.values())))
+        _layer_axis(axes, max(map(len, measured.values())))
     figure.legend(
-        handles=[Line2D([], [], color=SERIES[i], linestyle=_LOOKS[i], label=row) for i, row in enumerate(rows)],
+        handles=[Line2D([], [], color=SERIES[i], linestyle=_LINES[i], label=row) for i, row in enumerate(rows)],
         loc="outside lower center",
         ncols=len(rows),
     )
@@ -159,13 +156,13 @@ def layer_evolution(
     return figure
 
 
-def _band(axes: Axes, values: Array, colour: str, look: str) -> None:
+def _band(axes: Axes, values: Array, colour: str, line: str) -> None:
     """The mean over heads as a line, and the range of heads as a band, by layer."""
-    layers = 1 + np.arange(len(values))
+    layers = np.arange(len(values))
     heads = np.ma.masked_invalid(values)
     ends = (heads.min(axis=1).filled(np.nan), heads.max(axis=1).filled(np.nan))
     axes.fill_between(layers, *ends, color=colour, alpha=0.18, linewidth=0)
-    axes.plot(layers, _mean(values), look, color=colour, marker="o", markersize=2.4)
+    axes.plot(layers, _mean(values), line, color=colour, marker="o", markersize=2.4)
 
 
 @styled
@@ -182,7 +179,7 @@ def token_norms(
     median, greatest: Euclidean norm of the tokens after each block (layers,), on a logarithmic axis where they span
     more than a factor of ten; high_norm: mean number of tokens an image beyond median + 5 MAD (layers,); sinks: mean
     number of keys an image whose received weight lies beyond it (layers, heads), NaN where there is no head. Layers
-    are labelled from 1. Raises InputError when shapes do not fit or a number is negative, NaN or infinite.
+    are labelled from 0. Raises InputError when shapes do not fit or a number is negative, NaN or infinite.
     """
     columns = {"median": median, "greatest": greatest, "high_norm": high_norm}
     norms = {name: as_array(one, name=name, axes=("layers",)) for name, one in columns.items()}
@@ -196,7 +193,7 @@ def token_norms(
     figure = sheet(WIDE, 2.3)
     panels = figure.subplots(1, 2 if received is None else 3)
     _norm_lines(panels[0], norms["median"], norms["greatest"])
-    panels[1].bar(1 + np.arange(len(many)), many, 0.7, color=BLUE)
+    panels[1].bar(np.arange(len(many)), many, 0.7, color=BLUE)
     panels[1].set_ylim(0, 1.06 * many.max() or 1.0)
     if not many.any():
         panels[1].text(0.5, 0.5, "none", transform=panels[1].transAxes, ha="center", color=GREY)
@@ -213,7 +210,7 @@ def token_norms(
 
 def _norm_lines(axes: Axes, median: Array, greatest: Array) -> None:
     """Both norms by layer; the axis is logarithmic where they span more than a factor of ten."""
-    layers = 1 + np.arange(len(median))
+    layers = np.arange(len(median))
     axes.plot(layers, greatest, "o--", color=VERMILLION, markersize=2.4, label="greatest")
     axes.plot(layers, median, "o-", color=BLUE, markersize=2.4, label="median")
     axes.legend()
@@ -234,6 +231,6 @@ def _mean(values: Array) -> Array:
 
 def _layer_axis(axes: Axes, layers: int) -> None:
     axes.set_xlabel("layer")
-    axes.set_xlim(0.5, layers + 0.5)
+    axes.set_xlim(-0.5, layers - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.grid(axis="y")

@@ -4,8 +4,8 @@ from matplotlib import colormaps
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.film import learning_film
-from vitlens.figures.learning import head_courses, position_courses
+from vitlens.figures.stats.film import learning_film
+from vitlens.figures.stats.training import head_courses, position_courses
 from vitlens.figures.style import SERIES, SIGNED
 
 NAN = float("nan")
@@ -24,7 +24,7 @@ def test_courses_fit_on_a_page(shape, random):
     assert figure.get_figwidth() <= 7.21
     assert figure.get_figheight() <= 9.61
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title() for axes in shown] == [f"layer {layer + 1}" for layer in range(shape[0])]
+    assert [axes.get_title() for axes in shown] == [f"layer {layer}" for layer in range(shape[0])]
     assert len({axes.get_ylim() for axes in shown}) == 1
     assert shown[0].get_ylim()[0] == 0
     assert {"epoch", "distance (px)", "uniform attention"} <= set(texts(figure))
@@ -47,7 +47,7 @@ def test_a_layer_without_values_is_left_out_and_uniform_attention_is_a_line_wher
     values[:, 1] = NAN
     figure = courses(values, uniform=[5.0, NAN, NAN])
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title() for axes in shown] == ["layer 1", "layer 3"]
+    assert [axes.get_title() for axes in shown] == ["layer 0", "layer 2"]
     assert [sum(line.get_linestyle() == "--" for line in axes.lines) for axes in shown] == [1, 0]
 
 

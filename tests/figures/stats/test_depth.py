@@ -7,9 +7,9 @@ from matplotlib.colors import to_rgb
 from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
 from vitlens.errors import InputError
 from vitlens.figures.gaps import as_gapped
-from vitlens.figures.heads import difference_maps, head_heatmaps
-from vitlens.figures.stats import distance_by_layer, layer_evolution
-from vitlens.figures.stats import token_norms as norms
+from vitlens.figures.stats.depth import distance_by_layer, layer_evolution
+from vitlens.figures.stats.depth import token_norms as norms
+from vitlens.figures.stats.heads import difference_maps, head_heatmaps
 from vitlens.figures.style import MAGNITUDE, SERIES, SIGNED
 
 NAN = float("nan")
@@ -54,9 +54,9 @@ def test_a_dot_for_each_head_at_its_layer(random):
     figure = distance_by_layer(distance=[torch.from_numpy(distance)], uniform=[[50.0] * 3], names=["vit-tiny"])
     (found,) = dots(figure).values()
     np.testing.assert_array_equal(found[:, 1], distance[~np.isnan(distance)])
-    np.testing.assert_array_equal(np.round(found[:, 0]), [1, 1, 1, 1, 2, 2, 2])
-    for layer in (1, 2):
-        assert np.mean(found[np.round(found[:, 0]) == layer, 0]) == pytest.approx(layer)
+    np.testing.assert_array_equal(np.round(found[:, 0]), [0, 0, 0, 0, 1, 1, 1])
+    for layer in (0, 1):
+        assert np.mean(found[np.round(found[:, 0]) == layer, 0]) == pytest.approx(layer, abs=1e-9)
     assert (np.diff(found[:4, 0]) > 0).all()
     assert "vit-tiny" in said(figure)
     mean = next(line for line in figure.axes[0].lines if line.get_linestyle() == "-")
@@ -75,7 +75,7 @@ def test_uniform_attention_is_a_step_for_each_layer(random):
     values = random.uniform(5, 30, (3, 4))
     figure = distance_by_layer(distance=[values], uniform=[[20.0, NAN, 40.0]])
     (line,) = dashed(figure)
-    np.testing.assert_array_equal(line.get_xydata(), [[0.5, 20], [1, 20], [2, NAN], [3, 40], [3.5, 40]])
+    np.testing.assert_array_equal(line.get_xydata(), [[-0.5, 20], [0, 20], [1, NAN], [2, 40], [2.5, 40]])
     two = distance_by_layer(distance=[values] * 2, uniform=[[20.0] * 3, [40.0] * 3], names=["a", "b"])
     assert [line.get_color() for line in dashed(two)] == list(SERIES[:2])
     assert {"uniform attention, a", "uniform attention, b"} <= set(texts(two))
@@ -139,8 +139,9 @@ def test_heat_maps_fit_on_a_page(shape, count, random):
     assert not overlapping(figure)
     assert figure.get_figwidth() <= 7.21
     assert figure.get_figheight() <= 9.61
-    assert {"head", "layer", "1"} <= set(texts(figure))
-    assert "0" not in [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert {"head", "layer"} <= set(texts(figure))
+    for labels in (figure.axes[0].get_xticklabels(), figure.axes[0].get_yticklabels()):
+        assert labels[0].get_text() == "0"
 
 
 def test_heat_maps_have_layers_down_and_their_own_colours():
@@ -272,14 +273,14 @@ def test_evolution_has_means_and_ranges():
     patches = np.array([[1.0, 2.0, 6.0], [NAN, 3.0, 5.0], [NAN, NAN, NAN], [2.0, 2.0, 2.0]])
     figure = layer_evolution(panels={"a (px)": {"CLS row": patches + 1}, "b": {"patch rows": patches - 4.0}})
     first, second = (axes.lines[0] for axes in figure.axes)
-    np.testing.assert_array_equal(first.get_xdata(), [1, 2, 3, 4])
+    np.testing.assert_array_equal(first.get_xdata(), [0, 1, 2, 3])
     np.testing.assert_allclose(first.get_ydata(), [4, 5, NAN, 3])
     assert (first.get_color(), second.get_color()) == SERIES[:2]
     corners = np.concatenate([path.vertices for path in figure.axes[0].collections[0].get_paths()])
-    for layer, low, high in ((1, 2.0, 7.0), (2, 4.0, 6.0), (4, 3.0, 3.0)):
+    for layer, low, high in ((0, 2.0, 7.0), (1, 4.0, 6.0), (3, 3.0, 3.0)):
         found = corners[corners[:, 0] == layer, 1]
         assert (found.min(), found.max()) == (low, high)
-    assert 3 not in corners[:, 0]
+    assert 2 not in corners[:, 0]
     assert figure.axes[0].get_ylim()[0] == 0
     assert figure.axes[1].get_ylim()[0] < -3
 

@@ -1,0 +1,1 @@
+"""`vitlens stats`: statistics of every attention head, and what each specialises in."""

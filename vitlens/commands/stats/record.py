@@ -1,0 +1,214 @@
+"""What `vitlens stats` writes. Layers and heads count from 0; statistics are those of analysis/heads/registry.py."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.analysis.heads.registry import STATISTICS
+from vitlens.archives import Form
+from vitlens.records import ArraysOf, Columns, Contents, MetricName, TableOf
+from vitlens.uncertainty import Estimate
+
+FILM: Final = "animations/learning.{form}"  # where the film of a training is written
+
+Numbers: TypeAlias = Annotated[Mapping[str, float | None], Columns()]
+"""By statistic, a column each; None where a head or block has no such number."""
+
+_Floats: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None,))]
+_Counts: TypeAlias = Annotated[NDArray[np.integer], Form("iu", (None,))]
+_Tables: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None, None))]
+_Courses: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None, None, None))]
+_Offsets: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
+_Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """One head: means over images. label: of its specialisation, with the score of that rule; None where the layer's
+    attention has no place in the image."""
+
+    model: str
+    layer: int
+    head: int
+    label: str | None
+    score: float | None
+    statistics: Numbers
+
+    @property
+    def name(self) -> str:
+        """L3.H7."""
+        return f"L{self.layer}.H{self.head}"
+
+
+@dataclass(frozen=True)
+class AttentionLayerRow:
+    """One layer. grid: of its patches as (rows, columns), None where its attention has no place in the image;
+    unplaced: why; uniform_distance: what uniform attention gives as distance, px; statistics: of the tokens after the
+    block."""
+
+    model: str
+    layer: int
+    module: str
+    kind: str
+    heads: int
+    keys: int
+    grid: tuple[int, int] | None
+    unplaced: str | None
+    uniform_distance: float | None
+    statistics: Numbers
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """One rule of the labels of heads, in the order in which they are tried."""
+
+    label: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class LocalHeadsRow:
+    """How local the heads are in the first or the last quarter of the layers that have a distance.
+
+    local: how many of the heads have at most half the distance of uniform attention; share: mean over heads of their
+    distance over that of uniform attention, a fraction.
+    """
+
+    model: str
+    part: Literal["first", "last"]
+    layers: tuple[int, ...]
+    heads: int
+    local: int
+    share: float
+
+
+@dataclass(frozen=True)
+class BackbonesRow:
+    """What two models have in common. comparable: whether heads of the same number stand at the same place; identical:
+    whether all parameters and buffers before the classifiers are equal; parameters: how many numbers these are."""
+
+    comparable: bool
+    identical: bool
+    parameters: int
+
+
+@dataclass(frozen=True)
+class DifferingHeadsRow:
+    """How many heads differ significantly in one statistic: paired t tests, Holm's correction over its heads."""
+
+    statistic: str
+    heads: int
+    significant: int
+
+
+@dataclass(frozen=True)
+class HeadDifferenceRow:
+    """One head in one statistic, first model minus second, with its paired interval; p_holm: corrected over all heads
+    and statistics of this table."""
+
+    statistic: str
+    layer: int
+    head: int
+    difference: float
+    low: float | None
+    high: float | None
+    n: int
+    p_holm: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """The difference with its interval."""
+        return Estimate(self.difference, self.low, self.high, self.n, STATISTICS[self.statistic].unit)
+
+
+@dataclass(frozen=True)
+class HeadMomentRow:
+    """One head with the weights after so many epochs."""
+
+    epochs: int
+    layer: int
+    head: int
+    statistics: Numbers
+
+
+@dataclass(frozen=True)
+class PositionMomentRow:
+    """Mean cosine similarity of position embeddings after so many epochs: of the four neighbours, and of all pairs that
+    lie farther apart. None where the grid has no such pair."""
+
+    epochs: int
+    neighbours: float | None
+    others: float | None
+
+
+@dataclass(frozen=True)
+class StatisticArrays:
+    """By statistic (layers, heads), of tokens (layers, 1): means over images and their 95 % intervals, NaN where there
+    is none; score: of every rule of the labels (layers, heads); uniform_distance: (layers,), px."""
+
+    mean: _Tables
+    low: _Tables
+    high: _Tables
+    score: _Tables
+    uniform_distance: _Floats
+
+
+@dataclass(frozen=True)
+class OffsetArrays:
+    """By layer (heads, 2 rows - 1, 2 columns - 1): mean attention by offset, key minus query, and its ratio to that of
+    uniform attention, NaN where no pair of patches has the offset."""
+
+    layer: _Offsets
+    ratio: _Offsets
+
+
+@dataclass(frozen=True)
+class HeadDifferenceArrays:
+    """By statistic (layers, heads): first model minus second, and p after Holm's correction over its heads."""
+
+    mean: _Tables
+    p: _Tables
+
+
+@dataclass(frozen=True)
+class TrainingArrays:
+    """epochs (moments,); by statistic (moments, layers, heads); uniform_distance (layers,), px; similarity (moments, 2
+    rows - 1, 2 columns - 1): mean cosine similarity of all pairs of position embeddings by offset."""
+
+    epochs: _Counts
+    mean: _Courses
+    low: _Courses
+    high: _Courses
+    uniform_distance: _Floats
+    similarity: _Maps | None = None
+
+
+HEADS = TableOf("heads", HeadRow)
+LAYERS = TableOf("layers", AttentionLayerRow)
+RULES = TableOf("rules", RuleRow)
+LOCAL = TableOf("local", LocalHeadsRow)
+BACKBONES = TableOf("backbones", BackbonesRow)
+DIFFERENCES = TableOf("differences", DifferingHeadsRow)
+CHANGES = TableOf("changes", HeadDifferenceRow)
+TRAINING = TableOf("learning", HeadMomentRow)
+POSITIONS = TableOf("positions", PositionMomentRow)
+
+STATISTIC_ARRAYS = ArraysOf("stats-{model}", StatisticArrays)
+OFFSET_ARRAYS = ArraysOf("offsets-{model}", OffsetArrays)
+DIFFERENCE_ARRAYS = ArraysOf("differences", HeadDifferenceArrays)
+TRAINING_ARRAYS = ArraysOf("learning", TrainingArrays)
+
+MEAN = MetricName("{statistic}/{model}")  # over all heads
+OF_HEAD = MetricName("{statistic}/{model}/L{layer}.H{head}")
+DIFFERENCE = MetricName("difference/{first}/{second}/{statistic}")
+HEADS_CHANGED = MetricName("heads_changed/{first}/{second}")
+MEAN_IN_TRAINING = MetricName("learning/{model}/{statistic}/{epochs}")
+
+RECORD = Contents(
+    metrics=(MEAN, OF_HEAD, DIFFERENCE, HEADS_CHANGED, MEAN_IN_TRAINING),
+    tables=(HEADS, LAYERS, RULES, LOCAL, BACKBONES, DIFFERENCES, CHANGES, TRAINING, POSITIONS),
+    arrays=(STATISTIC_ARRAYS, OFFSET_ARRAYS, DIFFERENCE_ARRAYS, TRAINING_ARRAYS),
+)
