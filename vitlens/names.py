@@ -34,24 +34,6 @@ Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
 AnimationFormat = Literal["gif", "mp4"]
 TrackerName = Literal["tensorboard", "wandb"]
-CommandName = Literal[
-    "study",
-    "predict",
-    "train",
-    "evaluate",
-    "attention",
-    "rollout",
-    "stats",
-    "ablate",
-    "compare",
-    "explain",
-    "attack",
-    "features",
-    "profile",
-    "report",
-    "models",
-    "data",
-]
 
 PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
 BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
@@ -72,7 +54,6 @@ COMPILES: Final[tuple[str, ...]] = get_args(Compile)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
 TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
-COMMANDS: Final[tuple[str, ...]] = get_args(CommandName)
 
 DEFAULT_SEED: Final = 0
 FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is hardly another output than an image's own

@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 
-from vitlens.commands.registry import COMMANDS
-
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
-    """Replaces what a command runs by a function that keeps its arguments, or raises what it is given.
-
-    Of a command of the registry: `measure`, whose one argument is its options.
-    """
+    """Replaces a command's `measure` by a function that keeps the options it is given, or raises what it is given."""
 
     def replace(word: str, *, error: BaseException | None = None, result: object = ()) -> Calls:
         calls: Calls = []
@@ -28,9 +23,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
                 raise error
             return result
 
-        place, name = (f"commands.{word}.measure", "measure") if word in COMMANDS else (f"runs.{word}", word)
-        module = ModuleType(f"vitlens.{place}")
-        setattr(module, name, run)
+        module = ModuleType(f"vitlens.commands.{word}.measure")
+        module.measure = run  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return calls
 

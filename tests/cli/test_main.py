@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import interrupt, interruptible
-from vitlens.cli.main import EXAMPLES, run
-from vitlens.commands.registry import COMMANDS as REGISTRY
+from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS
 from vitlens.errors import InputError, StorageError, UnknownNameError
-from vitlens.names import COMMANDS
 from vitlens.version import __version__
 
-WORDS = {command.__name__: example for command, example in EXAMPLES.items()} | {
-    word: command.example for word, command in REGISTRY.items()
-}
+WORDS = {word: command.example for word, command in COMMANDS.items()}
 
 
 def fails(arguments: str, capsys, code: int) -> str:

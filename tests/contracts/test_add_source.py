@@ -11,6 +11,7 @@ import vitlens
 from tests.lens.tiny import images
 from vitlens.cli.completion import complete_model
 from vitlens.cli.main import run
+from vitlens.commands.models.measure import model_table
 from vitlens.errors import UnknownNameError
 from vitlens.models.assembly import Architecture
 from vitlens.models.naming import parse_model, require_rule
@@ -20,7 +21,6 @@ from vitlens.models.vit import VisionTransformer
 from vitlens.models.vit_config import ViTConfig
 from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import Preprocessing
-from vitlens.runs.models import model_table
 
 NAMES = ("small", "smaller")
 MINE = ModelSource(

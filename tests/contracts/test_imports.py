@@ -5,7 +5,7 @@ import sys
 
 import PIL.Image
 
-from vitlens.names import COMMANDS
+from vitlens.commands.registry import COMMANDS
 
 HEAVY = ("torch", "numpy", "matplotlib", "timm", "torchvision", "PIL", "scipy", "sklearn", "accelerate", "jaxtyping")
 PROGRAM = """

@@ -1,6 +1,6 @@
 """What a model supports is what works, what is listed and what is refused, whatever its family."""
 
-import inspect
+import dataclasses
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -29,7 +29,7 @@ from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_model
 from vitlens.models.new_head import for_classes
 from vitlens.models.resnet import build_resnet
-from vitlens.models.support import CHECKS, NEEDS, supported
+from vitlens.models.support import CHECKS, supported
 
 
 def library(name: str, *, size: int = 64, **options: object) -> Model:
@@ -111,12 +111,12 @@ FUNCTIONS: dict[str, Callable[[Model, Tensor, Tensor], object]] = {
 }
 
 
+NEEDS = {word: command.needs for word, command in COMMANDS.items() if command.needs is not None}
+
+
 def test_every_command_that_takes_a_model_has_its_needs():
-    takes = {
-        command.__name__
-        for command in main.EXAMPLES
-        if {"model", "models"} & set(inspect.signature(command).parameters)
-    } | {word for word, command in COMMANDS.items() if command.needs is not None}
+    fields = {word: {field.name for field in dataclasses.fields(command.options)} for word, command in COMMANDS.items()}
+    takes = {word for word, names in fields.items() if {"model", "models"} & names}
     assert set(NEEDS) == takes
     assert {need for needs in NEEDS.values() for need in needs} <= set(CHECKS)
     with pytest.raises(UnknownNameError):

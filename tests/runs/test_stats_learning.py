@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vitlens.runs import stats_learning
+from vitlens.runs.stats import stats
+from vitlens.runs.stats_learning import kept_of, over_training, similarity_by_offset
 
 from tests.together import together
 from vitlens.analysis.attention.weights import position_similarity
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.publish import report
 from vitlens.data.digits import CLASSES, digits
 from vitlens.errors import InputError
 from vitlens.files import write_text
 from vitlens.models.loading import load, untrained
 from vitlens.models.saved import save
 from vitlens.processes import Processes
-from vitlens.runs import stats_learning
-from vitlens.runs.report import report
-from vitlens.runs.stats import stats
-from vitlens.runs.stats_learning import kept_of, over_training, similarity_by_offset
 from vitlens.training.checkpoint import keep_weights
 from vitlens.training.metrics import METRICS_FILE, EpochMetrics
 

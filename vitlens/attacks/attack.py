@@ -16,7 +16,7 @@ from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of, targ
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.models.support import NEEDS, require
+from vitlens.models.support import needs_of, require
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images
 
@@ -85,7 +85,7 @@ def attack(
     """
     require_counts(steps=steps, restarts=restarts, batch_size=batch_size)
     members = members_of(method)
-    require(model, *NEEDS["attack"])
+    require(model, *needs_of("attack"))
     clean = clean_images(model, images, labels, batch_size=batch_size)
     setting = setting_of(model, clean, side=side, aligned=aligned, maps=maps)
     algorithms = [built(member, setting, steps) for member in members]

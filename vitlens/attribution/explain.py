@@ -8,7 +8,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS, Attribution, attribution
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
-from vitlens.models.support import NEEDS, meets, require
+from vitlens.models.support import meets, needs_of, require
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Labels, Maps
@@ -40,7 +40,7 @@ def explain(
     >>> vitlens.explain(cnn, torch.rand(2, 3, 32, 32), method="gradcam").shape
     torch.Size([2, 8, 8])
     """
-    require(model, *NEEDS["explain"])
+    require(model, *needs_of("explain"))
     require_method(model, method, engine=engine)
     size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
     asked = _checked(model, images, targets) if targets is not None else _predicted(model, images, size)

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import typer
 
 from vitlens.cli.completion import complete_data, complete_kind, complete_model
-from vitlens.cli.options import COMMAND_LINE
 from vitlens.cli.terminal import say
+from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
 from vitlens.commands.scaffold.flags import Flag, flags_of
 from vitlens.commands.scaffold.options import RunOptions
@@ -36,7 +36,8 @@ def command_function(command: Command) -> Callable[..., None]:
 
     def call(**values: Any) -> None:
         values.pop("debug")
-        outcome = command.measure(_made(kind, values))
+        options = _made(kind, values)  # a wrong word is refused before anything heavy is imported
+        outcome = command.measure(options)
         if outcome is None:  # of several processes the first alone has something to say
             return
         for line in (outcome,) if isinstance(outcome, str | Path) else _lines(outcome):

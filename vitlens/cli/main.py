@@ -5,28 +5,16 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from vitlens.cli.build import command_function
-from vitlens.cli.bundles import expanded
-from vitlens.cli.data import data
 from vitlens.cli.failures import told
-from vitlens.cli.models import models
-from vitlens.cli.report import report
 from vitlens.cli.terminal import close, complain, fault_of, output_failed, say, take_any_letter
 from vitlens.cli.words import Command, Commands
 from vitlens.commands.registry import COMMANDS
-from vitlens.names import COMMANDS as WORDS
 from vitlens.version import __version__
-
-EXAMPLES: dict[Callable[..., None], str] = {
-    report: "vitlens rollout vit-digits --out mine && vitlens report mine",
-    models: "vitlens models deit3",
-    data: "vitlens data digits",
-}
 
 # Libraries make half a million objects while they are imported, all to stay: looking for garbage among them at Python's
 # usual 700 new objects takes a tenth of a short run.
@@ -38,13 +26,8 @@ app = typer.Typer(
     epilog="Example: vitlens study",
     pretty_exceptions_enable=False,
 )
-_FUNCTIONS: dict[str, tuple[Callable[..., None], str]] = {
-    **{command.__name__: (expanded(command), example) for command, example in EXAMPLES.items()},
-    **{word: (command_function(command), command.example) for word, command in COMMANDS.items()},
-}
-for word in WORDS:
-    function, example = _FUNCTIONS[word]
-    app.command(word, cls=Command, epilog=f"Example: {example}")(function)
+for entry in COMMANDS.values():
+    app.command(entry.word, cls=Command, epilog=f"Example: {entry.example}")(command_function(entry))
 
 
 def _say_version(wanted: bool | None) -> bool:

@@ -2,13 +2,15 @@
 
 import shlex
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from vitlens.cli.options import COMMAND_LINE
+from vitlens.commands.registry import COMMANDS
 from vitlens.errors import InputError, Interrupted, UnknownNameError
-from vitlens.names import COMMANDS
+
+COMMAND_LINE: ContextVar[str] = ContextVar("command_line", default="")  # as it was typed, for config.json
 
 
 class Commands(TyperGroup):

@@ -5,7 +5,7 @@ is made), record.py (`RECORD`, what it writes), measure.py (`measure`, from opti
 (`report`, from record to document). All are imported when they are asked for.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -19,8 +19,12 @@ Group = Literal["Look", "Train and evaluate", "Explain and test", "Reports and l
 
 @dataclass(frozen=True)
 class Command:
-    """One command. help: its first line in --help; example: a line that can be typed at once; needs: what a model must
-    have for it (models/support.py), None where it takes no model; reports: whether it leaves a report folder."""
+    """One command.
+
+    help: its first line in --help; example: a line that can be typed at once; needs: what a model must have for it
+    (models/support.py), None where it takes no model; reports: whether it leaves a report folder; untrained: whether it
+    needs no trained weights; package: where its parts are, if elsewhere than in vitlens.commands.<word>.
+    """
 
     word: str
     help: str
@@ -28,6 +32,8 @@ class Command:
     group: Group
     needs: tuple[str, ...] | None = None
     reports: bool = True
+    untrained: bool = False
+    package: str = ""
 
     @property
     def options(self) -> type:
@@ -50,7 +56,7 @@ class Command:
         return self._part("report", "report")  # type: ignore[no-any-return]
 
     def _part(self, file: str, name: str) -> Any:
-        return getattr(import_module(f"vitlens.commands.{self.word}.{file}"), name)
+        return getattr(import_module(f"{self.package or f'vitlens.commands.{self.word}'}.{file}"), name)
 
 
 _ENTRIES: Final = (
@@ -60,6 +66,14 @@ _ENTRIES: Final = (
         "vitlens study",
         "Look",
         needs=("classifier", "maps", "chain", "statistics", "heads", "features"),
+        untrained=True,
+    ),
+    Command(
+        "predict",
+        "The five likeliest classes of every image, with their probabilities: one line an image.",
+        "vitlens predict vit-digits --limit 3",
+        "Train and evaluate",
+        needs=("classifier",),
     ),
     Command(
         "train",
@@ -67,26 +81,13 @@ _ENTRIES: Final = (
         "vitlens train vit-micro --epochs 1",
         "Train and evaluate",
         needs=("new head",),
-    ),
-    Command(
-        "ablate",
-        "How much the model loses without each head, MLP and block: exact, with intervals, by replaying what changes.",
-        "vitlens ablate vit-digits --limit 100",
-        "Explain and test",
-        needs=("classifier", "heads"),
+        untrained=True,
     ),
     Command(
         "evaluate",
         "Accuracy with its interval, per class, confusion, calibration and a grid of predictions.",
         "vitlens evaluate vit-digits cnn-digits",
         "Train and evaluate",
-        needs=("classifier",),
-    ),
-    Command(
-        "attack",
-        "Accuracy under attack over epsilon, for one model or several; what changes inside; self-checked, resumable.",
-        "vitlens attack vit-digits cnn-digits --limit 100",
-        "Explain and test",
         needs=("classifier",),
     ),
     Command(
@@ -97,6 +98,13 @@ _ENTRIES: Final = (
         needs=("maps",),
     ),
     Command(
+        "rollout",
+        "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and others.",
+        "vitlens rollout vit-digits --fusion mean,max,min",
+        "Look",
+        needs=("chain",),
+    ),
+    Command(
         "stats",
         "Distance, entropy, sparsity, sinks and speciality of every head; two models are compared head by head.",
         "vitlens stats vit-digits --limit 100",
@@ -104,33 +112,11 @@ _ENTRIES: Final = (
         needs=("statistics",),
     ),
     Command(
-        "features",
-        "k-NN, linear probe, t-SNE, CKA, patch colours, retrieval, layer by layer; zero-shot by models that know "
-        "texts.",
-        "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
+        "ablate",
+        "How much the model loses without each head, MLP and block: exact, with intervals, by replaying what changes.",
+        "vitlens ablate vit-digits --limit 100",
         "Explain and test",
-        needs=("features",),
-    ),
-    Command(
-        "profile",
-        "Parameters and FLOPs by part, memory, latency, throughput and growth with tokens; no weights needed.",
-        "vitlens profile vit-micro resnet20",
-        "Explain and test",
-        needs=(),
-    ),
-    Command(
-        "predict",
-        "The five likeliest classes of every image, with their probabilities: one line an image.",
-        "vitlens predict vit-digits --limit 3",
-        "Train and evaluate",
-        needs=("classifier",),
-    ),
-    Command(
-        "rollout",
-        "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and others.",
-        "vitlens rollout vit-digits --fusion mean,max,min",
-        "Look",
-        needs=("chain",),
+        needs=("classifier", "heads"),
     ),
     Command(
         "compare",
@@ -147,5 +133,50 @@ _ENTRIES: Final = (
         "Explain and test",
         needs=(),
     ),
+    Command(
+        "attack",
+        "Accuracy under attack over epsilon, for one model or several; what changes inside; self-checked, resumable.",
+        "vitlens attack vit-digits cnn-digits --limit 100",
+        "Explain and test",
+        needs=("classifier",),
+    ),
+    Command(
+        "features",
+        "k-NN, linear probe, t-SNE, CKA, patch colours, retrieval, layer by layer; zero-shot by models that know "
+        "texts.",
+        "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
+        "Explain and test",
+        needs=("features",),
+    ),
+    Command(
+        "profile",
+        "Parameters and FLOPs by part, memory, latency, throughput and growth with tokens; no weights needed.",
+        "vitlens profile vit-micro resnet20",
+        "Explain and test",
+        needs=(),
+        untrained=True,
+    ),
+    Command(
+        "report",
+        "Write report.md and the figures again from results.json and arrays/.",
+        "vitlens rollout vit-digits --out mine && vitlens report mine",
+        "Reports and lists",
+        reports=False,
+    ),
+    Command(
+        "models",
+        "What can be loaded, and which commands each supports.",
+        "vitlens models deit3",
+        "Reports and lists",
+        reports=False,
+    ),
+    Command(
+        "data",
+        "What can be fed to a model; with a name, its parts, sizes and classes.",
+        "vitlens data digits",
+        "Reports and lists",
+        reports=False,
+    ),
 )
-COMMANDS: Final[Mapping[str, Command]] = {command.word: command for command in _ENTRIES}
+# read when it is asked for, so that a test may add to it
+COMMANDS: Final[dict[str, Command]] = {command.word: command for command in _ENTRIES}

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
-from vitlens.names import CommandName, Readout
+from vitlens.names import Readout
 from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import Images, Logits
 
@@ -126,7 +126,7 @@ class Model(nn.Module):
         # a distilled model in training mode returns a pair; training calls the module itself
         return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
 
-    def supports(self, command: CommandName) -> str | None:
+    def supports(self, command: str) -> str | None:
         """Why this model cannot do what a command does, and which commands it supports; None where it can.
 
         Raises UnknownNameError for a command that takes no model.

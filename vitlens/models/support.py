@@ -6,13 +6,12 @@ what works agree. Those functions lie above the models; the table refers to them
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from vitlens.errors import LensError, UnknownNameError, UnsupportedError
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
-from vitlens.names import CommandName
 from vitlens.references import resolved
 
 Need = Literal["classifier", "new head", "attention", "maps", "chain", "statistics", "heads", "features", "cam"]
@@ -30,40 +29,34 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
         "cam": "vitlens.attribution.place:cam_place",
     }
 )
-NEEDS: Final[Mapping[CommandName, tuple[Need, ...]]] = MappingProxyType(
-    {  # every command that takes a model
-        "study": ("classifier", "maps", "chain", "statistics", "heads", "features"),
-        "predict": ("classifier",),
-        "train": ("new head",),
-        "evaluate": ("classifier",),
-        "attention": ("maps",),
-        "rollout": ("chain",),
-        "stats": ("statistics",),
-        "ablate": ("classifier", "heads"),
-        "compare": ("classifier",),
-        "explain": (),
-        "attack": ("classifier",),
-        "features": ("features",),
-        "profile": (),
-    }
-)
-UNTRAINED: Final[tuple[CommandName, ...]] = ("study", "train", "profile")  # what can be done with random weights
 _SUPPORTS = " supports "  # before the commands that a model supports, at the end of every reason
 
 
-def needs_of(command: CommandName) -> tuple[Need, ...]:
+def _commands() -> Mapping[str, Any]:
+    """The command registry, which lies above the models."""
+    commands: Mapping[str, Any] = resolved("vitlens.commands.registry:COMMANDS")
+    return commands
+
+
+def needs_of(command: str) -> tuple[Need, ...]:
     """What a command needs of a model. Raises UnknownNameError for a command that takes no model."""
-    if command not in NEEDS:
-        raise UnknownNameError("command that takes a model", command, NEEDS, hint="vitlens --help")
-    return NEEDS[command]
+    if command not in model_commands():
+        raise UnknownNameError("command that takes a model", command, model_commands(), hint="vitlens --help")
+    needs: tuple[Need, ...] = _commands()[command].needs
+    return needs
 
 
-def model_commands() -> tuple[CommandName, ...]:
+def model_commands() -> tuple[str, ...]:
     """The commands that take a model, in their order."""
-    return tuple(NEEDS)
+    return tuple(word for word, command in _commands().items() if command.needs is not None)
 
 
-def unsupported(model: Model, command: CommandName) -> str | None:
+def without_weights() -> tuple[str, ...]:
+    """The commands that need no trained weights."""
+    return tuple(word for word, command in _commands().items() if command.untrained)
+
+
+def unsupported(model: Model, command: str) -> str | None:
     """Why a model cannot do what a command does, and which commands it supports; None where it can.
 
     Shapes alone decide, so a model on the meta device will do. Raises UnknownNameError for a command that takes no
@@ -72,7 +65,7 @@ def unsupported(model: Model, command: CommandName) -> str | None:
     return _first_reason(model, needs_of(command))
 
 
-def supported(model: Model) -> tuple[CommandName, ...]:
+def supported(model: Model) -> tuple[str, ...]:
     """The commands that a model supports, in their order."""
     return tuple(command for command in model_commands() if _meets_all(model, needs_of(command)))
 
@@ -84,7 +77,7 @@ def require(model: Model, *needs: Need) -> None:
         raise UnsupportedError(reason)
 
 
-def require_supported(model: Model, command: CommandName) -> None:
+def require_supported(model: Model, command: str) -> None:
     """Raise UnsupportedError, with its reason, where the model cannot do what the command does."""
     require(model, *needs_of(command))
 
@@ -122,7 +115,7 @@ def _first_reason(model: Model, needs: tuple[Need, ...]) -> str | None:
     return None
 
 
-def _supports(model: Model, commands: Iterable[CommandName]) -> str:
+def _supports(model: Model, commands: Iterable[str]) -> str:
     return f"{model.alias}{_SUPPORTS}{', '.join(commands)}"
 
 

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vitlens.runs.sections import metrics
 
 from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
+from vitlens.commands.scaffold.publish import report
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError, OutputError
 from vitlens.files import read_run
 from vitlens.labels import imagenet_classes
 from vitlens.models.loading import untrained
 from vitlens.models.saved import save
-from vitlens.runs.report import report
-from vitlens.runs.sections import metrics
 
 DIGITS = tuple("0123456789")
 

@@ -11,14 +11,13 @@ import torch
 import vitlens
 from tests.training_runs import train
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import read
+from vitlens.commands.scaffold.publish import read, report
 from vitlens.commands.train.options import Tuning
 from vitlens.commands.train.record import ACCURACY
 from vitlens.errors import InputError
 from vitlens.files import read_run
 from vitlens.models.loading import untrained
 from vitlens.models.saved import save
-from vitlens.runs.report import report
 
 OPTIONS = RunOptions(device="cpu", limit=40, batch_size=10, quiet=True)
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}

@@ -23,7 +23,7 @@ from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import DEFAULT_BUDGET
 from vitlens.models.model import Model
-from vitlens.models.support import NEEDS, require
+from vitlens.models.support import needs_of, require
 from vitlens.names import UNIT_KINDS, Replacement, UnitKind
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Labels
@@ -146,7 +146,7 @@ def ablate(
     model.require_classifier()
     if len(images) != len(labels):
         raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
-    require(model, *(NEEDS["ablate"] if "head" in kinds else ("classifier", "attention")))
+    require(model, *(needs_of("ablate") if "head" in kinds else ("classifier", "attention")))
     by = replacement_for(len(images), replace)
     size, units = batch_size or fitting_batch_size(model), units_of(model, kinds=kinds)
     batches = [batch.to(model.device) for batch in images.split(size)]

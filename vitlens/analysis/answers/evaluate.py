@@ -12,7 +12,7 @@ from vitlens.data.split import Split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import DataError, NonFiniteError
 from vitlens.models.model import Model
-from vitlens.models.support import NEEDS, require
+from vitlens.models.support import needs_of, require
 from vitlens.shapes import Labels, Logits
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
 
@@ -89,7 +89,7 @@ def evaluate(
     DataError for a split without labels, InputError when the classes do not match (UnsupportedError where the model has
     no classifier), NonFiniteError naming model and image.
     """
-    require(model, *NEEDS["evaluate"])
+    require(model, *needs_of("evaluate"))
     labels = require_labels(split)
     read = reading(model.classes, split.classes)
     logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)

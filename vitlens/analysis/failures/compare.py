@@ -8,7 +8,7 @@ from vitlens.analysis.failures.errors import Comparison, compare_answers
 from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.models.support import NEEDS, require
+from vitlens.models.support import needs_of, require
 
 
 @takes_splits
@@ -54,7 +54,7 @@ def evaluations(
 ) -> tuple[Evaluation, Evaluation]:
     """What both models answer, in the data's classes; errors as `compare`."""
     for model in models:
-        require(model, *NEEDS["compare"])
+        require(model, *needs_of("compare"))
     if len(splits[0]) != len(splits[1]) or splits[0].classes != splits[1].classes:
         raise InputError(f"expected the same images for both models, found {len(splits[0])} and {len(splits[1])}")
     for model in models:

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -42,6 +41,8 @@ PerImage = Float[Tensor, " batch"]
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
     """The probability that a pixel of the object is ranked above one outside it; ties count half. 0.5 is chance."""
     values, inside = _pixels(maps, masks)
+    from scipy import stats  # half a second, and rollout needs none of it
+
     ranks = stats.rankdata(values, axis=1)
     positive = inside.sum(1)
     above = (ranks * inside).sum(1) - positive * (positive + 1) / 2

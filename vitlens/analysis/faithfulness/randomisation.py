@@ -101,7 +101,7 @@ def weight_groups(model: Model, *, parts: int = PARTS) -> tuple[WeightGroup, ...
     found = [WeightGroup("head", head)]
     for group in sizes:
         numbers = group.tolist()
-        title = f"blocks {numbers[-1] + 1} to {numbers[0] + 1}" if len(numbers) > 1 else f"block {numbers[0] + 1}"
+        title = f"blocks {numbers[-1]} to {numbers[0]}" if len(numbers) > 1 else f"block {numbers[0]}"
         found.append(WeightGroup(title, tuple(name for number in numbers for name in members[blocks[number]])))
     found.append(WeightGroup("embedding", rest))
     return tuple(stage for stage in found if stage.parameters)

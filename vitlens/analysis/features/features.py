@@ -13,7 +13,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.stages import FeatureStage, final_norm, watching_stages
 from vitlens.models.model import Model
-from vitlens.models.support import NEEDS, require
+from vitlens.models.support import needs_of, require
 from vitlens.names import FeaturePool
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images, Logits, Tokens
@@ -73,7 +73,7 @@ def features(
     >>> found.at(-1).shape == (4, found.layers[-1].dim)
     True
     """
-    require(model, *NEEDS["features"])
+    require(model, *needs_of("features"))
     reader = FeatureReader(model, layer=layer, pool=pool, norm=norm)
     size = batch_size or fitting_batch_size(model)
     read = [reader.read(batch.to(model.device)) for batch in images.split(size)]

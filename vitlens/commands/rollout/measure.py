@@ -35,7 +35,7 @@ from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.models.model import Model
-from vitlens.names import CommandName, Readout
+from vitlens.names import Readout
 from vitlens.processes import Processes, share_of
 from vitlens.uncertainty import bootstrap_mean
 
@@ -58,7 +58,7 @@ def measure(options: RolloutOptions) -> Path | None:
     with processes.first_ahead():
         # one layer's attention can be drawn where it cannot be followed
         chained = any(attention_method(way.method).needs == "chain" for way in ways)
-        command: CommandName = "rollout" if chained else "attention"
+        command: str = "rollout" if chained else "attention"
         (model,) = load_models((options.model,), command=command, model_options=options.model_options, options=run)
         split = load_split(model, options=run, data=options.data, images=options.images)
     ways = _supported(model, ways, asked=bool(options.method))

@@ -1,10 +1,10 @@
 """What is known of how compared models were trained, and in what they differ: data, epochs, augmentation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.trainings import TRAINING, Budget, budget_sentences
+from vitlens.commands.scaffold.trainings import TRAINING, Budget
 from vitlens.commands.scaffold.unseen import run_of
 from vitlens.files import RunRecord
 from vitlens.models.model import Model
@@ -67,22 +67,9 @@ def augmentation_words(recipe: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "none"
 
 
-def keep_budgets(folder: RunFolder, models: Sequence[Model]) -> None:
-    """Write what is known of the models' trainings, for several models."""
-    if len(models) > 1:
-        folder.write(TRAINING, [budget_of(model) for model in models])
-
-
 def write_trainings(folder: RunFolder, models: Sequence[Model]) -> None:
     """Write what is known of the models' trainings; of one model nothing is compared."""
     folder.write(TRAINING, [budget_of(model) for model in models] if len(models) > 1 else [])
-
-
-def budget_words(record: RunRecord) -> Iterator[str]:
-    """That the models of a run were not trained alike, or that it is not known of one; nothing where they were."""
-    rows: Any = _mapping(record.results["tables"]).get(TRAINING.name, [])
-    budgets = [Budget(**row) for row in rows]
-    yield from (sentence.text for sentence in budget_sentences(budgets))
 
 
 _AUGMENTATION: Final = {

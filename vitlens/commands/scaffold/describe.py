@@ -1,11 +1,10 @@
 """What config.json says of a run: options, models, data; and what a report says of the data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.files import RunRecord
 from vitlens.recorded import Data
 from vitlens.records import Record
 from vitlens.report.document import Sentence
@@ -13,29 +12,6 @@ from vitlens.report.document import Sentence
 if TYPE_CHECKING:
     from vitlens.data.split import Split
     from vitlens.models.model import Model
-
-
-def described(
-    options: RunOptions,
-    *,
-    models: "Sequence[Model]" = (),
-    split: "Split | None" = None,
-    choices: Mapping[str, object] | None = None,
-) -> dict[str, object]:
-    """The settings of a run for RunFolder.create(config=...): what was asked for, and what it came to.
-
-    choices: the options of this command alone.
-    """
-    asked = asdict(options)
-    content: dict[str, object] = {
-        "command_line": asked.pop("command"),
-        "seed": options.seed,
-        "precision": options.precision,
-        "device": str(models[0].device) if models else options.device,
-        "options": {**asked, **(choices or {})},
-        "models": [_model(model) for model in models],
-    }
-    return content if split is None else {**content, "data": _split(split)}
 
 
 def settings(
@@ -107,32 +83,4 @@ def predicted_sentences(predicted: bool) -> Iterator[Sentence]:
         yield Sentence(
             "The model's own predictions are taken for labels (--predicted): clean accuracy is 100 % by definition; a "
             "lower one is the share of predictions that stay the same."
-        )
-
-
-def data_words(record: RunRecord) -> Iterator[str]:
-    """What a report must say of its images: how many of what, which were left out, and what was done to them."""
-    data = record.config["data"]
-    if not isinstance(data, Mapping):
-        return
-    count = int(data["images"])
-    loose = data["title"] == "images"  # of no data set: what --images named
-    yield f"{count:,} image{'s' if count != 1 else ''}{'' if loose else ' of ' + str(data['title'])}."
-    for note in data.get("notes", ()):
-        yield f"{note[:1].upper()}{note[1:].rstrip('.')}."
-    skipped = data["skipped"]
-    if skipped:
-        files = "; ".join(f"{row['file']}: {row['reason']}" for row in skipped[:10])
-        more = f"; and {len(skipped) - 10} more in config.json" if len(skipped) > 10 else ""
-        were = "images were" if len(skipped) > 1 else "image was"
-        yield f"{len(skipped)} {were} left out ({files}{more})."
-
-
-def label_words(record: RunRecord) -> Iterator[str]:
-    """What a report must say where the model's own predictions were taken for labels."""
-    options = record.config["options"]
-    if isinstance(options, Mapping) and options.get("predicted"):
-        yield (
-            "The model's own predictions are taken for labels (--predicted): clean accuracy is 100 % by definition; "
-            "a lower one is the share of answers that stay the same."
         )

@@ -22,13 +22,12 @@ from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_models, require_rule
 from vitlens.models.support import require_supported
-from vitlens.names import CommandName
 
 
 def load_models(
     models: Sequence[str],
     *,
-    command: CommandName | None = None,
+    command: str | None = None,
     model_options: ModelOptions,
     options: RunOptions,
 ) -> tuple[Model, ...]:

@@ -59,7 +59,7 @@ def _sentences(record: Record, epochs: Sequence[int], names: Sequence[str]) -> I
     yield Sentence(
         f"The weights of {len(epochs)} moments, after {epochs[0]} to {epochs[-1]} epochs, on {images} images, the same "
         "for all moments (a seeded choice, as many of each class). Weights kept during training are in half precision.",
-        tuple(record.rows(TRAINING)),
+        (*record.rows(TRAINING),),
     )
     for name, course in ends.items():
         yield Sentence(

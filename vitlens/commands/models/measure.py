@@ -5,6 +5,7 @@ from fnmatch import fnmatch
 
 import torch
 
+from vitlens.commands.models.options import ModelsOptions
 from vitlens.devices import evaluating
 from vitlens.errors import ModelError, UnknownNameError
 from vitlens.models.anatomy import is_headless
@@ -13,9 +14,14 @@ from vitlens.models.loading import load
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM
 from vitlens.models.sources.registry import SOURCES, ModelSource
-from vitlens.models.support import UNTRAINED, supported
+from vitlens.models.support import supported, without_weights
 
 _DESCRIBED_AT_MOST = 40  # models of the libraries that are built to say what they support; more take long
+
+
+def measure(options: ModelsOptions) -> Iterator[str]:
+    """The lines of what was asked for."""
+    return model_table(options.pattern)
 
 
 def model_table(pattern: str = "") -> Iterator[str]:
@@ -57,7 +63,7 @@ def _described(source: ModelSource, name: str) -> tuple[str, str]:
     except (ModelError, NotImplementedError, RuntimeError):  # some read their weights, or need another library
         return "could not be built", "a command says whether it is supported"
     if source.weights == "none":
-        return f"{model.anatomy.family}, untrained", " ".join(word for word in commands if word in UNTRAINED)
+        return f"{model.anatomy.family}, untrained", " ".join(word for word in commands if word in without_weights())
     family = "image and text" if source.texts else model.anatomy.family
     return f"{family}, {model.parameter_count() / 1e6:.1f} M parameters", " ".join(commands)
 

@@ -4,10 +4,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from vitlens.commands.data.options import DataOptions
 from vitlens.data.catalogue import load_data
 from vitlens.data.registry import LAYOUTS, SETS
 from vitlens.data.split import Split
 from vitlens.errors import DataError
+
+
+def measure(options: DataOptions) -> Iterator[str]:
+    """The lines of what was asked for."""
+    return data_table(options.name, data_dir=options.data_dir)
 
 
 def data_table(name: str | None = None, *, data_dir: Path = Path("data")) -> Iterator[str]:

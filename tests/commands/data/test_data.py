@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlens.commands.data.measure import data_table
 from vitlens.data.catalogue import load_data
 from vitlens.data.registry import SETS
 from vitlens.errors import DataError, UnknownNameError
-from vitlens.runs.data import data_table
 
 
 def test_every_name_is_listed():

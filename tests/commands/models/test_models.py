@@ -1,9 +1,9 @@
 import pytest
 
+from vitlens.commands.models.measure import model_table
 from vitlens.errors import UnknownNameError
 from vitlens.models.loading import untrained
 from vitlens.names import BUNDLED, PRESETS
-from vitlens.runs.models import model_table
 
 
 def names(pattern: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""`vitlens models`: what can be loaded, and which commands each model supports."""

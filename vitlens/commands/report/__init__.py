@@ -1,0 +1,1 @@
+"""`vitlens report`: figures and report.md of an earlier run, made again."""

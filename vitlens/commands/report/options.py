@@ -1,0 +1,13 @@
+"""What `vitlens report` is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitlens.commands.scaffold.flags import argument
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """folder: of an earlier run."""
+
+    folder: Path = argument("FOLDER", "A report folder.")

@@ -1,1 +1,0 @@
-"""One file a command: load, compute, draw, write."""
