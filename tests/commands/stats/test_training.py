@@ -97,9 +97,8 @@ def test_the_same_few_images_at_a_few_moments(trained, monkeypatch):
 
 def test_two_processes_find_what_one_does(trained, monkeypatch):
     def work(processes: Processes) -> torch.Tensor:
-        moments = statistics_over_training(
-            kept_weights([str(trained)]), digits("test").limit(7), processes, OPTIONS, renormalise=True
-        )
+        kept, split = kept_weights([str(trained)]), digits("test").limit(7)
+        moments = statistics_over_training(kept, split, processes, OPTIONS, renormalise=True)
         return torch.stack([moment.table.normalised_entropy for moment in moments])
 
     (alone,), (first, second) = (together(count, work, monkeypatch) for count in (1, 2))
