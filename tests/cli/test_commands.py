@@ -114,10 +114,20 @@ def test_evaluate_takes_several_models(stand_in):
 def test_stats_takes_one_model_or_two(stand_in, capsys):
     calls = stand_in("stats", result=None)
     assert run(["stats", "vit-digits", "fresh=vit-digits@random", "--no-renormalise"]) == 0
-    [(args, options)] = calls
-    assert args == (["vit-digits", "fresh=vit-digits@random"],)
-    assert options["renormalise"] is False
+    [((options,), _)] = calls
+    assert options.models == ("vit-digits", "fresh=vit-digits@random")
+    assert options.renormalise is False
     assert capsys.readouterr().out == ""  # a process that is not the first has nothing to say
+
+
+def test_stats_over_training_and_its_film_arrive(stand_in):
+    calls = stand_in("stats")
+    assert run(["stats", "runs/a", "--over-training", "--animate", "mp4"]) == 0
+    assert run(["stats", "runs/a"]) == 0
+    [((asked,), _), ((default,), _)] = calls
+    assert (asked.models, asked.over_training, asked.animate) == (("runs/a",), True, "mp4")
+    assert (default.over_training, default.animate) == (False, None)
+    assert run(["stats", "runs/a", "--animate", "avi"]) == 2
 
 
 def test_profile_takes_lists(stand_in, capsys):

@@ -118,12 +118,14 @@ def test_the_command_writes_it_and_its_report_shows_it(added, tiny_vit, tmp_path
     arrays = np.load(tmp_path / "out" / "arrays" / "stats-tiny-vit.npz")
     for name in NEW:
         values = getattr(table, name)
-        assert results["metrics"][name]["value"] == pytest.approx(values.mean().item(), rel=1e-5)
+        assert results["metrics"][f"{name}/tiny-vit"]["value"] == pytest.approx(values.mean().item(), rel=1e-5)
         assert [row[name] for row in rows] == pytest.approx(values.flatten().tolist(), rel=1e-4)
-        np.testing.assert_allclose(arrays[name], values.numpy(), rtol=1e-5)
-    assert results["metrics"]["greatest_weight/1/0"]["value"] == pytest.approx(table.greatest_weight[1, 0].item())
+        np.testing.assert_allclose(arrays[f"mean_{name}"], values.numpy(), rtol=1e-5)
+    assert results["metrics"]["greatest_weight/tiny-vit/L1.H0"]["value"] == pytest.approx(
+        table.greatest_weight[1, 0].item()
+    )
     report = (tmp_path / "out" / "report.md").read_text()
-    overview, definitions = report.split("How sharp the heads are")[1], report.split("What the statistics are")[1]
+    overview, definitions = report.split("Entropy, sparsity and mass")[1], report.split("Definitions of the")[1]
     for statistic in NEW.values():
         assert statistic.title in overview.split("\n## ")[0]
         assert statistic.meaning in definitions
@@ -136,7 +138,7 @@ def test_the_command_writes_it_and_its_report_shows_it(added, tiny_vit, tmp_path
 def test_two_models_are_compared_by_it(added, tiny_vit, tmp_path):
     results = stats(tmp_path, str(tiny_vit), f"fresh={tiny_vit}@random")
     for name in NEW:
-        assert f"difference/{name}/tiny-vit/fresh" in results["metrics"]
+        assert f"difference/tiny-vit/fresh/{name}" in results["metrics"]
         assert {row["statistic"] for row in results["tables"]["changes"]} >= {name}
     assert "differences-2" in {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")}
 

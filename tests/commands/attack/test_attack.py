@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vitlens.models.zoo import load, save
 
 from tests.together import together
 from vitlens.analysis.robustness.curve import Outcome
@@ -39,6 +38,8 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.errors import DataError, InputError
 from vitlens.files import read_run
+from vitlens.models.loading import load
+from vitlens.models.saved import save
 from vitlens.records import Record
 from vitlens.uncertainty import Estimate
 
@@ -136,8 +137,8 @@ def test_what_changes_inside_is_recorded(folder):
 
 def test_the_report_has_every_part(folder):
     document = report(recorded(folder))
-    assert [figure.name for figure in document.figures] == [
-        "curves", "distances", "transfer", "examples_vit-digits", "examples_cnn-digits", "paths", "shifts"
+    assert [figure.name for figure in document.figures] == [  # C&W finds nothing in three steps: no distances
+        "curves", "transfer", "examples_vit-digits", "examples_cnn-digits", "paths", "shifts"
     ]  # fmt: skip
     tables = {table.caption.partition(",")[0]: table for section in document.sections for table in section.tables}
     left = tables["Accuracy left"]

@@ -34,7 +34,7 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     assert "localisation/mine/pointing/rollout-mean" in results["metrics"]
     assert results["metrics"]["parameters/resnet20"]["value"] == 269_722
     assert results["metrics"]["faithfulness/mine/gap/relevance"]["n"] == 12
-    assert "map_agreement/mine/resnet20/spearman" in results["metrics"]
+    assert "agreement/mine/resnet20/spearman" in results["metrics"]
     text = written.read_text()
     for part in ("methods to explain `mine`", "## Explanations checked of mine:", "## Side by side:", "mean mask area"):
         assert part in text

@@ -55,11 +55,11 @@ def _sentences(record: Record, epochs: Sequence[int], names: Sequence[str]) -> I
         name: [record.metric(MEAN_IN_TRAINING(model=alias, statistic=name, epochs=epoch)) for epoch in epochs]
         for name in names
     }
-    images = next(iter(ends.values()))[0].n
+    images, rows = next(iter(ends.values()))[0].n, record.rows(TRAINING)
     yield Sentence(
         f"The weights of {len(epochs)} moments, after {epochs[0]} to {epochs[-1]} epochs, on {images} images, the same "
         "for all moments (a seeded choice, as many of each class). Weights kept during training are in half precision.",
-        (*record.rows(TRAINING),),
+        rows,
     )
     for name, course in ends.items():
         yield Sentence(

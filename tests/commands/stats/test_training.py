@@ -9,21 +9,26 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitlens.runs import stats_learning
 from vitlens.runs.stats import stats
-from vitlens.runs.stats_learning import kept_of, over_training, similarity_by_offset
+from vitlens.runs.stats_learning import similarity_by_offset
 
 from tests.together import together
 from vitlens.analysis.attention.weights import position_similarity
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.publish import report
+from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read, report
+from vitlens.commands.stats.measure import measure as stats
+from vitlens.commands.stats.measure import training
+from vitlens.commands.stats.measure.training import kept_weights, similarity_by_offset, statistics_over_training
+from vitlens.commands.stats.options import StatsOptions
+from vitlens.commands.stats.record import MEAN_IN_TRAINING, POSITIONS, TRAINING, TRAINING_ARRAYS
 from vitlens.data.digits import CLASSES, digits
 from vitlens.errors import InputError
-from vitlens.files import write_text
+from vitlens.files import read_run, write_text
 from vitlens.models.loading import load, untrained
 from vitlens.models.saved import save
 from vitlens.processes import Processes
+from vitlens.records import Record
 from vitlens.training.checkpoint import keep_weights
 from vitlens.training.metrics import METRICS_FILE, EpochMetrics
 
@@ -48,46 +53,43 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("reports") / "out"
-    run(trained, out, animate="gif")
-    return out
+def record(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return run(trained, tmp_path_factory.mktemp("reports") / "out", animate="gif")
 
 
-def run(folder: Path, out: Path, **changes: object) -> dict:
-    given = {"data": "digits", "learning": True, "options": replace(OPTIONS, out=out), **changes}
-    assert stats([str(folder)], model_options=ModelOptions(), **given) == out / "report.md"
-    return json.loads((out / "results.json").read_text())
+def run(folder: Path, out: Path, **changes: object) -> Record:
+    given = {"data": "digits", "over_training": True, "run": replace(OPTIONS, out=out), **changes}
+    assert stats(StatsOptions((str(folder),), **given)) == out / "report.md"
+    return read(read_run(out))
 
 
-def test_numbers_are_those_of_the_function_at_every_moment(trained, told):
-    results = json.loads((told / "results.json").read_text())
+def test_numbers_are_those_of_the_function_at_every_moment(trained, record):
     (batch,) = digits("test").limit(12).batches(12)
     files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
     files[5] = trained / "model.safetensors"
-    arrays = np.load(told / "arrays" / "learning.npz")
-    assert arrays["epochs"].tolist() == [0, 2, 4, 5]
-    rows = {(row["epochs"], row["layer"], row["head"]): row for row in results["tables"]["learning"]}
+    arrays = record.arrays(TRAINING_ARRAYS)
+    assert arrays.epochs.tolist() == [0, 2, 4, 5]
+    rows = {(row.epochs, row.layer, row.head): row.statistics for row in record.rows(TRAINING)}
     assert len(rows) == 4 * 2 * 2
     for moment, (epochs, file) in enumerate(files.items()):
         table = statistics(load(str(file)), batch.images)
         for name in ("distance", "normalised_entropy", "cls_normalised_entropy"):
-            found = getattr(table, name)
-            np.testing.assert_allclose(arrays[name][moment], found.numpy(), rtol=1e-5)
-            np.testing.assert_allclose(arrays[f"{name}_low"][moment], table.low(name).numpy(), rtol=1e-4)
-            assert rows[epochs, 1, 0][name] == pytest.approx(found[1, 0].item(), abs=1e-5)
-            mean = results["metrics"][f"learning/{name}/{epochs}"]
-            assert mean["value"] == pytest.approx(found.mean().item(), rel=1e-5)
-            assert mean["low"] < mean["value"] < mean["high"]
-            assert mean["n"] == 12
-    assert not np.array_equal(arrays["distance"][0], arrays["distance"][1])
+            expected = getattr(table, name)
+            np.testing.assert_allclose(arrays.mean[name][moment], expected.numpy(), rtol=1e-5)
+            np.testing.assert_allclose(arrays.low[name][moment], table.low(name).numpy(), rtol=1e-4)
+            assert rows[epochs, 1, 0][name] == pytest.approx(expected[1, 0].item(), abs=1e-5)
+            mean = record.metric(MEAN_IN_TRAINING(model="taught", statistic=name, epochs=epochs))
+            assert mean.value == pytest.approx(expected.mean().item(), rel=1e-5)
+            assert mean.low < mean.value < mean.high
+            assert mean.n == 12
+    assert not np.array_equal(arrays.mean["distance"][0], arrays.mean["distance"][1])
 
 
 def test_the_same_few_images_at_a_few_moments(trained, monkeypatch):
-    monkeypatch.setattr(stats_learning, "IMAGES", 4)
-    monkeypatch.setattr(stats_learning, "MOMENTS", 2)
+    monkeypatch.setattr(training, "IMAGES", 4)
+    monkeypatch.setattr(training, "MOMENTS", 2)
     alone, split = Processes(0, 1, torch.device("cpu")), digits("test").limit(12)
-    moments = over_training(kept_of([str(trained)]), split, alone, OPTIONS, renormalise=True)
+    moments = statistics_over_training(kept_weights([str(trained)]), split, alone, OPTIONS, renormalise=True)
     assert [moment.epochs for moment in moments] == [0, 5]
     (batch,) = split.limit(4).batches(4)
     table = statistics(load(str(trained)), batch.images)
@@ -97,7 +99,8 @@ def test_the_same_few_images_at_a_few_moments(trained, monkeypatch):
 
 def test_two_processes_find_what_one_does(trained, monkeypatch):
     def work(processes: Processes) -> torch.Tensor:
-        moments = over_training(kept_of([str(trained)]), digits("test").limit(7), processes, OPTIONS, renormalise=True)
+        kept, split = kept_weights([str(trained)]), digits("test").limit(7)
+        moments = statistics_over_training(kept, split, processes, OPTIONS, renormalise=True)
         return torch.stack([moment.table.normalised_entropy for moment in moments])
 
     (alone,), (first, second) = (together(count, work, monkeypatch) for count in (1, 2))
@@ -120,30 +123,29 @@ def test_similarity_by_offset_is_the_mean_over_pairs():
             assert found[down + 3, across + 1].item() == pytest.approx(np.mean(pairs), abs=1e-6)
 
 
-def test_neighbours_are_weighed_by_their_pairs(trained, told):
-    results = json.loads((told / "results.json").read_text())
+def test_neighbours_are_weighted_by_their_pairs(trained, record):
     similarity = position_similarity(load(str(trained)))
     places = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).view(-1, 2).double()
     apart = torch.cdist(places, places)
-    [row] = [row for row in results["tables"]["positions"] if row["epochs"] == 5]
-    assert row["neighbours"] == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
-    assert row["others"] == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
+    [row] = [row for row in record.rows(POSITIONS) if row.epochs == 5]
+    assert row.neighbours == pytest.approx(similarity[(apart - 1).abs() < 1e-6].mean().item(), abs=1e-6)
+    assert row.others == pytest.approx(similarity[apart > 1.1].mean().item(), abs=1e-6)
 
 
-def test_the_report_tells_and_draws_it_and_can_be_made_again(told):
-    text = (told / "report.md").read_text()
-    assert "## How the heads came to be" in text
-    assert "The weights of 4 moments, after 0 to 5 epochs, looked at 12 images" in text
+def test_the_report_shows_it_and_can_be_made_again(record):
+    folder = record.folder
+    text = (folder / "report.md").read_text()
+    assert "## Heads over training" in text
     assert "(animations/learning.gif)" in text
     for name in ("distance", "normalised_entropy", "cls_normalised_entropy", "positions"):
         assert f"](figures/learning_{name}.png)" in text
-    before = {path: path.read_bytes() for path in (told / "report.md", *(told / "figures").glob("learning*.png"))}
-    report(told)
+    before = {path: path.read_bytes() for path in (folder / "report.md", *(folder / "figures").glob("learning*.png"))}
+    report(folder)
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_the_film_has_a_frame_a_moment_and_one_scale(told):
-    file = told / "animations" / "learning.gif"
+def test_the_film_has_a_frame_a_moment_and_one_scale(record):
+    file = record.folder / "animations" / "learning.gif"
     assert file.stat().st_size < 3e6
     with Image.open(file) as film:
         frames = []
@@ -159,16 +161,16 @@ def test_the_film_has_a_frame_a_moment_and_one_scale(told):
 
 
 def test_refusals_come_before_the_folder(trained, tiny_vit, tmp_path, monkeypatch):
-    options = replace(OPTIONS, out=tmp_path / "out")
+    options = StatsOptions((), "digits", run=replace(OPTIONS, out=tmp_path / "out"))
     for models, said in (
         ([str(tiny_vit)], "found none kept in .*; train one with vitlens train PRESET --keep-every N"),
         (["vit-digits"], "found none kept in vit-digits"),
         ([str(trained), str(trained)], "one run for --over-training, found 2 models"),
     ):
         with pytest.raises(InputError, match=said):
-            stats(models, data="digits", learning=True, model_options=ModelOptions(), options=options)
+            stats(replace(options, models=tuple(models), over_training=True))
     with pytest.raises(InputError, match="expected --over-training with --animate gif"):
-        stats([str(trained)], data="digits", animate="gif", model_options=ModelOptions(), options=options)
+        stats(replace(options, models=(str(trained),), animate="gif"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="expected ffmpeg for --animate mp4, found none on the PATH; install it"):
         run(trained, tmp_path / "out", animate="mp4")
