@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitlens.runs.stats import stats
-from vitlens.runs.stats_learning import similarity_by_offset
 
 from tests.together import together
 from vitlens.analysis.attention.weights import position_similarity
