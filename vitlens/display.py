@@ -36,6 +36,7 @@ _LIVE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+_ESCAPED_OR_BRACKET = re.compile(r"\\.|[\[\]]")
 _AT_START = re.compile(r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-){2,}\s*$))")
 
 
@@ -82,6 +83,11 @@ def as_markdown(text: str) -> str:
     No HTML, link, image, formula, list or heading comes of it, on GitHub either.
     """
     return _AT_START.sub(lambda found: f"{found[1] or ''}\\", _inline(text))
+
+
+def as_alternative(text: str) -> str:
+    """What stands for an image where it cannot be seen: as a paragraph, and no bracket in it ends it or opens a link."""
+    return _ESCAPED_OR_BRACKET.sub(lambda one: one[0] if len(one[0]) == 2 else f"\\{one[0]}", as_markdown(text))
 
 
 def as_cell(text: str) -> str:

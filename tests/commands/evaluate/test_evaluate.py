@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitlens.runs.sections import metrics
 
 from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.publish import report
+from vitlens.commands.scaffold.publish import read, report
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError, OutputError
 from vitlens.files import read_run
@@ -43,7 +42,7 @@ def test_one_model_leaves_a_complete_folder(models: dict[str, str], tmp_path: Pa
     assert path == tmp_path / "run" / "report.md"
     record = read_run(tmp_path / "run")
     assert record.status == "done"
-    found = metrics(record)
+    found = read(record).metrics
     assert found.keys() == {
         f"{word}/vit" for word in ("accuracy", "cross_entropy", "calibration_error", "confidence_gap")
     }
@@ -69,7 +68,7 @@ def test_two_models_are_paired_and_the_report_can_be_written_again(models: dict[
     out = tmp_path / "run"
     path = evaluate([models["vit"], models["cnn"]], data="digits", options=options(out, batch_size=7))
     record = read_run(out)
-    found = metrics(record)
+    found = read(record).metrics
     assert {"accuracy/vit", "accuracy/cnn", "accuracy_difference/vit/cnn"} <= found.keys()
     (pair,) = record.table("pairs")
     assert pair["both_right"] + pair["only_first_right"] + pair["only_second_right"] + pair["both_wrong"] == 40

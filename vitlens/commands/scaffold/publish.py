@@ -59,13 +59,16 @@ def read(run: RunRecord) -> Record:
 
 def save_figures(document: Document, record: Record) -> None:
     """Save every figure, one at a time, as png and in the run's other formats."""
+    from matplotlib import rc_context
+
     for spec in document.figures:
         figure = spec.draw()
         _require_bounded(figure, spec.name, record.folder)
         unprotect(figure)
         for form in dict.fromkeys(["png", *record.config.formats]):
             path = inside(record.folder, "figures", named_file(spec.name, f".{form}"))
-            with write_atomically(path) as temporary:
+            # without a salt, the ids inside an svg are drawn at random
+            with write_atomically(path) as temporary, rc_context({"svg.hashsalt": spec.name}):
                 figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
 
 
