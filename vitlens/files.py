@@ -25,6 +25,7 @@ from vitlens.strict_json import LIMIT, Limit, parse_json
 
 CONFIG = "config.json"
 RESULTS = "results.json"
+SCHEMA = 2  # of results.json
 _AGAIN = "run the command again"
 
 
@@ -196,12 +197,21 @@ def read_run(folder: Path) -> RunRecord:
     if missing:
         raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
     config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
-    if "schema" in results and results["schema"] not in (1, 2):
-        raise InputError(f"expected results of schema 2 in {folder / RESULTS}, found schema {results['schema']!s:.40}")
+    if "schema" in results and results["schema"] != SCHEMA:
+        raise InputError(
+            f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema {results['schema']!s:.40}, "
+            f"which another version wrote; make them again: {_command_of(config)}"
+        )
     read_as(Results, results, source=str(folder / RESULTS), hint=_AGAIN)
     _require_short_cells(results, folder / RESULTS)
     read_as(Config, config, source=str(folder / CONFIG), unknown="ignore", hint=_AGAIN)
     return RunRecord(folder, config, results)
+
+
+def _command_of(config: Mapping[str, object]) -> str:
+    """The command line that a run was made with, to be typed again."""
+    line = config.get("command_line")
+    return line if isinstance(line, str) and line.startswith("vitlens ") else _AGAIN
 
 
 def _require_short_cells(results: Mapping[str, object], path: Path) -> None:

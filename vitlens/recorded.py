@@ -23,7 +23,7 @@ class Measured:
 class Results:
     """results.json, but for what the rows of its tables are: each command knows its own."""
 
-    schema: Literal[1, 2]
+    schema: Literal[2]
     command: Name
     status: Literal["running", "done", "failed", "interrupted"]
     seconds: Annotated[float, Between(0, 1e10)]

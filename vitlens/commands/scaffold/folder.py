@@ -14,11 +14,11 @@ from typing import Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
-from vitlens.commands.registry import COMMANDS
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import (
     CONFIG,
     RESULTS,
+    SCHEMA,
     RunRecord,
     is_temporary,
     named_file,
@@ -233,7 +233,7 @@ def _results(
     command: str, status: Status, seconds: float, metrics: Mapping[str, object], tables: Mapping[str, object]
 ) -> dict[str, object]:
     return {
-        "schema": 2 if command in COMMANDS else 1,
+        "schema": SCHEMA,
         "command": command,
         "status": status,
         "seconds": seconds,
