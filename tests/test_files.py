@@ -135,9 +135,7 @@ def test_what_is_no_run_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a file"):
         read_run(tmp_path / "config.json")
     write_json(tmp_path / "results.json", {**RESULTS, "schema": 3})
-    with pytest.raises(
-        InputError, match=r"schema 2 in .*, found schema 3, .*: run the command again$"
-    ):
+    with pytest.raises(InputError, match=r"schema 2 in .*, found schema 3, .*: run the command again$"):
         read_run(tmp_path)
     write_json(tmp_path / "results.json", {"schema": 2})
     with pytest.raises(InputError, match="command, status, seconds, metrics, tables"):

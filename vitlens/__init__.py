@@ -1,4 +1,4 @@
-"""vitlens: train or load a vision transformer, and turn it inside out.
+"""vitlens: train or load a vision transformer, and look inside it.
 
 The public functions are those that the commands call; each is imported when it is first asked for.
 """

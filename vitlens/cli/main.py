@@ -20,15 +20,6 @@ from vitlens.version import __version__
 # usual 700 new objects takes a tenth of a short run.
 _GARBAGE = 50_000
 
-app = typer.Typer(
-    cls=Commands,
-    help="Train or load a vision transformer, and turn it inside out.",
-    epilog="Example: vitlens study",
-    pretty_exceptions_enable=False,
-)
-for entry in COMMANDS.values():
-    app.command(entry.word, cls=Command, epilog=f"Example: {entry.example}")(command_function(entry))
-
 
 def _say_version(wanted: bool | None) -> bool:
     if wanted:
@@ -37,7 +28,6 @@ def _say_version(wanted: bool | None) -> bool:
     return False
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and leave.")
@@ -45,6 +35,20 @@ def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Read the options that stand before the command."""
+
+
+def application() -> typer.Typer:
+    """The command line of all commands that the registry lists now."""
+    app = typer.Typer(
+        cls=Commands,
+        help="Train or load a vision transformer, and look inside it.",
+        epilog="Example: vitlens study",
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(options)
+    for entry in COMMANDS.values():
+        app.command(entry.word, cls=Command, epilog=f"Example: {entry.example}")(command_function(entry))
+    return app
 
 
 def main() -> None:
@@ -85,7 +89,9 @@ def run(arguments: list[str]) -> int:
 
 def _called(arguments: list[str]) -> int:
     try:
-        return int(typer.main.get_command(app).main(arguments, prog_name="vitlens", standalone_mode=False) or 0)
+        return int(
+            typer.main.get_command(application()).main(arguments, prog_name="vitlens", standalone_mode=False) or 0
+        )
     except SystemExit as stop:  # of Typer or rich, where a pipe was closed while they wrote help; or of completion
         sys.stdout = getattr(sys.stdout, "wrapped", sys.stdout)  # Typer put another stream in its place
         sys.stderr = getattr(sys.stderr, "wrapped", sys.stderr)

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Final
+from typing import Annotated, Final
 
-from vitlens.records import GivenName, Record, TableOf
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.archives import Form
+from vitlens.records import ArraysOf, GivenName, Record, TableOf
 from vitlens.report.document import Sentence
 from vitlens.report.numbers import in_words
 
@@ -43,7 +47,15 @@ class Difference:
     values: tuple[str | int, ...]
 
 
+@dataclass(frozen=True)
+class TrainingImages:
+    """numbers: of the images that a model was trained on, by their content (see scaffold/unseen.py), sorted."""
+
+    numbers: Annotated[NDArray[np.uint64], Form("u", (None,))]
+
+
 TRAINING: Final = TableOf("training", Budget)
+TRAINING_IMAGES: Final = ArraysOf("training_images", TrainingImages)
 
 
 def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:

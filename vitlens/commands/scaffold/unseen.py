@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vitlens.commands.scaffold.trainings import TRAINING_IMAGES
 from vitlens.data.holdout import describe_hold_out
 from vitlens.data.identity import image_numbers
 from vitlens.data.registry import SETS
@@ -22,7 +23,7 @@ from vitlens.files import RunRecord, read_arrays, read_run, write_arrays
 from vitlens.models.model import Model
 from vitlens.names import BUNDLED
 
-_FILE = "arrays/training_images.npz"
+_FILE = f"arrays/{TRAINING_IMAGES.name}.npz"
 _ABOVE = 4  # folders from a weights file upwards in which its run is looked for: RUN/points/LABEL/seed-0/weights
 
 

@@ -8,12 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.trainings import TRAINING
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.trainings import TRAINING, TRAINING_IMAGES
 from vitlens.records import ArraysOf, Contents, MetricName, TableOf
 from vitlens.schema import Count, Name
 
 CHAPTERS_FOLDER: Final = "chapters"
 POINTS_FOLDER: Final = "points"
+TITLES: Final = {  # of the chapters of a whole study, by command
+    "train": "Training",
+    "evaluate": "Accuracy",
+    "attention": "Attention",
+    "rollout": "Attention followed to the image",
+    "stats": "What every head does",
+    "ablate": "Which heads matter",
+    "explain": "Explanations checked",
+    "compare": "Side by side",
+    "attack": "Robustness",
+    "features": "Features",
+    "profile": "Cost",
+}
 
 
 @dataclass(frozen=True)
@@ -110,12 +124,17 @@ CORRECT = ArraysOf("correct", CorrectArrays)
 ACCURACY = MetricName("accuracy/{model}")
 DIFFERENCE = MetricName("difference/{model}/{against}")
 STEP = MetricName("step/{model}/{against}")  # a point against the one before it
-OF_CHAPTERS = MetricName("{name}")  # a whole study has every metric of its chapters, under the same names
+# a whole study has every metric of its chapters, under the same names
+OF_CHAPTERS: Final = tuple(metric for word in TITLES for metric in COMMANDS[word].contents.metrics)
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN,
 )  # fmt: skip
-RECORD = Contents(metrics=(ACCURACY, DIFFERENCE, STEP, OF_CHAPTERS), tables=TABLES, arrays=(CORRECT,))
+RECORD = Contents(
+    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, *OF_CHAPTERS))),
+    tables=TABLES,
+    arrays=(CORRECT, TRAINING_IMAGES),
+)
 
 
 def left_out_words(rows: Sequence[LeftOutRow]) -> str:

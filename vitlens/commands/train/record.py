@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.pairs import PAIRS
+from vitlens.commands.scaffold.trainings import TRAINING_IMAGES
 from vitlens.records import ArraysOf, Contents, GivenName, MetricName, TableOf
 from vitlens.training.metrics import EpochMetrics
 
@@ -152,5 +153,5 @@ TABLES: Final[tuple[TableOf[Any], ...]] = (
 RECORD = Contents(
     metrics=(ACCURACY, BEST_ACCURACY, SECONDS, PACE, EPOCH_SECONDS, AGREEMENT, DIFFERENCE),
     tables=TABLES,
-    arrays=(CONFUSION,),
+    arrays=(CONFUSION, TRAINING_IMAGES),
 )
