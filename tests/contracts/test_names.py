@@ -21,7 +21,6 @@ from vitlens.analysis.faithfulness.masking import answers_without
 from vitlens.analysis.features.embedding import embed
 from vitlens.analysis.features.knn import vote
 from vitlens.analysis.features.neighbours import Neighbours
-from vitlens.commands.registry import COMMANDS
 from vitlens.devices import autocast
 from vitlens.errors import UnknownNameError
 from vitlens.models.vit_config import VIT_PRESETS
@@ -40,13 +39,6 @@ def test_every_preset_can_be_built():
 def test_every_preset_has_a_recipe():
     assert {name for name in RECIPES if "/" not in name} == set(names.PRESETS)
     assert {name.partition("/")[0] for name in RECIPES} == set(names.PRESETS)
-
-
-def test_every_command_has_its_files():
-    folder = Path(vitlens.__file__).parent
-    for word in COMMANDS:
-        parts = {path.stem for path in (folder / "commands" / word).iterdir()}
-        assert {"options", "measure"} <= parts
 
 
 def test_the_public_names_are_what_the_type_checker_is_told():
