@@ -45,7 +45,7 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedEntry:
     """An image that was left out."""
 
     file: Annotated[Text, Given()]
@@ -60,7 +60,7 @@ class Data:
     part: Text = ""
     images: Count = 0
     classes: Count = 0
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedEntry, ...] = ()
     notes: tuple[Text, ...] = ()
     size: tuple[Count, Count] = (0, 0)
 

@@ -3,10 +3,10 @@ import pytest
 
 from tests.figures.reading import cut_off, texts
 from vitlens.errors import InputError
-from vitlens.figures.study import Estimate, study_summary
+from vitlens.figures.study import SummaryBar, study_summary
 
-VIT, CNN = Estimate("vit-digits", 0.92, 0.9, 0.94, 900), Estimate("cnn-digits", 1.0, 0.99, 1.0, 900)
-POINT = Estimate("rollout, mean", 0.45, 0.41, 0.49, 900)
+VIT, CNN = SummaryBar("vit-digits", 0.92, 0.9, 0.94, 900), SummaryBar("cnn-digits", 1.0, 0.99, 1.0, 900)
+POINT = SummaryBar("rollout, mean", 0.45, 0.41, 0.49, 900)
 
 
 def test_bars_intervals_and_baseline():
@@ -31,6 +31,6 @@ def test_refused():
     with pytest.raises(InputError):
         study_summary(accuracy=[], title="nothing")
     with pytest.raises(InputError, match="finite numbers in estimates"):
-        study_summary(accuracy=[Estimate("vit", np.nan, 0.0, 1.0, 9)], title="NaN")
+        study_summary(accuracy=[SummaryBar("vit", np.nan, 0.0, 1.0, 9)], title="NaN")
     with pytest.raises(InputError, match="finite numbers in mask_area"):
         study_summary(accuracy=[VIT], pointing=[POINT], mask_area=np.nan, title="NaN")

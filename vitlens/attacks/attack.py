@@ -11,7 +11,7 @@ from vitlens.attacks.algorithm import Algorithm, Setting, algorithm_of
 from vitlens.attacks.checks import require_counts, require_epsilons, require_maps, require_targets
 from vitlens.attacks.clean import CleanImages, clean_images
 from vitlens.attacks.defaults import ATTACK, EPSILON, RESTARTS
-from vitlens.attacks.plan import AttackPlan
+from vitlens.attacks.plan import AttackOutcome, AttackPlan
 from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of, targeted
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
@@ -99,6 +99,11 @@ def attack(
         batch_size or fitting_batch(model), precision, keep=count,
     )  # fmt: skip
     outcome = worst_case(model, clean, algorithms, plan)
+    return _result(clean, outcome, limit, model.alias, reached=reach is not None)
+
+
+def _result(clean: CleanImages, outcome: AttackOutcome, limit: float, alias: str, *, reached: bool) -> AttackResult:
+    """The adversarial images within the limit; reached: whether targets were asked for."""
     success = (outcome.level >= 0) & (outcome.distance <= limit)
     adversarial = clean.images.clone()
     for row in success.nonzero()[:, 0].tolist():
@@ -108,10 +113,10 @@ def attack(
         success,
         torch.where(success, outcome.distance, 0.0),
         clean.correct,
-        success if reach is not None else torch.zeros_like(success),
+        success if reached else torch.zeros_like(success),
         outcome.forwards,
         outcome.backwards,
-        clean.notes(model.alias),
+        clean.notes(alias),
     )
 
 

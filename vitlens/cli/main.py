@@ -12,7 +12,7 @@ import typer
 from vitlens.cli.build import command_function
 from vitlens.cli.failures import told
 from vitlens.cli.terminal import close, complain, fault_of, output_failed, say, take_any_letter
-from vitlens.cli.words import Command, Commands
+from vitlens.cli.words import Commands, OneCommand
 from vitlens.commands.registry import COMMANDS
 from vitlens.version import __version__
 
@@ -47,7 +47,7 @@ def application() -> typer.Typer:
     )
     app.callback()(options)
     for entry in COMMANDS.values():
-        app.command(entry.word, cls=Command, epilog=f"Example: {entry.example}")(command_function(entry))
+        app.command(entry.word, cls=OneCommand, epilog=f"Example: {entry.example}")(command_function(entry))
     return app
 
 

@@ -38,7 +38,7 @@ class Commands(TyperGroup):
             raise InputError(f"expected whole files, found one that ends too early: {end}; --debug shows it") from end
 
 
-class Command(TyperCommand):
+class OneCommand(TyperCommand):
     """One command: `--images` takes every word up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -86,15 +86,9 @@ def contact_sheet(
         gap=(_BETWEEN, caption),
         margins=Margins(right=BAR_ROOM, top=0.22, bottom=caption),
     )
-    figure, letters = drawn.figure, max(8, int(panel / _LETTER))
+    letters = max(8, int(panel / _LETTER))
     for index, frame in enumerate(drawn.panels):
-        box = frame.get_position()
-        frame.remove()
-        width, height = figure.get_size_inches()
-        places = [
-            figure.add_axes((box.x0 + step * (panel + _GAP) / width, box.y0, panel / width, panel * ratio / height))
-            for step in range(3)
-        ]
+        places = _three_panels(frame, panel, ratio)
         places[0].imshow(enlarged(pictures[index]))
         known = agreement[index]
         below = f"{shortened(truths[index], letters)}\n" + ("no agreement" if known is None else f"agree {known:.2f}")
@@ -110,7 +104,19 @@ def contact_sheet(
             for axes, word in zip(places, ("input", first.name, second.name)):
                 axes.set_title(shortened(word, letters))
     colour_bar(drawn.bar(), scale=_PERCENT, label="% of its greatest")
-    return figure
+    return drawn.figure
+
+
+def _three_panels(frame: Axes, panel: float, ratio: float) -> list[Axes]:
+    """Three axes beside each other in place of one; panel: the width of each, in inches; ratio: height by width."""
+    figure, box = frame.get_figure(root=True), frame.get_position()
+    assert figure is not None
+    frame.remove()
+    width, height = figure.get_size_inches()
+    return [
+        figure.add_axes((box.x0 + step * (panel + _GAP) / width, box.y0, panel / width, panel * ratio / height))
+        for step in range(3)
+    ]
 
 
 def _checked(side: ModelPanels, count: int) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from vitlens.figures.style import BLUE, GREY, SERIES, SMALL, WIDE, heading, shee
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SummaryBar:
     """A named fraction with its 95 % interval and the number of images it is measured on."""
 
     name: str
@@ -23,7 +23,7 @@ class Estimate:
 
 @styled
 def study_summary(
-    *, accuracy: Sequence[Estimate], pointing: Sequence[Estimate] = (), mask_area: float | None = None, title: str
+    *, accuracy: Sequence[SummaryBar], pointing: Sequence[SummaryBar] = (), mask_area: float | None = None, title: str
 ) -> Figure:
     """Accuracy of the models, and the pointing game's hits of the maps beside the mask-area baseline.
 
@@ -46,7 +46,7 @@ def study_summary(
     return figure
 
 
-def _bars(axes: Axes, estimates: Sequence[Estimate], colours: Sequence[str]) -> None:
+def _bars(axes: Axes, estimates: Sequence[SummaryBar], colours: Sequence[str]) -> None:
     numbers = 100 * as_array([[e.value, e.low, e.high] for e in estimates], name="estimates", axes=("bars", "3"))
     for place, (value, low, high) in enumerate(numbers):
         axes.barh(place, value, height=0.6, color=colours[place % len(colours)], alpha=0.85)

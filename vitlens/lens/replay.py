@@ -23,7 +23,7 @@ from vitlens.lens.interventions import Intervention, PreparedIntervention, Repla
 from vitlens.lens.layers import layer_of, layers
 from vitlens.lens.replay_check import method_of
 from vitlens.lens.replay_pass import Pass, PassKind, ReplayMethod, kind_of, replay_pass
-from vitlens.lens.replay_plan import Cache, LayerMeans, Record, StopForward, recording
+from vitlens.lens.replay_plan import Cache, LayerMeans, ReplayRecord, StopForward, recording
 from vitlens.models.model import Model
 from vitlens.shapes import Heads, Images, Logits, Tokens
 
@@ -52,7 +52,7 @@ class Replay:
         self.note = "; ".join(filter(None, (method.note, "" if self.cache == "everything" else short)))
         working_set = _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET)
         self._chunk = chunk or max(1, working_set // method.plan.largest)
-        self._records: dict[int, Record] = {}
+        self._records: dict[int, ReplayRecord] = {}
         self._spent = LinearCount()
         self.logits, self._means = self._clean()
         self.forward_cost = self._spent.total
@@ -98,7 +98,7 @@ class Replay:
         kinds = [kind_of(self._method, changes) if changes else None for changes in sets]
         for kind in sorted(set(filter(None, kinds))):
             members = [number for number, other in enumerate(kinds) if other == kind]
-            record = self._record(kind.start) if self.exact else Record()
+            record = self._record(kind.start) if self.exact else ReplayRecord()
             for some, part in self._chunks(members, kind.whole):
                 logits[some, part] = self._pass(kind, [sets[each] for each in some], part, record)
         return logits
@@ -153,7 +153,7 @@ class Replay:
                 yield [member], slice(part * count // parts, (part + 1) * count // parts)
 
     def _pass(
-        self, kind: PassKind, sets: list[tuple[PreparedIntervention, ...]], part: slice, record: Record
+        self, kind: PassKind, sets: list[tuple[PreparedIntervention, ...]], part: slice, record: ReplayRecord
     ) -> Float[Tensor, "interventions part classes"]:
         prepared = [
             PreparedIntervention(each.what, each.data, copy) for copy, changes in enumerate(sets) for each in changes
@@ -166,12 +166,12 @@ class Replay:
             what = Pass(kind, tuple(prepared), len(sets), part, len(self.images))
             return replay_pass(self.model, self._method, record, what)
 
-    def _record(self, index: int, *, outputs: bool = True) -> Record:
+    def _record(self, index: int, *, outputs: bool = True) -> ReplayRecord:
         """A layer of the clean pass: as it was kept, or computed again."""
-        record = self._records.get(index, Record())
+        record = self._records.get(index, ReplayRecord())
         if record.arguments and (record.branch is not None or not outputs):
             return record
-        again: dict[int, Record] = {}
+        again: dict[int, ReplayRecord] = {}
         keep: Cache = "everything" if outputs else "inputs"
         recorded = recording(self.model, again, which=(index,), keep=keep, stop=True)
         with suppress(StopForward), _without_gradients(self.model), self._spent, recorded:

@@ -14,7 +14,7 @@ from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced, PreparedIntervention
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.replay_pass import Pass, PassKind, ReplayMethod, replay_pass, rows_read
-from vitlens.lens.replay_plan import Record, StopForward, make_plan, recording
+from vitlens.lens.replay_plan import ReplayRecord, StopForward, make_plan, recording
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits, Tokens
@@ -43,7 +43,7 @@ def method_of(model: Model) -> ReplayMethod:
 def _largest_difference(model: Model, method: ReplayMethod) -> float:
     """From the model itself: started at every layer, and with a head set to zero in the first and the last."""
     images, known = probe_images(model, 2), layers(model)
-    records: dict[int, Record] = {}
+    records: dict[int, ReplayRecord] = {}
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         with recording(model, records, which=range(len(known))):
             plain: Tensor = model(images)
@@ -60,7 +60,7 @@ def _largest_difference(model: Model, method: ReplayMethod) -> float:
 def _from(
     model: Model,
     method: ReplayMethod,
-    records: dict[int, Record],
+    records: dict[int, ReplayRecord],
     layer: Layer,
     *changes: HeadReplaced,
     attention: bool = False,
@@ -99,7 +99,7 @@ class Entry:
 
     def logits(self, tokens: Tokens) -> Logits:
         """The logits (batch, classes) for the stream before the first block."""
-        record = Record({**self.fixed, self.stream: tokens})
+        record = ReplayRecord({**self.fixed, self.stream: tokens})
         what = Pass(PassKind(0, True, whole=False), (), 1, slice(0, len(tokens)), len(tokens))
         with evaluating(self._owner()):
             return replay_pass(self._owner(), self.method, record, what)[0].float()
@@ -154,7 +154,7 @@ def _is_exact(model: Model, entry: Entry) -> bool:
 
 def _arguments(model: Model, images: Images) -> Arguments:
     """What the first block is given for these images."""
-    records: dict[int, Record] = {}
+    records: dict[int, ReplayRecord] = {}
     with suppress(StopForward), recording(model, records, which=(0,), keep="inputs", stop=True):
         model(images)
     return records[0].arguments

@@ -17,7 +17,7 @@ from vitlens.lens.hooks import Arguments, Forward, arguments, as_call, overridde
 from vitlens.lens.intervene import head_columns, in_force, other_images, substitute
 from vitlens.lens.interventions import HeadReplaced, KnockedOut, PreparedIntervention, StreamPatched
 from vitlens.lens.layers import Layer, layers
-from vitlens.lens.replay_plan import Record, ReplayPlan
+from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord
 from vitlens.models.anatomy import heads_of
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.model import Model
@@ -82,7 +82,9 @@ def kind_of(method: ReplayMethod, changes: Sequence[PreparedIntervention]) -> Pa
     return PassKind(start, attention, whole=any(layer > start or attention for layer in mixing))
 
 
-def replay_pass(model: Model, method: ReplayMethod, record: Record, what: Pass) -> Float[Tensor, "copies part classes"]:
+def replay_pass(
+    model: Model, method: ReplayMethod, record: ReplayRecord, what: Pass
+) -> Float[Tensor, "copies part classes"]:
     """The logits of each copy of the images under its changes."""
     known = layers(model)
     layer, last = known[what.kind.start], known[-1]
@@ -115,7 +117,12 @@ def _returning(output: Any) -> Callable[[Forward], Forward]:
 
 
 def _branch(
-    model: Model, layer: Layer, record: Record, changes: Sequence[PreparedIntervention], what: Pass, rows: int | None
+    model: Model,
+    layer: Layer,
+    record: ReplayRecord,
+    changes: Sequence[PreparedIntervention],
+    what: Pass,
+    rows: int | None,
 ) -> Any:
     """The output of the first layer's attention: that of the clean pass, plus what the replaced heads add to it."""
     projection = projection_of(model.module.get_submodule(layer.attention))
@@ -148,7 +155,7 @@ def _branch(
 
 
 @contextmanager
-def _started(model: Model, plan: ReplayPlan, layer: Layer, record: Record, what: Pass) -> Iterator[None]:
+def _started(model: Model, plan: ReplayPlan, layer: Layer, record: ReplayRecord, what: Pass) -> Iterator[None]:
     start = plan.starts[layer.index]
     own = {key: _stacked(record.arguments[key], what) for key in start.batched}
     later: dict[str, dict[Any, Tensor]] = {layer.unit: own}

@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass
-class Record:
+class ReplayRecord:
     """What is kept of one layer in a clean pass.
 
     arguments: of its unit, by position or name; branch: its attention's output, before LayerScale; rest: what the
@@ -55,7 +55,7 @@ class StopForward(Exception):  # noqa: N818  it is no error
 @contextmanager
 def recording(
     model: Model,
-    records: dict[int, Record],
+    records: dict[int, ReplayRecord],
     *,
     which: Collection[int],
     keep: Cache = "everything",
@@ -71,7 +71,7 @@ def recording(
         for layer in layers(model):
             if layer.index not in which:
                 continue
-            record = records.setdefault(layer.index, Record())
+            record = records.setdefault(layer.index, ReplayRecord())
             attention, unit = (model.module.get_submodule(name) for name in (layer.attention, layer.unit))
             stack.enter_context(overridden(attention, _attention(layer, attention, record, means, keep)))
             if layer.mlp is not None:
@@ -82,7 +82,7 @@ def recording(
         yield means
 
 
-def _unit(record: Record, keep: Cache, last: bool) -> Callable[[Forward], Forward]:
+def _unit(record: ReplayRecord, keep: Cache, last: bool) -> Callable[[Forward], Forward]:
     def wrap(forward: Forward) -> Forward:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if keep != "nothing":
@@ -98,7 +98,7 @@ def _unit(record: Record, keep: Cache, last: bool) -> Callable[[Forward], Forwar
 
 
 def _attention(
-    layer: Layer, module: nn.Module, record: Record, means: LayerMeans, keep: Cache
+    layer: Layer, module: nn.Module, record: ReplayRecord, means: LayerMeans, keep: Cache
 ) -> Callable[[Forward], Forward]:
     def take(heads: Tensor) -> Tensor:
         per_image = heads.unflatten(0, (-1, layer.windows)).flatten(1, 2)  # (batch, tokens, heads x head_dim)
@@ -133,7 +133,7 @@ def _mlp(layer: Layer, means: LayerMeans) -> Callable[[Forward], Forward]:
 
 
 @dataclass(frozen=True)
-class Start:
+class ReplayStart:
     """How to start a forward pass at one layer.
 
     skipped: modules whose calls end before it begins, and the shape of their output for one image; batched: which
@@ -153,7 +153,7 @@ class Start:
 class ReplayPlan:
     """starts: one a layer; largest: bytes of the largest output of a module for one image."""
 
-    starts: tuple[Start, ...]
+    starts: tuple[ReplayStart, ...]
     largest: int
 
 
@@ -226,7 +226,7 @@ def make_plan(model: Model) -> ReplayPlan:
     return ReplayPlan(starts, largest)
 
 
-def _start(model: Model, layer: Layer, one: _Calls, two: _Calls) -> Start:
+def _start(model: Model, layer: Layer, one: _Calls, two: _Calls) -> ReplayStart:
     begin = two.spans[layer.unit][0][0]
     own, own_one = two.arguments[layer.unit], one.arguments[layer.unit]
     batched = frozenset(
@@ -243,7 +243,7 @@ def _start(model: Model, layer: Layer, one: _Calls, two: _Calls) -> Start:
     )
     skipped = tuple(_skippable(model.module, "", begin, one, two))
     sizes = sum(_bytes(own_one[key]) for key in batched), one.sizes[layer.attention]
-    return Start(skipped, batched, carried, two.branch[layer.attention] and one.branch[layer.attention], sizes)
+    return ReplayStart(skipped, batched, carried, two.branch[layer.attention] and one.branch[layer.attention], sizes)
 
 
 def _skippable(module: nn.Module, name: str, begin: int, one: _Calls, two: _Calls) -> Iterator[tuple[str, Shape]]:

@@ -156,7 +156,7 @@ def delete_features(folder: Path) -> None:
         (folder / FOLDER).rmdir()
 
 
-class FeatureCache:
+class FrozenFeatures:
     """The features of both parts of the data: computed, or read where a killed run had written them.
 
     views: of each training image; advance: called with the number of images just read.

@@ -25,7 +25,7 @@ from vitlens.training.bookkeeping import BEST_FILE, Bookkeeping, Clock
 from vitlens.training.checkpoint import Checkpoint, read_checkpoint, storage_errors, write_checkpoint
 from vitlens.training.feed import epoch_batches, share
 from vitlens.training.finetune import partly_trainable
-from vitlens.training.frozen import Cached, CachedTest, FeatureCache, FromFeatures, delete_features, head_alone
+from vitlens.training.frozen import Cached, CachedTest, FromFeatures, FrozenFeatures, delete_features, head_alone
 from vitlens.training.metrics import (
     Progress,
     StepFacts,
@@ -82,7 +82,7 @@ def fit_head(
         # the head itself is trained in fp32: its steps are cheap, and half precision would only add noise
         task = Task(head_alone(model), train, test, recipe, directory, seed, device, "fp32", None, None, objective)
         with reading or nullcontext(lambda _: None) as advance:
-            cache = FeatureCache(model, task, processes, views, chosen.precision, advance)
+            cache = FrozenFeatures(model, task, processes, views, chosen.precision, advance)
             parts = cache.of("train"), cache.of("test")
         with watched(watchers if processes.is_first else ()) as active:
             training = _HeadTraining(

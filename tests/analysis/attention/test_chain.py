@@ -16,7 +16,7 @@ from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.chain import chain_length, chained
 from vitlens.analysis.attention.flow import flow
 from vitlens.analysis.attention.relevance import gradient_rollout, gradient_rollout_of, relevance
-from vitlens.analysis.attention.rollout import RolloutOptions, rollout, rollout_of
+from vitlens.analysis.attention.rollout import RolloutSettings, rollout, rollout_of
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens import call as call_module
 from vitlens.lens.call import unwindow
@@ -265,5 +265,5 @@ def test_how_many_layers(name):
 def test_one_pass_serves_all_that_is_asked_of_it():
     model = FAMILIES["swin"]()
     chain = chained(model, images(), gradient=True)
-    close(chain.as_map(rollout_of(chain, RolloutOptions())), rollout(model, images()), rtol=1e-5)
+    close(chain.as_map(rollout_of(chain, RolloutSettings())), rollout(model, images()), rtol=1e-5)
     close(chain.as_map(gradient_rollout_of(chain)), gradient_rollout(model, images()), rtol=1e-5)

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.lens.tiny import CHAINED, FAMILIES, images, model_of, ours, timm_model
 from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.attention.rollout import (
-    RolloutOptions,
+    RolloutSettings,
     discard_lowest,
     fuse,
     rollout,
@@ -78,7 +78,7 @@ def test_every_way_equals_the_textbook(deep, fusion, discard, alpha, start_layer
     model, batch = deep
     way = {"fusion": fusion, "discard": discard, "alpha": alpha, "start_layer": start_layer}
     expected = textbook(model, batch, **way)
-    row = rollout_of(chained(model, batch), RolloutOptions(**way))
+    row = rollout_of(chained(model, batch), RolloutSettings(**way))
     torch.testing.assert_close(row, expected[:, 0], atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(row.sum(-1), torch.ones(2), atol=1e-5, rtol=0)
 
@@ -100,7 +100,7 @@ def test_nearly_everything_discarded(deep):
 
 def test_several_ways_from_one_pass_are_each_way_alone(deep):
     model, batch = deep
-    ways = (RolloutOptions(), RolloutOptions("max", 0.5), RolloutOptions("min", alpha=0.2, start_layer=1))
+    ways = (RolloutSettings(), RolloutSettings("max", 0.5), RolloutSettings("min", alpha=0.2, start_layer=1))
     chain = chained(model, batch)
     for way in ways:
         assert torch.equal(rollout_of(chain, way), rollout_of(chained(model, batch), way))
@@ -255,7 +255,7 @@ def test_a_row_sums_to_one_for_every_family(name):
     model = FAMILIES[name]()
     batch = images(model.input_size)
     chain = chained(model, batch)
-    for way in (RolloutOptions(fusion, discard) for fusion in FUSIONS for discard in (0.0, 0.5)):
+    for way in (RolloutSettings(fusion, discard) for fusion in FUSIONS for discard in (0.0, 0.5)):
         row = rollout_of(chain, way)
         assert row.shape == (2, model.layout.tokens)
         torch.testing.assert_close(row.sum(-1), torch.ones(2), atol=1e-5, rtol=0)
@@ -314,11 +314,11 @@ def test_refusals():
 )
 def test_options_that_cannot_be(way, message):
     with pytest.raises(InputError, match=message):
-        RolloutOptions(**way)
+        RolloutSettings(**way)
 
 
 def test_an_unknown_fusion_names_the_known():
-    options = RolloutOptions()
+    options = RolloutSettings()
     object.__setattr__(options, "fusion", "men")  # the type checker of the tests would stop it at the constructor
     with pytest.raises(UnknownNameError, match="no fusion 'men'; did you mean 'mean'"):
         options.__post_init__()

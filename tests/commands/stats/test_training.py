@@ -134,7 +134,7 @@ def test_the_report_shows_it_and_can_be_made_again(record):
     folder = record.folder
     text = (folder / "report.md").read_text()
     assert "## Heads over training" in text
-    assert "(animations/learning.gif)" in text
+    assert "`animations/learning.gif`" in text
     for name in ("distance", "normalised_entropy", "cls_normalised_entropy", "positions"):
         assert f"](figures/learning_{name}.png)" in text
     before = {path: path.read_bytes() for path in (folder / "report.md", *(folder / "figures").glob("learning*.png"))}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain, chain_length, over_batches
 from vitlens.analysis.attention.readout import pooling_row
-from vitlens.analysis.attention.rollout import RolloutOptions
+from vitlens.analysis.attention.rollout import RolloutSettings
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
@@ -31,7 +31,7 @@ def flow(model: Model, images: Images, *, alpha: float = DEFAULT_ALPHA, readout:
     alpha: share of the identity. A tenth of a second an image at 65 tokens, seconds at 197. Raises UnsupportedError
     above 256 tokens, and for a model whose layers are not all token-to-token.
     """
-    RolloutOptions(alpha=alpha)  # raises for values out of range
+    RolloutSettings(alpha=alpha)  # raises for values out of range
     require_few(model, images)
     return over_batches(model, images, lambda chain: flow_maps(chain, alpha=alpha), readout=readout)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.attention.chain import chain_length, chained, exactly
 from vitlens.analysis.attention.registry import attention_method
-from vitlens.analysis.attention.rollout import RolloutOptions, require_start
+from vitlens.analysis.attention.rollout import RolloutSettings, require_start
 from vitlens.errors import InputError
 from vitlens.lens.observe import survey
 from vitlens.models.model import Model
@@ -39,7 +39,7 @@ class Way:
 
     def __post_init__(self) -> None:
         attention_method(self.method)
-        RolloutOptions(self.fusion, self.discard, self.alpha, self.start_layer)  # refuses settings that cannot be
+        RolloutSettings(self.fusion, self.discard, self.alpha, self.start_layer)  # refuses settings that cannot be
 
     @property
     def name(self) -> str:

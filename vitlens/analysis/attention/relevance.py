@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain, chain_length, over_batches
 from vitlens.analysis.attention.readout import pooling_row
-from vitlens.analysis.attention.rollout import RolloutOptions, require_start, step
+from vitlens.analysis.attention.rollout import RolloutSettings, require_start, step
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
@@ -84,7 +84,7 @@ def gradient_rollout(
 
     alpha: share of the identity; a row without any positive gradient passes everything on to its own token.
     """
-    RolloutOptions(alpha=alpha)  # raises for values out of range
+    RolloutSettings(alpha=alpha)  # raises for values out of range
     _require_chain(model, images, start_layer)
     return over_batches(
         model,

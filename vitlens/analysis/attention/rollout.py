@@ -24,7 +24,7 @@ Vector = Float[Tensor, "batch tokens"]
 
 
 @dataclass(frozen=True)
-class RolloutOptions:
+class RolloutSettings:
     """fusion: of the heads; discard: lowest fraction of each query row set to zero (CLS column kept); alpha: share of
     the identity; start_layer: the first layer that is multiplied in, from 0. Raises InputError for what cannot be."""
 
@@ -121,7 +121,7 @@ def rollout(
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 8, 8])
     """
-    way = RolloutOptions(fusion, discard, alpha, start_layer)
+    way = RolloutSettings(fusion, discard, alpha, start_layer)
     require_start(way.start_layer, chain_length(model, images[:1]))
     return over_batches(model, images, lambda chain: rollout_maps(chain, **vars(way)), readout=readout)
 
@@ -130,7 +130,7 @@ def rollout_maps(
     chain: Chain, *, fusion: Fusion = "mean", discard: float = 0.0, alpha: float = DEFAULT_ALPHA, start_layer: int = 0
 ) -> Maps:
     """The rollout of a chain's images over their patches."""
-    return chain.as_map(rollout_of(chain, RolloutOptions(fusion, discard, alpha, start_layer)))
+    return chain.as_map(rollout_of(chain, RolloutSettings(fusion, discard, alpha, start_layer)))
 
 
 def require_start(start_layer: int, depth: int) -> None:
@@ -139,7 +139,7 @@ def require_start(start_layer: int, depth: int) -> None:
         raise InputError(f"expected --start-layer of at least 0 and below {depth} layers, found {start_layer}")
 
 
-def rollout_of(chain: Chain, way: RolloutOptions) -> Vector:
+def rollout_of(chain: Chain, way: RolloutSettings) -> Vector:
     """The readout's row of the rollout of a chain, over all tokens; it sums to 1."""
     layout = chain.model.anatomy.layout
     keep = () if layout is None else layout.positions("cls")

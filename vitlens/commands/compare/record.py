@@ -175,7 +175,7 @@ _Map = Annotated[NDArray[np.floating], Form("f", (None, None))]
 
 
 @dataclass(frozen=True)
-class ShownArrays:
+class ComparedPixelArrays:
     """By row of the table of images: pixels, the positive part of both models' maps, and masks where known."""
 
     pixels: Pixels
@@ -203,7 +203,7 @@ SHEETS = TableOf("sheets", SheetRow)
 HARDER = TableOf("robustness", HarderRow)
 CONFLICTS = TableOf("shape_bias", ShapeBiasRow)
 
-SHOWN = ArraysOf("images", ShownArrays)
+SHOWN = ArraysOf("images", ComparedPixelArrays)
 MEAN_MAPS = ArraysOf("mean_maps", MeanMapArrays)
 
 ACCURACY = MetricName("accuracy/{model}")

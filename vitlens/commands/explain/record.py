@@ -86,7 +86,7 @@ class LeagueRow:
 
 
 @dataclass(frozen=True)
-class AgreementRow:
+class MethodAgreementRow:
     """How alike the maps of two methods are: means over n images of Spearman's correlation, of the overlap of their
     highest cells and of the intersection over union of what lies above their means."""
 
@@ -157,7 +157,7 @@ class CounterfactualArrays:
 METHODS = TableOf("methods", MethodRow)
 IMAGES = TableOf("images", ExplainImageRow)
 LEAGUE = TableOf("league", LeagueRow)
-AGREEMENTS = TableOf("agreement", AgreementRow)
+AGREEMENTS = TableOf("agreement", MethodAgreementRow)
 SETTINGS = TableOf("league_settings", LeagueSettingsRow)
 
 MAPS = ArraysOf("explain-{model}", ExplainArrays)

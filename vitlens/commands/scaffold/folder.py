@@ -1,8 +1,6 @@
 """RunFolder: one execution, one folder, which never looks finished before it is."""
 
-import errno
 import platform
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,20 +12,19 @@ from typing import Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
-from vitlens.errors import InputError, OutputError, VitlensError
+from vitlens.commands.scaffold.run_place import default_place, make_folder, remove_unfinished, require_plain
+from vitlens.errors import InputError, VitlensError
 from vitlens.files import (
     CONFIG,
     RESULTS,
     SCHEMA,
     RunRecord,
-    is_temporary,
     named_file,
     read_run,
-    storage_error,
     write_arrays,
     write_json,
 )  # fmt: skip
-from vitlens.places import inside, require_no_links
+from vitlens.places import inside
 from vitlens.records import ArraysOf, TableOf, as_arrays, as_row
 from vitlens.uncertainty import Estimate
 from vitlens.version import __version__
@@ -36,37 +33,7 @@ Row = TypeVar("Row")
 Kind = TypeVar("Kind")
 Status = Literal["running", "done", "failed", "interrupted"]
 
-# All that a run ever writes; --overwrite takes these away and touches nothing else.
-_OURS = (
-    "report.md",
-    "metrics.jsonl",
-    "*.safetensors",
-    "figures/*.png",
-    "figures/*.svg",
-    "figures/*.pdf",
-    "panels/*.png",
-    "arrays/*.npz",
-    "checkpoint/*",
-    "progress/*.npz",
-    "kept/*.safetensors",
-    "features/*.safetensors",
-    "animations/*.gif",
-    "animations/*.mp4",
-    "tensorboard/events.out.*",
-    "tensorboard/*/events.out.*",
-    "tensorboard/*/hparams.yml",
-    "points/*/seed-*/*",
-    "points/*/seed-*/checkpoint/*",
-)
-# the files and folders at its top, which must be no links
-_TOP = tuple(
-    dict.fromkeys(
-        (CONFIG, RESULTS, *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern))
-    )
-)
 _WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")  # in config.json by every command
-_BEGAN = time.time()  # of this process, as far as it matters to the files of a killed one
-_PARTS = ("chapters", "frozen", "full", "pruned")  # runs, and a model, within a run
 
 
 class RunFolder:
@@ -104,8 +71,8 @@ class RunFolder:
         Raises OutputError when out exists (unless overwrite, and then it must be a run or empty), is a file, or cannot
         be written; StorageError when the disk is full.
         """
-        path = _default_place(command, name_parts) if out is None else out
-        _make(path, overwrite=overwrite)
+        path = default_place(command, name_parts) if out is None else out
+        make_folder(path, overwrite=overwrite)
         whole: dict[str, object] = {
             "command": command,
             "title": title or " ".join((command.capitalize(), *name_parts)),
@@ -141,7 +108,7 @@ class RunFolder:
                     f"expected the {name} that the run began with in {path / CONFIG}, found something else; "
                     "begin anew without --resume"
                 )
-        _remove_unfinished(path)
+        remove_unfinished(path)
         if own:
             write_json(path / CONFIG, folder.config)
         folder._write("running")
@@ -213,11 +180,6 @@ class RunFolder:
         write_json(self.place(RESULTS), self._content(status))
 
 
-def require_plain(path: Path) -> None:
-    """Raise InputError where a file or folder that a run writes is a link, anywhere in its folder."""
-    require_no_links(path, (*_TOP, *_PARTS))
-
-
 def versions() -> dict[str, str]:
     """The versions that decide the numbers: vitlens, python and the libraries, without importing them."""
     found = {"vitlens": __version__, "python": platform.python_version()}
@@ -240,71 +202,3 @@ def _results(
         "metrics": dict(metrics),
         "tables": dict(tables),
     }
-
-
-def _default_place(command: str, name_parts: Sequence[str]) -> Path:
-    words = [re.sub(r"[^\w.=-]+", "-", Path(part).name).strip("-.") for part in name_parts]
-    root, words = (Path("runs"), words) if command == "train" else (Path("reports"), [command, *words])
-    name = "-".join([word for word in words if word] + [time.strftime("%Y%m%d-%H%M%S")])
-    place, count = root / name, 1
-    while place.exists():  # two runs within a second
-        count += 1
-        place = root / f"{name}-{count}"
-    return place
-
-
-def _make(path: Path, *, overwrite: bool) -> None:
-    try:
-        if path.exists() or path.is_symlink():
-            _clear(path, overwrite=overwrite)
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".vitlens-probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise storage_error(path, error) from error
-        raise OutputError(
-            f"expected a folder that can be written at {path}, found: {error.strerror}; choose another --out"
-        ) from error
-
-
-def _clear(path: Path, *, overwrite: bool) -> None:
-    """Take an earlier run's files away, results.json first so that no moment shows a finished run."""
-    if not path.is_dir():
-        raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
-    if not overwrite and not _came_to_nothing(path):
-        raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
-    if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
-        raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
-    require_plain(path)
-    for pattern in (RESULTS, CONFIG, *_OURS):
-        for file in path.glob(pattern):
-            if not file.is_dir():
-                file.unlink()
-
-
-def _came_to_nothing(path: Path) -> bool:
-    """Whether a folder is that of a run that failed or was interrupted before it had written anything of use.
-
-    Then a run may be tried again in it. There must be nothing else in it: not a number, figure, checkpoint or file of
-    the user's.
-    """
-    files = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
-    if not (path / RESULTS).is_file() or any(file.name not in (CONFIG, RESULTS) for file in files):
-        return False
-    try:
-        records = [read_run(file.parent) for file in files if file.name == RESULTS]
-    except VitlensError:
-        return False
-    return all(
-        record.status in ("failed", "interrupted") and not record.results["metrics"] and not record.results["tables"]
-        for record in records
-    )
-
-
-def _remove_unfinished(path: Path) -> None:
-    """Take away what a killed run was writing; what another process of this run writes now is younger than this one."""
-    for file in path.rglob(".*"):
-        if is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
-            file.unlink(missing_ok=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.scaffold.folder import RunFolder, require_plain
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.run_place import require_plain
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
 from vitlens.places import inside

@@ -33,7 +33,7 @@ from vitlens.commands.ablate.record import (
     UNITS,
 )
 from vitlens.commands.ablate.record.arrays import ClassEffectArrays, EffectArrays
-from vitlens.commands.ablate.record.rows import AgreementRow, ClassHeadRow, UnitRow, unit_place
+from vitlens.commands.ablate.record.rows import ClassHeadRow, ReplacementAgreementRow, UnitRow, unit_place
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.progress import progress
 from vitlens.names import Replacement
@@ -170,7 +170,7 @@ def _unit_rows(replacement: Replacement, importance: Importance) -> Iterator[Uni
         )
 
 
-def _agreement_rows(importance: Mapping[Replacement, Importance]) -> Iterator[AgreementRow]:
+def _agreement_rows(importance: Mapping[Replacement, Importance]) -> Iterator[ReplacementAgreementRow]:
     """Spearman's correlation of the rankings of heads by each replacement and by the first-order estimate."""
     if not importance:
         return
@@ -182,7 +182,7 @@ def _agreement_rows(importance: Mapping[Replacement, Importance]) -> Iterator[Ag
     for one, two in combinations(rankings, 2):
         flat = len(heads) < 2 or np.ptp(rankings[one]) == 0 or np.ptp(rankings[two]) == 0
         rho = None if flat else finite(spearmanr(rankings[one], rankings[two]).statistic)
-        yield AgreementRow(one, two, rho, len(heads))
+        yield ReplacementAgreementRow(one, two, rho, len(heads))
 
 
 def _save_classes(folder: RunFolder, ablation: AblationRun, importance: Importance) -> None:

@@ -10,7 +10,6 @@ from vitlens.commands.ablate.record.arrays import (
 )
 from vitlens.commands.ablate.record.rows import (
     AblateNoteRow,
-    AgreementRow,
     ClassHeadRow,
     ContributionRow,
     EliminationRow,
@@ -23,6 +22,7 @@ from vitlens.commands.ablate.record.rows import (
     PrunedRow,
     RedundancyRow,
     RemovalRow,
+    ReplacementAgreementRow,
     UnitRow,
 )
 from vitlens.records import ArraysOf, Contents, MetricName, TableOf
@@ -31,7 +31,7 @@ FIRST_ORDER = "first-order"  # the name of the gradient estimate among rankings 
 
 NOTES = TableOf("notes", AblateNoteRow)
 UNITS = TableOf("units", UnitRow)
-AGREEMENT = TableOf("agreement", AgreementRow)
+AGREEMENT = TableOf("agreement", ReplacementAgreementRow)
 CLASS_HEADS = TableOf("classes", ClassHeadRow)
 CURVES = TableOf("curves", RemovalRow)
 REDUNDANCY = TableOf("redundancy", RedundancyRow)

@@ -78,7 +78,7 @@ class UnitRow:
 
 
 @dataclass(frozen=True)
-class AgreementRow:
+class ReplacementAgreementRow:
     """Spearman's correlation of two rankings of the heads, by replacement or "first-order"; None: undefined."""
 
     first: str

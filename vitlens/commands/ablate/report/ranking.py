@@ -7,7 +7,7 @@ from typing import Final
 
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import AGREEMENT, FIRST_ORDER, UNITS
-from vitlens.commands.ablate.record.rows import AgreementRow, UnitRow
+from vitlens.commands.ablate.record.rows import ReplacementAgreementRow, UnitRow
 from vitlens.names import Replacement, UnitKind
 from vitlens.records import Record
 from vitlens.uncertainty import LEVEL
@@ -79,7 +79,7 @@ def fewest_images(units: int) -> int:
     return 1 + ceil(log2(units / LEVEL))
 
 
-def agreement_of_shown_rankings(record: Record) -> list[AgreementRow]:
+def agreement_of_shown_rankings(record: Record) -> list[ReplacementAgreementRow]:
     """The table of agreement, of rankings that are shown alone; the first-order ranking counts as the exact one."""
     heads = heads_of(record.rows(UNITS))
     names = dict.fromkeys(row.replace for row in heads)

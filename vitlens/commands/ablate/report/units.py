@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.commands.ablate.record import CLASS_HEADS, FIRST_ORDER
-from vitlens.commands.ablate.record.rows import AgreementRow, UnitRow, unit_label
+from vitlens.commands.ablate.record.rows import ReplacementAgreementRow, UnitRow, unit_label
 from vitlens.commands.ablate.report.ranking import (
     REPLACED,
     Ranking,
@@ -116,7 +116,7 @@ def _ranking(rows: Sequence[UnitRow]) -> "Figure":
     )
 
 
-def _agreement(record: Record, pairs: Sequence[AgreementRow]) -> "Figure":
+def _agreement(record: Record, pairs: Sequence[ReplacementAgreementRow]) -> "Figure":
     from vitlens.figures.ablate.importance import replacement_agreement
 
     values: dict[str, NDArray[np.float64]] = {}

@@ -15,8 +15,8 @@ from vitlens.commands.compare.record import (
     SHEETS,
     SHOWN,
     ComparedImageRow,
+    ComparedPixelArrays,
     SheetRow,
-    ShownArrays,
 )
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.split import Split
@@ -61,7 +61,7 @@ def write_images(
     folder.write(SHEETS, [SheetRow(name, tuple(indices.tolist())) for name, indices in sheets.items()])
     rows = torch.tensor([place[index] for index in shown], dtype=torch.long)
     where = torch.tensor(shown, dtype=torch.long)
-    arrays = ShownArrays(
+    arrays = ComparedPixelArrays(
         pixels=split.source.read(where).numpy(),
         first=_positive(maps.first[rows]),
         second=_positive(maps.second[rows]),

@@ -19,10 +19,10 @@ from vitlens.commands.explain.record import (
     LEAGUE,
     METHODS,
     SETTINGS,
-    AgreementRow,
     ExplainImageRow,
     LeagueRow,
     LeagueSettingsRow,
+    MethodAgreementRow,
     MethodRow,
 )
 from vitlens.commands.scaffold.describe import settings
@@ -128,7 +128,7 @@ class _Rows:
     methods: list[MethodRow] = field(default_factory=list)
     images: list[ExplainImageRow] = field(default_factory=list)
     league: list[LeagueRow] = field(default_factory=list)
-    agreements: list[AgreementRow] = field(default_factory=list)
+    agreements: list[MethodAgreementRow] = field(default_factory=list)
     settings: list[LeagueSettingsRow] = field(default_factory=list)
 
 

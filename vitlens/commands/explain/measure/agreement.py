@@ -9,7 +9,7 @@ from vitlens.analysis.answers.paired import estimates
 from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
 from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks
 from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
-from vitlens.commands.explain.record import AGREEMENT, AgreementRow
+from vitlens.commands.explain.record import AGREEMENT, MethodAgreementRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.data.split import Split
 from vitlens.models.model import Model
@@ -18,7 +18,7 @@ from vitlens.uncertainty import Estimate
 
 def agreement_rows(
     folder: RunFolder, checked: Sequence[MethodChecks], model: Model, split: Split
-) -> tuple[AgreementRow, ...]:
+) -> tuple[MethodAgreementRow, ...]:
     """Every pair of methods, compared in the cells that the checks remove; writes Spearman's correlation as metrics.
 
     A constant map has no ranks: its correlation with any other counts as 0.
@@ -37,5 +37,5 @@ def agreement_rows(
     for place, (first, second) in enumerate(pairs):
         folder.metric(AGREEMENT(model=model.alias, first=first, second=second), columns["spearman"][place])
         means = {name: round(column[place].value, 4) for name, column in columns.items()}
-        rows.append(AgreementRow(model.alias, first, second, **means, n=len(split)))
+        rows.append(MethodAgreementRow(model.alias, first, second, **means, n=len(split)))
     return tuple(rows)

@@ -21,10 +21,10 @@ from vitlens.commands.explain.record import (
     CURVES,
     FORWARDS,
     SECONDS,
-    AgreementRow,
     LeagueArrays,
     LeagueRow,
     LeagueSettingsRow,
+    MethodAgreementRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
@@ -40,7 +40,7 @@ class CheckedMethods:
     """The rows of one model: the league, the greatest insertion minus deletion first; pairs of methods; settings."""
 
     league: tuple[LeagueRow, ...]
-    agreements: tuple[AgreementRow, ...]
+    agreements: tuple[MethodAgreementRow, ...]
     settings: LeagueSettingsRow
 
 

@@ -14,10 +14,10 @@ from vitlens.commands.explain.record import (
     FORWARDS,
     LEAGUE,
     SETTINGS,
-    AgreementRow,
     LeagueArrays,
     LeagueRow,
     LeagueSettingsRow,
+    MethodAgreementRow,
 )
 from vitlens.names import Substrate
 from vitlens.records import Record
@@ -77,7 +77,7 @@ class League:
     record: Record
     settings: LeagueSettingsRow
     rows: tuple[LeagueRow, ...]
-    pairs: tuple[AgreementRow, ...]
+    pairs: tuple[MethodAgreementRow, ...]
 
     @property
     def alias(self) -> str:

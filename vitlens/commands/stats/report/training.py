@@ -69,7 +69,7 @@ def _sentences(record: Record, epochs: Sequence[int], names: Sequence[str]) -> I
     form = record.options(StatsOptions).animate
     if form is not None:
         place = FILM.format(form=form)
-        yield Sentence(f"As a film, all scales fixed: [{place}]({place}).")
+        yield Sentence(f"As a film, all scales fixed: `{place}`.")
 
 
 def _mean_table(record: Record, epochs: Sequence[int], names: Sequence[str]) -> Table:

@@ -28,7 +28,7 @@ from vitlens.uncertainty import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vitlens.figures.study import Estimate as Bar
+    from vitlens.figures.study import SummaryBar as Bar
 
 FUSION: Final = "mean"  # whose pointing game the summary reports
 
@@ -148,7 +148,7 @@ def _draw(record: Record) -> "Figure":
 
 
 def _bar(name: str, estimate: Estimate) -> "Bar":
-    from vitlens.figures.study import Estimate as Bar
+    from vitlens.figures.study import SummaryBar as Bar
 
     low = estimate.value if estimate.low is None else estimate.low
     high = estimate.value if estimate.high is None else estimate.high
