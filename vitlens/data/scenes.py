@@ -53,9 +53,7 @@ def render(glyphs: Float[Tensor, "batch 8 8"], keys: Int[Tensor, " batch"], styl
 def _draw(glyphs: Tensor, keys: Tensor, style: SceneStyle) -> Scenes:
     """The background, then strokes that do not touch the digit, then the digit."""
     ink_share, cell = _place(glyphs, uniform(keys, 4, stream=1), style)
-    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(
-        0, 1
-    )  # an outline smoothed over one or two pixels, at any size
+    alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)  # outline smoothed over one or two pixels
     clear = 1 - (ink_share * 8).clamp(0, 1)  # no stroke touches the ink, which could change the class
     tone = uniform(keys, 2 + 3 * (3 + STROKES), stream=2)
     ground_tone, ink_tone = _tones(tone[:, 0], tone[:, 1], style.contrast)
