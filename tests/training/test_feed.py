@@ -10,7 +10,7 @@ import torch
 
 from tests.training.tiny import tiny_split
 from tests.waiting import HANGS
-from vitlens.data.split import Chosen, InMemory
+from vitlens.data.split import InMemory, Subset
 from vitlens.errors import RunError
 from vitlens.training.feed import at_hand, decoding, derive, epoch_batches, portions, share
 
@@ -75,7 +75,7 @@ def test_workers_bring_the_same_pixels_in_the_same_order() -> None:
     assert isinstance(source, InMemory)
     batches = epoch_batches(30, 7, seed=0, epoch=0)
     assert at_hand(source)
-    assert at_hand(Chosen(source, torch.arange(30)))
+    assert at_hand(Subset(source, torch.arange(30)))
     assert not at_hand(OnDisk(source))
     here, there = portions(source, batches, pin=False), portions(OnDisk(source), batches, pin=False)
     for near, far, batch in zip(here, there, batches, strict=True):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitlens.data.split import Chosen, InMemory, Renewable, Source
+from vitlens.data.split import InMemory, Renewable, Source, Subset
 from vitlens.errors import RunError
 from vitlens.shapes import Pixels
 
@@ -60,18 +60,18 @@ def share(batch: Tensor, process: int, processes: int) -> Tensor:
 
 def at_hand(source: Source) -> bool:
     """Whether its pixels lie in memory or are drawn, so that no worker has to decode files ahead of time."""
-    return isinstance(source, InMemory | Renewable) or (isinstance(source, Chosen) and at_hand(source.source))
+    return isinstance(source, InMemory | Renewable) or (isinstance(source, Subset) and at_hand(source.source))
 
 
 def resident(source: Source, device: torch.device) -> Source:
     """The source with its pixels on a CUDA device where they take less than a quarter of its free memory."""
     if device.type != "cuda":
         return source
-    if isinstance(source, Chosen):
+    if isinstance(source, Subset):
         inner = resident(source.source, device)
         if inner is source.source:
             return source
-        return Chosen(inner, source.indices.to(device))
+        return Subset(inner, source.indices.to(device))
     if isinstance(source, InMemory) and source.pixels.nbytes < torch.cuda.mem_get_info(device)[0] / 4:
         return InMemory(source.pixels.to(device))
     return source

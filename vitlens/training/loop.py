@@ -20,7 +20,7 @@ from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models import saved
 from vitlens.models.model import Model
-from vitlens.processes import Processes, accelerated, meeting
+from vitlens.processes import Processes, accelerated, peer_errors
 from vitlens.training.bookkeeping import BEST_FILE, Bookkeeping, Clock
 from vitlens.training.checkpoint import (
     Checkpoint,
@@ -129,7 +129,7 @@ class _Training:
     def begin(self, *, resume: bool) -> None:
         """Continue from the checkpoint, or write the first one."""
         checkpoint = read_checkpoint(self.task.directory) if resume else None
-        with meeting():
+        with peer_errors():
             self.accelerator.wait_for_everyone()  # nobody writes before all have read
         if checkpoint is not None:
             self._resume(checkpoint)
@@ -263,5 +263,5 @@ def _agree_on_buffers(module: nn.Module, processes: Processes) -> None:
     """Give every process the first one's buffers: batch statistics are each process's own while training."""
     if processes.count > 1:
         for buffer in module.buffers():
-            with meeting():
+            with peer_errors():
                 broadcast(buffer, from_process=0)

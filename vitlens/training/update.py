@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitlens.devices import autocast
 from vitlens.errors import NonFiniteError
-from vitlens.processes import meeting
+from vitlens.processes import peer_errors
 from vitlens.training.checkpoint import Checkpoint, collect, restore
 from vitlens.training.feed import derive
 from vitlens.training.optimiser import Average, Optimiser
@@ -58,7 +58,7 @@ class Updates:
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
         for number, (part, aims) in enumerate(parts, start=1):
             synchronised = nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
-            with synchronised, meeting():
+            with synchronised, peer_errors():
                 sums += self._backward(part, aims, accelerator.num_processes / whole)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip or math.inf)
         loss, correct, length = torch.cat((sums, norm.detach()[None])).tolist()  # one wait for the device

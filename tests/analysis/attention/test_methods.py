@@ -200,7 +200,7 @@ def test_a_start_that_is_not_there(method):
 @pytest.mark.parametrize("method", [name for name, method in ATTENTION_METHODS.items() if method.needs == "chain"])
 def test_a_chain_that_is_not_there(method):
     xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
-    with pytest.raises(UnsupportedError, match="channels look at channels"):
+    with pytest.raises(UnsupportedError, match="channels attend to channels"):
         require_possible(xcit, images(), [Way(method)])
 
 

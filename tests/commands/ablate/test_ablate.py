@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.together import together
+from tests.simulated_processes import run_in_processes
 from vitlens.analysis.ablation import joint as analysis
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.ablation.importance import summarise
@@ -169,7 +169,7 @@ def test_two_processes_find_what_one_does(tiny_vit, tmp_path, monkeypatch):
     def work(_processes: object) -> Path | None:
         return measure(replace(options, run=replace(RUN, out=tmp_path / "two")))
 
-    assert together(2, work, monkeypatch) == [tmp_path / "two" / "report.md", None]
+    assert run_in_processes(2, work, monkeypatch) == [tmp_path / "two" / "report.md", None]
     two = read(read_run(tmp_path / "two"))
     assert two.metrics.keys() == one.metrics.keys()
     for name, metric in one.metrics.items():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.together import together
+from tests.simulated_processes import run_in_processes
 from vitlens.analysis.robustness.curve import Outcome
 from vitlens.commands.attack.measure import checks as checks_module
 from vitlens.commands.attack.measure import measure
@@ -259,7 +259,7 @@ def test_several_processes_find_what_one_does(tmp_path, monkeypatch, tiny_vit):
     models = [str(tiny_vit)]
     options = replace(FEW, attacks=("fgsm", "noise"), epsilons=(8.0, 64.0))
     one = run(tmp_path / "one", models, options)
-    reports = together(2, lambda processes: run(tmp_path / str(processes.index), models, options), monkeypatch)
+    reports = run_in_processes(2, lambda processes: run(tmp_path / str(processes.index), models, options), monkeypatch)
     assert reports == [tmp_path / "0" / "report.md", None]
     assert one is not None
     same_arrays(tmp_path / "one", tmp_path / "0", "tiny-vit")

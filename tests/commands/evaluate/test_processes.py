@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.together import together
+from tests.simulated_processes import run_in_processes
 from tests.waiting import HANGS
 from vitlens.cli.main import run as vitlens
 from vitlens.commands.evaluate.measure import measure
@@ -76,7 +76,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_several_find_what_one_does(
     count: int, rel: float, one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = together(
+    written = run_in_processes(
         count, lambda processes: evaluate(["vit-digits"], options=options(tmp_path / str(processes.index))), monkeypatch
     )
     assert written == [tmp_path / "0" / "report.md"] + [None] * (count - 1)
@@ -89,7 +89,7 @@ def test_the_first_alone_speaks(
 ) -> None:
     monkeypatch.setattr("vitlens.commands.scaffold.progress.PATIENCE", 0.0)
     monkeypatch.setenv("TERM", "dumb")
-    assert together(2, lambda _: vitlens(command(tmp_path / "run")), monkeypatch) == [0, 0]
+    assert run_in_processes(2, lambda _: vitlens(command(tmp_path / "run")), monkeypatch) == [0, 0]
     printed = capsys.readouterr()
     assert printed.out == f"{tmp_path}/run/report.md\n"
     assert len([line for line in printed.err.splitlines() if line.startswith("evaluating")]) == 1
@@ -98,7 +98,7 @@ def test_the_first_alone_speaks(
 def test_more_processes_than_images_are_refused_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert together(3, lambda _: vitlens(command(tmp_path / "run", limit=2)), monkeypatch) == [2, 2, 2]
+    assert run_in_processes(3, lambda _: vitlens(command(tmp_path / "run", limit=2)), monkeypatch) == [2, 2, 2]
     printed = capsys.readouterr()
     assert printed.out == ""
     assert set(printed.err.splitlines()) == {
@@ -109,14 +109,18 @@ def test_more_processes_than_images_are_refused_by_all(
 
 def test_a_wrong_folder_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
-    first, second = together(2, lambda _: evaluate(["vit-digits"], options=options(tmp_path / "run")), monkeypatch)
+    first, second = run_in_processes(
+        2, lambda _: evaluate(["vit-digits"], options=options(tmp_path / "run")), monkeypatch
+    )
     assert isinstance(first, InputError)
     assert isinstance(second, RunError)
 
 
 def test_wrong_data_is_refused_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = options(tmp_path / "run")
-    found = together(2, lambda _: evaluate(["vit-digits"], data=str(tmp_path / "no"), options=work), monkeypatch)
+    found = run_in_processes(
+        2, lambda _: evaluate(["vit-digits"], data=str(tmp_path / "no"), options=work), monkeypatch
+    )
     assert all(isinstance(error, DataError | InputError) for error in found)
     assert str(found[0]) == str(found[1])
 

@@ -50,7 +50,7 @@ def check_targets(targets: Labels | None, logits: Logits) -> Labels:
 
 
 def _traced(call: AttentionCall) -> Tensor:
-    traced = call.made if call.scored is None else call.output
+    traced = call.computed if call.inputs is None else call.output
     assert traced is not None
     return traced
 

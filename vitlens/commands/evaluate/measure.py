@@ -64,7 +64,7 @@ def measure(options: EvaluateOptions) -> Path | None:
     """
     processes, run = join_run(options.run)
     data = options.data or "digits"
-    with processes.first_ahead():
+    with processes.main_process_first():
         models = load_models(options.models, command="evaluate", model_options=options.model_options, options=run)
         splits = load_splits(models, options=run, data=data)
     for split in splits:

@@ -55,7 +55,7 @@ def measure(options: RolloutOptions) -> Path | None:
         for fused in (options.fusion if "fusion" in attention_method(name).options else ("mean",))
     ]
     processes, run = join_run(options.run)
-    with processes.first_ahead():
+    with processes.main_process_first():
         # one layer's attention can be drawn where it cannot be followed
         chained = any(attention_method(way.method).needs == "chain" for way in ways)
         command: str = "rollout" if chained else "attention"

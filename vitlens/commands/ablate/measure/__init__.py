@@ -63,7 +63,7 @@ def measure(options: AblateOptions) -> Path | None:
     began with.
     """
     processes, run = join_run(options.run)
-    with processes.first_ahead():
+    with processes.main_process_first():
         (model,) = load_models((options.model,), command="ablate", model_options=options.model_options, options=run)
         split = load_split(model, options=run, data=options.data, images=options.images)
     options, reason = _with_replacements(options, len(split))
@@ -75,7 +75,7 @@ def measure(options: AblateOptions) -> Path | None:
     identity = _identity(model, split, options, processes, run)
     require_same(options.resume, "ablate", identity)
     say_expected([(model, split, tuple(ablate_parts(units, len(split), options)))], run, processes=processes.count)
-    with processes.first_ahead():
+    with processes.main_process_first():
         folder = _folder(options, run, model, split, identity) if processes.is_first else None
     place = options.resume or run.out if folder is None else folder.path
     store = ProgressStore(None if place is None else place / PROGRESS, processes.index)

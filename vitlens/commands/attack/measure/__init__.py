@@ -37,7 +37,7 @@ def measure(options: AttackOptions) -> Path | None:
     of the images; all but the first return None. Raises InputError (or one of its kind) before anything is written.
     """
     processes, run = join_run(options.run)
-    with processes.first_ahead():
+    with processes.main_process_first():
         models = load_models(options.models, command="attack", model_options=options.model_options, options=run)
         split = load_split(models[0], options=run, data=options.data, images=options.images, beside=models[1:])
     require_able(models, split, options)
@@ -48,7 +48,7 @@ def measure(options: AttackOptions) -> Path | None:
     require_same(options.resume, "attack", identity)
     parts = tuple(attack_parts(options, len(split)))
     say_expected([(model, split, parts) for model in models], run, processes=processes.count)
-    with processes.first_ahead():
+    with processes.main_process_first():
         folder = _folder(options, run, models, split, identity) if processes.is_first else None
     place = options.resume or run.out if folder is None else folder.path
     store = ProgressStore(None if place is None else place / PROGRESS, processes.index)

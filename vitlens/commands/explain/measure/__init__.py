@@ -58,7 +58,7 @@ def measure(options: ExplainOptions) -> Path:
         require_substrate(model, options.substrate)
     limit = None if options.images or options.verify else EACH
     splits = load_splits(models, options=run, data=options.data, images=options.images, limit=limit, repeat=True)
-    splits = [split.led_by(options.show) for split in splits]
+    splits = [split.starting_with(options.show) for split in splits]
     works = [
         _Work(model, split, chosen_targets(options.target, model, split), names)
         for model, split, names in zip(models, splits, methods)

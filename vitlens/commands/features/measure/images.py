@@ -141,7 +141,7 @@ def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
         raise InputError("expected --show or --thumbnails, found both: thumbnails draw the data's own images")
     if all(Path(name).exists() for name in options.show):
         return _files(model, options.show)
-    return test.led_by(options.show).pick(torch.arange(len(set(options.show))))
+    return test.starting_with(options.show).pick(torch.arange(len(set(options.show))))
 
 
 def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:

@@ -67,7 +67,7 @@ def measure(options: TrainOptions) -> Path | None:
     if plan.tuning.compare:
         return compare_ways(measure, plan, options, run)
     processes, run = join_run(run)
-    with processes.first_ahead():
+    with processes.main_process_first():
         start = prepare(plan, run, processes=processes.count)
         lesson = lesson_of(plan.teaching, start.model, start.recipe, start.train, run)
     recall_images(lesson, start.train, quiet=run.quiet)
