@@ -35,8 +35,7 @@ from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.analysis.patching.contribution import contributions, logit_lens
-from vitlens.analysis.patching.patching import patch
-from vitlens.analysis.patching.transplant import mlp_outputs
+from vitlens.analysis.patching.patching import mlp_outputs, patch
 from vitlens.analysis.robustness.inside import cosines, shifts
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
