@@ -18,7 +18,7 @@ from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvis
 from vitlens.analysis.ablation.ablate import ablate
 from vitlens.analysis.ablation.first_order import head_gradients
 from vitlens.analysis.answers.evaluate import evaluate
-from vitlens.analysis.attention.methods import Way, trace
+from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.relevance import gradient_rollout, relevance
 from vitlens.analysis.attention.rollout import rollout
@@ -171,7 +171,7 @@ def run_patch(model: Model, batch: Tensor) -> None:
 
 def run_way(model: Model, batch: Tensor, *, method: str) -> None:
     """Attention followed to the image in one way."""
-    trace(model, batch, [Way(method)])
+    maps_in_one_pass(model, batch, [MethodSettings(method)])
 
 
 def run_explain(model: Model, batch: Tensor, *, method: str) -> None:
