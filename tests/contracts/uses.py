@@ -28,7 +28,7 @@ from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
 from vitlens.analysis.failures.compare import compare
-from vitlens.analysis.faithfulness.masking import answers_without
+from vitlens.analysis.faithfulness.masking import logits_without_patches
 from vitlens.analysis.faithfulness.randomisation import randomised
 from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
 from vitlens.analysis.faithfulness.resampled import removal_grid
@@ -84,7 +84,7 @@ def answers_with_half(model: Model, batch: Tensor) -> Tensor:
     """The logits with half of the patches removed."""
     grid = removal_grid(model)
     removed = torch.arange(grid[0] * grid[1]).expand(len(batch), -1) % 2 == 0
-    return answers_without(model, batch, torch.arange(len(batch)), removed, grid=grid)
+    return logits_without_patches(model, batch, torch.arange(len(batch)), removed, grid=grid)
 
 
 def split_of(model: Model, batch: Tensor) -> Split:
