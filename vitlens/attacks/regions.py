@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.failures.spectrum import divided
+from vitlens.analysis.failures.spectrum import frequency_bands
 from vitlens.attacks.algorithm import Jobs, State
 from vitlens.attacks.norms import LINF, PATCH, Change, Norm, PerImage, per_pixel
 from vitlens.data.draws import uniform
@@ -96,7 +96,7 @@ class Band:
 
     def within(self, change: Change, _state: State) -> Change:
         """The frequencies of this part."""
-        low, high = divided(change, cutoff=self.cutoff)
+        low, high = frequency_bands(change, cutoff=self.cutoff)
         return (low if self.part == "low" else high).to(change.dtype)
 
     def fit(self, change: Change, radius: PerImage, state: State) -> Change:

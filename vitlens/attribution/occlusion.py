@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.faithfulness.masking import answers_without
+from vitlens.analysis.faithfulness.masking import logits_without_patches
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
@@ -28,9 +28,9 @@ def scores_without(
     """The target's logit of every image without each set of patches, the image's mean colour in their place."""
     which = torch.arange(len(images)).repeat_interleave(len(removed))
     everywhere = removed.repeat(len(images), 1)
-    logits = answers_without(model, images, which, everywhere, grid=removal_grid(model), substrate="mean").unflatten(
-        0, (len(images), len(removed))
-    )
+    logits = logits_without_patches(
+        model, images, which, everywhere, grid=removal_grid(model), substrate="mean"
+    ).unflatten(0, (len(images), len(removed)))
     places = targets.to(logits.device).view(-1, 1, 1).expand(-1, len(removed), 1)
     scores: Tensor = logits.gather(2, places)[..., 0]
     return scores

@@ -11,7 +11,7 @@ from vitlens.figures.profile.speed import SpeedCurve, speed_by_batch
 
 VIT = {"patch embedding": 10, "attention projections": 30, "attention products": 0, "MLP": 50, "head": 10}
 WORK = {"patch embedding": 5, "attention projections": 25, "attention products": 20, "MLP": 50, "head": 0}
-CNN = {"stem": 5, "stage 1": 20, "stage 2": 70, "head": 5}
+CNN = {"stem": 5, "stage 0": 20, "stage 1": 70, "head": 5}
 
 
 def speed(name, sizes=(1, 2, 4, 8), each=0.01):

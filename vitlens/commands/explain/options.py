@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Final
 
+from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
@@ -48,7 +49,7 @@ class ExplainOptions:
         "Check every method: patches removed, weights randomised, localisation; a league table.",
         default=False,
     )
-    substrate: Substrate = option("--substrate", "With --verify: what stands where a patch is removed.", default="blur")
+    substrate: Substrate = option("--substrate", "With --verify: what replaces a removed patch.", default=SUBSTRATE)
     counterfactuals: bool = option(
         "--counterfactuals/--no-counterfactuals",
         "With --verify: look for sets of patches that turn the prediction (the costliest check).",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import BACKWARD, accuracy, fitting_batch_size
-from vitlens.analysis.attention.methods import Way, require_possible, trace
+from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass, require_possible
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
@@ -50,7 +50,7 @@ def measure(options: RolloutOptions) -> Path | None:
     a method that needs the classifier that a model has not.
     """
     ways = [
-        Way(name, fused, options.discard, options.alpha, options.start_layer, options.layer)
+        MethodSettings(name, fused, options.discard, options.alpha, options.start_layer, options.layer)
         for name in options.method or DEFAULT_METHODS
         for fused in (options.fusion if "fusion" in attention_method(name).options else ("mean",))
     ]
@@ -93,7 +93,7 @@ def measure(options: RolloutOptions) -> Path | None:
         return publish(folder)
 
 
-def _supported(model: Model, ways: Sequence[Way], *, asked: bool) -> list[Way]:
+def _supported(model: Model, ways: Sequence[MethodSettings], *, asked: bool) -> list[MethodSettings]:
     """The ways, of a model without a classifier those that ask about no class.
 
     Raises UnsupportedError where others were asked for, or none is left.
@@ -107,7 +107,7 @@ def _supported(model: Model, ways: Sequence[Way], *, asked: bool) -> list[Way]:
 def _maps(
     model: Model,
     split: Split,
-    ways: Sequence[Way],
+    ways: Sequence[MethodSettings],
     targets: Tensor | None,
     readout: Readout | None,
     processes: Processes,
@@ -124,14 +124,14 @@ def _maps(
         for batch in split.batches(size, device=model.device):
             own = None if targets is None else targets[batch.indices.cpu()]
             with autocast(model.device, options.precision):
-                traced = trace(model, batch.images, ways, targets=own, readout=readout)
+                traced = maps_in_one_pass(model, batch.images, ways, targets=own, readout=readout)
             maps.append(torch.stack(traced.maps, 1).float().cpu())
             logits.append(traced.logits.float().cpu())
             advance(len(batch.images))
     return processes.gathered(torch.cat(maps)), processes.gathered(torch.cat(logits))
 
 
-def _map_rows(ways: Sequence[Way], maps: Tensor, readout: Readout | None) -> list[MapRow]:
+def _map_rows(ways: Sequence[MethodSettings], maps: Tensor, readout: Readout | None) -> list[MapRow]:
     empty = (maps.flatten(2) == 0).all(-1).sum(0).tolist()
     fusions = [way.fusion if "fusion" in attention_method(way.method).options else None for way in ways]
     return [MapRow(way.name, way.method, fusion, readout, count) for way, fusion, count in zip(ways, fusions, empty)]
@@ -156,7 +156,9 @@ def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | No
     ]
 
 
-def _localise(folder: RunFolder, model: Model, split: Split, ways: Sequence[Way], maps: Tensor) -> Tensor | None:
+def _localise(
+    folder: RunFolder, model: Model, split: Split, ways: Sequence[MethodSettings], maps: Tensor
+) -> Tensor | None:
     """Whether each map's highest point lies on the object (n, ways), where masks are known; metrics beside."""
     if split.masks is None:
         return None

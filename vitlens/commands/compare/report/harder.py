@@ -115,7 +115,7 @@ def _level_table(record: Record, kinds: dict[str, dict[float, tuple[HarderRow, .
 
 
 def _robustness_figure(record: Record, kinds: dict[str, dict[float, tuple[HarderRow, ...]]]) -> FigureSpec:
-    described = "; ".join(f"{kind}: {entry.says}" for kind, entry in DISTURBANCES.items())
+    described = "; ".join(f"{kind}: {entry.description}" for kind, entry in DISTURBANCES.items())
     return FigureSpec(
         "robustness",
         f"What is done: {described}. The untouched image stands left. Both models see the same pixels. A fall shows "

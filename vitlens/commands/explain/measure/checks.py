@@ -74,7 +74,9 @@ def check_methods(
     masks = None if split.masks is None else split.masks.to(model.device)
     functions: dict[str, Explain] = {name: _function(name, settings, engine) for name in names}
     with progress("Checking explanations", checks_in(len(names)), unit="checks", quiet=options.quiet) as advance:
-        checked = league(model, images, classes, functions, masks=masks, made=made, settings=settings, advance=advance)
+        checked = league(
+            model, images, classes, functions, masks=masks, computed=made, settings=settings, advance=advance
+        )
     searched = searched_sets(model, images, settings) if settings.counterfactuals else None
     rows = _league_rows(folder, checked, split, settings, model.alias)
     agreements = agreement_rows(folder, checked, model, split)
