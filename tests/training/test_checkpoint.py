@@ -18,12 +18,12 @@ from vitlens.training.checkpoint import (
     FOLDER,
     KEPT_FOLDER,
     Checkpoint,
-    Kept,
+    KeptWeights,
     collect,
     delete_kept_after,
     keep_weights,
     read_checkpoint,
-    read_kept,
+    read_kept_weights,
     require_same,
     restore,
     weights_over_training,
@@ -117,7 +117,7 @@ def told_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def epochs(folder: Path) -> list[int]:
-    return [kept.epochs for kept in read_kept(folder)]
+    return [kept.epochs for kept in read_kept_weights(folder)]
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (5, [0]), (None, [])])
@@ -142,7 +142,7 @@ def test_they_are_the_weights_that_the_run_would_have_ended_with(tmp_path: Path)
 
 def test_a_kept_file_is_a_model(tmp_path: Path) -> None:
     model, _ = trained(tmp_path, keep_every=3)
-    loaded = loading.load(str(read_kept(tmp_path)[-1].file))
+    loaded = loading.load(str(read_kept_weights(tmp_path)[-1].file))
     images = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(loaded(images), model.eval()(images), atol=5e-3, rtol=0)
@@ -183,7 +183,7 @@ def test_the_last_ones_are_the_model_in_full_precision(tmp_path: Path) -> None:
     trained(tmp_path, keep_every=2)
     found = weights_over_training(tmp_path)
     assert [kept.epochs for kept in found] == [0, 2, 3]
-    assert found[-1] == Kept(3, tmp_path / saved.WEIGHTS_FILE)
+    assert found[-1] == KeptWeights(3, tmp_path / saved.WEIGHTS_FILE)
     trained(tmp_path / "b", keep_every=3)
     assert [kept.file.name for kept in weights_over_training(tmp_path / "b")] == [
         "epoch-0000.safetensors",

@@ -19,13 +19,13 @@ from vitlens.training import distill
 from vitlens.training.distill import (
     LOSSES,
     WEIGHTS,
+    CachedTeacher,
     Distillation,
-    Distilled,
-    Remembered,
+    DistillationObjective,
     Student,
     Teacher,
+    cacheable_views,
     distilled,
-    forms_of,
     hard,
     has_distillation_token,
     soft,
@@ -112,7 +112,7 @@ def test_the_token_learns_from_the_teacher_and_cls_from_the_labels() -> None:
     images, teacher = torch.rand(7, 3, 8, 12, generator=GENERATOR), torch.randn(7, 3, generator=GENERATOR)
     for weight, reached, untouched in ((1.0, "head_dist", "head"), (1e-30, "head", "head_dist")):
         model.zero_grad()
-        objective = Distilled(lambda _: teacher, Distillation("hard", weight), identity={})
+        objective = DistillationObjective(lambda _: teacher, Distillation("hard", weight), identity={})
         answers = objective.module(model)(images)
         objective.loss(answers, LABELS % 3, images, smoothing=0.0).backward()
         assert model.module.get_submodule(reached).weight.grad.abs().max() > 1e-4
@@ -123,7 +123,7 @@ def test_the_token_learns_from_the_teacher_and_cls_from_the_labels() -> None:
 def test_the_loss_of_a_batch_is_that_of_the_formulas(token: bool) -> None:
     model = with_token()
     images, teacher = torch.rand(7, 3, 8, 12, generator=GENERATOR), torch.randn(7, 3, generator=GENERATOR)
-    objective = Distilled(lambda _: teacher, Distillation("soft", 0.3, 2.0, token), identity={"a": 1})
+    objective = DistillationObjective(lambda _: teacher, Distillation("soft", 0.3, 2.0, token), identity={"a": 1})
     answers = objective.module(model)(images)
     if token:
         for_labels, for_teacher = model.module.forward_heads(model.prepare(images))
@@ -186,7 +186,9 @@ def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
     agreement = {}
     for weight in (None, 0.9):
         student = untrained("vit-mini", classes=DIGITS, overrides={**shape, "distillation": weight is not None})
-        objective = None if weight is None else Distilled(teacher, Distillation("hard", weight), identity={})
+        objective = (
+            None if weight is None else DistillationObjective(teacher, Distillation("hard", weight), identity={})
+        )
         fit(
             student,
             split,
@@ -228,7 +230,7 @@ def test_images_of_another_size_are_resized_by_it() -> None:
 @pytest.mark.parametrize(
     ("classes", "match"),
     [
-        (("a", "b", "d"), "knows other classes than the data: .*only in the data: 'd'; only in the model: 'c'"),
+        (("a", "b", "d"), "has other classes than the data: .*only in the data: 'd'; only in the model: 'c'"),
         (("a", "b"), r"a teacher of the data's 2 classes, found vit-mini with 3; only in the teacher: 'c'"),
     ],
 )
@@ -274,9 +276,9 @@ class Counting(Teacher):
         return super().__call__(images)
 
 
-def taught(*, mirrored: bool) -> tuple[Counting, Remembered]:
+def taught(*, mirrored: bool) -> tuple[Counting, CachedTeacher]:
     teacher = Counting(tiny_model(), classes=CLASSES)
-    memory = Remembered(teacher)
+    memory = CachedTeacher(teacher)
     memory.remember(SPLIT, mirrored=mirrored, device=CPU)
     return teacher, memory
 
@@ -309,7 +311,7 @@ def test_all_images_are_told_apart() -> None:
 
 def test_before_it_has_looked_it_asks() -> None:
     teacher = Teacher(tiny_model(), classes=CLASSES)
-    assert torch.equal(Remembered(teacher)(SHOWN), teacher(SHOWN))
+    assert torch.equal(CachedTeacher(teacher)(SHOWN), teacher(SHOWN))
 
 
 @pytest.mark.parametrize(
@@ -327,14 +329,14 @@ def test_before_it_has_looked_it_asks() -> None:
     ],
 )
 def test_when_it_pays(recipe: Recipe, forms: int) -> None:
-    assert forms_of(recipe, SPLIT) == forms
+    assert cacheable_views(recipe, SPLIT) == forms
 
 
 def test_not_for_images_that_are_drawn_anew_nor_for_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny_recipe(crop_padding=0, flip=False, epochs=9)
     assert isinstance(SPLIT.source, InMemory)
-    assert forms_of(recipe, replace(SPLIT, source=Drawn(SPLIT.source))) == 0
+    assert cacheable_views(recipe, replace(SPLIT, source=Drawn(SPLIT.source))) == 0
     monkeypatch.setattr(distill, "MOST", 89)
-    assert forms_of(recipe, SPLIT) == 0
+    assert cacheable_views(recipe, SPLIT) == 0
     monkeypatch.setattr(distill, "MOST", 90)
-    assert forms_of(recipe, SPLIT) == 1
+    assert cacheable_views(recipe, SPLIT) == 1

@@ -80,7 +80,7 @@ def test_more_blocks_than_there_are(last: int) -> None:
 
 
 def test_nothing_learned_is_nothing_to_freeze() -> None:
-    with pytest.raises(InputError, match="found vit-mini from scratch: there is nothing learned to freeze; give timm:"):
+    with pytest.raises(InputError, match="found vit-mini with random weights; give timm:"):
         require_learned(tiny_model(), option="--freeze-backbone")
     with pytest.raises(InputError, match="trained model with --train-last"):
         require_learned(load("vit-mini", random_weights=True), option="--train-last")

@@ -86,7 +86,7 @@ def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], value) for name, value in state(model).items())
     assert read_metrics(tmp_path) == result.history
     assert {path.name for path in tmp_path.iterdir()} == {BEST_FILE, saved.WEIGHTS_FILE, "metrics.jsonl", "checkpoint"}
-    assert "features computed once (images as they are" in result.notes[-1]
+    assert "features computed once (images unchanged" in result.notes[-1]
     # the checkpoint holds the head alone
     assert all(value.numel() <= 3 * 16 for value in load_file(tmp_path / "checkpoint" / "state.safetensors").values())
     assert not any(module.training for module in model.modules())

@@ -94,7 +94,7 @@ def test_accumulated_gradients_train_as_the_whole_batch_does(parts: int, tmp_pat
 
 def test_a_batch_has_an_image_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "accelerated", lambda device: (None, Processes(0, 3, device)))
-    with pytest.raises(InputError, match="--batch-size of at least 3, an image a process, found 2"):
+    with pytest.raises(InputError, match="--batch-size of at least 3, one per process, found 2"):
         fit(
             tiny_model(),
             tiny_split("train", 8),

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
 from vitlens.errors import NonFiniteError
-from vitlens.training.feed import share
+from vitlens.training.feed import process_share
 from vitlens.training.task import Task
 from vitlens.training.update import Updates
 
@@ -48,7 +48,7 @@ def learned(processes: int, process: int, **changes: object) -> tuple[dict[str, 
     accelerator = OneOfSeveral(one.model)
     updates = Updates(one, accelerator)
     accelerator.num_processes, accelerator.process_index = processes, process
-    mine = share(torch.arange(7), process, processes)
+    mine = process_share(torch.arange(7), process, processes)
     loss, right, norm = updates.apply(SPLIT.source.read(mine).float() / 255, one.labels(mine), whole=7)
     assert processes > 1 or norm == pytest.approx(_norm(accelerator.gradients), rel=1e-5)
     return accelerator.gradients, loss, right

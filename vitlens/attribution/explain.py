@@ -75,8 +75,8 @@ def preferred_method(model: Model) -> str:
 
 
 def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> None:
-    """Raise UnknownNameError for an unknown method or engine, UnsupportedError for a method that the model or the engine
-    does not support."""
+    """Raise UnknownNameError for an unknown method or engine, UnsupportedError for one that the model or the
+    engine does not support."""
     if attribution(method).needs_class:
         model.require_classifier()
     if engine not in ENGINES:

@@ -13,19 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain, chain_length, over_batches
+from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.readout import pooling_row
 from vitlens.analysis.attention.rollout import RolloutSettings
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_ALPHA, Readout
+from vitlens.names import Readout
 from vitlens.shapes import Images, Maps
 
 MOST_TOKENS = 256  # a maximum flow for each of them, through layers x tokens² edges
 _UNIT = 1 << 24  # scipy's flows are whole numbers of 32 bits: a capacity of 1, its precision 6e-8
 
 
-def flow(model: Model, images: Images, *, alpha: float = DEFAULT_ALPHA, readout: Readout | None = None) -> Maps:
+def flow(model: Model, images: Images, *, alpha: float = ALPHA, readout: Readout | None = None) -> Maps:
     """The greatest attention flow from the readout to each patch: (batch, rows, columns), each from 0 to 1.
 
     alpha: share of the identity. A tenth of a second an image at 65 tokens, seconds at 197. Raises UnsupportedError
@@ -51,12 +52,12 @@ def require_few(model: Model, images: Images) -> None:
         )
 
 
-def flow_maps(chain: Chain, *, alpha: float = DEFAULT_ALPHA) -> Maps:
+def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
     """The greatest flow from the readout of a chain to each patch."""
     return chain.as_map(flow_of(chain, alpha=alpha))
 
 
-def flow_of(chain: Chain, *, alpha: float = DEFAULT_ALPHA) -> Float[Tensor, "batch tokens"]:
+def flow_of(chain: Chain, *, alpha: float = ALPHA) -> Float[Tensor, "batch tokens"]:
     """The greatest flow from the readout to each token, zero for the prefix, which no map shows."""
     layout = chain.model.layout
 
