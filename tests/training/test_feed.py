@@ -17,7 +17,7 @@ from vitlens.training.feed import decoding_errors, derive_seed, epoch_batches, n
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Pixels that, for all the feed knows, must be decoded."""
+    """A source that is read by workers."""
 
     inner: InMemory
 
@@ -39,7 +39,7 @@ def test_fewer_images_than_a_batch_are_one_batch() -> None:
     assert batch.sort().values.tolist() == [0, 1, 2]
 
 
-def test_views_of_an_image_stand_in_one_batch_under_keys_of_their_own() -> None:
+def test_the_views_of_an_image_are_in_one_batch_with_different_keys() -> None:
     batches = epoch_batches(24, 6, seed=0, epoch=0, views=3)
     assert [len(batch) for batch in batches] == [6] * 4
     for batch in batches:
@@ -70,7 +70,7 @@ def test_shares_are_the_batch(processes: int) -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_workers_bring_the_same_pixels_in_the_same_order() -> None:
+def test_workers_read_the_same_pixels_in_the_same_order() -> None:
     source = tiny_split("train", 30).source
     assert isinstance(source, InMemory)
     batches = epoch_batches(30, 7, seed=0, epoch=0)
@@ -86,7 +86,7 @@ def test_workers_bring_the_same_pixels_in_the_same_order() -> None:
 
 @dataclass(frozen=True)
 class Killed(OnDisk):
-    """A process that decodes it is killed at the third batch, as by a system out of memory."""
+    """The worker that reads it is killed at the third batch, as by a system out of memory."""
 
     def read(self, indices: torch.Tensor) -> torch.Tensor:
         if 20 in indices:
@@ -108,15 +108,15 @@ except RunError as error:
 """
 
 
-@pytest.mark.slow  # in a process of its own, as PyTorch's handler of the signal may speak up at any time after
-def test_a_killed_worker_is_an_error_that_says_how_to_go_on() -> None:
+@pytest.mark.slow  # in a process of its own, as PyTorch's handler of the signal may raise at any later time
+def test_a_killed_worker_is_an_error_with_how_to_resume() -> None:
     command, root = [sys.executable, "-c", KILLED], Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANGS, check=True)
     assert "expected the processes that decode images to keep running, found one that was killed" in done.stdout
     assert "go on with vitlens train --resume" in done.stdout
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_errors_are_not_changed() -> None:
     for error in (RuntimeError("of its own"), ValueError("of its own")):
         with pytest.raises(type(error), match="of its own"), decoding_errors():
             raise error

@@ -9,12 +9,12 @@ from vitlens.training.speed import choose, fast_attention, gradient_checkpointin
 CPU = torch.device("cpu")
 
 
-def test_auto_is_bf16_where_there_are_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_bf16_where_the_device_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for able, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(speed, "multiplies_bf16", lambda _, able=able: able)
-        found = choose(CPU, steps=10)
-        assert found.precision == precision
-        assert f"precision {precision} (chosen)" in found.notes
+        computation = choose(CPU, steps=10)
+        assert computation.precision == precision
+        assert f"precision {precision} (chosen)" in computation.notes
     assert choose(CPU, precision="fp32", steps=10).notes[0] == "precision fp32 (given)"
 
 
@@ -26,9 +26,9 @@ def test_auto_compiles_long_trainings_where_it_can(monkeypatch: pytest.MonkeyPat
     assert not choose(CPU, steps=many, compiling="off").compiled
     assert choose(CPU, steps=1, compiling="on").compiled
     monkeypatch.setattr(speed, "_can_compile", lambda _: False)
-    found = choose(CPU, steps=many)
-    assert not found.compiled
-    assert "no compiler found" in found.notes[1]
+    computation = choose(CPU, steps=many)
+    assert not computation.compiled
+    assert "no compiler found" in computation.notes[1]
 
 
 @pytest.mark.parametrize("words", [{"precision": "fp8"}, {"compiling": "maybe"}])
@@ -71,7 +71,7 @@ def test_blocks_come_back_as_they_were_also_after_an_exception() -> None:
     assert not any("forward" in block.__dict__ for block in model.module.blocks)
 
 
-def test_few_tokens_are_attended_by_matrix_products_while_training_on_a_cpu() -> None:
+def test_attention_over_few_tokens_uses_matrix_products_in_training_on_a_cpu() -> None:
     model = tiny_model().eval()
     images = torch.rand(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
     expected = model(images)

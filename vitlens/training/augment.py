@@ -142,7 +142,7 @@ def rand_augment(pixels: Pixels, keys: Tensor, *, seed: int, epoch: int, operati
 def erase(images: Images, keys: Tensor, *, seed: int, epoch: int, chance: float) -> Images:
     """The images, each with the given chance one rectangle of uniform noise in it (Zhong 2020; noise as in timm).
 
-    images: in [0, 1]; keys: (batch,) of the views. Area and log aspect ratio are uniform; sides are clamped to the image.
+    images: in [0, 1]; keys: (batch,) of the views. Area and log aspect ratio are uniform; sides are clamped.
     """
     height, width = images.shape[-2:]
     draw = uniforms(keys, 5, seed=seed, epoch=epoch, stream=_ERASE)

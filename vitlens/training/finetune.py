@@ -63,7 +63,7 @@ def _freeze(model: Model, trained: set[str]) -> None:
     for module in model.modules():
         flags = {parameter.requires_grad for parameter in module.parameters()}
         started = started or flags == {True}
-        # a module without parameters (dropout) takes the mode of the layers before it; in containers the mode has no effect
+        # a module without parameters (dropout) takes the mode of the layers before it
         module.training = flags == {True} or (not flags and started)
 
 

@@ -179,20 +179,20 @@ class _HeadTraining:
         return self.books.result(notes)
 
     def _epoch(self) -> None:
-        task, process, clock = self.task, self.processes.index, self.books.clock
+        task, clock = self.task, self.books.clock
         epoch = self.updates.step // task.steps_per_epoch
         clock.begin_epoch()
         features = self.train[epoch % len(self.train)]
-        sums = torch.zeros(4, dtype=torch.float64)  # loss, correct ones, images, norms of gradients over the processes
+        sums = torch.zeros(4, dtype=torch.float64)  # loss, correct predictions, images, gradient norms / processes
         for batch in epoch_batches(len(task.train), task.recipe.batch_size, seed=task.seed, epoch=epoch):
-            mine = process_share(batch, place, self.processes.count).to(task.device)
-            update = self.updates.apply(features[mine], task.labels(mine), whole=len(batch))
-            norm = update.norm / self.processes.count  # all have the same
-            sums += torch.tensor((update.loss, update.correct, len(mine), norm), dtype=torch.float64)
+            share = process_share(batch, self.processes.index, self.processes.count).to(task.device)
+            update = self.updates.apply(features[share], task.labels(share), whole=len(batch))
+            norm = update.norm / self.processes.count  # the same in all of them
+            sums += torch.tensor((update.loss, update.correct, len(share), norm), dtype=torch.float64)
             clock.count(len(batch))
             for watcher in self.watchers:
                 step = self.updates.step
-                rate, loss = task.learning_rate(step - 1), update.loss / max(len(mine), 1)
+                rate, loss = task.learning_rate(step - 1), update.loss / max(len(share), 1)
                 watcher.on_step(StepFacts(step, epoch, loss, rate, update.norm, clock.rate()))
         self._end_epoch(epoch, self.processes.total(sums).tolist())
 

@@ -23,7 +23,7 @@ class Progress:
     """The progress of a training: epoch from 0, steps done and in all, running means of this epoch.
 
     loss: nats; accuracy: fraction of this epoch's training images so far; test_accuracy: fraction, at the last test
-    (None before the first); images_per_second: of training without tests, since start or resume; seconds_left: estimate.
+    (None before the first); images_per_second: of training without tests, since start or resume
     """
 
     epoch: int

@@ -187,7 +187,7 @@ def _require_examples(train: Split, test: Split) -> None:
     assert train.labels is not None
     assert test.labels is not None
     missing = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
-    if lacking:
+    if missing:
         names = ", ".join(test.classes[label] for label in missing[:5]) + (" ..." if len(missing) > 5 else "")
         raise DataError(
             f"expected training images of every class tested in {train.name}, found none of {len(missing)} ({names}); "
