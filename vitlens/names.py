@@ -57,4 +57,3 @@ TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
 
 DEFAULT_SEED: Final = 0
 FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is too close to each image's own output
-DEFAULT_ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I

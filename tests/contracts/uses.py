@@ -53,7 +53,7 @@ from vitlens.lens.stages import stages, watching_stages
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.frozen import read_features
-from vitlens.training.speed import attending, recomputing
+from vitlens.training.speed import fast_attention, gradient_checkpointing
 
 MODELS: dict[str, Callable[[], Model]] = {
     "ours": ours,
@@ -145,7 +145,7 @@ def run_quick_layers(model: Model, batch: Tensor) -> None:
 def run_training_contexts(model: Model, batch: Tensor) -> None:
     """A model set up for training of its last block, and a backward pass of the pixels."""
     leaf = batch.clone().requires_grad_()
-    with partly_trainable(model, last=1), attending(model, torch.device("cpu")), recomputing(model):
+    with partly_trainable(model, last=1), fast_attention(model, torch.device("cpu")), gradient_checkpointing(model):
         torch.autograd.grad(model(leaf).sum(), leaf)
 
 

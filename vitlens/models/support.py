@@ -26,7 +26,7 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
         "statistics": "vitlens.analysis.heads.statistics:require_statistics",
         "heads": "vitlens.analysis.ablation.ablate:require_heads",
         "features": "vitlens.lens.stages:stages",
-        "cam": "vitlens.attribution.place:cam_place",
+        "cam": "vitlens.attribution.target_layer:target_layer",
     }
 )
 _SUPPORTS = " supports "  # precedes the supported commands at the end of every reason

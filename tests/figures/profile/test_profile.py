@@ -44,7 +44,7 @@ def test_bars_are_shares_and_say_their_totals():
     np.testing.assert_allclose(colour_at(figure, left, 0.15, 0.25), blue, atol=0.02)
 
 
-@pytest.mark.parametrize("models", [1, 3, 8])
+@pytest.mark.parametrize("models", [1, 8])
 def test_bars_of_many_models_are_not_cut_off(models):
     named = {f"model with a long name, number {index}": {**VIT, **CNN, "norms": 3} for index in range(models)}
     figure = cost_by_part(parameters=named, flops=named)
@@ -80,8 +80,7 @@ def test_throughput_is_the_batch_over_its_time():
     assert not cut_off(figure)
 
 
-@pytest.mark.parametrize("models", [1, 2, 6])
-@pytest.mark.parametrize("sizes", [(1,), (1, 2, 4, 8, 16, 32, 64), (3, 5, 7)])
+@pytest.mark.parametrize(("models", "sizes"), [(1, (1,)), (2, (3, 5, 7)), (6, (1, 2, 4, 8, 16, 32, 64))])
 def test_speeds_are_not_cut_off(models, sizes):
     figure = speed_by_batch(speeds=[speed(f"a model {index}", sizes, 0.01 * 4**index) for index in range(models)])
     assert not cut_off(figure)

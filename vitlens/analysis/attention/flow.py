@@ -13,19 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain, chain_length, over_batches
+from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.readout import pooling_row
 from vitlens.analysis.attention.rollout import RolloutSettings
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_ALPHA, Readout
+from vitlens.names import Readout
 from vitlens.shapes import Images, Maps
 
 MOST_TOKENS = 256  # each needs a maximum flow through layers x tokens² edges
 _UNIT = 1 << 24  # the integer for a capacity of 1, as scipy's flows are 32-bit integers: precision 6e-8
 
 
-def flow(model: Model, images: Images, *, alpha: float = DEFAULT_ALPHA, readout: Readout | None = None) -> Maps:
+def flow(model: Model, images: Images, *, alpha: float = ALPHA, readout: Readout | None = None) -> Maps:
     """The maximum attention flow from the readout to each patch: (batch, rows, columns), each from 0 to 1.
 
     alpha: weight of the identity. Takes 0.1 s an image for 65 tokens, seconds for 197. Raises UnsupportedError
@@ -51,12 +52,12 @@ def require_flow(model: Model, images: Images) -> None:
         )
 
 
-def flow_maps(chain: Chain, *, alpha: float = DEFAULT_ALPHA) -> Maps:
+def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
     """The maximum flow from the readout of a chain to each patch."""
     return chain.as_map(flow_of(chain, alpha=alpha))
 
 
-def flow_of(chain: Chain, *, alpha: float = DEFAULT_ALPHA) -> Float[Tensor, "batch tokens"]:
+def flow_of(chain: Chain, *, alpha: float = ALPHA) -> Float[Tensor, "batch tokens"]:
     """The maximum flow from the readout to each token; zero for the prefix, which is not in the map."""
     layout = chain.model.layout
 

@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import chain_length, chained, without_autocast
+from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.registry import attention_method
 from vitlens.analysis.attention.rollout import RolloutSettings, require_start
 from vitlens.errors import InputError
 from vitlens.lens.observe import survey
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_ALPHA, Fusion, Readout
+from vitlens.names import Fusion, Readout
 from vitlens.references import resolved
 from vitlens.shapes import Images, Labels, Logits, Maps
 
@@ -33,7 +34,7 @@ class MethodSettings:
     method: str
     fusion: Fusion = "mean"
     discard: float = 0.0
-    alpha: float = DEFAULT_ALPHA
+    alpha: float = ALPHA
     start_layer: int = 0
     layer: int | None = None
 

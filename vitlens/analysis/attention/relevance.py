@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain, chain_length, over_batches
+from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.readout import pooling_row
 from vitlens.analysis.attention.rollout import RolloutSettings, require_start, step
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_ALPHA, Readout
+from vitlens.names import Readout
 from vitlens.pixels import takes_images
 from vitlens.shapes import Fused, Images, Labels, Maps, Weights
 
@@ -76,7 +77,7 @@ def gradient_rollout(
     images: Images,
     *,
     targets: Labels | None = None,
-    alpha: float = DEFAULT_ALPHA,
+    alpha: float = ALPHA,
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
@@ -101,7 +102,7 @@ def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
     return chain.as_map(relevance_of(chain, start_layer=start_layer))
 
 
-def gradient_rollout_maps(chain: Chain, *, alpha: float = DEFAULT_ALPHA, start_layer: int = 0) -> Maps:
+def gradient_rollout_maps(chain: Chain, *, alpha: float = ALPHA, start_layer: int = 0) -> Maps:
     """The gradient-weighted rollout maps of a chain with gradients."""
     return chain.as_map(gradient_rollout_of(chain, alpha=alpha, start_layer=start_layer))
 
@@ -124,7 +125,7 @@ def relevance_of(chain: Chain, *, start_layer: int = 0) -> Vector:
     )  # the identity, through the merging of patches only
 
 
-def gradient_rollout_of(chain: Chain, *, alpha: float = DEFAULT_ALPHA, start_layer: int = 0) -> Vector:
+def gradient_rollout_of(chain: Chain, *, alpha: float = ALPHA, start_layer: int = 0) -> Vector:
     """The readout's row of the gradient-weighted rollout of a chain, over all tokens.
 
     It sums to 1, or to 0 for a pooling query without any positive gradient, which has no token of its own.

@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain, chain_length, over_batches
+from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.readout import pooling_row
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_ALPHA, FUSIONS, Fusion, Readout
+from vitlens.names import FUSIONS, Fusion, Readout
 from vitlens.pixels import takes_images
 from vitlens.shapes import Fused, Images, Maps, Weights
 
@@ -30,7 +31,7 @@ class RolloutSettings:
 
     fusion: Fusion = "mean"
     discard: float = 0.0
-    alpha: float = DEFAULT_ALPHA
+    alpha: float = ALPHA
     start_layer: int = 0
 
     def __post_init__(self) -> None:
@@ -74,9 +75,7 @@ def step(row: Vector, fused: Fused, alpha: float, *, stochastic: bool = False) -
     return torch.baddbmm(row, row, fused, beta=alpha, alpha=1 - alpha).squeeze(1)
 
 
-def rollout_row(
-    layers: Sequence[Fused], start: Vector, *, alpha: float = DEFAULT_ALPHA, stochastic: bool = False
-) -> Vector:
+def rollout_row(layers: Sequence[Fused], start: Vector, *, alpha: float = ALPHA, stochastic: bool = False) -> Vector:
     """start · Â_L ... Â_1 for head-fused weights in forward order; start (batch, tokens) is the readout's row.
 
     stochastic: the rows of the weights sum to 1, as those of the heads' mean do, so no scaling is needed.
@@ -87,7 +86,7 @@ def rollout_row(
     return row
 
 
-def rollout_matrix(layers: Iterable[Fused], *, alpha: float = DEFAULT_ALPHA) -> Fused:
+def rollout_matrix(layers: Iterable[Fused], *, alpha: float = ALPHA) -> Fused:
     """The whole rollout matrix, R = Â_L ... Â_1 (batch, tokens, tokens): O(N³) a layer, only for few tokens."""
     product: Tensor | None = None
     for fused in layers:
@@ -107,7 +106,7 @@ def rollout(
     *,
     fusion: Fusion = "mean",
     discard: float = 0.0,
-    alpha: float = DEFAULT_ALPHA,
+    alpha: float = ALPHA,
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
@@ -127,7 +126,7 @@ def rollout(
 
 
 def rollout_maps(
-    chain: Chain, *, fusion: Fusion = "mean", discard: float = 0.0, alpha: float = DEFAULT_ALPHA, start_layer: int = 0
+    chain: Chain, *, fusion: Fusion = "mean", discard: float = 0.0, alpha: float = ALPHA, start_layer: int = 0
 ) -> Maps:
     """The rollout maps of a chain."""
     return chain.as_map(rollout_of(chain, RolloutSettings(fusion, discard, alpha, start_layer)))

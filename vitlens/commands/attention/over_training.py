@@ -15,7 +15,7 @@ from vitlens.errors import InputError
 from vitlens.models.loading import load
 from vitlens.models.naming import parse_model
 from vitlens.shapes import Images, Maps
-from vitlens.training.checkpoint import Kept, weights_over_training
+from vitlens.training.checkpoint import KeptWeights, weights_over_training
 
 MOMENTS: Final = 6  # of those kept, in the figure of a head over training
 
@@ -24,12 +24,12 @@ MOMENTS: Final = 6  # of those kept, in the figure of a head over training
 class HeadOverTraining:
     """One head with the weights after so many epochs: its map of each image, and the fraction on the prefix."""
 
-    kept: Kept
+    kept: KeptWeights
     maps: Maps
     prefix: Float[Tensor, " batch"]
 
 
-def kept_weights(model: str, *, needed: bool) -> tuple[Kept, ...]:
+def kept_weights(model: str, *, needed: bool) -> tuple[KeptWeights, ...]:
     """The weights that the model's run kept and its last ones; where they are needed, none is an InputError."""
     folder = Path(parse_model(model).name)
     kept = weights_over_training(folder) if folder.is_dir() else ()
@@ -63,7 +63,7 @@ def require_head(layers: Sequence[LayerMaps], head: tuple[int, int]) -> LayerMap
 
 
 def head_over_training(
-    kept: Sequence[Kept], head: tuple[int, int], images: Images, *, model_options: ModelOptions
+    kept: Sequence[KeptWeights], head: tuple[int, int], images: Images, *, model_options: ModelOptions
 ) -> tuple[HeadOverTraining, ...]:
     """The head with each of the kept weights, or as many as a figure holds: evenly spaced, with the first and last."""
     chosen = np.linspace(0, len(kept) - 1, min(len(kept), MOMENTS)).round().astype(int)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, one_model
-from vitlens.names import DEFAULT_ALPHA, FUSIONS, Fusion, Readout
+from vitlens.names import FUSIONS, Fusion, Readout
 from vitlens.schema import Given
 
 
@@ -37,9 +38,7 @@ class RolloutOptions:
     discard: float = option(
         "--discard", "Fraction of the lowest weights to drop (rollout).", default=0.0, low=0, high=0.99
     )
-    alpha: float = option(
-        "--alpha", "Share of the identity (the residual connection).", default=DEFAULT_ALPHA, low=0, high=1
-    )
+    alpha: float = option("--alpha", "Share of the identity (the residual connection).", default=ALPHA, low=0, high=1)
     start_layer: int = option("--start-layer", "First layer of the product, from 0.", default=0, metavar="N", low=0)
     layer: int | None = option(
         "--layer", "Of method attention, from 0 (default: the last).", default=None, metavar="N", low=0

@@ -22,12 +22,12 @@ from vitlens.models.model import Model
 from vitlens.training.distill import (
     TEMPERATURE,
     WEIGHTS,
+    CachedTeacher,
     Distillation,
-    Distilled,
-    Remembered,
+    DistillationObjective,
     Student,
     Teacher,
-    forms_of,
+    cacheable_views,
     has_distillation_token,
 )
 from vitlens.training.recipe import Recipe
@@ -44,7 +44,7 @@ class Lesson:
     """
 
     teacher: Model
-    objective: Distilled
+    objective: DistillationObjective
     plain: Model | None
     forms: int
 
@@ -66,8 +66,10 @@ def lesson_of(teaching: Teaching, student: Model, recipe: Recipe, train: Split, 
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
     identity = {**asdict(how), "teacher": teacher.identity()}
-    forms = forms_of(recipe, train)
-    return Lesson(model, Distilled(Remembered(teacher) if forms else teacher, how, identity=identity), plain, forms)
+    forms = cacheable_views(recipe, train)
+    return Lesson(
+        model, DistillationObjective(CachedTeacher(teacher) if forms else teacher, how, identity=identity), plain, forms
+    )
 
 
 def _completed(teaching: Teaching, *, able: bool) -> Distillation:
@@ -83,7 +85,7 @@ def _completed(teaching: Teaching, *, able: bool) -> Distillation:
 
 def recall_images(lesson: Lesson | None, train: Split, *, quiet: bool) -> None:
     """Compute the teacher's outputs on the training images where they are kept."""
-    if lesson is None or not isinstance(lesson.objective.teacher, Remembered):
+    if lesson is None or not isinstance(lesson.objective.teacher, CachedTeacher):
         return
     count, device = lesson.forms * len(train), lesson.teacher.device
     with progress(f"{lesson.teacher.alias}: outputs on each image, once", count, quiet=quiet) as advance:
