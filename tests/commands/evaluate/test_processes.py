@@ -43,7 +43,7 @@ def near(actual: Mapping[str, object], expected: Mapping[str, object], rel: floa
 
 
 def require_same(one: Path, other: Path, *, rel: float) -> None:
-    """The results in two folders are the same: accuracy, counts and predictions exactly, floats to a relative difference."""
+    """Both folders hold the same results: accuracy, counts and predictions exactly, other floats within rel."""
     first, second = read_run(one), read_run(other)
     assert second.status == "done"
     metrics, expected = second.results["metrics"], first.results["metrics"]

@@ -45,13 +45,14 @@ _LEANS: Final = {
     Side.UNDECIDED: "neither over- nor underconfidence is shown",
 }
 _HOW_PAIRED: Final = (
-    "Both models classify the same images, so the test counts only images that one model alone classifies correctly. p: "
-    "McNemar's exact test; p_holm: corrected for the number of pairs."
+    "Both models classify the same images, so the test counts only images that one model alone classifies correctly. "
+    "p: McNemar's exact test; p_holm: corrected for the number of pairs."
 )
 _LIMITS: Final = (
     "The intervals cover the choice of images of this kind. They do not cover other training runs or images of another "
     "kind.",
-    "The calibration error has no interval: binning biases it upwards for few images, and resampling increases that bias.",
+    "The calibration error has no interval: binning biases it upwards for few images, and resampling increases that "
+    "bias.",
 )
 
 
@@ -151,23 +152,21 @@ def _classes(record: Record, arrays: dict[str, PredictionArrays]) -> Section:
     confusions = [
         FigureSpec(
             f"confusion{_suffix(record, alias)}",
-            f"Confusion matrix of {alias}: rows are true classes, columns predicted classes, colours fractions of the row. "
-            "Classes that are neither the label nor the prediction of any image are left out. Rows of classes with few "
-            "images are coarse.",
+            f"Confusion matrix of {alias}: rows are true classes, columns predicted classes, colours fractions of the "
+            "row. Classes that are neither the label nor the prediction of any image are left out. Rows of classes with "
+            "few images are coarse.",
             partial(_confusion_matrix, predictions, alias),
         )
         for alias, predictions in arrays.items()
     ]
     title, rows = "Classes and confusions", record.rows(CLASSES)
     if max((row.n for row in rows), default=0) < ENOUGH:
-        left_out = (
-            f"No class has {ENOUGH} images, so accuracy by class is given in results.json alone, with its intervals."
-        )
+        left_out = f"No class has {ENOUGH} images, so accuracy by class is in results.json only, with its intervals."
         return Section(title, sentences(left_out), (_confused(record),), tuple(confusions))
     bars = FigureSpec(
         "per_class",
-        "Accuracy of each class with its 95 % interval. Classes whose intervals overlap widely are not shown to differ, "
-        "and among many classes the lowest accuracy is low partly by chance.",
+        "Accuracy of each class with its 95 % interval. Classes whose intervals overlap widely are not shown to "
+        "differ, and among many classes the lowest accuracy is low partly by chance.",
         partial(_bars, record),
     )
     return Section(title, (), (_class_table(rows), _confused(record)), (bars, *confusions))
