@@ -34,13 +34,13 @@ def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **
 def test_the_maps_are_the_cls_rows(tiny_vit, pictures, tmp_path):
     results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
     assert [row["layer"] for row in results["tables"]["layers"]] == [0, 1]
-    kept = np.load(tmp_path / "out" / "arrays" / "attention.npz")
+    arrays = np.load(tmp_path / "out" / "arrays" / "attention.npz")
     import vitlens
 
     model = load(str(tiny_vit))
-    images = torch.from_numpy(kept["images"]).float() / 255
+    images = torch.from_numpy(arrays["images"]).float() / 255
     for layer, weights in enumerate(vitlens.attention(model, images)):
-        assert torch.from_numpy(kept[f"layer{layer}"]).flatten(2).allclose(weights[:, :, 0, 1:], atol=1e-6)
+        assert torch.from_numpy(arrays[f"layer{layer}"]).flatten(2).allclose(weights[:, :, 0, 1:], atol=1e-6)
 
 
 def test_a_windowed_model_has_a_grid_of_heads_for_each_stage(pictures, tmp_path):
@@ -104,10 +104,10 @@ def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
     images = torch.from_numpy(np.load(out / "arrays" / "attention.npz")["images"]).float() / 255
     views = query_maps(model, images, query=(1, 2))
     for name, expected in (("query", views), ("key", key_maps(model, images, key=(0, 3)))):
-        kept = np.load(out / "arrays" / f"{name}.npz")
+        arrays = np.load(out / "arrays" / f"{name}.npz")
         for layer, view in enumerate(expected):
-            np.testing.assert_allclose(kept[f"mean{layer}"], view.maps.mean(1), atol=1e-7)
-            np.testing.assert_allclose(kept[f"head{layer}"], view.maps[:, 0], atol=1e-7)
+            np.testing.assert_allclose(arrays[f"mean{layer}"], view.maps.mean(1), atol=1e-7)
+            np.testing.assert_allclose(arrays[f"head{layer}"], view.maps[:, 0], atol=1e-7)
     for row, view in zip(results["tables"]["query"], views, strict=True):
         assert (row["row"], row["column"], row["grid"]) == (1, 2, "4x4")
         assert row["prefix_mass"] == pytest.approx(view.prefix.mean().item())

@@ -80,9 +80,9 @@ class QueryRow:
 
 @dataclass(frozen=True)
 class KeyRow:
-    """The attention to one patch in one layer, mean over heads and images. received: summed over all patches as queries;
-    itself, from_prefix: of the patch itself and of a prefix token, as fractions of their attention. None where there is
-    no such token or head."""
+    """The attention to one patch in one layer, mean over heads and images. received: the sum over all patches; itself,
+    from_prefix: of the patch itself and of a prefix token, as fractions of their attention. None where there is no such
+    token or head."""
 
     layer: int
     row: int

@@ -140,7 +140,7 @@ def _draw_evolution(
 
 
 def _by_depth(arrays: AttentionArrays) -> NDArray[np.floating]:
-    """Head means (batch, layers, rows, columns), at the finest layer's resolution; nearest neighbour, so that no new values appear."""
+    """Head means (batch, layers, rows, columns), at the finest layer's resolution (nearest neighbour)."""
     means = [arrays.layer[index].mean(1) for index in range(len(arrays.layer))]
     rows, columns = max((mean.shape[1:] for mean in means), key=lambda size: size[0] * size[1])
     return np.stack([_nearest(_nearest(mean, rows, 1), columns, 2) for mean in means], 1)
