@@ -236,7 +236,7 @@ def test_a_mean_over_few_images_is_refused_where_it_is_asked_for(tiny_vit, tmp_p
 
 
 def test_heads_without_a_significant_effect_are_not_ranked(tiny_vit, tmp_path):
-    """Five images cannot show an effect: no ranking, no removal in order, no removable share, no figure of a ranking."""
+    """Five images cannot show an effect: no ranking, no removal in order, no removable share, no ranking figure."""
     out = tmp_path / "out"
     assert typed(tiny_vit, out, "--data", "digits", "--limit", "5", "--prune", "0.5") == 0
     record = read(read_run(out))
