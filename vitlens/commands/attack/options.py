@@ -34,10 +34,10 @@ class AttackOptions:
     attacks, in pixel units; steps: for all, or by attack (None: each attack's default); restarts: of attacks with a
     random start; downwards: from the largest epsilon to the first at which an image is still classified correctly;
     predicted: use the models' predictions as labels; resume: the folder of a stopped run of the same models, data and
-    options; transfer: also test each model on the adversarial images of the others; inside: also measure maps, attention
-    and block outputs; corruptions: also common corruptions; baseline: alias of the model to which mean corruption errors
-    are relative (None: the first CNN, else the first model); patch_side: px of the patch attack's square (None: a
-    quarter of the shorter side); patch_anywhere: the square need not be aligned with a ViT's patches.
+    options; transfer: also test each model on the adversarial images of the others; inside: also measure maps,
+    attention and block outputs; corruptions: also common corruptions; baseline: alias of the model to which mean
+    corruption errors are relative (None: the first CNN, else the first model); patch_side: px of the patch attack's
+    square (None: a quarter of the shorter side); patch_anywhere: the square need not be aligned with a ViT's patches.
     """
 
     models: tuple[str, ...] = several_models()

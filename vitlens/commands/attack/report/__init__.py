@@ -99,7 +99,7 @@ def _class_sentences(record: Record) -> Iterator[Sentence]:
                 f"{most.class_name} ({in_words(most.robust)})."
             )
         else:
-            text = f"{alias}: no difference between classes is shown, as the intervals of the lowest and the highest overlap."
+            text = f"{alias}: the classes are not shown to differ: the intervals of the lowest and the highest overlap."
         yield Sentence(text, tuple(rows))
 
 
