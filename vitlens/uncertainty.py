@@ -1,6 +1,6 @@
 """Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
@@ -52,6 +52,16 @@ def apart(first: Estimate, second: Estimate) -> Side:
         return Side.UNDECIDED
     above, below = beyond(first, second.high), beyond(first, second.low)
     return above if above is Side.ABOVE else below if below is Side.BELOW else Side.UNDECIDED
+
+
+def values_and_ends(estimates: Iterable[Estimate]) -> list[list[float]]:
+    """Values, lower and upper ends (3, estimates), as figures take them; the value for an end that is not defined."""
+    known = list(estimates)
+    return [
+        [estimate.value for estimate in known],
+        [estimate.value if estimate.low is None else estimate.low for estimate in known],
+        [estimate.value if estimate.high is None else estimate.high for estimate in known],
+    ]
 
 
 def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
