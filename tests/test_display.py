@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vitlens.commands.scaffold.displayed import for_figures, for_sentences
+from vitlens.runs.sections import Section, Table, markdown
 
 from tests.nasty import NASTY, cells, parsed, problems, read
-from vitlens.commands.scaffold.displayed import for_figures, for_sentences
 from vitlens.display import (
     LINE_LENGTH,
     NAME_LENGTH,
@@ -24,7 +25,6 @@ from vitlens.display import (
     visible,
 )
 from vitlens.files import RunRecord, read_json, write_json
-from vitlens.runs.sections import Section, Table, markdown
 
 names = st.one_of(
     st.sampled_from(NASTY),

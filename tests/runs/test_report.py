@@ -6,13 +6,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from vitlens.runs import report as reports
+from vitlens.runs.report import Drawn, publish, report
+from vitlens.runs.sections import Section
 
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import RunRecord, read_run
-from vitlens.runs import report as reports
-from vitlens.runs.report import Drawn, publish, report
-from vitlens.runs.sections import Section
 from vitlens.uncertainty import Estimate
 
 

@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
+from vitlens.runs.sections import Cell, Section, Table, in_time, in_words, markdown, metrics
 
 from vitlens.errors import InputError
 from vitlens.files import RunRecord
-from vitlens.runs.sections import Cell, Section, Table, in_time, in_words, markdown, metrics
 from vitlens.uncertainty import Estimate
 
 

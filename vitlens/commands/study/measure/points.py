@@ -85,7 +85,7 @@ def measure_points(options: StudyOptions) -> Path:
         shared.recipe(point)
         if point.share is not None:
             images_in(shared.train, point.share)
-    parts = train_parts(len(shared.train), len(shared.test), epochs=plan.epochs * plan.seeds, looks=plan.seeds)
+    parts = train_parts(len(shared.train), len(shared.test), epochs=plan.epochs * plan.seeds, evaluations=plan.seeds)
     works = [(shared.model(point, seed=0).to(shared.device), shared.train, parts) for point in points]
     say_expected(works, run)
     with _folder(plan, options, shared, run) as folder:

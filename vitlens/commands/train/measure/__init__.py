@@ -78,7 +78,7 @@ def measure(options: TrainOptions) -> Path | None:
     say_data(start.train, run)
     looks = -(-start.recipe.epochs // start.recipe.evaluate_every)
     images, frozen = (len(start.train), len(start.test)), plan.tuning.freeze
-    parts = train_parts(*images, epochs=start.recipe.epochs, looks=looks, frozen=frozen)
+    parts = train_parts(*images, epochs=start.recipe.epochs, evaluations=looks, frozen=frozen)
     say_expected([(start.model, start.train, parts)], run, processes=processes.count)
     with _folder(plan, start, options, run, lesson) as folder:
         keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
