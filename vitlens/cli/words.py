@@ -29,7 +29,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises Interrupted on Ctrl-C, InputError for EOFError, at which Typer would exit silently."""
+        """Run the command. Raises Interrupted on Ctrl-C, InputError for EOFError: Typer would exit silently."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:

@@ -20,30 +20,30 @@ from vitlens.errors import InputError
 from vitlens.files import read_bounded
 from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.naming import parse_models, require_rule
+from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.support import require_supported
 
 
 def load_models(
-    models: Sequence[str],
+    models: Sequence[str | ModelName],
     *,
     command: str | None = None,
     model_options: ModelOptions,
     options: RunOptions,
 ) -> tuple[Model, ...]:
-    """The named models on the chosen device, each under its own alias.
+    """The named models on the chosen device, each under its own alias; names are texts, or parsed already.
 
     command: what they are loaded for. Raises UnsupportedError for a model that does not support it, InputError when
     --weights is given for several models, and whatever load raises.
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
-    require_rule(models)
+    names = _parsed(models)
     device = resolve_device(options.device)
     classes = None if model_options.classes is None else _read_classes(model_options.classes)
     loaded = tuple(
         load(
-            named,
+            name,
             weights=model_options.weights,
             random_weights=model_options.random_weights,
             arch=model_options.arch,
@@ -54,12 +54,19 @@ def load_models(
             device=device,
             seed=options.seed,
         )
-        for named in parse_models(models)
+        for name in names
     )
     for model in loaded:
         if command is not None:
             require_supported(model, command)
     return loaded
+
+
+def _parsed(models: Sequence[str | ModelName]) -> tuple[ModelName, ...]:
+    texts = [model for model in models if isinstance(model, str)]
+    require_rule(texts)
+    names = iter(parse_models(texts))
+    return tuple(next(names) if isinstance(model, str) else model for model in models)
 
 
 def load_split(
