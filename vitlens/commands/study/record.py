@@ -34,8 +34,11 @@ class LeftOutRow:
 
 @dataclass(frozen=True)
 class PointRow:
-    """One point of a comparison: size, cost and training speed. flops: of one image's forward pass; place: on the axis of a kind
-    that has one; images_per_second, seconds: medians over seeds."""
+    """One point of a comparison: size, cost and training speed.
+
+    flops: of one image's forward pass; place: on the axis of a kind that has one; images_per_second, seconds: medians over
+    seeds.
+    """
 
     label: str
     words: str

@@ -35,8 +35,9 @@ from vitlens.models.naming import ModelName
 from vitlens.names import PRESETS
 
 PROFILED: Final = (1, 8, 32)  # batch sizes
-EXPLAINED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)  # methods whose maps are
-checked CHECKED: Final = 50  # images on which they are checked
+# methods whose maps are checked
+EXPLAINED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)
+CHECKED: Final = 50  # images on which they are checked
 COMPARED: Final = 100  # images whose maps are compared
 FEATURED: Final = 1000  # test images whose features are read
 BANK: Final = 5000  # training images of their classifiers
