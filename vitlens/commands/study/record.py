@@ -36,8 +36,8 @@ class LeftOutRow:
 class PointRow:
     """One point of a comparison: size, cost and training speed.
 
-    flops: of one image's forward pass; place: on the axis of a kind that has one; images_per_second, seconds: medians over
-    seeds.
+    flops: of one image's forward pass; place: on the axis of a kind that has one; images_per_second, seconds: medians
+    over seeds.
     """
 
     label: str
