@@ -1,4 +1,4 @@
-"""Models that were not trained alike are not compared as if they were."""
+"""Models that were trained differently are not compared as if they were trained alike."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ LONG = Budget("vit", "random weights", "digits", 40, 10, 50, 8, "none", 0, "none
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "expected"),
     [
         ({}, ()),
         ({"epochs": 5, "steps": 25}, (Difference("epochs", (10, 5)), Difference("steps", (50, 25)))),
@@ -30,8 +30,8 @@ LONG = Budget("vit", "random weights", "digits", 40, 10, 50, 8, "none", 0, "none
         ({"epochs": None}, ()),  # what is not known of one is no difference
     ],
 )
-def test_what_differs_is_named_with_its_values(changes, found):
-    assert differences([LONG, replace(LONG, model="cnn", **changes)]) == found
+def test_what_differs_is_named_with_its_values(changes, expected):
+    assert differences([LONG, replace(LONG, model="cnn", **changes)]) == expected
 
 
 def test_the_bundled_pair_is_known():

@@ -74,7 +74,7 @@ def save_figures(document: Document, record: Record) -> None:
 
 
 def unprotect(figure: "Figure") -> None:
-    """Show names in a figure as they are: marks that only a sentence protects are none here."""
+    """Remove from a figure's texts the escapes that only markdown needs."""
     from matplotlib.text import Text
 
     from vitlens.display import unprotected
@@ -103,7 +103,7 @@ def _write(document: Document, record: Record, seconds: float) -> Path:
 
 @contextmanager
 def _foreign_contents(run: RunRecord) -> Iterator[None]:
-    """What goes wrong inside is told as a fault of the folder's contents, which anyone may have written."""
+    """Report an error inside as a fault of the folder's contents, which anyone may have written."""
     try:
         yield
     except (InputError, StorageError):

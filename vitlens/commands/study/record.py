@@ -1,4 +1,4 @@
-"""What `vitlens study` writes: of a whole study its chapters, of one question its points."""
+"""The rows, metrics and arrays of `vitlens study`: chapters of a whole study, points of a --kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ TITLES: Final = {  # of the chapters of a whole study, by command
 
 @dataclass(frozen=True)
 class ChapterRow:
-    """One run within a whole study: its command, the model it is about ("" for all), and its folder."""
+    """One run within a whole study: its command, its model ("" for all), and its folder."""
 
     word: Name
     alias: str
@@ -48,8 +48,11 @@ class LeftOutRow:
 
 @dataclass(frozen=True)
 class PointRow:
-    """One point of a question: size, cost and pace. flops: of one image's forward pass; place: on the axis of a kind
-    that has one; paces are medians over seeds."""
+    """One point of a comparison: size, cost and training speed.
+
+    flops: of one image's forward pass; place: on the axis of a kind that has one; images_per_second, seconds: medians
+    over seeds.
+    """
 
     label: str
     words: str
@@ -95,7 +98,7 @@ class PointSettingRow:
 
 @dataclass(frozen=True)
 class DesignRow:
-    """How the points were trained: epochs, seeds, images for training, classes."""
+    """How the points were trained: epochs, seeds, number of training images and classes."""
 
     kind: str
     epochs: int
@@ -138,5 +141,5 @@ RECORD = Contents(
 
 
 def left_out_words(rows: Sequence[LeftOutRow]) -> str:
-    """That some chapters are not there."""
+    """The note on chapters that were left out."""
     return f"Left out, as they need labelled images: {', '.join(row.chapter for row in rows)}."

@@ -12,7 +12,7 @@ from vitlens.commands.ablate.measure.work import AblationRun
 from vitlens.commands.ablate.record import PARAMETERS_CUT, PRUNED, PRUNED_HEADS
 from vitlens.commands.ablate.record.rows import PrunedHeadsRow, PrunedRow
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.unseen import pass_on
+from vitlens.commands.scaffold.unseen import copy_training_images
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.pruning import prune_heads
@@ -44,7 +44,7 @@ def write_pruned(folder: RunFolder, ablation: AblationRun, importance: Importanc
     pruned = prune_heads(ablation.model, cut)
     place = ablation.options.save / WEIGHTS_FILE if ablation.options.save else folder.place("pruned", WEIGHTS_FILE)
     save(pruned, place)
-    pass_on(ablation.model, place.parent)
+    copy_training_images(ablation.model, place.parent)
     folder.write(PRUNED, _rows(ablation, pruned, heads=len(ranking), cut=count))
     folder.write(PRUNED_HEADS, [PrunedHeadsRow(layer, tuple(sorted(heads))) for layer, heads in sorted(cut.items())])
     share = 1 - pruned.parameter_count() / ablation.model.parameter_count()
