@@ -7,7 +7,7 @@ ENTRY = Command(
     WORD,
     "How bright the images are: a throw-away command of the tests.",
     "vitlens brightness vit-digits --limit 3",
-    "Look",
+    "Inspect",
     needs=("maps",),
     package="tests.contracts.throw_away",
 )

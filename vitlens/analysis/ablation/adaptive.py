@@ -7,6 +7,7 @@ the estimate, which is known for all images. The pass is skipped where it would 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Int
@@ -82,19 +83,8 @@ def most_important(
         means = means_of(model, [part.to(model.device) for part in images.split(size)])
     others = other_images(n, seed=seed) if replace == "resample" else None
 
-    def measure(chosen: tuple[Unit, ...], rows: Tensor) -> Effects:
-        parts = []
-        for part in rows.split(size):
-            donors = None if others is None else images[others[part]].to(model.device)
-            batch = images[part].to(model.device)
-            parts.append(
-                measure_effects(model, batch, labels[part], chosen, replace=replace, means=means, donors=donors)
-            )
-            advance(len(chosen) * len(part))
-        return Effects.join(parts)
-
     return eliminate(
-        measure,
+        partial(_effects, task, means, others, advance),
         heads,
         n,
         k=k,
@@ -104,6 +94,28 @@ def most_important(
         confidence=confidence,
         limit=limit,
     )
+
+
+def _effects(
+    task: _Task,
+    means: MeanOutputs | None,
+    others: Tensor | None,
+    advance: Callable[[int], object],
+    chosen: tuple[Unit, ...],
+    rows: Tensor,
+) -> Effects:
+    """The effects of removing the chosen heads on the images of these rows; others: the donor of each image."""
+    parts = []
+    for part in rows.split(task.size):
+        donors = None if others is None else task.images[others[part]].to(task.model.device)
+        batch = task.images[part].to(task.model.device)
+        parts.append(
+            measure_effects(
+                task.model, batch, task.labels[part], chosen, replace=task.replace, means=means, donors=donors
+            )
+        )
+        advance(len(chosen) * len(part))
+    return Effects.join(parts)
 
 
 def _unit_costs(task: _Task) -> PerUnit:

@@ -9,7 +9,7 @@ import torch
 
 from vitlens.analysis.answers.classes import reading
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.unseen import TrainingImages, split_by_seed, training_images_of, unseen
+from vitlens.commands.scaffold.unseen import KnownTrainingImages, split_by_seed, training_images_of, unseen
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
@@ -97,7 +97,7 @@ def load_split(
 
 def _read(
     model: Model,
-    known: TrainingImages | None,
+    known: KnownTrainingImages | None,
     *,
     options: RunOptions,
     data: str | None,

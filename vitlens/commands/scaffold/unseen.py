@@ -28,7 +28,7 @@ _ABOVE = 4  # folders from a weights file upwards in which its run is looked for
 
 
 @dataclass(frozen=True)
-class TrainingImages:
+class KnownTrainingImages:
     """The images that models were trained on, as far as they are known.
 
     names: the models' aliases; numbers: of their training images by content, sorted uint64; unknown: the aliases of
@@ -62,7 +62,7 @@ def copy_training_images(model: Model, folder: Path) -> None:
         write_arrays(folder / _FILE, {"numbers": numbers})
 
 
-def training_images_of(models: Sequence[Model], *, seed: int) -> TrainingImages:
+def training_images_of(models: Sequence[Model], *, seed: int) -> KnownTrainingImages:
     """The training images of all these models together.
 
     seed: the one assumed for a model whose training images are unknown and whose run names none.
@@ -71,7 +71,7 @@ def training_images_of(models: Sequence[Model], *, seed: int) -> TrainingImages:
     unknown = [model for model, numbers in by_model if numbers is None]
     of_all = [numbers for _, numbers in by_model if numbers is not None]
     trained = [model.alias for model, numbers in by_model if numbers is not None and len(numbers)]
-    return TrainingImages(
+    return KnownTrainingImages(
         tuple(trained),
         np.unique(np.concatenate([np.zeros(0, np.uint64), *of_all])),
         tuple(model.alias for model in unknown),
@@ -79,7 +79,7 @@ def training_images_of(models: Sequence[Model], *, seed: int) -> TrainingImages:
     )
 
 
-def unseen(read: Callable[[bool, int], Split], known: TrainingImages) -> Split:
+def unseen(read: Callable[[bool, int], Split], known: KnownTrainingImages) -> Split:
     """The images to evaluate, with a note that says which they are, and why.
 
     read: all images (True), or the part that a seed holds out. Images that none of the models was trained on are
@@ -105,14 +105,14 @@ def unseen(read: Callable[[bool, int], Split], known: TrainingImages) -> Split:
     return _noted(split.pick(fresh.nonzero().squeeze(1)), left_out)
 
 
-def seen(split: Split, known: TrainingImages) -> torch.Tensor:
+def seen(split: Split, known: KnownTrainingImages) -> torch.Tensor:
     """Which images (n,) of a split one of the models was trained on."""
     if not len(known.numbers):
         return torch.zeros(len(split), dtype=torch.bool)
     return torch.from_numpy(np.isin(image_numbers(split), known.numbers))
 
 
-def _held_out(split: Split, known: TrainingImages) -> Split:
+def _held_out(split: Split, known: KnownTrainingImages) -> Split:
     """A part drawn by seed, with a note that says why; as it is where the data has a test part of its own."""
     hold_out = describe_hold_out(known.seed)
     if hold_out not in split.notes:

@@ -12,7 +12,7 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.scaffold.expected import Part as WorkPart
 from vitlens.commands.scaffold.load import load_splits, say_data
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.unseen import TrainingImages, seen, training_images_of
+from vitlens.commands.scaffold.unseen import KnownTrainingImages, seen, training_images_of
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.holdout import describe_hold_out
 from vitlens.data.split import Split
@@ -76,7 +76,7 @@ def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) 
     return [read[_wants(model)] for model in models]
 
 
-def _part(model: Model, data: str, part: Part, known: TrainingImages, options: RunOptions) -> Split:
+def _part(model: Model, data: str, part: Part, known: KnownTrainingImages, options: RunOptions) -> Split:
     seed = known.seed if known.unknown else options.seed
     loading = partial(load_data, data, preprocessing=model.preprocessing, data_dir=options.data_dir, seed=seed)
     drawn = loading(part=part)
