@@ -126,7 +126,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 Written by `python benchmarks/families.py` with {versions}: one image, random weights, the
 smallest model of each family (or close to it).
 
-*Layers seen*: attention modules whose weights the lens showed, of those the model has. *Kind*: what looks at what, and
+*Layers seen*: attention modules whose weights were observed, of those the model has. *Kind*: what attends to what, and
 in how many attention calls of one forward pass:
 
 {kinds}

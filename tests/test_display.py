@@ -4,14 +4,16 @@ import json
 import os
 import string
 import unicodedata
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from tests.nasty import NASTY, cells, parsed, problems, read
-from vitlens.commands.scaffold.displayed import for_figures, for_sentences
 from vitlens.display import (
     LINE_LENGTH,
     NAME_LENGTH,
@@ -24,7 +26,9 @@ from vitlens.display import (
     visible,
 )
 from vitlens.files import RunRecord, read_json, write_json
-from vitlens.runs.sections import Section, Table, markdown
+from vitlens.records import Contents, GivenName, Record, TableOf
+from vitlens.report.document import Document, FigureSpec, Section, Table, sentences
+from vitlens.report.markdown import markdown
 
 names = st.one_of(
     st.sampled_from(NASTY),
@@ -34,33 +38,50 @@ names = st.one_of(
 )
 
 
+@dataclass(frozen=True)
+class NamedRow:
+    """A class and an image of names that others gave."""
+
+    name: GivenName
+    image: GivenName
+    n: int
+
+
+NAMED = TableOf("t", NamedRow)
+
+
+def record_of(rows: list[dict[str, object]], **config: object) -> Record:
+    results = {"schema": 2, "command": "predict", "status": "done", "metrics": {}, "tables": {"t": rows}}
+    return Record(RunRecord(Path("run"), config, results), Contents(tables=(NAMED,)))
+
+
 def report_of(name: str) -> str:
     """A report with a name everywhere, as a run would write it."""
-    rows = [{"class": name, "image": f"{name}.png", "n": 1}, {"class": "tabby", "image": "b.png", "n": 2}]
-    results = {
-        "schema": 1,
-        "command": "predict",
-        "status": "done",
-        "seconds": 1.0,
-        "metrics": {},
-        "tables": {"t": rows},
-    }
-    config = {
-        "title": f"Predictions on {name}",
-        "command_line": f"vitlens predict vit --data '{name}'",
-        "data": {"title": name, "notes": [f"one image of {name} was left out"]},
-        "models": [{"alias": "vit", "name": name, "weights": name, "parameters": 1, "notes": [name]}],
-    }
-    shown = for_sentences(RunRecord(Path("run"), config, results))
-    table = shown.table("t")
-    name = str(table[0]["class"])
-    sections = [
-        Section(f"Of {name}", (f"**vit** sees {name} in `results.json` (p = 0.5).", f"{name}: first", name)),
+    record = record_of(
+        [{"name": name, "image": f"{name}.png", "n": 1}, {"name": "tabby", "image": "b.png", "n": 2}],
+        title=f"Predictions on {name}",
+        command_line=f"vitlens predict vit --data '{name}'",
+        data={"title": name, "notes": [f"one image of {name} was left out"]},
+        models=[{"alias": "vit", "name": name, "weights": name, "parameters": 1, "notes": [name]}],
+    )
+    rows = record.rows(NAMED)
+    columns = {"name": lambda row: row.name, "image": lambda row: row.image, "n": lambda row: row.n}
+    name = rows[0].name
+    figure = FigureSpec("grid", f"With {name}, and {name}.", partial(Figure, (1, 1)), alt=f"Of {name}")
+    sections = (
         Section(
-            name, (f"{name}. {name}",), (Table(f"Of {name}", table), Table(name, [{name: 1, "b": name}])), ("grid",)
+            f"Of {name}",
+            sentences(f"**vit** sees {name} in `results.json` (p = 0.5).", f"{name}: first", name),
+            leading=True,
         ),
-    ]
-    return markdown(shown, sections, {"grid": f"With {name}, and {name}."})
+        Section(
+            name,
+            sentences(f"{name}. {name}"),
+            (Table.of(f"Of {name}", rows, columns), Table(name, (name, "b"), ((1, name),))),
+            (figure,),
+        ),
+    )
+    return markdown(Document(record.config.title, sections, sentences(name)), record, seconds=1.0)
 
 
 PLAIN = [(block.type, block.tag) for block in parsed(report_of("name"))]
@@ -134,11 +155,11 @@ def test_what_is_plain_is_shown_as_it_is():
 
 
 def test_names_that_are_cut_alike_stay_apart():
-    rows = [{"class": "long " + "x" * 200}, {"class": "long " + "x" * 201}, {"class": "long " + "x" * 200}]
-    record = RunRecord(Path("run"), {}, {"tables": {"t": rows}, "metrics": {}})
-    first, second, third = (str(row["class"]) for row in for_figures(record).table("t"))
+    names = ["long " + "x" * 200, "long " + "x" * 201, "long " + "x" * 200]
+    rows = [{"name": name, "image": "a.png", "n": 1} for name in names]
+    first, second, third = (row.name for row in record_of(rows).rows(NAMED))
     assert first == third != second
-    assert rows[0]["class"] == "long " + "x" * 200  # what is on the disk keeps it whole
+    assert [row["name"] for row in rows] == names  # what is on the disk keeps it whole
 
 
 def test_json_keeps_every_name(tmp_path):

@@ -19,7 +19,7 @@ from vitlens.files import (
     write_text,
 )
 
-RESULTS = {"schema": 1, "command": "evaluate", "status": "done", "seconds": 1.0, "metrics": {}, "tables": {"t": []}}
+RESULTS = {"schema": 2, "command": "evaluate", "status": "done", "seconds": 1.0, "metrics": {}, "tables": {"t": []}}
 
 
 def test_the_file_appears_whole_and_alone(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_what_is_no_run_is_refused_in_words(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {})
     with pytest.raises(InputError, match="a file"):
         read_run(tmp_path / "config.json")
-    write_json(tmp_path / "results.json", {**RESULTS, "schema": 2})
-    with pytest.raises(InputError, match="schema 2"):
+    write_json(tmp_path / "results.json", {**RESULTS, "schema": 3})
+    with pytest.raises(InputError, match=r"schema 2 in .*, found schema 3, .*: run the command again$"):
         read_run(tmp_path)
-    write_json(tmp_path / "results.json", {"schema": 1})
+    write_json(tmp_path / "results.json", {"schema": 2})
     with pytest.raises(InputError, match="command, status, seconds, metrics, tables"):
         read_run(tmp_path)

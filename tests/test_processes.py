@@ -1,4 +1,4 @@
-"""Shares, sums and gathered results of several processes: threads stand for them, and once they are real."""
+"""Shares, sums and gathered results of several processes, simulated by threads, and once with real processes."""
 
 import multiprocessing
 import os
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
-from tests.together import together
+from tests.simulated_processes import run_in_processes
 from tests.training.tiny import tiny_split
 from tests.waiting import HANGS
 from vitlens.errors import InputError, RunError
@@ -101,7 +101,7 @@ def test_gathered_results_are_in_the_order_of_the_images(
     whole = torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0)).mul(3).to(dtype)
     if dtype.is_floating_point:
         whole[3, 1, 1] = torch.nan
-    found = together(count, lambda processes: processes.gathered(whole[processes.index :: count]), monkeypatch)
+    found = run_in_processes(count, lambda processes: processes.gathered(whole[processes.index :: count]), monkeypatch)
     for values in found:
         assert isinstance(values, torch.Tensor)
         assert values.dtype == dtype
@@ -109,7 +109,7 @@ def test_gathered_results_are_in_the_order_of_the_images(
 
 
 def test_results_of_other_images_than_the_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = together(2, lambda processes: processes.gathered(torch.zeros(1 + processes.index)), monkeypatch)
+    found = run_in_processes(2, lambda processes: processes.gathered(torch.zeros(1 + processes.index)), monkeypatch)
     assert all(isinstance(error, RunError) for error in found)
     assert str(found[0]) == "expected results of [2, 1] images from 2 processes, found [1, 2]"
 
@@ -118,7 +118,7 @@ def test_results_of_other_images_than_the_share_are_refused(monkeypatch: pytest.
 def test_totals_are_exact_in_float64(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [torch.tensor([2**24 + 1.0 + index, 0.1], dtype=torch.float64) for index in range(count)]
     kept = [part.clone() for part in parts]
-    for total in together(count, lambda processes: processes.total(parts[processes.index]), monkeypatch):
+    for total in run_in_processes(count, lambda processes: processes.total(parts[processes.index]), monkeypatch):
         assert isinstance(total, torch.Tensor)
         assert total.dtype == torch.float64
         assert total[0] == sum(2**24 + 1 + index for index in range(count))
@@ -138,7 +138,7 @@ def test_a_process_that_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             raise InputError("a folder that exists")
         processes.gathered(torch.zeros(2))
 
-    first, *others = together(3, work, monkeypatch)
+    first, *others = run_in_processes(3, work, monkeypatch)
     assert isinstance(first, InputError)
     for error in others:
         assert isinstance(error, RunError)
@@ -152,14 +152,14 @@ def test_the_first_is_ahead_even_when_it_fails(broken: bool, monkeypatch: pytest
 
     def work(processes: Processes) -> None:
         try:
-            with processes.first_ahead():
+            with processes.main_process_first():
                 order.append(processes.index)
                 if broken and processes.is_first:
                     raise InputError("no such model")
         except InputError:
             caught.append(processes.index)
 
-    assert together(3, work, monkeypatch) == [None] * 3
+    assert run_in_processes(3, work, monkeypatch) == [None] * 3
     assert order[0] == 0
     assert sorted(order) == [0, 1, 2]
     assert caught == [0] * broken
@@ -175,7 +175,7 @@ def work_for_real(index: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     processes = join(CPU)
     assert processes == Processes(index, 3, CPU)
-    with processes.first_ahead():
+    with processes.main_process_first():
         assert (folder / "first").exists() != processes.is_first
         (folder / "first").touch()
     labels = share_of(tiny_split("test", 7), processes).labels

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.publish import read
+from vitlens.files import read_run
+from vitlens.records import MetricName
 
 
 def whole_folder(out: Path, command: str) -> None:
@@ -15,6 +18,7 @@ def whole_folder(out: Path, command: str) -> None:
     assert config["seed"] == 0
     assert config["versions"]["vitlens"]
     check_report(out)
+    check_declared(out)
     made = {path: path.read_bytes() for path in [out / "report.md", *(out / "figures").glob("*.png")]}
     assert run(["report", str(out)]) == 0
     assert {path: path.read_bytes() for path in made} == made
@@ -22,8 +26,7 @@ def whole_folder(out: Path, command: str) -> None:
 
 
 def check_results(results: dict, command: str) -> None:
-    schema = 2 if command in COMMANDS else 1
-    assert (results["schema"], results["command"], results["status"]) == (schema, command, "done")
+    assert (results["schema"], results["command"], results["status"]) == (2, command, "done")
     assert results["seconds"] > 0
     assert results["metrics"].keys() or results["tables"].keys()
     for name, metric in results["metrics"].items():
@@ -42,3 +45,18 @@ def check_report(out: Path) -> None:
         assert f"](figures/{figure.name})" in text
         assert figure.stat().st_size > 2000
     assert text.count("](figures/") == len(figures)
+
+
+def check_declared(out: Path) -> None:
+    """Fail where a folder holds a metric, a table or an array that its command does not declare, or lacks a table."""
+    written = read_run(out)
+    contents, record = COMMANDS[written.command].contents, read(written)
+    for name in record.metrics:
+        assert any(metric.parts(name) is not None for metric in contents.metrics), f"metric {name} is not declared"
+    assert set(written.results["tables"]) == {table.name for table in contents.tables}
+    for path in (out / "arrays").glob("*.npz"):
+        places = {arrays: MetricName(arrays.name).parts(path.stem) for arrays in contents.arrays}
+        declared = [(arrays, parts) for arrays, parts in places.items() if parts is not None]
+        assert len(declared) == 1, f"{path.name} is declared {len(declared)} times"
+        for arrays, parts in declared:
+            assert record.arrays(arrays, **parts), path.name

@@ -1,6 +1,6 @@
-"""vitlens: train or load a vision transformer, and turn it inside out.
+"""vitlens: train or load a vision transformer, and explain what it computes.
 
-The public functions are those that the commands call; each is imported when it is first asked for.
+The public functions are those that the commands call; each is imported on first use.
 """
 
 from importlib import import_module
@@ -76,8 +76,9 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'vitlens' has no attribute {name!r}; it has {', '.join(_HOMES)}")
     module, word = _HOMES[name]
-    globals()[name] = found = getattr(import_module(module), word)
-    return found
+    value = getattr(import_module(module), word)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m vitlens` is the command line."""
+"""The command line as `python -m vitlens`."""
 
 from vitlens.cli.main import main
 

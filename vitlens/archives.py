@@ -1,4 +1,4 @@
-"""Arrays of an .npz, read within bounds: what its headers claim is checked before any memory is taken."""
+"""Arrays of an .npz, read within bounds: the sizes in its headers are checked before memory is allocated."""
 
 import math
 import zipfile
@@ -14,39 +14,39 @@ from vitlens.errors import InputError
 
 Array = NDArray[np.generic]
 
-_KINDS: Final = "biufUS"  # truth values, numbers, texts: no objects, no records, no complex numbers, no dates
+_KINDS: Final = "biufUS"  # booleans, numbers, strings: no objects, structured types, complex numbers or dates
 _ENTRIES: Final = 10_000
 _AXES: Final = 16
-_SUSPECT: Final = 256 << 20  # bytes; a smaller file may be packed as tightly as it likes
-_PACKED: Final = 100  # times smaller than unpacked: no more, for a larger one
+_SUSPECT: Final = 256 << 20  # bytes of the arrays; below, any compression ratio is accepted
+_PACKED: Final = 100  # largest compression ratio above that
 _HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many bytes the arrays of one file may take, all together."""
+    """size: most bytes of all arrays of one file together."""
 
     size: int = 4 << 30
 
 
 @dataclass(frozen=True)
 class Form:
-    """What one array must be: kinds of numpy's types ("b", "iu", "f", "U"), and its shape, None for any side."""
+    """The expected form of an array: kinds of numpy dtypes ("b", "iu", "f", "U"), and its shape, None for any size."""
 
     kinds: str
     shape: tuple[int | None, ...] = ()
 
 
 def require_forms(
-    found: Mapping[str, Array], forms: Mapping[str, Form], path: Path, *, hint: str = "begin anew without --resume"
+    arrays: Mapping[str, Array], forms: Mapping[str, Form], path: Path, *, hint: str = "start again without --resume"
 ) -> None:
-    """Raise InputError unless arrays that were read from path are there and of these forms; others may stand beside."""
+    """Raise InputError unless `arrays`, read from path, has these names and forms; other arrays are ignored."""
     for name, form in forms.items():
-        if name not in found:
+        if name not in arrays:
             raise InputError(f"expected the array {name!r} in {path}, found none; {hint}")
-        array = found[name]
+        array = arrays[name]
         fits = len(array.shape) == len(form.shape) and all(
-            side in (None, own) for side, own in zip(form.shape, array.shape)
+            side in (None, length) for side, length in zip(form.shape, array.shape)
         )
         if not fits or array.dtype.kind not in form.kinds:
             sides = ", ".join("any" if side is None else str(side) for side in form.shape)
@@ -63,10 +63,10 @@ def read_archive(
     bounds: Bounds = Bounds(),
     error: type[InputError] = InputError,
 ) -> dict[str, Array]:
-    """The arrays of an .npz by name, keys alone where given; nothing in it is ever unpickled.
+    """The arrays of an .npz by name, only `keys` where given; nothing is unpickled.
 
-    Raises `error`, one line, when it is missing or damaged, holds anything but numbers, truth values and texts, or
-    claims more bytes than the bounds, than it has, or than an honest file of its size would.
+    Raises `error`, one line, when the file is missing or damaged, holds anything but numbers, booleans and strings, or
+    claims more bytes than the bounds, than it has, or than is plausible for its size.
     """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -94,7 +94,7 @@ def _check(
     bounds: Bounds,
     error: type[InputError],
 ) -> None:
-    """Refuse an archive by its list of contents alone."""
+    """Refuse an archive by its directory, before reading any array."""
     if len(listed) > _ENTRIES:
         raise error(f"expected at most {_ENTRIES:,} arrays in {path}, found {len(listed):,}")
     if len(entries) < len(listed):
@@ -112,7 +112,7 @@ def _check(
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, error: type[InputError]) -> Array:
-    """One array, whose header is held against the size of its entry first."""
+    """One array, after its header was checked against the size of its entry."""
     name = _name(entry)
     with archive.open(entry) as file:
         shape, kind = _header(file, name, path, error)
@@ -126,12 +126,12 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, error: 
         if size > entry.file_size:
             raise error(f"expected {size:,} bytes of {name!r} in {path}, found {entry.file_size:,}: it is damaged")
     with archive.open(entry) as file:
-        found: Array = np.lib.format.read_array(file, allow_pickle=False)
-        return found
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        return array
 
 
 def _header(file: Any, name: str, path: Path, error: type[InputError]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    """The shape and type that an entry claims."""
+    """The shape and dtype in an entry's header."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise error(f"expected arrays of numpy's format 1 or 2 in {path}, found {version} in {name!r}")

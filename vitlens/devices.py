@@ -1,4 +1,4 @@
-"""Which device and which precision: what the user asked for, against what is there."""
+"""Devices and precisions: the requested ones, checked against what is available."""
 
 import platform
 import re
@@ -15,13 +15,13 @@ from torch.overrides import TorchFunctionMode
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import PRECISIONS
 
-_KEYS = 5  # times as many as a head has dimensions
+_KEYS = 5  # most keys per dimension of a head for attention as matrix products
 
 
 def resolve_device(name: str = "auto") -> torch.device:
     """The device for a name: auto (cuda, then mps, then cpu), cpu, cuda, cuda:N or mps.
 
-    Raises InputError when the name is none of these or the device is not there.
+    Raises InputError for another name or a device that is not available.
     """
     if name == "auto":
         if torch.cuda.is_available():
@@ -53,7 +53,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Mixed precision for a device: bf16, fp32, or auto (bf16 on a CUDA device that has it, else fp32).
 
-    On a CPU, attention whose gradient is wanted is made of matrix products, or keeps fp32.
+    On a CPU, attention that requires a gradient is computed as matrix products, or stays in fp32.
     """
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
@@ -62,22 +62,22 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     if precision == "fp32":
         return nullcontext()
     mixed = torch.autocast(device.type, dtype=torch.bfloat16)
-    return _with_quick_attention(mixed) if device.type == "cpu" else mixed
+    return _with_fast_attention(mixed) if device.type == "cpu" else mixed
 
 
 @contextmanager
-def _with_quick_attention(mixed: AbstractContextManager[object]) -> Iterator[None]:
+def _with_fast_attention(mixed: AbstractContextManager[object]) -> Iterator[None]:
     with mixed, _AttentionWithGradient():
         yield
 
 
 class _AttentionWithGradient(TorchFunctionMode):
-    """Attention whose gradient is wanted, on a CPU: torch's fused kernel is slow backwards in bf16 there."""
+    """Attention with gradients on a CPU, where the backward pass of torch's fused kernel is slow in bf16."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Hand on every call but that of attention: products in bf16 where they are quick, else the kernel in fp32."""
+        """Compute attention as products in bf16 where these are fast, else by the kernel in fp32; pass other calls."""
         named = kwargs or {}
         if func is not F.scaled_dot_product_attention or not torch.is_grad_enabled():
             return func(*args, **named)
@@ -91,7 +91,7 @@ class _AttentionWithGradient(TorchFunctionMode):
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether products are quicker, and the weights, which they keep for the way back, not large."""
+    """Whether products are faster, and the weights, which they keep for the backward pass, are small."""
     alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
     return multiplies_bf16(query.device) and alike and key.shape[-2] <= _KEYS * query.shape[-1]
 
@@ -108,7 +108,7 @@ def _wide(value: Any) -> Any:
 
 @contextmanager
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """A module in evaluation mode; every submodule's own mode comes back on exit."""
+    """Inside, the module is in evaluation mode; every submodule's mode is restored on exit."""
     modes = {name: part.training for name, part in module.named_modules()}
     module.eval()
     try:
@@ -119,7 +119,7 @@ def evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 
 def device_name(device: torch.device) -> str:
-    """What the hardware calls itself ("NVIDIA H100 80GB HBM3"); the architecture where it does not say."""
+    """The name of the hardware ("NVIDIA H100 80GB HBM3"), else its architecture."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Names that others gave, as reports and figures show them: visible, cut to their length, told apart from our marks.
+"""Untrusted names in reports and figures: made visible, shortened, and distinguished from markup.
 
 The JSON of a run keeps every name as it is. A field that holds such a name is annotated with `Given`; all other strings
-are sentences and words of ours, in which long names are cut, too.
+are our own sentences and words, in which long names are shortened as well.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class Displayed:
-    """Makes copies of dataclasses whose strings are fit to show.
+    """Copies dataclasses with their strings escaped for display.
 
-    known: dataclasses (in tuples and mappings) whose given names are all that there are. Equal names stay equal and
-    different ones different, so that tables still fit together.
+    known: dataclasses (in tuples and mappings) that hold all given names. Equal names stay equal and different ones
+    different, so that rows of several tables can still be matched.
     """
 
     def __init__(self, known: object) -> None:
@@ -33,23 +33,23 @@ class Displayed:
         self._long = sorted((name for name in self._names if len(name) > NAME_LENGTH), key=len, reverse=True)
 
     def __call__(self, value: T) -> T:
-        """The same values, names in them fit to show."""
+        """The same values, with the names in them escaped for display."""
         shown: T = self._shown(value, False)
         return shown
 
-    def _shown(self, value: Any, given: bool) -> Any:
+    def _shown(self, value: Any, is_given: bool) -> Any:
         if isinstance(value, str):
-            return self._name(value) if given else self._sentence(value)
+            return self._name(value) if is_given else self._sentence(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             changed = {
                 name: self._shown(getattr(value, name), marked) for name, marked in _strings(type(value)).items()
             }
             return dataclasses.replace(value, **changed) if changed else value
         if isinstance(value, np.ndarray):
-            return self._array(value) if given else value
+            return self._array(value) if is_given else value
         if isinstance(value, Mapping):
-            return {key: self._shown(item, given) for key, item in value.items()}
-        return type(value)(self._shown(item, given) for item in value) if isinstance(value, list | tuple) else value
+            return {key: self._shown(item, is_given) for key, item in value.items()}
+        return type(value)(self._shown(item, is_given) for item in value) if isinstance(value, list | tuple) else value
 
     def _array(self, names: NDArray[np.generic]) -> NDArray[np.generic]:
         return np.array([self._name(str(name)) for name in names.flat], dtype=np.str_).reshape(names.shape)
@@ -70,32 +70,32 @@ class Displayed:
         return visible(text)
 
 
-def _given_names(value: Any, given: bool) -> Iterator[str]:
+def _given_names(value: Any, is_given: bool) -> Iterator[str]:
     if isinstance(value, str):
-        if given:
+        if is_given:
             yield value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for name, marked in _strings(type(value)).items():
             yield from _given_names(getattr(value, name), marked)
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _given_names(item, given)
+            yield from _given_names(item, is_given)
 
 
 @cache
 def _strings(kind: type) -> Mapping[str, bool]:
-    """The fields of a dataclass that may hold strings, and whether these are given names."""
+    """The fields of a dataclass that may hold strings, and whether these are `Given` names."""
     hints = get_type_hints(kind, include_extras=True)
-    found = {}
+    fields = {}
     for field in dataclasses.fields(kind):
         parts = set(_parts(hints[field.name]))
         if field.init and not parts <= {int, float, bool, type(None)} and Verbatim() not in parts:
-            found[field.name] = Given() in parts
-    return found
+            fields[field.name] = Given() in parts
+    return fields
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
-    """The plain types and the marks that an annotation is made of."""
+    """The plain types and the marks in an annotation."""
     arguments = get_args(annotation)
     if not arguments:
         yield annotation

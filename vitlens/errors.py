@@ -1,16 +1,16 @@
-"""Everything that vitlens raises on purpose.
+"""The exceptions that vitlens raises.
 
 VitlensError                one line: what was expected, what was found, what to type next
 ├── InputError              a wrong call or input                          exit code 2
-│   ├── UnknownNameError    a name that is in no list; says the nearest
+│   ├── UnknownNameError    an unknown name; suggests the nearest ones
 │   ├── ModelError          a model or weights that cannot be loaded
 │   ├── DataError           images or labels that cannot be used
 │   ├── OutputError         a report folder that cannot be written
-│   └── UnsupportedError    this model cannot do what was asked
-├── RunError                it began and failed                            exit code 1
+│   └── UnsupportedError    the model does not support the request
+├── RunError                a run that started and failed                  exit code 1
 │   ├── NonFiniteError      a loss, logit or weight became NaN or infinite
-│   ├── LensError           the lens saw something else than it should
-│   └── StorageError        the disk is full or went away while writing
+│   ├── LensError           what the lens observed failed its self-check
+│   └── StorageError        the disk is full or unavailable while writing
 └── Interrupted             Ctrl-C                                         exit code 130
 """
 
@@ -18,14 +18,14 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-_NEAR = 0.6  # share of two words that has to be alike for one to be meant by the other
-_BEHIND = 0.1  # of the first, for another to be named beside it
+_NEAR = 0.6  # least similarity of a suggestion
+_BEHIND = 0.1  # largest difference in similarity to the best suggestion
 _SUGGESTED = 3
-_CONTAINED = 0.85  # how alike a name is to one that holds it
+_CONTAINED = 0.85  # similarity of a name to one that contains it
 
 
 class VitlensError(Exception):
-    """The root: the command line prints its message as one line and leaves with its exit code."""
+    """The base class: the command line prints its message as one line and exits with its exit code."""
 
     exit_code = 1
 
@@ -37,9 +37,9 @@ class InputError(VitlensError):
 
 
 class UnknownNameError(InputError):
-    """A name that is in no list; the message gives the nearest known ones and what to type.
+    """An unknown name; the message gives the nearest known ones and what to type.
 
-    kind: what was looked for ("model"); known: every name there is; hint: where the list is printed.
+    kind: of the name ("model"); known: all names; hint: the command that lists them.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
@@ -56,25 +56,25 @@ class UnknownNameError(InputError):
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The names most alike to one that is in no list, best first, at most three.
+    """The known names most similar to an unknown one, best first, at most three.
 
-    A name is compared with the whole of each and, as long names of models are seldom typed to their end
-    ("deit_tny" for "deit_tiny_patch16_224"), with its first parts; "timm:" and the like need not be typed. One that
-    is much less alike than the first is not named.
+    A name is compared with each known name and, as long model names are often abbreviated ("deit_tny" for
+    "deit_tiny_patch16_224"), with its first parts, with and without a prefix such as "timm:". Names much less similar
+    than the first are left out.
     """
     typed = name.lower()
     matcher = SequenceMatcher(b=typed)
     parts = len(re.findall(r"[_.\-]", name.rpartition(":")[2])) + 1
-    scored = [(_alike(typed, matcher, one, parts), -len(one), one) for one in known]
+    scored = [(_similarity(typed, matcher, word, parts), -len(word), word) for word in known]
     close = sorted((score for score in scored if score[0] >= _NEAR), reverse=True)
-    return [one for score, _, one in close[:_SUGGESTED] if score >= close[0][0] - _BEHIND]
+    return [word for score, _, word in close[:_SUGGESTED] if score >= close[0][0] - _BEHIND]
 
 
-def _alike(typed: str, matcher: SequenceMatcher[str], known: str, parts: int) -> float:
-    """How alike, from 0 to 1, what was typed, which the matcher holds, is to a known one or to its first parts."""
-    own = known if ":" in typed else known.rpartition(":")[2]
-    start = re.match(rf"(?:[^_.\-]*[_.\-]){{{parts - 1}}}[^_.\-]*", own[own.find(":") + 1 :])
-    candidates = {known, own, *([own[: own.find(":") + 1] + start[0]] if start else [])}
+def _similarity(typed: str, matcher: SequenceMatcher[str], known: str, parts: int) -> float:
+    """The similarity, 0 to 1, of the typed name (the matcher's second sequence) to a known name or its first parts."""
+    unprefixed = known if ":" in typed else known.rpartition(":")[2]
+    start = re.match(rf"(?:[^_.\-]*[_.\-]){{{parts - 1}}}[^_.\-]*", unprefixed[unprefixed.find(":") + 1 :])
+    candidates = {known, unprefixed, *([unprefixed[: unprefixed.find(":") + 1] + start[0]] if start else [])}
     best = _CONTAINED if len(typed) > 3 and typed in known.lower() else 0.0
     for candidate in candidates:
         matcher.set_seq1(candidate.lower())
@@ -101,11 +101,11 @@ class OutputError(InputError):
 
 
 class UnsupportedError(InputError):
-    """This model cannot do what was asked of it."""
+    """The model does not support the request."""
 
 
 class RunError(VitlensError):
-    """It began and failed."""
+    """A run that started and failed."""
 
 
 class NonFiniteError(RunError):
@@ -113,14 +113,14 @@ class NonFiniteError(RunError):
 
 
 class LensError(RunError):
-    """The lens saw something else than it should have."""
+    """What the lens observed failed its self-check."""
 
 
 class StorageError(RunError):
-    """The disk is full or went away while writing."""
+    """The disk is full or unavailable while writing."""
 
 
-class Interrupted(VitlensError):  # noqa: N818  it is no error of anybody's
+class Interrupted(VitlensError):  # noqa: N818  not an error
     """The user pressed Ctrl-C."""
 
     exit_code = 130

@@ -1,4 +1,4 @@
-"""Writing that is all there or not at all, and reading back the folder that a run left."""
+"""Atomic writing of files, and reading the folder of a run."""
 
 import errno
 import hashlib
@@ -25,15 +25,16 @@ from vitlens.strict_json import LIMIT, Limit, parse_json
 
 CONFIG = "config.json"
 RESULTS = "results.json"
+SCHEMA = 2  # of results.json
 _AGAIN = "run the command again"
 
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, with its suffix, that takes its place when the block ends well.
+    """A temporary path beside `path`, with its suffix, that replaces it when the block ends without an exception.
 
-    The parent folder is made. Raises StorageError, one line, when the disk is full or cannot be written; then, as
-    after any other exception, the old file is as it was and nothing half-written is left.
+    The parent folder is created. Raises StorageError, one line, when the disk is full or not writable; then, as after
+    any other exception, the old file is unchanged and no partial file is left.
     """
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:
@@ -49,12 +50,12 @@ def write_atomically(path: Path) -> Iterator[Path]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's name is one that `write_atomically` gives a file until it is whole."""
+    """Whether a file's name is that of a temporary file of `write_atomically`."""
     return re.fullmatch(r"\..*-[0-9a-f]{8}(\.\w+)?", name) is not None
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """The one line for a file that could not be written."""
+    """The error for a file that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"expected room on the disk for {path}, found it full; free some, or choose another --out")
     return StorageError(f"expected to write {path}, found: {error.strerror or error}; choose another --out")
@@ -72,22 +73,22 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Write JSON atomically. Raises NonFiniteError, naming the place, for a NaN or an infinity: JSON has none."""
+    """Write JSON atomically. Raises NonFiniteError, with the place, for NaN and infinity, which JSON does not have."""
     place = _non_finite(content)
     if place is not None:
         raise NonFiniteError(f"expected finite numbers in {path.name}, found NaN or infinity at {place}")
     text = json.dumps(content, indent=2, ensure_ascii=False, default=_plain) + "\n"
-    # a file's name of bytes that are no UTF-8 has lone surrogates, which JSON writes as \udcff
+    # a file name that is not UTF-8 has lone surrogates, which JSON writes as \udcff
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def read_bounded(
     path: Path, limit: int, *, what: str = "a file", error: type[InputError] = InputError, hint: str = ""
 ) -> bytes:
-    """The bytes of a plain file. Raises `error` when it is missing, unreadable, no plain file or above the limit."""
+    """The bytes of a regular file. Raises `error` when it is missing, unreadable, not regular or above the limit."""
     end = f"; {hint}" if hint else ""
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device would never end
+        if path.exists() and not path.is_file():  # reading a pipe or a device might never end
             raise error(f"expected {what} at {path}, found no plain file{end}")
         with path.open("rb") as file:
             content = file.read(limit + 1)
@@ -99,14 +100,14 @@ def read_bounded(
 
 
 def read_any_json(path: Path, *, limit: Limit = LIMIT, error: type[InputError] = InputError, hint: str = "") -> object:
-    """The value in a JSON file. Raises `error` when it is missing, unreadable, no JSON, or above the limit."""
+    """The value in a JSON file. Raises `error` when it is missing, unreadable, not JSON, or above the limit."""
     content = read_bounded(path, limit.size, what="a JSON file", error=error, hint=hint)
-    found: object = parse_json(content, source=str(path), limit=limit, error=error, hint=hint)
-    return found
+    value: object = parse_json(content, source=str(path), limit=limit, error=error, hint=hint)
+    return value
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object. Raises InputError when the file is missing, unreadable, too large or no JSON object."""
+    """Read a JSON object. Raises InputError when the file is missing, unreadable, too large or not a JSON object."""
     content = read_any_json(path)
     if not isinstance(content, dict):
         raise InputError(f"expected a JSON object in {path}, found a {type(content).__name__}")
@@ -114,19 +115,19 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write named arrays as one compressed .npz, atomically; equal arrays make equal bytes. No objects."""
+    """Write named arrays as one compressed .npz, atomically; equal arrays give equal bytes. No object arrays."""
     with write_atomically(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
-            entry = zipfile.ZipInfo(f"{name}.npy")  # numpy's own savez takes no array of the name "file"
+            entry = zipfile.ZipInfo(f"{name}.npy")  # numpy.savez does not accept an array named "file"
             entry.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(entry, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Read the arrays of an .npz, never running code from it, and never more than it holds (see `archives`).
+    """Read the arrays of an .npz, without running code from it and within bounds (see `archives`).
 
-    Raises InputError when it is missing or broken.
+    Raises InputError when it is missing or damaged.
     """
     return read_archive(path)
 
@@ -142,7 +143,7 @@ def sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run left: its folder, config.json and results.json; arrays are read when asked for."""
+    """The output of a run: its folder, config.json and results.json; arrays are read on request."""
 
     folder: Path
     config: Mapping[str, object]
@@ -150,7 +151,7 @@ class RunRecord:
 
     @property
     def command(self) -> str:
-        """The command that made it ("evaluate")."""
+        """The command of the run ("evaluate")."""
         return str(self.results["command"])
 
     @property
@@ -178,34 +179,43 @@ class RunRecord:
 
 
 def named_file(name: str, suffix: str) -> str:
-    """A file's name that was made of another's words (aliases, methods). Raises InputError for one that is a path."""
+    """A file name made from a name in a file (alias, method). Raises InputError for a path."""
     if not is_name(name):
         raise InputError(f"expected a name that can be part of a file name, found {name[:80]!r}; {_AGAIN}")
     return name + suffix
 
 
 def read_run(folder: Path) -> RunRecord:
-    """What a run left in its folder.
+    """The output of a run, read from its folder.
 
-    Raises InputError when it is not the folder of a vitlens run, or what it says is not what a run writes.
+    Raises InputError when it is not the folder of a vitlens run, or its content is not what a run writes.
     """
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing there"
-        raise InputError(f"expected the folder of a run at {folder}, found {found}; see reports/ and runs/")
+        kind = "a file" if folder.exists() else "nothing there"
+        raise InputError(f"expected the folder of a run at {folder}, found {kind}; see reports/ and runs/")
     missing = [name for name in (CONFIG, RESULTS) if not inside(folder, name).is_file()]
     if missing:
         raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
     config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
-    if "schema" in results and results["schema"] not in (1, 2):
-        raise InputError(f"expected results of schema 2 in {folder / RESULTS}, found schema {results['schema']!s:.40}")
+    if "schema" in results and results["schema"] != SCHEMA:
+        raise InputError(
+            f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema {results['schema']!s:.40}, "
+            f"which another version wrote; make them again: {_command_of(config)}"
+        )
     read_as(Results, results, source=str(folder / RESULTS), hint=_AGAIN)
     _require_short_cells(results, folder / RESULTS)
     read_as(Config, config, source=str(folder / CONFIG), unknown="ignore", hint=_AGAIN)
     return RunRecord(folder, config, results)
 
 
+def _command_of(config: Mapping[str, object]) -> str:
+    """The command line that a run was made with, to be typed again."""
+    line = config.get("command_line")
+    return line if isinstance(line, str) and line.startswith("vitlens ") else _AGAIN
+
+
 def _require_short_cells(results: Mapping[str, object], path: Path) -> None:
-    """Refuse texts in tables that no run writes, and that would take minutes to draw."""
+    """Refuse texts in tables that are longer than any that a run writes, and would take minutes to draw."""
     tables = results["tables"]
     for name, rows in tables.items() if isinstance(tables, dict) else ():
         for row in rows:
@@ -218,13 +228,13 @@ def _require_short_cells(results: Mapping[str, object], path: Path) -> None:
 
 
 def _to_disk(path: Path) -> None:
-    """Wait until the disk has it: else a crash after the rename could leave a whole name on half a file."""
+    """Flush a file to disk, so that a crash after the rename cannot leave a partial file under the final name."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def _plain(value: object) -> object:
-    """What json does not know: numpy's numbers and arrays, and paths."""
+    """Types that json does not support, as plain ones: numpy's numbers and arrays, and paths."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -235,7 +245,7 @@ def _plain(value: object) -> object:
 
 
 def _non_finite(value: object, place: str = "") -> str | None:
-    """Where in a nested structure the first NaN or infinity stands."""
+    """The place of the first NaN or infinity in a nested structure."""
     if isinstance(value, (float, np.floating)):
         return None if math.isfinite(value) else place
     if isinstance(value, np.ndarray):
@@ -246,5 +256,5 @@ def _non_finite(value: object, place: str = "") -> str | None:
         children = [(str(index), child) for index, child in enumerate(value)]
     else:
         return None
-    found = (_non_finite(child, f"{place}/{key}".lstrip("/")) for key, child in children)
-    return next((where for where in found if where is not None), None)
+    places = (_non_finite(child, f"{place}/{key}".lstrip("/")) for key, child in children)
+    return next((where for where in places if where is not None), None)

@@ -1,7 +1,7 @@
 """ImageNet's 1000 classes: their wnids, indices and short names, as package data.
 
 `imagenet.txt` has one class a line, wnid and WordNet's first lemma, in order of wnid: the line's number is the index
-(two cranes and a second maillot are told apart by hand).
+(the two cranes and the second maillot are disambiguated by hand).
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""TokenLayout: where CLS, registers and patches stand in a sequence of tokens."""
+"""TokenLayout: the positions of CLS, registers and patches in a sequence of tokens."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,8 +15,8 @@ PrefixKind = Literal["cls", "distillation", "register"]
 class TokenLayout:
     """The order of a sequence: its prefix tokens, then the patches row by row.
 
-    grid: patches (rows, columns); patch_size: pixels (height, width); prefix: what each token before the
-    patches is, in order.
+    grid: patches (rows, columns); patch_size: pixels (height, width); prefix: the kind of each token before the
+    patches, in order.
     """
 
     grid: tuple[int, int]
@@ -39,11 +39,11 @@ class TokenLayout:
         return self.grid[0] * self.patch_size[0], self.grid[1] * self.patch_size[1]
 
     def positions(self, kind: PrefixKind) -> tuple[int, ...]:
-        """Where the prefix tokens of one kind stand."""
-        return tuple(index for index, found in enumerate(self.prefix) if found == kind)
+        """The positions of the prefix tokens of one kind."""
+        return tuple(index for index, token in enumerate(self.prefix) if token == kind)
 
     def as_map(self, values: Float[Tensor, "*leading tokens"]) -> Float[Tensor, "*leading rows columns"]:
-        """Numbers per token as a map over the patches; the prefix is dropped.
+        """One number per token as a map over the patches, without the prefix.
 
         Raises InputError when the last axis is not this layout's number of tokens.
         """

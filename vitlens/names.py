@@ -1,4 +1,4 @@
-"""The words that the command line offers, free of torch: presets, choices, defaults."""
+"""Names and choices of the command line that no registry holds, without torch: presets, choices, defaults."""
 
 from typing import Final, Literal, get_args
 
@@ -20,7 +20,7 @@ Substrate = Literal["blur", "mean", "black", "absent"]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
 TemplateSet = Literal["photo", "simple", "openai"]
 FeaturePool = Literal["cls", "mean", "cls+mean"]  # of an image: its CLS token, the mean of its patches, both
-Weighting = Literal["dino", "majority"]  # of neighbours that vote
+Weighting = Literal["dino", "majority"]  # of the neighbours' votes in k-NN
 Projection = Literal["tsne", "pca"]
 Replacement = Literal["mean", "zero", "resample"]
 UnitKind = Literal["head", "mlp", "block"]
@@ -56,5 +56,4 @@ FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
 TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
 
 DEFAULT_SEED: Final = 0
-FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is hardly another output than an image's own
-DEFAULT_ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I
+FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is too close to each image's own output

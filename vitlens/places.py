@@ -1,4 +1,4 @@
-"""Paths inside a run's folder: nothing that a file says leads out of it, and no link in it is followed."""
+"""Paths inside a run's folder: names from files cannot lead out of it, and links in it are not followed."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,10 +9,10 @@ _FOREIGN = ("wandb",)  # folders of other programs in a run's folder, which vitl
 
 
 def inside(folder: Path, *parts: str) -> Path:
-    """The path of the parts below a folder, which itself may be a link, as its user named it.
+    """The path of the parts below a folder, which itself may be a link.
 
-    Raises InputError for parts that lead out of the folder, and for a link on the way or at the end: for reading as for
-    writing, as a file of another's must not decide what is read or overwritten.
+    Raises InputError for parts that lead out of the folder, and for a link in them, for reading as for writing: an
+    untrusted file must not determine what is read or overwritten.
     """
     below = Path(*parts)
     try:
@@ -22,7 +22,7 @@ def inside(folder: Path, *parts: str) -> Path:
         for part in below.parts:
             path /= part
             _require_no_link(path)
-    except (OSError, ValueError) as error:  # a name that no file can have
+    except (OSError, ValueError) as error:  # an invalid file name
         raise InputError(f"expected a place inside {folder}, found {str(below)[:80]!r} ({error})") from error
     return path
 

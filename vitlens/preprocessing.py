@@ -1,4 +1,4 @@
-"""How a photograph becomes a model's input: resize, crop, and the colours the model was trained with."""
+"""Preprocessing of a photograph for a model: resize, crop, and the normalisation of its training."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
@@ -12,7 +12,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 LONGEST_SIDE: Final = 4096  # pixels of an input; a ViT of patches of 16 px has 65,536 tokens then
 
 Interpolation = Literal["bilinear", "bicubic"]
-# bounds of what a file may say
+# bounds for values from files
 Side: TypeAlias = Annotated[int, Between(1, LONGEST_SIDE)]
 _Mean: TypeAlias = Annotated[float, Between(-1000, 1000)]
 _Spread: TypeAlias = Annotated[float, Between(1e-6, 1000)]
@@ -20,7 +20,7 @@ _Spread: TypeAlias = Annotated[float, Between(1e-6, 1000)]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a model expects of an image.
+    """How images are prepared for a model.
 
     size: input (height, width) in pixels; resize: the short side in pixels before the centre crop (None: the
     whole image is resized to size); mean, std: per channel, in pixel units of [0, 1].
@@ -34,7 +34,7 @@ class Preprocessing:
 
 
 def require_side_lengths(size: tuple[int, int] | None) -> None:
-    """Raise InputError for an input (height, width) that no memory would hold; None stands for a model's own."""
+    """Raise InputError for an input (height, width) that is too large for memory; None is a model's own size."""
     if size is not None and max(size) > LONGEST_SIDE:
         height, width = size
         raise InputError(f"expected an image size of at most {LONGEST_SIDE} px a side, found {height}x{width}; try 224")

@@ -1,4 +1,4 @@
-"""The processes that work together, started by `accelerate launch` or torchrun; alone is the case of one, and free."""
+"""Distributed runs, started by `accelerate launch` or torchrun; a single process is the case of one, without cost."""
 
 import os
 from collections.abc import Iterator
@@ -11,32 +11,32 @@ from torch import Tensor, distributed
 
 from vitlens.errors import InputError, RunError
 
-if TYPE_CHECKING:  # importing it takes as long as torch itself: only where processes are several, or train
+if TYPE_CHECKING:  # its import takes as long as torch's: imported only for several processes, or training
     from accelerate import Accelerator
 
 
 @runtime_checkable
 class _Images(Protocol):
-    """What can be shared out: Split, which lies above this module."""
+    """A set of images that can be divided: Split, which is in a higher layer."""
 
     def __len__(self) -> int: ...
 
-    def pick(self: "_Some", indices: Tensor) -> "_Some": ...
+    def pick(self: "_ImagesT", indices: Tensor) -> "_ImagesT": ...
 
 
-_Some = TypeVar("_Some", bound=_Images)
+_ImagesT = TypeVar("_ImagesT", bound=_Images)
 
-# of gloo's and NCCL's errors when a process has ended, or has not come within the time set
+# in gloo's and NCCL's errors when a process has ended or a timeout has passed
 _GONE = ("gloo", "Connection", "NCCL", "Broken pipe", "Timed out", "timed out")
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process's place among those that work together.
+    """This process among those of a distributed run.
 
-    index: which it is, from 0; count: how many there are; device: its own. Of an image's results each process has
-    those of its share_of the images; total, gathered and first_ahead are called by all of them, in the same order, or
-    they wait for each other; they raise RunError when another process has ended.
+    index: rank, from 0; count: world size; device: its own. Each process has the results for its share_of the images;
+    total, gathered and main_process_first are collective: all processes must call them, in the same order. They raise
+    RunError when another process has ended.
     """
 
     index: int
@@ -45,24 +45,24 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that writes, shows progress and prints."""
+        """Whether it is the main process, which writes, shows progress and prints."""
         return self.index == 0
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum of a tensor, of the same shape in each, over all processes: float64, on the CPU, in all of them."""
+        """The sum over all processes of a tensor of one shape: float64, on the CPU, in all processes."""
         summed = values.detach().double()
         if self.count == 1:
             return summed.to("cpu", copy=True)
-        summed = summed.to(self.device, copy=True)  # NCCL knows no CPU
-        with meeting():
+        summed = summed.to(self.device, copy=True)  # NCCL does not support the CPU
+        with peer_errors():
             distributed.all_reduce(summed)
         return summed.cpu()
 
     def gathered(self, values: Tensor) -> Tensor:
-        """What each process found for its share_of the images, (n of this process, ...), as (n of all, ...).
+        """The results of all processes for their share_of the images, (n of this process, ...) to (n of all, ...).
 
-        In the order of the images before they were shared out, in every bit as it was, on the CPU, in all processes.
-        Raises RunError when the numbers of images are not those of the shares.
+        In the original order of the images, bit for bit, on the CPU, in all processes. Raises RunError when the numbers
+        of images are not those of the shares.
         """
         if self.count == 1:
             return values.detach().cpu()
@@ -73,64 +73,66 @@ class Processes:
             raise RunError(f"expected results of {expected} images from {self.count} processes, found {sizes}")
         padded = torch.zeros(max(sizes), *values.shape[1:], dtype=values.dtype)
         padded[: len(values)] = values.detach()
-        found = torch.empty(whole, *values.shape[1:], dtype=values.dtype)
+        results = torch.empty(whole, *values.shape[1:], dtype=values.dtype)
         for index, part in enumerate(self._all(padded)):
-            found[index :: self.count] = part[: sizes[index]]
-        return found
+            results[index :: self.count] = part[: sizes[index]]
+        return results
 
     @contextmanager
-    def first_ahead(self) -> Iterator[None]:
-        """A block that the others enter once the first has left it, by success or error: what it downloads is there."""
+    def main_process_first(self) -> Iterator[None]:
+        """The main process runs the block before the others, also when it raises, so that it alone downloads."""
         if not self.is_first:
-            self._meet()
+            self._synchronise()
         try:
             yield
-        except Exception:  # an interruption takes the others along: nobody to meet
+        except Exception:  # on an interruption, the other processes end as well
             if self.is_first:
-                self._meet()
+                self._synchronise()
             raise
         if self.is_first:
-            self._meet()
+            self._synchronise()
 
-    def _meet(self) -> None:
+    def _synchronise(self) -> None:
         """Wait for all processes."""
         self.total(torch.zeros(1))
 
     def _all(self, values: Tensor) -> list[Tensor]:
         """The tensor of each process, on the CPU; all have one shape."""
-        sent = values.contiguous().view(-1).view(torch.uint8).to(self.device)  # gloo knows few types; bits are bits
+        sent = (
+            values.contiguous().view(-1).view(torch.uint8).to(self.device)
+        )  # as bytes, because gloo supports few dtypes
         parts = [torch.empty_like(sent) for _ in range(self.count)]
-        with meeting():
+        with peer_errors():
             distributed.all_gather(parts, sent)
         return [part.cpu().view(values.dtype).view(values.shape) for part in parts]
 
 
 @contextmanager
-def meeting() -> Iterator[None]:
-    """What the backends say when another process is gone, in the user's words, as RunError; other errors pass."""
+def peer_errors() -> Iterator[None]:
+    """Inside, the backends' errors about another process that has ended become a RunError; other errors pass."""
     try:
         yield
     except RuntimeError as error:
         if not any(word in str(error) for word in _GONE):
             raise
         raise RunError(
-            "expected all processes to work on, found one that has ended; its own error tells why, or --debug"
+            "expected all processes to continue, found one that has ended; see its own error message, or --debug"
         ) from error
 
 
 def join(device: torch.device) -> Processes:
-    """This process's place among those that were started together, each of which must call this; alone it is free.
+    """This process among those of a distributed run, each of which must call this; no cost for a single process.
 
-    device: what was asked for; several processes of one CUDA machine get a device each. Raises InputError when the
+    device: the requested one; several processes on one CUDA machine get a device each. Raises InputError when the
     processes were started for other devices.
     """
     return Processes(0, 1, device) if _started() == 1 else accelerated(device)[1]
 
 
 def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
-    """As join, with the Accelerator that a training needs even when it is alone.
+    """As join, with the Accelerator that training needs, also in a single process.
 
-    Mixed precision stays ours (accelerate fixes it once per process, which a library must not).
+    Mixed precision is not accelerate's, which fixes it once per process; a library must not.
     """
     from accelerate import Accelerator
 
@@ -141,14 +143,14 @@ def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
     placed = accelerator.device if several else device
     if placed.type != device.type:
         raise InputError(f"expected --device {placed.type}, as accelerate's processes have, found {device}")
-    own = device if on_cpu else placed  # accelerate numbers CPUs: cpu:0 in all processes
-    return accelerator, Processes(accelerator.process_index, accelerator.num_processes, own)
+    own_device = device if on_cpu else placed  # accelerate would give cpu:0 in all processes
+    return accelerator, Processes(accelerator.process_index, accelerator.num_processes, own_device)
 
 
-def share_of(split: _Some, processes: Processes) -> _Some:
-    """The images of one process: every count-th, beginning at its index; their order is what gathered undoes.
+def share_of(split: _ImagesT, processes: Processes) -> _ImagesT:
+    """The images of one process: every count-th, beginning at its index; `gathered` restores the order.
 
-    Raises InputError, in all processes alike, when there are fewer images than processes.
+    Raises InputError, in all processes, when there are fewer images than processes.
     """
     if len(split) < processes.count:
         raise InputError(
@@ -158,22 +160,22 @@ def share_of(split: _Some, processes: Processes) -> _Some:
 
 
 def _started() -> int:
-    """How many processes were started together: WORLD_SIZE, without which a RANK means nothing."""
-    said = os.environ.get("WORLD_SIZE") or "1"
-    if said == "1" and os.environ.get("ACCELERATE_USE_CPU") == "True" and os.environ.get("MASTER_PORT"):
+    """The number of processes: WORLD_SIZE, without which RANK is ignored."""
+    world_size = os.environ.get("WORLD_SIZE") or "1"
+    if world_size == "1" and os.environ.get("ACCELERATE_USE_CPU") == "True" and os.environ.get("MASTER_PORT"):
         raise InputError(
             "expected the processes that accelerate launch --cpu was asked for, found one: it starts more through MPI "
             "alone; type torchrun --nproc_per_node N -m vitlens ... --device cpu"
         )
-    if not said.isdecimal() or int(said) < 1:
-        raise InputError(f"expected a number of processes in the variable WORLD_SIZE, found {said!r}; unset it")
+    if not world_size.isdecimal() or int(world_size) < 1:
+        raise InputError(f"expected a number of processes in the variable WORLD_SIZE, found {world_size!r}; unset it")
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if int(said) > 1 and missing:
+    if int(world_size) > 1 and missing:
         raise InputError(
-            f"expected {', '.join(missing)} beside WORLD_SIZE={said}; start with accelerate launch or torchrun, or "
-            f"unset WORLD_SIZE"
+            f"expected {', '.join(missing)} beside WORLD_SIZE={world_size}; start with accelerate launch or torchrun, "
+            "or unset WORLD_SIZE"
         )
-    return int(said)
+    return int(world_size)
 
 
 def _require_own_devices(device: torch.device) -> None:

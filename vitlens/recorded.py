@@ -1,4 +1,4 @@
-"""What the JSON of a run's folder is, as types: what all commands write alike."""
+"""The JSON in a run's folder as types: the parts that all commands share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from vitlens.schema import Between, Count, Given, Length, Name, Text, Verbatim
 
 @dataclass(frozen=True)
 class Measured:
-    """One of the metrics."""
+    """One metric."""
 
     value: float
     low: float | None = None
@@ -21,9 +21,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Results:
-    """results.json, but for what the rows of its tables are: each command knows its own."""
+    """results.json; the rows of its tables are declared by each command."""
 
-    schema: Literal[1, 2]
+    schema: Literal[2]
     command: Name
     status: Literal["running", "done", "failed", "interrupted"]
     seconds: Annotated[float, Between(0, 1e10)]
@@ -33,7 +33,7 @@ class Results:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One of the models in config.json: what becomes part of file names, and what every report says of it."""
+    """One of the models in config.json, as in file names and in every report."""
 
     alias: Name
     name: Annotated[Text, Given()] = ""
@@ -54,7 +54,7 @@ class SkippedEntry:
 
 @dataclass(frozen=True)
 class Data:
-    """What config.json says of the images. size: (height, width), px."""
+    """The images in config.json. size: (height, width), px."""
 
     title: Annotated[Text, Given()] = ""
     part: Text = ""
@@ -67,7 +67,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Config:
-    """config.json, as far as all commands write it alike."""
+    """config.json, the part that all commands share."""
 
     title: Text = ""
     formats: tuple[FigureFormat, ...] = ()

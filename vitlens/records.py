@@ -1,6 +1,6 @@
-"""What a run leaves, as types: metrics under declared names, tables of one row type each, arrays of declared forms.
+"""The output of a run, as types: metrics with declared names, tables with one row type each, arrays of declared forms.
 
-A command declares what it writes once (`commands/<word>/record.py`); it is written and read back by that declaration:
+A command declares its output once (`commands/<word>/record.py`); it is written and read by that declaration:
 
     ACCURACY = MetricName("accuracy/{model}")
     IMAGES = TableOf("images", ImageRow)
@@ -49,15 +49,15 @@ _AGAIN = "run the command again"
 
 @dataclass(frozen=True)
 class MetricName:
-    """The name of a metric, a path with places: MetricName("accuracy/{model}")(model="vit-digits").
+    """The name of a metric, a path with placeholders: MetricName("accuracy/{model}")(model="vit-digits").
 
-    The model's alias always stands after the first word; of several models, their aliases.
+    The model's alias always follows the first word; for several models, their aliases.
     """
 
     pattern: str
 
     def __call__(self, **parts: str | int) -> str:
-        """The name with its places filled."""
+        """The name with its placeholders filled."""
         return self.pattern.format(**parts)
 
     @cached_property
@@ -68,14 +68,14 @@ class MetricName:
         )
 
     def parts(self, name: str) -> dict[str, str] | None:
-        """What stands in the places of a name; None for the name of another metric."""
-        found = self._expression.fullmatch(name)
-        return None if found is None else found.groupdict()
+        """The values of the placeholders in a name; None for the name of another metric."""
+        match = self._expression.fullmatch(name)
+        return None if match is None else match.groupdict()
 
 
 @dataclass(frozen=True)
 class Columns:
-    """In Annotated: a mapping in a row whose entries are columns of the table, for what a registry lists. One a row."""
+    """In Annotated: a mapping whose entries are columns of the table, by names from a registry. One per row type."""
 
 
 @dataclass(frozen=True)
@@ -88,24 +88,24 @@ class TableOf(Generic[Row]):
 
 @dataclass(frozen=True)
 class ArraysOf(Generic[ArrayType]):
-    """Arrays by the name of their file, "predictions-{model}" for one of each model; kind: a frozen dataclass of them.
+    """Arrays by the name of their file, "predictions-{model}" for one file per model; kind: a frozen dataclass of them.
 
-    Its fields are Annotated with a `Form`; one that may be None is left out of the file then. A Mapping[int, NDArray]
-    holds several of one form: "layer" those of the names layer0, layer1 ...; of a Mapping[str, NDArray], "mean" holds
-    those of the names mean_distance, mean_entropy ...
+    Its fields are Annotated with a `Form`; one that is None is left out of the file. A Mapping[int, NDArray] holds
+    several arrays of one form: "layer" those named layer0, layer1 ...; a Mapping[str, NDArray] "mean" holds those named
+    mean_distance, mean_entropy ...
     """
 
     name: str
     kind: type[ArrayType]
 
     def __call__(self, **parts: str) -> str:
-        """The name with its places filled."""
+        """The name with its placeholders filled."""
         return self.name.format(**parts)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a command writes."""
+    """All output of a command."""
 
     metrics: tuple[MetricName, ...] = ()
     tables: tuple[TableOf[Any], ...] = ()
@@ -113,7 +113,7 @@ class Contents:
 
 
 def as_arrays(values: Any) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a dataclass that `ArraysOf` declares, by their names in the file; those that are None left out."""
+    """The arrays of a dataclass that `ArraysOf` declares, by their names in the file, without those that are None."""
     arrays: dict[str, NDArray[np.generic]] = {}
     for place in _places(type(values)):
         value = getattr(values, place.name)
@@ -125,7 +125,7 @@ def as_arrays(values: Any) -> dict[str, NDArray[np.generic]]:
 
 
 def as_row(table: TableOf[Row], row: Row) -> dict[str, object]:
-    """A row as JSON holds it. Raises TypeError for a row of another table."""
+    """A row as in JSON. Raises TypeError for a row of another table."""
     if type(row) is not table.row:
         raise TypeError(f"expected rows of {table.row.__name__} in {table.name}, found {type(row).__name__}")
     cells: dict[str, object] = asdict(row)  # type: ignore[call-overload]
@@ -136,26 +136,26 @@ def as_row(table: TableOf[Row], row: Row) -> dict[str, object]:
 
 @cache
 def _columns(kind: Any) -> str | None:
-    """The field of a row whose entries are columns of their own, if it has one."""
+    """The field of a row whose entries are columns of their own, or None."""
     hints = get_type_hints(kind, include_extras=True).items()
     return next((name for name, hint in hints if Columns() in getattr(hint, "__metadata__", ())), None)
 
 
 def _by_field(kind: Any, cells: Mapping[str, object]) -> Mapping[str, object]:
-    """The cells of a row as its dataclass holds them: those that no field has belong to the field of columns."""
+    """The cells of a row by field: those without a field belong to the field of columns."""
     several = _columns(kind)
     if several is None:
         return cells
-    own = {field.name for field in fields(kind)} - {several}
-    known = {name: cell for name, cell in cells.items() if name in own}
-    return {**known, several: {name: cell for name, cell in cells.items() if name not in own}}
+    field_names = {field.name for field in fields(kind)} - {several}
+    known = {name: cell for name, cell in cells.items() if name in field_names}
+    return {**known, several: {name: cell for name, cell in cells.items() if name not in field_names}}
 
 
 class Record:
-    """What a run left, read as the types that its command declares; names in it are fit to show.
+    """The output of a run, read as the types that its command declares; names in it are escaped for display.
 
-    Tables are read when the record is opened, arrays when they are asked for. Raises InputError, one line, at the first
-    place that does not fit. Of a run that did not finish, a table that it had not written yet is empty.
+    Tables are read when the record is opened, arrays on request. Raises InputError, one line, at the first value that
+    does not fit. In a run that did not finish, a table that is not written yet is empty.
     """
 
     def __init__(self, run: RunRecord, contents: Contents) -> None:
@@ -193,24 +193,24 @@ class Record:
         return self._tables[table.name]
 
     def metric(self, name: str) -> Estimate:
-        """One number. Raises InputError where the run has none of that name."""
+        """One metric. Raises InputError where the run has none of that name."""
         if name not in self.metrics:
             raise InputError(f"expected a metric {name!r} in {self.folder / RESULTS}, found none; {_AGAIN}")
         return self.metrics[name]
 
     def all(self, metric: MetricName) -> Iterator[tuple[dict[str, str], Estimate]]:
-        """Every metric of a declared name: what stands in its places, and its value."""
+        """Every metric of a declared name: the values of its placeholders, and the metric."""
         for name, estimate in self.metrics.items():
             parts = metric.parts(name)
             if parts is not None:
                 yield parts, estimate
 
     def options(self, kind: type[Row]) -> Row:
-        """The options that the command was given, as the dataclass that it took."""
+        """The options of the command, as its dataclass."""
         return self.section("options", kind)
 
     def section(self, name: str, kind: type[Row]) -> Row:
-        """What config.json holds under a name of the command's own, as the dataclass that was written."""
+        """A section of config.json that only this command writes, as the dataclass that was written."""
         source = f"{name} of {self.folder / CONFIG}"
         return self._displayed(read_as(kind, self._run.config.get(name), source=source, hint=_AGAIN))
 
@@ -242,7 +242,7 @@ def _metrics(run: RunRecord) -> Iterator[tuple[str, Estimate]]:
 
 @dataclass(frozen=True)
 class _Place:
-    """One field of an arrays dataclass. keys: int or str where it holds several arrays, by number or by name."""
+    """One field of a dataclass of arrays. keys: int or str where it holds several arrays, by number or by name."""
 
     name: str
     form: Form
@@ -251,11 +251,11 @@ class _Place:
 
     @property
     def prefix(self) -> str:
-        """What stands before the key in the names of several arrays."""
+        """The part of the name before the key, for several arrays."""
         return f"{self.name}_" if self.keys is str else self.name
 
     def names(self, stored: Collection[str]) -> dict[int | str, str]:
-        """The arrays of a file that belong here, by their key (0 where there is one); all that must be there."""
+        """The names of this field's arrays in a file, by key (0 for a single array, which is required)."""
         if self.keys is None:
             return {} if self.optional and self.name not in stored else {0: self.name}
         expression = re.escape(self.prefix) + (r"(\d{1,6})" if self.keys is int else "(.+)")
@@ -268,5 +268,5 @@ def _places(kind: Any) -> Iterator[_Place]:
         members = (annotation,) if get_origin(annotation) is Annotated else get_args(annotation)
         marks = [mark for member in members for mark in getattr(member, "__metadata__", ())]
         inner = [get_args(member)[0] for member in members if get_origin(member) is Annotated]
-        keys = next((get_args(one)[0] for one in inner if get_origin(one) is Mapping), None)
+        keys = next((get_args(member)[0] for member in inner if get_origin(member) is Mapping), None)
         yield _Place(name, next(mark for mark in marks if isinstance(mark, Form)), type(None) in members, keys)

@@ -1,10 +1,10 @@
-"""Functions named as "module:function", as registries name theirs: imported when they are asked for."""
+"""Functions named as "module:function" in registries, imported on first use."""
 
 from importlib import import_module
 from typing import Any
 
 
 def resolved(reference: str) -> Any:
-    """What "module:function" names."""
+    """The object with the name "module:function"."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)

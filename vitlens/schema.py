@@ -1,7 +1,7 @@
-"""Data from files, read as types: frozen dataclasses from what `strict_json` gives, by their annotations.
+"""Data from files, read as types: JSON values to frozen dataclasses, by their annotations.
 
-A file of another's is data, never trusted: `read_as` checks every value against the annotation of the field that it
-goes into, and says what is wrong in one line that names the file, the place, what was expected and what was found.
+Files are untrusted: `read_as` checks every value against the annotation of its field, and raises one line with the
+file, the place, what was expected and what was found.
 `Length`, `Between` and `Words` in `Annotated` narrow a field.
 """
 
@@ -29,9 +29,9 @@ from typing import (
 from vitlens.errors import InputError
 from vitlens.strict_json import short
 
-CHARACTERS: Final = 4096  # of a text whose annotation gives no Length
-ITEMS: Final = 1_000_000  # of a list or an object whose annotation gives no Length
-_SHOWN: Final = 60  # characters of what was found
+CHARACTERS: Final = 4096  # most of a text without a Length
+ITEMS: Final = 1_000_000  # most of a list or an object without a Length
+_SHOWN: Final = 60  # characters of a value in messages
 
 T = TypeVar("T")
 
@@ -54,23 +54,23 @@ class Length:
 
 @dataclass(frozen=True)
 class Words:
-    """In Annotated: a text that may become part of a path: one name, without separators and control characters."""
+    """In Annotated: a text that may be part of a path: one name, without separators and control characters."""
 
-    most: int = 200  # bytes: a file system takes 255, and names get endings
+    most: int = 200  # bytes: file systems accept 255, and suffixes are added
 
 
 @dataclass(frozen=True)
 class Given:
-    """In Annotated: the name of a file, class, model or data set, which anybody may have chosen."""
+    """In Annotated: an untrusted name (of a file, class, model or data set), which may hold any characters."""
 
 
 @dataclass(frozen=True)
 class Verbatim:
-    """In Annotated: a text that is shown as it stands, in a block of code."""
+    """In Annotated: a text that is shown unchanged, in a code block."""
 
 
 Name: TypeAlias = Annotated[str, Words()]
-# a name of a file, class or data set that somebody outside gave: reports make it visible and cut it to its length
+# an untrusted name, which reports escape and shorten
 GivenName: TypeAlias = Annotated[str, Given()]
 Text: TypeAlias = Annotated[str, Length(0, 1 << 20)]
 Count: TypeAlias = Annotated[int, Between(0, 2**53)]
@@ -78,7 +78,7 @@ Positive: TypeAlias = Annotated[float, Between(1e-12, 1e12)]
 
 
 def is_name(text: str, *, most: int = Words().most) -> bool:
-    """Whether a text is one name that can be part of a path: not empty, not hidden, no separator, nothing unprintable.
+    """Whether a text can be a name in a path: not empty, not hidden, no separators, only printable characters.
 
     most: bytes in UTF-8.
     """
@@ -89,23 +89,23 @@ def is_name(text: str, *, most: int = Words().most) -> bool:
 
 def read_as(
     kind: type[T],
-    found: object,
+    value: object,
     *,
     source: str,
     unknown: Literal["refuse", "ignore"] = "refuse",
     error: type[InputError] = InputError,
     hint: str = "",
 ) -> T:
-    """What was found in a file as a frozen dataclass, whose fields are read by their annotations.
+    """A value from a file as a frozen dataclass, whose fields are read by their annotations.
 
-    Understood in fields: str, int, float (finite), bool, Path, None, Literal, unions, tuple[X, ...], tuple[X, Y],
-    list[X], Mapping[str, X], dataclasses, and object for anything. A field that is missing takes its default. source:
-    the file's name in messages; unknown: what to do with keys that no field has; hint: what to type, at the end of a
-    message. Raises `error` at the first place that does not fit, or that a dataclass refuses itself.
+    Supported in fields: str, int, float (finite), bool, Path, None, Literal, unions, tuple[X, ...], tuple[X, Y],
+    list[X], Mapping[str, X], dataclasses, and object for anything. A missing field takes its default. source: the
+    file's name in messages; unknown: how to treat keys without a field; hint: what to type, at the end of a message.
+    Raises `error` at the first value that does not fit, or that a dataclass itself refuses.
     """
     try:
-        made: T = _Reader(unknown == "ignore").read(kind, found, "")
-        return made
+        typed: T = _Reader(unknown == "ignore").read(kind, value, "")
+        return typed
     except _FaultError as fault:
         where = f" at {fault.place}" if fault.place else ""
         said = fault.said or f"expected {fault.expected}{where} in {source}, found {fault.found}"
@@ -114,7 +114,7 @@ def read_as(
 
 
 class _FaultError(Exception):
-    """One place that does not fit; said: what a dataclass itself said of its values."""
+    """One value that does not fit; said: the message of a dataclass that refused its values."""
 
     def __init__(self, place: str, expected: str, found: str, said: str = "") -> None:
         super().__init__(place, expected, found)
@@ -123,97 +123,97 @@ class _FaultError(Exception):
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads values by annotations; lenient: keys that no field has are passed over."""
+    """Reads values by annotations; lenient: keys without a field are ignored."""
 
     lenient: bool
 
-    def read(self, kind: Any, found: object, place: str, bounds: tuple[object, ...] = ()) -> Any:
+    def read(self, kind: Any, value: object, place: str, bounds: tuple[object, ...] = ()) -> Any:
         origin = get_origin(kind)
         if origin is Annotated:
             inner, *more = get_args(kind)
-            return self.read(inner, found, place, (*more, *bounds))
+            return self.read(inner, value, place, (*more, *bounds))
         if kind is object or kind is Any:
-            return found
+            return value
         if origin is Literal:
-            return self._literal(kind, found, place)
+            return self._literal(kind, value, place)
         if origin in (Union, types.UnionType):
-            return self._union(kind, found, place, bounds)
+            return self._union(kind, value, place, bounds)
         if kind is None or kind is type(None):
-            return found if found is None else _refuse(place, "null", found)
+            return value if value is None else _refuse(place, "null", value)
         if kind in (str, int, float, bool):
-            return _plain(kind, found, place, bounds)
+            return _plain(kind, value, place, bounds)
         if kind is Path:
-            return Path(str(_plain(str, found, place, bounds)))
+            return Path(str(_plain(str, value, place, bounds)))
         if origin in (tuple, list):
-            return self._items(kind, found, place, bounds)
+            return self._items(kind, value, place, bounds)
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            return self._mapping(kind, found, place, bounds)
+            return self._mapping(kind, value, place, bounds)
         if dataclasses.is_dataclass(kind):
-            return self._record(kind, found, place)
+            return self._record(kind, value, place)
         raise TypeError(f"expected an annotation that JSON can be read as, found {kind!r}")
 
-    def _literal(self, kind: Any, found: object, place: str) -> object:
+    def _literal(self, kind: Any, value: object, place: str) -> object:
         options = get_args(kind)
-        if not any(type(found) is type(option) and found == option for option in options):
-            _refuse(place, " or ".join(repr(option) for option in options), found)
-        return found
+        if not any(type(value) is type(option) and value == option for option in options):
+            _refuse(place, " or ".join(repr(option) for option in options), value)
+        return value
 
-    def _union(self, kind: Any, found: object, place: str, bounds: tuple[object, ...]) -> Any:
+    def _union(self, kind: Any, value: object, place: str, bounds: tuple[object, ...]) -> Any:
         faults = []
         for member in get_args(kind):
             try:
-                return self.read(member, found, place, bounds)
+                return self.read(member, value, place, bounds)
             except _FaultError as fault:
                 faults.append(fault)
         inner = max(faults, key=lambda fault: (len(fault.place), bool(fault.said)))
         if len(inner.place) > len(place) or inner.said:
             raise inner
-        return _refuse(place, " or ".join(dict.fromkeys(fault.expected for fault in faults)), found)
+        return _refuse(place, " or ".join(dict.fromkeys(fault.expected for fault in faults)), value)
 
-    def _items(self, kind: Any, found: object, place: str, bounds: tuple[object, ...]) -> Any:
-        if not isinstance(found, list | tuple):
-            _refuse(place, "a list", found)
+    def _items(self, kind: Any, value: object, place: str, bounds: tuple[object, ...]) -> Any:
+        if not isinstance(value, list | tuple):
+            _refuse(place, "a list", value)
         inner, whole = get_args(kind), get_origin(kind) is tuple
         fixed = whole and not (len(inner) == 2 and inner[1] is Ellipsis)
         low, high = (len(inner), len(inner)) if fixed else _length(bounds, ITEMS)
-        if not low <= len(found) <= high:
-            _refuse(place, f"a list of {_range(low, high)}", found)
-        kinds: Iterable[Any] = inner if fixed else (inner[0] for _ in found)
-        made = [
-            self.read(one, value, f"{place}/{index}".lstrip("/"))
-            for index, (one, value) in enumerate(zip(kinds, found))
+        if not low <= len(value) <= high:
+            _refuse(place, f"a list of {_range(low, high)}", value)
+        kinds: Iterable[Any] = inner if fixed else (inner[0] for _ in value)
+        items = [
+            self.read(item_kind, item, f"{place}/{index}".lstrip("/"))
+            for index, (item_kind, item) in enumerate(zip(kinds, value))
         ]
-        return tuple(made) if whole else made
+        return tuple(items) if whole else items
 
-    def _mapping(self, kind: Any, found: object, place: str, bounds: tuple[object, ...]) -> dict[str, Any]:
-        if not isinstance(found, dict):
-            _refuse(place, "an object", found)
-        key, value = get_args(kind)
+    def _mapping(self, kind: Any, value: object, place: str, bounds: tuple[object, ...]) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            _refuse(place, "an object", value)
+        key_kind, item_kind = get_args(kind)
         low, high = _length(bounds, ITEMS)
-        if not low <= len(found) <= high:
-            _refuse(place, f"an object of {_range(low, high)}", found)
+        if not low <= len(value) <= high:
+            _refuse(place, f"an object of {_range(low, high)}", value)
         return {
-            self.read(key, name, place): self.read(value, one, f"{place}/{short(str(name), 40)}".lstrip("/"))
-            for name, one in found.items()
+            self.read(key_kind, key, place): self.read(item_kind, item, f"{place}/{short(str(key), 40)}".lstrip("/"))
+            for key, item in value.items()
         }
 
-    def _record(self, kind: Any, found: object, place: str) -> Any:
-        if not isinstance(found, dict):
-            _refuse(place, "an object", found)
+    def _record(self, kind: Any, value: object, place: str) -> Any:
+        if not isinstance(value, dict):
+            _refuse(place, "an object", value)
         hints = _hints(kind)
         fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-        extra = [name for name in found if name not in fields]
+        extra = [name for name in value if name not in fields]
         if extra and not self.lenient:
             raise _FaultError(place, f"the keys {', '.join(fields)}", repr(short(str(extra[0]), _SHOWN)))
-        missing = [name for name, field in fields.items() if name not in found and _is_required(field)]
+        missing = [name for name, field in fields.items() if name not in value and _is_required(field)]
         if missing:
             raise _FaultError(place, f"the key{'s' * (len(missing) > 1)} {', '.join(missing)}", "none")
         values = {
-            name: self.read(hints[name], found[name], f"{place}/{name}".lstrip("/")) for name in fields if name in found
+            name: self.read(hints[name], value[name], f"{place}/{name}".lstrip("/")) for name in fields if name in value
         }
         try:
             return kind(**values)
-        except InputError as error:  # what the class itself refuses
+        except InputError as error:  # the dataclass refuses its values
             raise _FaultError(place, "", "", str(error)) from error
 
 
@@ -226,48 +226,48 @@ def _hints(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _plain(kind: Any, found: object, place: str, bounds: tuple[object, ...]) -> object:
-    """A text, a number or a truth value; whole numbers serve as floats, truth values as no number."""
-    if kind is float and isinstance(found, int) and not isinstance(found, bool):
-        found = float(found) if abs(found) < 2**63 else math.inf
-    if type(found) is not kind:
+def _plain(kind: Any, value: object, place: str, bounds: tuple[object, ...]) -> object:
+    """A text, a number or a boolean; whole numbers are accepted as floats, booleans are not numbers."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 2**63 else math.inf
+    if type(value) is not kind:
         names = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-        return _refuse(place, names[kind], found)
-    if isinstance(found, float) and not math.isfinite(found):
-        _refuse(place, "a finite number", found)
-    if isinstance(found, str):
+        return _refuse(place, names[kind], value)
+    if isinstance(value, float) and not math.isfinite(value):
+        _refuse(place, "a finite number", value)
+    if isinstance(value, str):
         words = next((bound for bound in bounds if isinstance(bound, Words)), None)
         low, high = _length(bounds, CHARACTERS)
-        if words is not None and not is_name(found, most=words.most):
-            _refuse(place, "a name that can be part of a file name", found)
-        if not low <= len(found) <= high:
-            _refuse(place, f"a text of {_range(low, high)} characters", f"{len(found):,} characters", said=True)
+        if words is not None and not is_name(value, most=words.most):
+            _refuse(place, "a name that can be part of a file name", value)
+        if not low <= len(value) <= high:
+            _refuse(place, f"a text of {_range(low, high)} characters", f"{len(value):,} characters", said=True)
     for bound in bounds:
-        if isinstance(bound, Between) and isinstance(found, int | float) and not bound.low <= found <= bound.high:
-            _refuse(place, f"a number from {bound.low:g} to {bound.high:g}", found)
-    return found
+        if isinstance(bound, Between) and isinstance(value, int | float) and not bound.low <= value <= bound.high:
+            _refuse(place, f"a number from {bound.low:g} to {bound.high:g}", value)
+    return value
 
 
-def _refuse(place: str, expected: str, found: object, *, said: bool = False) -> NoReturn:
-    raise _FaultError(place, expected, str(found) if said else _shown(found))
+def _refuse(place: str, expected: str, value: object, *, said: bool = False) -> NoReturn:
+    raise _FaultError(place, expected, str(value) if said else _shown(value))
 
 
-def _shown(found: object) -> str:
-    """What was found, in a few words."""
-    if found is None:
+def _shown(value: object) -> str:
+    """A value, shortened for a message."""
+    if value is None:
         return "null"
-    if isinstance(found, dict):
-        return f"an object of {len(found):,}"
-    if isinstance(found, list | tuple):
-        return f"a list of {len(found):,}"
+    if isinstance(value, dict):
+        return f"an object of {len(value):,}"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value):,}"
     return (
-        str(found).lower() if isinstance(found, bool) else short(repr(found) if isinstance(found, str) else str(found))
+        str(value).lower() if isinstance(value, bool) else short(repr(value) if isinstance(value, str) else str(value))
     )
 
 
 def _length(bounds: tuple[object, ...], most: int) -> tuple[int, int]:
-    given = next((bound for bound in bounds if isinstance(bound, Length)), None)
-    return (0, most) if given is None else (given.low, given.high)
+    length = next((bound for bound in bounds if isinstance(bound, Length)), None)
+    return (0, most) if length is None else (length.low, length.high)
 
 
 def _range(low: int, high: int) -> str:

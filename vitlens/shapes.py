@@ -5,7 +5,7 @@ batch     images in a batch
 height    pixels down; width: pixels across
 rows      patches down; columns: patches across
 tokens    prefix (CLS, distillation, registers) and then the patches, row by row
-heads     heads of one layer; query: tokens that look; key: tokens that are looked at
+heads     heads of one layer; query: tokens that attend; key: tokens that are attended to
 dim       width of the residual stream; head_dim: width of one head
 classes   logits
 """

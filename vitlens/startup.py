@@ -1,4 +1,4 @@
-"""A quick start: what is imported late, and libraries without what only torch's compiler needs."""
+"""Fast imports: libraries without torch's compiler, until it is needed."""
 
 import functools
 import sys
@@ -11,37 +11,37 @@ _COMPILER = "torch._dynamo"
 
 
 def import_without_compiler(name: str) -> ModuleType:
-    """Import a library that asks torch's compiler for marks on its functions alone, without importing the compiler.
+    """Import a library that uses torch's compiler only to mark functions, without importing the compiler.
 
-    torchvision and timm import torch._dynamo (1 s of CPU time, a thousand modules) in order to mark a few functions
-    as not to be compiled. While they are imported a stand-in takes the marks; a marked function asks the real compiler
-    once that has been imported. A library that wants more of the compiler is imported again with the real one.
+    torchvision and timm import torch._dynamo (1 s of CPU time, a thousand modules) only to exclude a few functions from
+    compilation. During their import a placeholder module records these functions, which use the real compiler's mark
+    once that has been imported. A library that needs more of the compiler is imported again with the real one.
     """
     if _COMPILER in sys.modules:
         return import_module(name)
-    stand_ins = {module.__name__: module for module in (_Marks(_COMPILER), _Support(f"{_COMPILER}.utils"))}
-    sys.modules.update(stand_ins)
+    placeholders = {module.__name__: module for module in (_Marks(_COMPILER), _Support(f"{_COMPILER}.utils"))}
+    sys.modules.update(placeholders)
     try:
         return import_module(name)
-    except (ImportError, AttributeError):  # it wants more: what it had not finished is imported again
-        _remove(stand_ins)
+    except (ImportError, AttributeError):  # it needs more of the compiler
+        _remove(placeholders)
         return import_module(name)
     finally:
-        _remove(stand_ins)
+        _remove(placeholders)
 
 
-def _remove(stand_ins: Mapping[str, ModuleType]) -> None:
-    for name, module in stand_ins.items():
+def _remove(placeholders: Mapping[str, ModuleType]) -> None:
+    for name, module in placeholders.items():
         if sys.modules.get(name) is module:
             del sys.modules[name]
 
 
 class _Marks(ModuleType):
-    """What timm and torch.compiler ask of torch._dynamo while they are imported."""
+    """The part of torch._dynamo that timm and torch.compiler use while they are imported."""
 
     @staticmethod
     def disable(function: Callable[..., Any] | None = None, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        """The function, marked as not to be compiled once there is a compiler; without a function, a decorator."""
+        """The function, excluded from compilation once the compiler is imported; without a function, a decorator."""
         if function is None:
             return lambda marked: _Marks.disable(marked, *arguments, **options)
 
@@ -55,7 +55,7 @@ class _Marks(ModuleType):
 
 
 class _Support(ModuleType):
-    """What torchvision asks of torch._dynamo.utils while it is imported."""
+    """The part of torch._dynamo.utils that torchvision uses while it is imported."""
 
     @staticmethod
     def is_compile_supported(device: str) -> bool:

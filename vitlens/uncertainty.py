@@ -1,6 +1,6 @@
-"""How sure a number is: intervals, paired tests, and the correction for many of them."""
+"""Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 
-DRAWS = 10_000  # numerics: bootstrap and sign flips
-LEVEL = 0.05  # of tests, after a correction where there are several
+DRAWS = 10_000  # of bootstrap and sign flips
+LEVEL = 0.05  # significance level, after the correction for multiple tests
 _AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
 _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 
@@ -20,8 +20,8 @@ _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 class Estimate:
     """A number with its 95 % interval.
 
-    low, high: None where no interval is defined; n: images (or other units) it rests on; unit: "fraction",
-    "points", "nats", "px", "" for a plain number.
+    low, high: None where no interval is defined; n: number of images (or other units); unit: "fraction", "points",
+    "nats", "px", "" for a plain number.
     """
 
     value: float
@@ -32,7 +32,7 @@ class Estimate:
 
 
 class Side(Enum):
-    """On which side of something a number is shown to lie; UNDECIDED: intervals overlap, or there is none."""
+    """Whether a number is significantly below or above another; UNDECIDED: intervals overlap, or there is none."""
 
     BELOW = -1
     UNDECIDED = 0
@@ -40,18 +40,28 @@ class Side(Enum):
 
 
 def beyond(estimate: Estimate, value: float) -> Side:
-    """Whether an interval lies wholly above or below a value; a number without an interval (n = 1) shows neither."""
+    """Whether an interval is entirely above or below a value; UNDECIDED for a number without an interval (n = 1)."""
     if estimate.low is None or estimate.high is None or estimate.low <= value <= estimate.high:
         return Side.UNDECIDED
     return Side.ABOVE if estimate.low > value else Side.BELOW
 
 
-def apart(one: Estimate, other: Estimate) -> Side:
-    """Whether one interval lies wholly above or below another; numbers without intervals show neither."""
-    if None in (one.low, one.high) or other.low is None or other.high is None:
+def apart(first: Estimate, second: Estimate) -> Side:
+    """Whether the first interval is entirely above or below the second; UNDECIDED for numbers without intervals."""
+    if None in (first.low, first.high) or second.low is None or second.high is None:
         return Side.UNDECIDED
-    above, below = beyond(one, other.high), beyond(one, other.low)
+    above, below = beyond(first, second.high), beyond(first, second.low)
     return above if above is Side.ABOVE else below if below is Side.BELOW else Side.UNDECIDED
+
+
+def values_and_ends(estimates: Iterable[Estimate]) -> list[list[float]]:
+    """Values, lower and upper ends (3, estimates), as figures take them; the value for an end that is not defined."""
+    known = list(estimates)
+    return [
+        [estimate.value for estimate in known],
+        [estimate.value if estimate.low is None else estimate.low for estimate in known],
+        [estimate.value if estimate.high is None else estimate.high for estimate in known],
+    ]
 
 
 def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
@@ -62,7 +72,7 @@ def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
     fraction = successes / n
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * float(np.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n)))
-    # at the ends the formula gives 0 and 1 exactly, float arithmetic almost
+    # the formula gives exactly 0 and 1 at the ends; floating-point arithmetic does not
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == n else centre + half
     return Estimate(fraction, low, high, n, unit)
@@ -73,10 +83,10 @@ def bootstrap_mean(
 ) -> Estimate:
     """The mean of values (n,) with its 95 % percentile bootstrap interval; none for fewer than 2 values (or groups).
 
-    groups (n,): what values share; whole groups are drawn, so that images of one source do not count as many.
+    groups (n,): the group of each value; whole groups are drawn, as values of one group are not independent.
     """
     sums, counts = _by_group(_vector(values), groups)
-    if len(sums) < 2:  # every draw is the same: an interval without width would call any number sure
+    if len(sums) < 2:  # all draws would be equal, and the interval of width 0 misleading
         return Estimate(float(sums.sum() / counts.sum()), n=int(counts.sum()), unit=unit)
     generator = np.random.default_rng(seed)
     means = np.empty(draws)
@@ -98,22 +108,22 @@ def bootstrap_difference(
     unit: str = "fraction",
 ) -> Estimate:
     """The mean of first - second, both (n,) over the same images, with its paired 95 % bootstrap interval."""
-    one, two = _vector(first), _vector(second)
-    if len(one) != len(two):
-        raise InputError(f"expected the same images twice, found {len(one)} and {len(two)} values")
-    return bootstrap_mean(one - two, groups=groups, seed=seed, draws=draws, unit=unit)
+    first_values, second_values = _vector(first), _vector(second)
+    if len(first_values) != len(second_values):
+        raise InputError(f"expected the same images twice, found {len(first_values)} and {len(second_values)} values")
+    return bootstrap_mean(first_values - second_values, groups=groups, seed=seed, draws=draws, unit=unit)
 
 
 def median_of(values: ArrayLike, *, unit: str = "fraction") -> Estimate:
     """The median of values (n,) with the 95 % interval of its order statistics (Conover 1999, section 3.2).
 
-    Nothing is assumed of their distribution; fewer than 6 values have no such interval.
+    It is distribution-free; fewer than 6 values have no such interval.
     """
-    from scipy import stats  # half a second, and most runs draw no such interval
+    from scipy import stats  # imported late: it takes half a second, and few runs need it
 
     ordered = np.sort(_vector(values))
     n, middle = len(ordered), float(np.median(ordered))
-    below = int(stats.binom.ppf(0.025, n, 0.5))  # values below the lower end, at most
+    below = int(stats.binom.ppf(0.025, n, 0.5))  # largest number of values below the lower end
     if stats.binom.cdf(below, n, 0.5) > 0.025:
         below -= 1
     if below < 0:
@@ -124,12 +134,12 @@ def median_of(values: ArrayLike, *, unit: str = "fraction") -> Estimate:
 def sign_flip_test(
     differences: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, draws: int = DRAWS
 ) -> float:
-    """Two-sided p-value that paired differences (n,) are centred on zero, by random flips of their signs.
+    """Two-sided p-value of the hypothesis that paired differences (n,) are centred on zero, by random sign flips.
 
     groups (n,): differences of one group flip together. The smallest p-value is 1 / (draws + 1).
     """
     sums, _ = _by_group(_vector(differences), groups)
-    observed = abs(sums.sum()) * (1 - 1e-12)  # the same sum in another order counts as reached
+    observed = abs(sums.sum()) * (1 - 1e-12)  # tolerance for rounding in another order of summation
     generator = np.random.default_rng(seed)
     reached = 0
     step = max(1, _AT_ONCE // len(sums))
@@ -140,7 +150,7 @@ def sign_flip_test(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number (Holm 1979): reject those at most 0.05. The order is kept."""
+    """p-values adjusted for multiple tests (Holm 1979), in the given order: reject those of at most 0.05."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     adjusted = np.empty_like(p)
@@ -149,9 +159,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Exact two-sided p-value that two models are right equally often.
+    """Exact two-sided p-value of the hypothesis that two models have equal accuracy (McNemar 1947).
 
-    only_first, only_second: images that only this model has right; the images on which they agree say nothing.
+    only_first, only_second: number of images that only this model classifies correctly.
     """
     if only_first < 0 or only_second < 0:
         raise InputError(f"expected counts, found {only_first} and {only_second}")

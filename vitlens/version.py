@@ -1,3 +1,3 @@
-"""The version, alone, so that packaging and the command line read it without importing anything."""
+"""The version, in a module without imports, for packaging and the command line."""
 
 __version__ = "0.1.0"

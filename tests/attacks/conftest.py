@@ -1,4 +1,4 @@
-"""What tests of attacks share."""
+"""Fixtures of the tests of attacks."""
 
 from collections.abc import Iterator
 
@@ -7,9 +7,9 @@ import pytest
 from vitlens.attacks import scores
 
 
-@pytest.fixture(scope="class")  # once a test; hypothesis asks for more than function scope
+@pytest.fixture(scope="class")  # hypothesis does not accept function scope
 def few_queries() -> Iterator[None]:
-    """Square asks 50 times a step; where only what every attack promises is tested, six are enough."""
+    """Square takes 50 queries per step; six are enough to test the contract of every attack."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scores, "QUERIES", 6)
         yield

@@ -15,19 +15,19 @@ Size = tuple[int, int]
 
 
 class Flat(nn.Module):
-    """Layers on the pixels in a row."""
+    """Layers on the flattened pixels."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), *layers)
 
     def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.layers(images)
-        return found
+        logits: Tensor = self.layers(images)
+        return logits
 
 
 def made(module: nn.Module, size: Size, *, classes: int = 5) -> Model:
-    """A model around any model, without normalisation."""
+    """A model around any module, without normalisation."""
     model = Model(
         module,
         alias="made",
@@ -79,11 +79,11 @@ def pictures(count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float =
 
 
 def setting(steps: int, size: Size = (8, 8), *, classes: int = 5) -> Setting:
-    """What an algorithm is made for: one of these models."""
+    """The setting of an algorithm for one of these models."""
     return Setting(steps, classes, size)
 
 
-def answers(model: Model, images: Tensor) -> Tensor:
-    """What the model says, one image at a time."""
+def predictions(model: Model, images: Tensor) -> Tensor:
+    """The predictions, one image at a time."""
     with torch.no_grad():
         return torch.cat([model(image).argmax(1) for image in images.split(1)])

@@ -32,7 +32,7 @@ class Wave(nn.Module):
 
 
 def wavy(seed: int) -> Model:
-    """A model whose losses have many hills, and which says 0 whatever it sees: no attack ends early."""
+    """A model whose losses have many maxima, and which always predicts 0: no attack ends early."""
 
     def build() -> nn.Module:
         last = nn.Linear(16, 5)
@@ -56,7 +56,7 @@ def by_hand(
     model: Model, clean: Tensor, label: Tensor, start: Tensor, epsilon: float, steps: int, norm: Norm,
     loss: LossName,
 ) -> Tensor:  # fmt: skip
-    """Croce & Hein 2020, algorithm 1: every point it visits."""
+    """Croce & Hein 2020, algorithm 1: all its points."""
 
     def f(image: Tensor) -> tuple[float, Tensor]:
         leaf = image.clone().requires_grad_()

@@ -1,9 +1,9 @@
-"""C&W: the nearest of all that was found, image by image."""
+"""C&W: the nearest of all adversarial images, image by image."""
 
 import pytest
 import torch
 
-from tests.attacks.models import answers, perceptron, pictures
+from tests.attacks.models import perceptron, pictures, predictions
 from vitlens.attacks.attack import attack
 from vitlens.attacks.carlini_wagner import CarliniWagner
 from vitlens.attacks.clean import clean_images
@@ -23,12 +23,12 @@ def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[Attac
     return outcome, seen
 
 
-def test_the_answer_is_the_nearest_of_all_that_was_looked_at():
+def test_the_result_is_the_nearest_adversarial_image_of_all_queries():
     images = pictures(1, seed=2)
     outcome, seen = run(images, steps=30)
-    label = answers(perceptron(), images)
+    label = predictions(perceptron(), images)
     points = torch.cat(seen)
-    fooled = answers(perceptron(), points) != label
+    fooled = predictions(perceptron(), points) != label
     lengths = L2.length(points - images)[fooled]
     assert len(lengths) > 10
     assert outcome.distance.item() == pytest.approx(lengths.min().item(), abs=1e-5)
@@ -43,8 +43,8 @@ def test_searches_stop_image_by_image():
     assert abs(alone.distance[0] - outcome.distance[4]) < 1e-3
 
 
-def test_an_image_is_given_up_when_its_loss_has_risen_at_two_looks_in_a_row():
-    """One look is not enough: Adam's first steps overshoot, and what it finds after them is nearer."""
+def test_a_search_stops_when_the_loss_has_risen_at_two_checks_in_a_row():
+    """One check is not enough: Adam's first steps overshoot, and later images are nearer."""
     algorithm = CarliniWagner(steps=20, searches=1)
     state = {"ticks": torch.ones(1), "still": torch.zeros(1), "checked": torch.full((1,), torch.inf)}
     still = []
@@ -52,7 +52,7 @@ def test_an_image_is_given_up_when_its_loss_has_risen_at_two_looks_in_a_row():
         state = algorithm._checked(state, torch.tensor([loss]))
         still.append(int(state["still"]))
         state["ticks"] += 1
-        state = algorithm._checked(state, torch.tensor([loss + 9]))  # between two looks nothing counts
+        state = algorithm._checked(state, torch.tensor([loss + 9]))  # no check
         state["ticks"] += 1
     assert still == [0, 1, 0, 1, 2]
 
@@ -66,8 +66,8 @@ def test_one_rise_of_the_loss_ends_no_search(monkeypatch):
     assert (long.distance <= short.distance).all()
 
 
-def test_black_and_white_images_have_their_place_in_tanh_space():
-    images = pictures(4, seed=6).round()  # every pixel at an end
+def test_black_and_white_images_are_finite_in_tanh_space():
+    images = pictures(4, seed=6).round()  # every pixel is 0 or 1
     result = attack(perceptron(seed=1), images, "predicted", method="cw", steps=20)
     assert torch.isfinite(result.images).all()
     assert torch.isfinite(result.distance).all()

@@ -1,4 +1,4 @@
-"""What cannot be attacked, and what cannot be asked."""
+"""Invalid images, labels and arguments are refused."""
 
 import pytest
 import torch
@@ -25,13 +25,13 @@ LABELS = torch.tensor([0, 1, 2])
         ({"batch_size": 0}, r"batch size of at least 1, found 0"),
         ({"targets": LABELS, "method": "pgd-targeted"}, r"other than the labels, found 0 for both on image 0"),
         ({"targets": LABELS + 5, "method": "pgd-targeted"}, r"target classes from 0 to 4, found 5"),
-        ({"targets": LABELS[:2], "method": "pgd-targeted"}, r"one target an image \(3\), found 2"),
+        ({"targets": LABELS[:2], "method": "pgd-targeted"}, r"one target per image \(3\), found 2"),
         ({"targets": LABELS + 1}, r"pgd-targeted or apgd-targeted to reach targets, found 'pgd'"),
         ({"maps": torch.rand(2, 4, 4), "method": "patch"}, r"maps \(3, rows, columns\), found \(2, 4, 4\)"),
         ({"maps": torch.full((3, 4, 4), torch.nan), "method": "patch"}, r"finite maps"),
     ],
 )
-def test_what_cannot_be_asked(options, message):
+def test_invalid_arguments(options, message):
     with pytest.raises(InputError, match=message):
         attack(linear(), pictures(3), LABELS, **options)
 
@@ -41,7 +41,7 @@ def test_what_cannot_be_asked(options, message):
     [
         (None, r"a label for each image, found none; labels='predicted' attacks the prediction"),
         ("guessed", r"a label for each image, found 'guessed'"),
-        (LABELS[:2], r"one label an image \(3\), found 2"),
+        (LABELS[:2], r"one label per image \(3\), found 2"),
         (LABELS + 3, r"labels from 0 to 4, found 5"),
         (LABELS - 1, r"labels from 0 to 4, found -1"),
     ],
@@ -83,10 +83,10 @@ def test_unknown_attacks():
         ({"epsilons_l2": (1.0, 1.0)}, r"ascending order, found 1, 1"),
         ({"steps": {"pgd": 0}}, "steps of at least 1, found 0"),
         ({"keep": -1}, "keep of at least 0, found -1"),
-        ({"indices": [1, 2]}, r"one index an image \(1\), found 2"),
+        ({"indices": [1, 2]}, r"one index per image \(1\), found 2"),
     ],
 )
-def test_sweeps_that_cannot_be_asked(options, message):
+def test_invalid_arguments_of_a_sweep(options, message):
     with pytest.raises(InputError, match=message):
         sweep(linear(), pictures(1), "predicted", **options)
 

@@ -1,10 +1,10 @@
-"""The batch that is always full: who leaves, who follows, what it costs, and what is left behind."""
+"""The engine: which images leave and enter the batch, the passes counted, and the errors."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.attacks.models import Flat, answers, linear, made, perceptron, pictures, setting
+from tests.attacks.models import Flat, linear, made, perceptron, pictures, predictions, setting
 from vitlens.attacks.algorithm import Jobs
 from vitlens.attacks.attack import attack
 from vitlens.attacks.clean import clean_images
@@ -28,17 +28,18 @@ def test_the_batch_is_refilled_as_images_leave():
     model, images = perceptron(), pictures(24)
     passes = watched(model)
     result = attack(model, images, "predicted", method="pgd", epsilon=0.05, batch_size=4, steps=8)
-    at_work = passes[6:]  # after the look at the clean images
+    attack_passes = passes[6:]  # after the pass on the clean images
     assert 2 < result.success.sum() < 24
     assert result.forwards.min() < result.forwards.max() == 9
-    assert 0 <= sum(size for size, _ in at_work) - result.forwards.sum() <= len(at_work)  # a pass of 3 is one of 4
-    rounds = sum(gradients for _, gradients in at_work)
-    assert max(size for size, _ in at_work) == 4
-    assert rounds <= result.forwards.sum() / 4 + 9  # full to the end, but for the last job's steps
-    assert rounds < sum(int(group.max()) for group in result.backwards.split(4))  # as without refilling
+    padding = sum(size for size, _ in attack_passes) - result.forwards.sum()
+    assert 0 <= padding <= len(attack_passes)  # a batch of 3 is padded to 4
+    rounds = sum(gradients for _, gradients in attack_passes)
+    assert max(size for size, _ in attack_passes) == 4
+    assert rounds <= result.forwards.sum() / 4 + 9  # full but for the last job's steps
+    assert rounds < sum(int(group.max()) for group in result.backwards.split(4))  # the passes without refilling
 
 
-def test_what_is_fooled_costs_no_more():
+def test_a_misclassified_image_takes_no_more_passes():
     model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
     result = attack(model, images, "predicted", method="pgd", epsilon=0.3, steps=20)
     assert result.success.all()
@@ -48,7 +49,7 @@ def test_what_is_fooled_costs_no_more():
     assert (broken.broken_at["pgd"] == 0.3).all()
 
 
-def test_downwards_the_images_that_stand_at_the_largest_epsilon_are_tried_there_alone():
+def test_downwards_images_robust_at_the_largest_epsilon_are_attacked_only_there():
     model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
     asked = {"attacks": ["pgd"], "epsilons": (1e-5, 2e-5, 3e-5), "steps": 20}
     up = sweep(model, images, "predicted", **asked)
@@ -62,7 +63,7 @@ def test_downwards_the_images_that_stand_at_the_largest_epsilon_are_tried_there_
 
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_downwards_ends_where_a_linear_model_breaks(restarts):
-    """Every epsilon in turn, with all its tries, for images that break at different ones."""
+    """All epsilons and restarts, for images that break at different epsilons."""
     model, images = linear(classes=2), pictures(12, low=0.4, high=0.6)
     asked = {"attacks": ["pgd"], "epsilons": tuple(epsilon / 1000 for epsilon in (2, 5, 10, 20, 40, 80)), "steps": 10}
     up = sweep(model, images, "predicted", **asked)
@@ -71,20 +72,20 @@ def test_downwards_ends_where_a_linear_model_breaks(restarts):
     assert len(up.broken_at["pgd"].unique()) > 3
 
 
-def test_downwards_several_attacks_share_what_is_left():
-    """Worst case over three: a later one begins below what the first broke, and takes the credit for what it breaks."""
+def test_downwards_several_attacks_share_the_images_still_robust():
+    """Worst case over three: a later attack starts below the epsilon of the first, and its successes count."""
     model, images = perceptron(seed=1), pictures(12, seed=1)
     levels = (0.01, 0.02, 0.04, 0.08)
     asked = {"epsilons": levels, "steps": 2}
-    found = sweep(model, images, "predicted", attacks=["auto"], downwards=True, **asked).broken_at["auto"]
+    broken_at = sweep(model, images, "predicted", attacks=["auto"], downwards=True, **asked).broken_at["auto"]
     alone = sweep(model, images, "predicted", attacks=["apgd-ce"], downwards=True, **asked).broken_at["apgd-ce"]
     above = sweep(model, images, "predicted", attacks=["auto"], **asked).broken_at["auto"]
-    assert (found <= alone).all()
-    assert (above <= found).all()
-    assert ((found > 0.01) & found.isfinite()).any()
+    assert (broken_at <= alone).all()
+    assert (above <= broken_at).all()
+    assert ((broken_at > 0.01) & broken_at.isfinite()).any()
 
 
-def test_fgsm_takes_two_looks_and_one_gradient():
+def test_fgsm_takes_two_forwards_and_one_backward():
     model, images = perceptron(), pictures(8)
     passes = watched(model)
     result = attack(model, images, "predicted", method="fgsm", epsilon=0.02)
@@ -94,16 +95,16 @@ def test_fgsm_takes_two_looks_and_one_gradient():
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (3, [4]), (5, [8]), (20, [24]), (40, [32, 8]), (45, [32, 16])])
-def test_a_processor_meets_few_shapes_and_every_image_gets_its_own_answer(count, sizes):
+def test_a_cpu_runs_few_shapes_and_every_image_gets_its_own_result(count, sizes):
     model, images = perceptron(), pictures(count)
     clean, rows = clean_images(model, images, "predicted"), torch.arange(count)
     jobs = Jobs(rows, rows, images, clean.labels, clean.runners_up, clean.labels, rows, torch.full((count,), 0.1), rows)
     passes = watched(model)
-    evaluator, nobody = Evaluator(model, pgd(setting(1))), torch.zeros(count, dtype=torch.bool)
-    seen = evaluator.evaluate(images, jobs, nobody)
+    evaluator, none_last = Evaluator(model, pgd(setting(1))), torch.zeros(count, dtype=torch.bool)
+    seen = evaluator.evaluate(images, jobs, none_last)
     assert passes == [(size, True) for size in sizes]
     for row in range(count):
-        alone = evaluator.evaluate(images[row : row + 1], jobs.only(torch.tensor([row])), nobody[:1])
+        alone = evaluator.evaluate(images[row : row + 1], jobs.select(torch.tensor([row])), none_last[:1])
         torch.testing.assert_close(seen.logits[row], alone.logits[0])
         torch.testing.assert_close(seen.gradients[:, row], alone.gradients[:, 0])
     every_other = torch.arange(count) % 2 == 0
@@ -113,9 +114,9 @@ def test_a_processor_meets_few_shapes_and_every_image_gets_its_own_answer(count,
     assert not mixed.gradients[:, every_other].any()
 
 
-def test_wrong_images_are_left_alone():
+def test_misclassified_images_are_not_attacked():
     model, images = perceptron(), pictures(6)
-    labels = answers(model, images)
+    labels = predictions(model, images)
     labels[[1, 4]] = (labels[[1, 4]] + 1) % 5
     result = attack(model, images, labels, method="apgd-ce", epsilon=0.5)
     assert result.tried.tolist() == [True, False, True, True, False, True]
@@ -123,23 +124,23 @@ def test_wrong_images_are_left_alone():
     assert result.forwards[[1, 4]].tolist() == [0, 0]
 
 
-def test_a_model_that_is_always_wrong_is_told_and_has_an_empty_curve():
+def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
     model, images = perceptron(), pictures(3)
-    labels = (answers(model, images) + 1) % 5
-    found = sweep(model, images, labels, attacks=["pgd", "cw", "auto"], keep=3)
-    assert found.notes == ("made is wrong on every one of the 3 images before any attack: nothing to attack",)
-    assert not found.clean.any()
-    for name in found.attacks:
-        assert found.broken_at[name].tolist() == [0.0] * 3
-        assert found.distance[name].tolist() == [0.0] * 3
-        assert found.kept[name][1].shape == (0, 3, 8, 8)
-        assert found.forwards[name] == 0
-    assert attack(model, images, labels).notes == found.notes
+    labels = (predictions(model, images) + 1) % 5
+    curves = sweep(model, images, labels, attacks=["pgd", "cw", "auto"], keep=3)
+    assert curves.notes == ("made misclassifies all 3 clean images: there is nothing to attack",)
+    assert not curves.clean.any()
+    for name in curves.attacks:
+        assert curves.broken_at[name].tolist() == [0.0] * 3
+        assert curves.distance[name].tolist() == [0.0] * 3
+        assert curves.kept[name][1].shape == (0, 3, 8, 8)
+        assert curves.forwards[name] == 0
+    assert attack(model, images, labels).notes == curves.notes
 
 
 def test_progress_adds_up_to_images_times_attacks(few_queries):
     model, images = perceptron(), pictures(7)
-    labels = answers(model, images)
+    labels = predictions(model, images)
     labels[2] = (labels[2] + 1) % 5
     for names in (["pgd"], ["auto"], ["fgsm", "auto", "cw"]):
         done: list[int] = []
@@ -148,7 +149,7 @@ def test_progress_adds_up_to_images_times_attacks(few_queries):
 
 
 class Poisoned(nn.Module):
-    """Finite numbers for the image as it is, and NaN for the second as soon as it is changed; or in its gradient."""
+    """Finite for the clean images; NaN for the second as soon as it is changed, in its logits or its gradient."""
 
     def __init__(self, images: Tensor, *, backward: bool) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ class Poisoned(nn.Module):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_what_is_not_finite_is_said_with_model_and_image(backward):
+def test_non_finite_values_are_reported_with_model_and_image(backward):
     images = pictures(3, seed=5)
     what = "gradients" if backward else "logits"
     message = f"expected finite {what}, found NaN or infinity from made on image 31 under attack"
@@ -177,8 +178,8 @@ def test_what_is_not_finite_is_said_with_model_and_image(backward):
         )  # fmt: skip
 
 
-def test_a_model_that_hides_its_gradient():
-    """Nothing to differentiate is refused; gradients of exactly 0 are told, and scores see through them."""
+def test_a_model_that_masks_its_gradient():
+    """Without a gradient it is refused; gradients of exactly 0 are reported, and score-based attacks succeed."""
 
     class Rounded(nn.Module):
         def __init__(self) -> None:
@@ -189,11 +190,11 @@ def test_a_model_that_hides_its_gradient():
             return self.rest((images * 32).round() / 32)  # type: ignore[no-any-return]
 
     model, images = made(Rounded(), (8, 8), classes=2), pictures(8, low=0.4, high=0.6)
-    found = sweep(model, images, "predicted", attacks=["fgsm", "square"], epsilons=(0.2,), steps=2)
-    assert found.zero_gradients["fgsm"].all()
-    assert found.robust("fgsm", 0.2).all()
-    assert not found.zero_gradients["square"].any()
-    assert not found.robust("square", 0.2).any()
+    curves = sweep(model, images, "predicted", attacks=["fgsm", "square"], epsilons=(0.2,), steps=2)
+    assert curves.zero_gradients["fgsm"].all()
+    assert curves.robust("fgsm", 0.2).all()
+    assert not curves.zero_gradients["square"].any()
+    assert not curves.robust("square", 0.2).any()
 
     class Cut(Rounded):
         def forward(self, images: Tensor) -> Tensor:
@@ -203,9 +204,9 @@ def test_a_model_that_hides_its_gradient():
         attack(made(Cut(), (8, 8), classes=2), images, "predicted", method="pgd")
 
 
-def test_gradients_in_bf16_are_judged_in_fp32():
+def test_success_with_bf16_gradients_is_evaluated_in_fp32():
     model, images = perceptron(seed=2), pictures(60, seed=2)
-    labels = answers(model, images)
+    labels = predictions(model, images)
     passes = watched(model)
     exact, coarse = (
         sweep(
@@ -217,19 +218,19 @@ def test_gradients_in_bf16_are_judged_in_fp32():
     assert any(not gradients for _, gradients in passes)
     for name in exact.attacks:
         rows, kept = coarse.kept[name]
-        assert (answers(model, kept) != labels[rows]).all()
+        assert (predictions(model, kept) != labels[rows]).all()
         for epsilon in coarse.epsilons[name]:
-            strength = [int(found.robust(name, epsilon).sum()) for found in (exact, coarse)]
+            strength = [int(curves.robust(name, epsilon).sum()) for curves in (exact, coarse)]
             assert abs(strength[0] - strength[1]) <= 3
 
 
-def test_a_batch_of_mixed_looks_is_put_together_again():
-    """Jobs at their last look are run apart; each gets its own numbers back."""
+def test_the_parts_of_a_batch_are_joined_in_order():
+    """Jobs at their last query get a pass of their own; each gets its own results."""
     model, images = made(Flat(nn.Linear(192, 5)), (8, 8)), pictures(9)
     alone = [
         sweep(model, images[row : row + 1], "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3,
               indices=[row]).broken_at["pgd"]
         for row in range(9)
     ]  # fmt: skip
-    together = sweep(model, images, "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3, batch_size=3)
-    assert torch.equal(torch.cat(alone), together.broken_at["pgd"])
+    batched = sweep(model, images, "predicted", attacks=["pgd"], epsilons=(0.01, 0.03), steps=3, batch_size=3)
+    assert torch.equal(torch.cat(alone), batched.broken_at["pgd"])

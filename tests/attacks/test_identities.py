@@ -1,10 +1,10 @@
-"""Attacks beside what can be worked out by hand, and beside each other."""
+"""Attacks compared with closed-form results and with each other."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.attacks.models import answers, linear, perceptron, pictures, setting
+from tests.attacks.models import linear, perceptron, pictures, predictions, setting
 from vitlens.attacks.algorithm import Algorithm
 from vitlens.attacks.attack import attack
 from vitlens.attacks.clean import clean_images
@@ -32,35 +32,35 @@ def thresholds(model: Model, images: Tensor, power: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["fgsm", "bim", "pgd", "apgd-ce"])
-def test_a_linear_model_of_two_classes_breaks_where_it_must(name):
+def test_a_linear_model_of_two_classes_breaks_at_its_margin(name):
     """L∞: at the margin over the L1 norm of the weights."""
     model, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
     exact = thresholds(model, images, 1)
     levels = tuple(epsilon / 1000 for epsilon in range(4, 100, 4))
-    found = sweep(model, images, "predicted", attacks=[name], epsilons=levels, steps=5).broken_at[name]
+    broken_at = sweep(model, images, "predicted", attacks=[name], epsilons=levels, steps=5).broken_at[name]
     steps = torch.tensor([*levels, torch.inf], dtype=torch.float64)
     expected = steps[torch.searchsorted(steps, exact.double())]
-    assert (found >= expected).all()
+    assert (broken_at >= expected).all()
     assert len(expected.unique()) > 4
     assert expected.max() < torch.inf
-    assert (found == expected).float().mean() > 0.8  # the rest lie a step short of a corner
-    assert (found <= expected + 0.0041).all()
+    assert (broken_at == expected).float().mean() > 0.8  # the rest lie a step short of a corner
+    assert (broken_at <= expected + 0.0041).all()
 
 
-def test_square_comes_near_from_above():
+def test_square_is_near_the_bound_and_never_below():
     model, images = linear(classes=2), pictures(10, low=0.4, high=0.6)
     exact = thresholds(model, images, 1)
     levels = tuple(epsilon / 1000 for epsilon in (5, 50, 100, 200, 400))
-    found = sweep(model, images, "predicted", attacks=["square"], epsilons=levels, steps=4).broken_at["square"]
-    assert (found >= exact).all()
-    assert (found < 6 * exact + 0.03).all()
+    broken_at = sweep(model, images, "predicted", attacks=["square"], epsilons=levels, steps=4).broken_at["square"]
+    assert (broken_at >= exact).all()
+    assert (broken_at < 6 * exact + 0.03).all()
 
 
-def test_noise_is_far_from_what_gradients_do():
+def test_noise_is_much_weaker_than_gradients():
     model, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
     levels = tuple(epsilon / 100 for epsilon in range(2, 41, 2))
-    found = sweep(model, images, "predicted", attacks=["noise", "fgsm"], epsilons=levels, steps=3)
-    assert found.broken_at["noise"].clamp_max(0.4).mean() > 3 * found.broken_at["fgsm"].mean()
+    curves = sweep(model, images, "predicted", attacks=["noise", "fgsm"], epsilons=levels, steps=3)
+    assert curves.broken_at["noise"].clamp_max(0.4).mean() > 3 * curves.broken_at["fgsm"].mean()
 
 
 @pytest.mark.parametrize("name", ["cw", "deepfool"])
@@ -78,7 +78,7 @@ def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(n
 def test_one_step_of_pgd_from_the_clean_image_is_fgsm(norm):
     model, images = perceptron(), pictures(20)
     one = run(model, images, pgd(setting(1), norm=norm.name, stride=1.0, random_start=False), 0.3)
-    long = pgd(setting(1), norm=norm.name, stride=2.5, random_start=False)  # too long a step, and projected
+    long = pgd(setting(1), norm=norm.name, stride=2.5, random_start=False)  # a longer step, projected
     other = run(model, images, long, 0.3)
     assert one.adversarial
     assert one.adversarial.keys() == other.adversarial.keys()
@@ -93,22 +93,22 @@ def test_one_step_of_pgd_from_the_clean_image_is_fgsm(norm):
 
 def test_fgsm_is_the_sign_of_the_gradient_of_cross_entropy():
     model, images = perceptron(), pictures(20, low=0.3, high=0.7)
-    labels = answers(model, images)
+    labels = predictions(model, images)
     leaf = images.clone().requires_grad_()
     torch.nn.functional.cross_entropy(model(leaf), labels).backward()
     assert leaf.grad is not None
     expected = images + 0.04 * leaf.grad.sign()
     result = attack(model, images, labels, method="fgsm", epsilon=0.04)
-    assert torch.equal(result.success, answers(model, expected) != labels)
+    assert torch.equal(result.success, predictions(model, expected) != labels)
     assert 0 < result.success.sum() < 20
     torch.testing.assert_close(result.images[result.success], expected[result.success], atol=1e-6, rtol=0)
 
 
 def test_apgd_is_at_least_as_strong_as_pgd_with_the_same_steps():
     model, images = perceptron(seed=3), pictures(120, seed=3)
-    found = sweep(model, images, "predicted", attacks=["pgd", "apgd-ce"], epsilons=(0.01, 0.02, 0.03), steps=10)
-    for epsilon in found.epsilons["pgd"]:
-        assert 0 < found.robust("apgd-ce", epsilon).sum() <= found.robust("pgd", epsilon).sum()
+    curves = sweep(model, images, "predicted", attacks=["pgd", "apgd-ce"], epsilons=(0.01, 0.02, 0.03), steps=10)
+    for epsilon in curves.epsilons["pgd"]:
+        assert 0 < curves.robust("apgd-ce", epsilon).sum() <= curves.robust("pgd", epsilon).sum()
 
 
 def test_auto_is_the_worst_case_of_its_members():
@@ -126,7 +126,7 @@ def test_auto_is_the_worst_case_of_its_members():
     assert (lengths <= whole.broken_at["auto"][rows] + 1e-6).all()
 
 
-def test_parts_of_the_data_give_what_the_whole_gives():
+def test_parts_of_the_data_give_the_results_of_the_whole():
     model, images = perceptron(), pictures(10)
     asked = {"attacks": ["noise", "pgd", "square"], "epsilons": (0.02, 0.1), "steps": 2, "seed": 9}
     whole = sweep(model, images, "predicted", **asked)
@@ -143,11 +143,11 @@ def test_parts_of_the_data_give_what_the_whole_gives():
 @pytest.mark.parametrize("name", ["pgd-targeted", "apgd-targeted"])
 def test_targets_are_reached(name):
     model, images = perceptron(), pictures(10)
-    targets = (answers(model, images) + 2) % 5
+    targets = (predictions(model, images) + 2) % 5
     result = attack(model, images, "predicted", method=name, epsilon=0.5, targets=targets, steps=10)
     assert result.success.all()
     assert torch.equal(result.reached, result.success)
-    assert torch.equal(answers(model, result.images), targets)
+    assert torch.equal(predictions(model, result.images), targets)
     close = attack(model, images, "predicted", method=name, epsilon=1e-5, targets=targets, steps=2)
     assert not close.reached.any()
 

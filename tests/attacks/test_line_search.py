@@ -1,10 +1,10 @@
-"""The way back: to the boundary and not beyond it, whatever lies on the line."""
+"""The line search ends at the boundary, on the adversarial side."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.attacks.models import answers, linear, perceptron, pictures
+from tests.attacks.models import linear, perceptron, pictures, predictions
 from vitlens.attacks.attack import attack
 from vitlens.attacks.engine import POINTS, ROUNDS, line_search
 from vitlens.attacks.norms import L2
@@ -14,11 +14,11 @@ FINEST = (POINTS + 1) ** -ROUNDS
 
 
 def straight(count: int) -> tuple[Tensor, Tensor]:
-    """Grey images, and the same with one channel at white: the share of a line is how far that channel is gone."""
+    """Black images, and the same with one channel at 1: that channel's value is the share of the line."""
     clean = torch.zeros(count, 3, 4, 4)
-    found = clean.clone()
-    found[:, 0] = 1
-    return clean, found
+    adversarial = clean.clone()
+    adversarial[:, 0] = 1
+    return clean, adversarial
 
 
 def share(images: Tensor) -> Tensor:
@@ -26,8 +26,8 @@ def share(images: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
-def test_it_ends_where_the_boundary_is(batch_size):
-    clean, found = straight(5)
+def test_it_ends_at_the_boundary(batch_size):
+    clean, adversarial = straight(5)
     boundaries = torch.tensor([0.001, 0.2, 1 / 3, 0.71, 0.9999])
     sizes = []
 
@@ -35,7 +35,7 @@ def test_it_ends_where_the_boundary_is(batch_size):
         sizes.append(len(points))
         return share(points) >= boundaries[rows]
 
-    nearer = line_search(judge, clean, found, batch_size=batch_size)
+    nearer = line_search(judge, clean, adversarial, batch_size=batch_size)
     gap = share(nearer) - boundaries
     assert (gap >= 0).all()
     assert (gap <= FINEST + 1e-6).all()
@@ -45,55 +45,55 @@ def test_it_ends_where_the_boundary_is(batch_size):
     assert sum(sizes) == 5 * POINTS * ROUNDS
 
 
-def test_where_nothing_nearer_is_adversarial_the_image_comes_back_to_the_bit():
+def test_where_no_nearer_point_is_adversarial_the_image_is_returned_unchanged():
     generator = torch.Generator().manual_seed(0)
-    clean, found = torch.rand(2, 3, 3, 4, 4, generator=generator)
-    found = found * 1e-5  # so small that the way there and back would round it
-    assert not torch.equal(clean + (found - clean), found)
-    nearer = line_search(lambda points, _: torch.zeros(len(points), dtype=torch.bool), clean, found, batch_size=8)
-    assert torch.equal(nearer, found)
+    clean, adversarial = torch.rand(2, 3, 3, 4, 4, generator=generator)
+    adversarial = adversarial * 1e-5  # so small that clean + (adversarial - clean) is rounded
+    assert not torch.equal(clean + (adversarial - clean), adversarial)
+    nearer = line_search(lambda points, _: torch.zeros(len(points), dtype=torch.bool), clean, adversarial, batch_size=8)
+    assert torch.equal(nearer, adversarial)
 
 
-def test_of_several_stretches_the_first_that_was_seen():
-    clean, found = straight(1)
+def test_of_several_adversarial_intervals_it_takes_the_first():
+    clean, adversarial = straight(1)
 
     def judge(points: Tensor, _rows: Tensor) -> Tensor:
         return ((share(points) > 0.3) & (share(points) < 0.5)) | (share(points) > 0.8)
 
-    assert share(line_search(judge, clean, found, batch_size=8)).item() == pytest.approx(0.3, abs=1.01 * FINEST)
+    assert share(line_search(judge, clean, adversarial, batch_size=8)).item() == pytest.approx(0.3, abs=1.01 * FINEST)
 
 
 @pytest.mark.parametrize("name", ["cw", "deepfool"])
-def test_what_is_handed_out_was_judged(name):
-    """The images are those that the model saw, and a little nearer to the clean one they are taken for it again."""
+def test_the_returned_images_are_those_evaluated(name):
+    """They are adversarial, and slightly nearer to the clean image they are not."""
     model, images = perceptron(seed=2), pictures(12, seed=4)
-    labels = answers(model, images)
+    labels = predictions(model, images)
     result = attack(model, images, labels, method=name, steps=20)
     success = result.success
     assert success.sum() > 5
-    assert (answers(model, result.images) != labels)[success].all()
+    assert (predictions(model, result.images) != labels)[success].all()
     torch.testing.assert_close(
         L2.length(result.images - images)[success], result.distance[success], atol=1e-6, rtol=1e-6
     )
     shorter = images + (1 - 3 * FINEST) * (result.images - images)
-    assert (answers(model, shorter) == labels)[success].float().mean() > 0.9
+    assert (predictions(model, shorter) == labels)[success].float().mean() > 0.9
 
 
 @pytest.mark.parametrize("name", ["cw", "deepfool"])
-def test_its_looks_are_counted(name):
+def test_its_passes_are_counted(name):
     model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
     passes = []
     model.module.register_forward_pre_hook(lambda _module, inputs: passes.append(len(inputs[0])))
-    found = sweep(model, images, "predicted", attacks=[name], steps=3, batch_size=1)
-    looked = passes[6:]  # after the clean images
-    assert found.forwards[name] == sum(looked)
-    assert looked.count(1) > 0
-    assert found.distance[name].isfinite().any()
+    curves = sweep(model, images, "predicted", attacks=[name], steps=3, batch_size=1)
+    sizes = passes[6:]  # after the clean images
+    assert curves.forwards[name] == sum(sizes)
+    assert sizes.count(1) > 0
+    assert curves.distance[name].isfinite().any()
 
 
 def test_an_attack_within_epsilon_is_left_as_it_is(monkeypatch):
     def none(*_: object, **__: object) -> Tensor:
-        raise AssertionError("no line search wanted")
+        raise AssertionError("no line search expected")
 
     monkeypatch.setattr("vitlens.attacks.engine.line_search", none)
     result = attack(perceptron(), pictures(6), "predicted", method="pgd-l2", epsilon=0.3, steps=4)

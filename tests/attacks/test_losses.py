@@ -1,10 +1,19 @@
-"""Losses beside their formulas, and when a prediction counts as turned."""
+"""Losses compared with their formulas, and when an image counts as misclassified."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from vitlens.attacks.losses import LOSSES, SURE, TARGETED, cross_entropy, fooled, margin, reached, targeted_dlr
+from vitlens.attacks.losses import (
+    LOSSES,
+    ROUNDING,
+    TARGETED,
+    cross_entropy,
+    is_misclassified,
+    is_target,
+    margin,
+    targeted_dlr,
+)
 
 LOGITS = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).double() * 3
 LABELS = torch.arange(40) % 6
@@ -13,11 +22,11 @@ AIMS = (LABELS + 1) % 6
 
 def gradient(loss, logits):
     leaf = logits.clone().requires_grad_()
-    (found,) = torch.autograd.grad(loss(leaf).sum(), leaf)
-    return found
+    (gradients,) = torch.autograd.grad(loss(leaf).sum(), leaf)
+    return gradients
 
 
-def test_the_log_odds_point_where_cross_entropy_does_and_rank_as_it_does():
+def test_the_log_odds_have_the_gradient_direction_and_order_of_cross_entropy():
     entropy = F.cross_entropy(LOGITS, LABELS, reduction="none")
     torch.testing.assert_close(F.softplus(cross_entropy(LOGITS, LABELS, AIMS)), entropy)
     ours = gradient(lambda logits: cross_entropy(logits, LABELS, AIMS), LOGITS)
@@ -28,11 +37,11 @@ def test_the_log_odds_point_where_cross_entropy_does_and_rank_as_it_does():
     torch.testing.assert_close(F.normalize(aimed, dim=1), -F.normalize(opposite, dim=1))
 
 
-def test_a_sure_model_has_a_gradient_all_the_same():
-    sure = torch.tensor([[200.0, 0.0, 1.0]])
+def test_the_log_odds_of_a_confident_model_have_a_gradient():
+    confident = torch.tensor([[200.0, 0.0, 1.0]])
     label = torch.tensor([0])
-    assert gradient(lambda logits: F.cross_entropy(logits, label, reduction="none"), sure).abs().max() == 0
-    assert gradient(lambda logits: cross_entropy(logits, label, label), sure).abs().max() == 1
+    assert gradient(lambda logits: F.cross_entropy(logits, label, reduction="none"), confident).abs().max() == 0
+    assert gradient(lambda logits: cross_entropy(logits, label, label), confident).abs().max() == 1
 
 
 def test_dlr_is_the_papers():
@@ -56,17 +65,17 @@ def test_the_label_is_masked_out_and_not_multiplied_by_zero():
     assert margin(negative, torch.tensor([0])).item() == 2  # times zero, the label itself would be the largest other
 
 
-def test_every_loss_is_positive_where_the_image_is_fooled():
-    wrong = fooled(LOGITS, LABELS)
-    assert torch.equal(wrong, LOGITS.argmax(1) != LABELS)
-    assert torch.equal(LOSSES["dlr"](LOGITS, LABELS, AIMS) > 0, wrong)
-    got = reached(LOGITS, AIMS)
-    assert torch.equal(got, LOGITS.argmax(1) == AIMS)
-    assert 0 < wrong.sum() < 40
-    assert 0 < got.sum() < 40
+def test_dlr_is_positive_where_the_image_is_misclassified():
+    misclassified = is_misclassified(LOGITS, LABELS)
+    assert torch.equal(misclassified, LOGITS.argmax(1) != LABELS)
+    assert torch.equal(LOSSES["dlr"](LOGITS, LABELS, AIMS) > 0, misclassified)
+    on_target = is_target(LOGITS, AIMS)
+    assert torch.equal(on_target, LOGITS.argmax(1) == AIMS)
+    assert 0 < misclassified.sum() < 40
+    assert 0 < on_target.sum() < 40
 
 
-def test_logits_that_rounding_could_turn_do_not_count():
-    near = torch.tensor([[100.0, 100.0 * (1 + SURE / 2)], [100.0, 100.0], [100.0, 100.0 * (1 + 2 * SURE)]])
-    assert fooled(near, torch.zeros(3, dtype=torch.long)).tolist() == [False, False, True]
-    assert reached(near, torch.ones(3, dtype=torch.long)).tolist() == [False, False, True]
+def test_differences_within_rounding_do_not_count():
+    near = torch.tensor([[100.0, 100.0 * (1 + ROUNDING / 2)], [100.0, 100.0], [100.0, 100.0 * (1 + 2 * ROUNDING)]])
+    assert is_misclassified(near, torch.zeros(3, dtype=torch.long)).tolist() == [False, False, True]
+    assert is_target(near, torch.ones(3, dtype=torch.long)).tolist() == [False, False, True]

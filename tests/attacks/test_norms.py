@@ -25,7 +25,7 @@ def test_lengths_are_numpys():
 @BALLS
 @settings(max_examples=20, deadline=None)
 @given(scale=st.floats(1e-20, 1e6), epsilon=st.one_of(st.just(0.0), st.floats(1e-6, 10)))
-def test_projections_stay_inside_and_leave_alone_what_is(norm, scale, epsilon):
+def test_projections_stay_inside_and_keep_points_inside(norm, scale, epsilon):
     bound = torch.full((5,), epsilon)
     inside = norm.project(CHANGE * scale, bound)
     assert (norm.length(inside) <= epsilon + 1e-6).all()
@@ -51,13 +51,13 @@ def test_the_steepest_step_has_length_one_and_gains_most(norm):
     torch.testing.assert_close(gain, dual)
 
 
-def test_a_vanishing_gradient_still_has_a_direction_and_none_has_none():
+def test_a_vanishing_gradient_has_a_direction_and_zero_has_none():
     torch.testing.assert_close(L2.steepest(CHANGE * 1e-25), L2.steepest(CHANGE))
     assert torch.equal(L2.steepest(CHANGE * 0), CHANGE * 0)
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_draws_fill_the_ball_and_depend_on_their_key_alone(name):
+def test_draws_fill_the_ball_and_depend_only_on_their_key(name):
     norm, like = NORMS[name], torch.zeros(200, 3, 1, 1)
     draws = norm.draw(KEYS, like)
     assert torch.isfinite(draws).all()
@@ -69,5 +69,5 @@ def test_draws_fill_the_ball_and_depend_on_their_key_alone(name):
     assert torch.equal(norm.draw(KEYS[7:9], like[:2]), draws[7:9])
 
 
-def test_one_number_an_image():
+def test_one_number_per_image():
     assert (CHANGE * per_pixel(EPSILON)).shape == CHANGE.shape

@@ -1,11 +1,11 @@
-"""What every attack promises, whatever it is, on random models, shapes, epsilons and seeds."""
+"""The contract of every attack, on random models, shapes, epsilons and seeds."""
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.attacks.models import MODELS, answers, perceptron, pictures
+from tests.attacks.models import MODELS, perceptron, pictures, predictions
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.sweep import sweep
@@ -25,11 +25,11 @@ epsilons = st.one_of(st.sampled_from([0.0, 1e-4, 8 / 255, 1.0]), st.floats(0.0, 
 pytestmark = pytest.mark.usefixtures("few_queries")
 
 
-def went(found: torch.Tensor, images: torch.Tensor, norm: str) -> torch.Tensor:
-    """How far each image went, by NumPy's norms."""
-    change = (found.double() - images.double()).flatten(1).numpy()
+def perturbation_length(adversarial: torch.Tensor, images: torch.Tensor, norm: str) -> torch.Tensor:
+    """The length of each perturbation, by NumPy's norms."""
+    change = (adversarial.double() - images.double()).flatten(1).numpy()
     if norm == "patch":
-        return torch.from_numpy(((found != images).any(1).flatten(1).double().mean(1)).numpy())
+        return torch.from_numpy(((adversarial != images).any(1).flatten(1).double().mean(1)).numpy())
     return torch.from_numpy(abs(change).max(1) if norm == "linf" else (change**2).sum(1) ** 0.5)
 
 
@@ -44,26 +44,26 @@ def went(found: torch.Tensor, images: torch.Tensor, norm: str) -> torch.Tensor:
     steps=st.integers(1, 3),
     low=st.sampled_from([0.0, 0.4]),
 )
-def test_nothing_outside_its_bounds_and_nothing_claimed_in_vain(name, made, epsilon, seed, count, restarts, steps, low):
+def test_perturbations_are_within_bounds_and_successes_are_real(name, made, epsilon, seed, count, restarts, steps, low):
     (kind, size, number), entry = made, ATTACKS[name]
     model = MODELS[kind](size, seed=number)
     images = pictures(count, size, seed=seed % 1000, low=low, high=1 - low)
     before = images.clone()
-    labels = answers(model, images)
-    labels[0] = (labels[0] + seed) % 5  # now and then wrong before any attack
+    labels = predictions(model, images)
+    labels[0] = (labels[0] + seed) % 5  # sometimes misclassified
     budget = None if entry.norm == "patch" else epsilon
     result = attack(model, images, labels, method=name, epsilon=budget, seed=seed, restarts=restarts, steps=steps)
     assert torch.equal(images, before)
     assert torch.isfinite(result.images).all()
     assert result.images.min() >= 0
     assert result.images.max() <= 1
-    length = went(result.images, images, entry.norm)
+    length = perturbation_length(result.images, images, entry.norm)
     allowed = 4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon  # a quarter of the side is 2 px
     assert (length <= allowed + 1e-6).all()
     torch.testing.assert_close(result.distance.double(), length, atol=1e-6, rtol=1e-5)
-    assert torch.equal(result.tried, answers(model, images) == labels)
+    assert torch.equal(result.tried, predictions(model, images) == labels)
     assert not (result.success & ~result.tried).any()
-    assert torch.equal(answers(model, result.images) != labels, result.success | ~result.tried)  # judged again
+    assert torch.equal(predictions(model, result.images) != labels, result.success | ~result.tried)  # evaluated again
     assert torch.equal(result.images[~result.success], images[~result.success])
     assert (result.images.flatten(1).amax(1) > 0).all()  # no black image
     assert ((result.forwards > 0) == (result.tried & (torch.tensor(epsilon > 0) | (entry.norm == "patch") |
@@ -75,9 +75,9 @@ def test_nothing_outside_its_bounds_and_nothing_claimed_in_vain(name, made, epsi
 @settings(QUICK, max_examples=2)
 @given(seed=st.integers(0, 1000), batch_size=st.integers(1, 4), order=st.permutations(range(5)))
 def test_batch_size_and_order_do_not_matter(name, seed, batch_size, order):
-    """In double precision, where the size of a batch leaves no trace beyond the last digits."""
+    """In double precision, in which the batch size changes only the last digits."""
     model, images = perceptron(seed=seed).double(), pictures(5, seed=seed).double()
-    labels = answers(model, images)
+    labels = predictions(model, images)
     asked = {"attacks": [name], "epsilons": (0.02, 0.1), "epsilons_l2": (0.1, 0.4), "steps": 2, "seed": seed}
     one = sweep(model, images, labels, batch_size=5, **asked)
     other = sweep(model, images[order], labels[order], batch_size=batch_size, indices=order, **asked)
@@ -92,7 +92,7 @@ def test_batch_size_and_order_do_not_matter(name, seed, batch_size, order):
 @given(seed=st.integers(0, 1000))
 def test_more_restarts_never_raise_robust_accuracy(name, seed):
     model, images = perceptron(seed=seed), pictures(8, seed=seed)
-    labels = answers(model, images)
+    labels = predictions(model, images)
     asked = {"attacks": [name], "epsilons": (0.01, 0.04), "epsilons_l2": (0.1, 0.2), "steps": 2, "seed": seed}
     once, often = (sweep(model, images, labels, restarts=restarts, **asked) for restarts in (1, 4))
     assert (often.broken_at[name] <= once.broken_at[name]).all()
@@ -101,47 +101,45 @@ def test_more_restarts_never_raise_robust_accuracy(name, seed):
 @pytest.mark.parametrize("name", BOUNDED)
 @settings(QUICK, max_examples=2)
 @given(made=models, seed=st.integers(0, 1000), restarts=st.integers(1, 2))
-def test_downwards_an_image_is_tried_from_the_largest_epsilon_to_the_first_at_which_it_stands(
-    name, made, seed, restarts
-):
+def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_is_robust(name, made, seed, restarts):
     (kind, size, number), levels = made, (0.05, 0.15, 0.4)
     model = MODELS[kind](size, seed=number)
     images = pictures(3, size, seed=seed)
-    labels = answers(model, images)
+    labels = predictions(model, images)
     asked = {"steps": 2, "seed": seed, "restarts": restarts}
-    found = sweep(
+    curves = sweep(
         model, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, keep=3, downwards=True, **asked
     )
-    falling = torch.ones(3, dtype=torch.bool)  # as far as every larger epsilon breaks it too
+    falling = torch.ones(3, dtype=torch.bool)  # broken at this and every larger epsilon
     expected = torch.full((3,), torch.inf, dtype=torch.float64)
     for epsilon in reversed(levels):
         alone = attack(model, images, labels, method=name, epsilon=epsilon, **asked)
         falling = falling & alone.success
         expected[falling] = epsilon
-    assert torch.equal(found.broken_at[name], expected)
-    rows, kept = found.kept[name]
+    assert torch.equal(curves.broken_at[name], expected)
+    rows, kept = curves.kept[name]
     assert rows.tolist() == expected.isfinite().nonzero()[:, 0].tolist()
-    assert (answers(model, kept) != labels[rows]).all()
-    assert (went(kept, images[rows], ATTACKS[name].norm) <= expected[rows] + 1e-6).all()  # that of the smallest
+    assert (predictions(model, kept) != labels[rows]).all()
+    assert (perturbation_length(kept, images[rows], ATTACKS[name].norm) <= expected[rows] + 1e-6).all()
 
 
 @pytest.mark.parametrize("name", BOUNDED)
 @settings(QUICK, max_examples=3)
 @given(made=models, seed=st.integers(0, 1000))
-def test_a_sweep_is_the_attack_at_each_epsilon_and_keeps_broken_what_was_broken(name, made, seed):
+def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name, made, seed):
     (kind, size, number), levels = made, (0.0, 0.05, 0.15, 0.4)
     model = MODELS[kind](size, seed=number)
     images = pictures(3, size, seed=seed)
-    labels = answers(model, images)
-    found = sweep(
+    labels = predictions(model, images)
+    curves = sweep(
         model, images, labels, attacks=[name], epsilons=levels, epsilons_l2=levels, steps=2, seed=seed, keep=3
     )
-    standing = found.clean
+    robust = curves.clean
     for epsilon in levels:
         alone = attack(model, images, labels, method=name, epsilon=epsilon, steps=2, seed=seed)
-        standing = standing & ~alone.success
-        assert torch.equal(found.robust(name, epsilon), standing)
-    assert torch.equal(found.robust(name, 0.0), found.clean)
-    rows, kept = found.kept[name]
-    assert torch.equal(answers(model, kept) != labels[rows], torch.ones(len(rows), dtype=torch.bool))
-    assert rows.tolist() == found.broken_at[name].isfinite().nonzero()[:, 0].tolist()
+        robust = robust & ~alone.success
+        assert torch.equal(curves.robust(name, epsilon), robust)
+    assert torch.equal(curves.robust(name, 0.0), curves.clean)
+    rows, kept = curves.kept[name]
+    assert torch.equal(predictions(model, kept) != labels[rows], torch.ones(len(rows), dtype=torch.bool))
+    assert rows.tolist() == curves.broken_at[name].isfinite().nonzero()[:, 0].tolist()

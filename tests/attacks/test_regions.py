@@ -1,4 +1,4 @@
-"""Where changes may lie: bands of frequencies and squares of pixels."""
+"""Regions of allowed changes: bands of frequencies and squares of pixels."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from tests.attacks.models import linear, perceptron, pictures, tiny_vit
 from vitlens.analysis.failures.spectrum import radius
 from vitlens.attacks.attack import attack
-from vitlens.attacks.regions import CUTOFF, ranked_places, squares
+from vitlens.attacks.regions import CUTOFF, ranked_positions, squares
 from vitlens.errors import InputError
 
 
@@ -20,13 +20,13 @@ def test_changes_have_the_frequencies_of_their_part_alone(part):
     assert spectrum[..., ~inside].max() < 1e-4 * spectrum[..., inside].max()
 
 
-def test_the_whole_plane_is_stronger_than_its_parts():
+def test_all_frequencies_are_stronger_than_one_band():
     model, images = perceptron((16, 16)), pictures(40, (16, 16))
-    found = [
+    successes = [
         attack(model, images, "predicted", method=method, epsilon=0.02).success.sum()
         for method in ("pgd", "low-frequency", "high-frequency")
     ]
-    assert found[0] > max(found[1:]) > 0
+    assert successes[0] > max(successes[1:]) > 0
 
 
 def boxes(images, clean):
@@ -44,17 +44,17 @@ def test_a_patch_is_one_square_on_tokens_or_anywhere(aligned, side):
     model, images = tiny_vit((16, 12)), pictures(16, (16, 12))
     result = attack(model, images, "predicted", method="patch", side=side, aligned=aligned, restarts=6, steps=5, seed=3)
     assert result.success.sum() > 3
-    found = boxes(result.images[result.success], images[result.success])
+    changed = boxes(result.images[result.success], images[result.success])
     length = side or 3
-    for top, left, bottom, right in found:
+    for top, left, bottom, right in changed:
         assert bottom - top < length
         assert right - left < length
         assert not aligned or (top // 4 == bottom // 4 and left // 4 == right // 4)
-    assert len({(top // 4, left // 4) for top, left, _, _ in found}) > 1
+    assert len({(top // 4, left // 4) for top, left, _, _ in changed}) > 1
     assert (result.distance <= length**2 / (16 * 12) + 1e-6).all()
 
 
-def test_a_patch_goes_where_the_map_has_most():
+def test_a_patch_lies_where_the_attribution_is_largest():
     model, images = linear((8, 12)), pictures(12, (8, 12))
     maps = torch.zeros(12, 4, 6)
     best = [(row % 4, row % 6) for row in range(12)]
@@ -67,23 +67,23 @@ def test_a_patch_goes_where_the_map_has_most():
         assert (top // 2, left // 2) == best[row]
 
 
-def test_places_are_ranked_by_the_mass_beneath_them():
+def test_positions_are_ranked_by_the_attribution_within_the_square():
     maps = torch.tensor([[[0.0, 3.0], [1.0, 2.0]], [[-1.0, -2.0], [5.0, 5.0]]])
-    assert ranked_places(maps, (4, 4), side=2, step=(2, 2)).tolist() == [[1, 3, 2, 0], [2, 3, 0, 1]]
-    ranked = ranked_places(maps, (4, 4), side=2, step=(1, 1))
+    assert ranked_positions(maps, (4, 4), side=2, step=(2, 2)).tolist() == [[1, 3, 2, 0], [2, 3, 0, 1]]
+    ranked = ranked_positions(maps, (4, 4), side=2, step=(1, 1))
     assert ranked.shape == (2, 9)
     assert ranked[1, 0] == 6
-    with pytest.raises(InputError, match="the map of image 1 the same everywhere"):
-        ranked_places(torch.stack([maps[0], torch.ones(2, 2)]), (4, 4), side=2, step=(2, 2))
+    with pytest.raises(InputError, match="the map of image 1 constant"):
+        ranked_positions(torch.stack([maps[0], torch.ones(2, 2)]), (4, 4), side=2, step=(2, 2))
 
 
-def test_a_map_decides_the_order_of_tries():
-    """The first place cannot fool, the second can: with two tries the image breaks."""
+def test_a_map_decides_the_order_of_restarts():
+    """Some images break at the second or third position only, so more restarts break more."""
     model, images = perceptron((8, 8), seed=4), pictures(12, (8, 8), seed=4)
     maps = torch.rand(12, 2, 2, generator=torch.Generator().manual_seed(1))
     one, two, four = (
-        attack(model, images, "predicted", method="patch", side=4, maps=maps, restarts=tries, steps=10).success
-        for tries in (1, 2, 4)
+        attack(model, images, "predicted", method="patch", side=4, maps=maps, restarts=restarts, steps=10).success
+        for restarts in (1, 2, 4)
     )
     assert (one <= two).all()
     assert (two <= four).all()

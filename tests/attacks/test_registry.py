@@ -1,4 +1,4 @@
-"""The registry: one literal table, free of torch, whose fields say of every attack what used to stand elsewhere."""
+"""The registry: one literal table, free of torch."""
 
 import re
 from dataclasses import replace
@@ -77,19 +77,19 @@ def test_which_attacks_are_checked_with_more_steps():
 
 
 def test_which_attacks_should_be_stronger_than_which():
-    once, blind = "one step against many", "without gradients against with"
+    single_step, score_based = "one step against many", "without gradients against with"
     strong = ("bim", "pgd", "apgd-ce", "apgd-dlr", "auto")
     assert list(comparisons(list(ATTACKS))) == [
-        *(StrengthOrder("fgsm", name, once) for name in strong),
-        *(StrengthOrder("noise", name, once) for name in strong),
-        *(StrengthOrder("square", name, blind) for name in strong),
+        *(StrengthOrder("fgsm", name, single_step) for name in strong),
+        *(StrengthOrder("noise", name, single_step) for name in strong),
+        *(StrengthOrder("square", name, score_based) for name in strong),
         StrengthOrder("pgd", "apgd-ce", "fixed step against adaptive"),
         StrengthOrder("pgd", "auto", "one attack against the worst case of three"),
     ]
     assert list(comparisons(["cw", "pgd-l2", "patch", "fgsm"])) == []
 
 
-def test_the_docs_name_attacks_that_are_there_with_their_norm():
+def test_the_docs_name_existing_attacks_with_their_norm():
     rows = re.findall(r"^\| ((?:`[a-z0-9-]+`(?:, )?)+) \| ([^|]+) \|", DOCS.read_text(), re.M)
     norms = {"L∞": "linf", "L2": "l2", "share of pixels": "patch"}
     listed = {name: norm for names, norm in rows for name in re.findall(r"`([^`]+)`", names)}

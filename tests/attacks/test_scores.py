@@ -1,4 +1,4 @@
-"""Square's schedule and moves; noise."""
+"""Square's schedule and steps; noise."""
 
 import torch
 
@@ -51,15 +51,15 @@ def test_the_margin_never_rises_and_every_change_is_a_square():
 
 def test_square_finds_more_with_more_queries_and_more_than_noise():
     model, images = perceptron(seed=5), pictures(30, seed=5)
-    found = [
+    successes = [
         int(attack(model, images, "predicted", method=method, epsilon=0.03, steps=steps).success.sum())
         for method, steps in (("square", 1), ("square", 4), ("noise", 200))
     ]
-    assert found[0] < found[1]
-    assert found[2] < found[1]
+    assert successes[0] < successes[1]
+    assert successes[2] < successes[1]
 
 
-def test_every_draw_of_noise_is_another():
+def test_all_draws_of_noise_differ():
     model, images = perceptron(), pictures(2)
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))

@@ -38,13 +38,13 @@ class Linear(nn.Module):
 
 
 def linear(size: tuple[int, int] = (8, 12), *, grid: tuple[int, int] = (4, 3)) -> Model:
-    """A linear model with a ViT's patches and nothing else of it."""
+    """A linear model that declares the patch layout of a ViT."""
     patch = size[0] // grid[0], size[1] // grid[1]
     return with_layout(Linear(size), TokenLayout(grid, patch))
 
 
 def with_layout(module: nn.Module, layout: TokenLayout) -> Model:
-    """A model around any model, said to have these patches; pixels are not normalised."""
+    """A model around any module, declared to have these patches; pixels are not normalised."""
     model = Model(
         module,
         alias="made",

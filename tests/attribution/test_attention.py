@@ -23,5 +23,5 @@ def test_each_is_the_function_of_its_name(name):
         "attention": attention_maps(model, batch)[-1].maps.mean(1),
     }
     for method, maps in expected.items():
-        found = explain(model, batch, targets=TARGETS, method=method)
-        torch.testing.assert_close(found, maps, atol=1e-7, rtol=1e-5)
+        explained = explain(model, batch, targets=TARGETS, method=method)
+        torch.testing.assert_close(explained, maps, atol=1e-7, rtol=1e-5)

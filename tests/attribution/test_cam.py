@@ -17,15 +17,15 @@ from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
 from vitlens.attribution import cam as rules
 from vitlens.attribution.cam import ablationcam
 from vitlens.attribution.explain import explain
-from vitlens.attribution.place import cam_place, read
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.attribution.target_layer import layer_gradients, target_layer
 from vitlens.errors import UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 
 CLASSES = {name: method.package for name, method in ATTRIBUTIONS.items() if method.package is not None}
 # target layer and reshape by hand, as the package's examples write them
-PLACES: dict[str, tuple[Callable[[nn.Module], nn.Module], tuple[int, int, int] | None]] = {
+TARGET_LAYERS: dict[str, tuple[Callable[[nn.Module], nn.Module], tuple[int, int, int] | None]] = {
     "vit": (lambda model: model.blocks[-1].norm1, (1, 4, 3)),
     "registers": (lambda model: model.blocks[-1].norm1, (5, 4, 4)),
     "cnn": (lambda model: model.layer3[-1], None),
@@ -36,7 +36,7 @@ TARGETS = torch.tensor([1, 4])
 def packages(method: str, name: str, model: Model, batch: Tensor, **options: object) -> tuple[np.ndarray, np.ndarray]:
     """The package's raw map before its ReLU, and its result, from a model of its own with gradients everywhere."""
     module = copy.deepcopy(model.module).requires_grad_(True)
-    layer, tokens = PLACES[name]
+    layer, tokens = TARGET_LAYERS[name]
 
     def reshape(output: Tensor) -> Tensor:
         assert tokens is not None
@@ -55,15 +55,15 @@ def packages(method: str, name: str, model: Model, batch: Tensor, **options: obj
 @pytest.mark.parametrize("method", CLASSES)
 def test_values_equal_the_packages(method, name, capsys):
     if method == "ablationcam" and name != "cnn":
-        pytest.skip("the package takes 1e7 off a channel of a ViT; compared with the paper's definition below")
+        pytest.skip("the package sets a channel of a ViT to -1e7; compared with the paper's definition below")
     model = MODELS[name]()
     batch = images(model.input_size)
     ours_raw = explain(model, batch, targets=TARGETS, method=method).numpy()
     assert capsys.readouterr().err == ""
     raw, result = packages(method, name, model, batch)
-    if method == "eigencam":  # the sign of a component means nothing
+    if method == "eigencam":  # the sign of a component is arbitrary
         raw = raw * np.sign((raw * ours_raw).sum((1, 2), keepdims=True))
-    if method == "ablationcam":  # a share of the logit, and ours of its size
+    if method == "ablationcam":  # divided by the logit, ours by its absolute value
         with torch.no_grad():
             logits = model(batch).gather(1, TARGETS[:, None]).numpy()
         raw = raw * np.sign(logits)[:, :, None]
@@ -76,29 +76,29 @@ def test_values_equal_the_packages(method, name, capsys):
 
 
 @pytest.mark.parametrize("make", [ours, cnn])
-def test_ablation_takes_channels_away_as_in_the_paper(make):
+def test_ablation_removes_channels_as_in_the_paper(make):
     """One channel after the other set to 0 in a plain loop."""
     model, batch = make(), images((32, 48))
-    place = cam_place(model)
-    found = ablationcam(model, batch, TARGETS)
+    layer = target_layer(model)
+    maps = ablationcam(model, batch, TARGETS)
     channel: list[int] = []
 
     def cut(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
         changed = output.clone()
-        changed.select(place.channel_axis, channel[0]).zero_()
+        changed.select(layer.channel_axis, channel[0]).zero_()
         return changed
 
-    reading = read(model, batch, TARGETS)
-    plain = reading.logits.gather(1, TARGETS[:, None])
-    expected = torch.zeros_like(found)
+    gradients = layer_gradients(model, batch, TARGETS)
+    plain = gradients.logits.gather(1, TARGETS[:, None])
+    expected = torch.zeros_like(maps)
     with torch.no_grad():
-        handle = model.module.get_submodule(place.module).register_forward_hook(cut)
-        for number in range(reading.activations.shape[1]):
+        handle = model.module.get_submodule(layer.module).register_forward_hook(cut)
+        for number in range(gradients.activations.shape[1]):
             channel[:] = [number]
             fall = (plain - model(batch).gather(1, TARGETS[:, None])) / plain.abs()
-            expected += fall[:, :, None] * reading.activations[:, number]
+            expected += fall[:, :, None] * gradients.activations[:, number]
         handle.remove()
-    torch.testing.assert_close(found, expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3)
+    torch.testing.assert_close(maps, expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3)
 
 
 EXPECTED = {
@@ -116,10 +116,10 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_where_a_model_with_tokens_is_read(name):
+def test_the_target_layer_of_a_model_with_tokens(name):
     model = FAMILIES[name]()
-    assert cam_place(model).module == EXPECTED[name]
-    reading = read(model, images(model.input_size), TARGETS)
+    assert target_layer(model).module == EXPECTED[name]
+    reading = layer_gradients(model, images(model.input_size), TARGETS)
     assert reading.gradients.abs().flatten(1).max(1).values.min() > 0
     if model.anatomy.layout is not None:
         assert reading.activations.shape[2:] == model.layout.grid
@@ -133,16 +133,16 @@ CNNS: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, int], tuple[int, 
 
 
 @pytest.mark.parametrize("name", CNNS)
-def test_where_a_cnn_is_read(name):
+def test_the_target_layer_of_a_cnn(name):
     build, module, size, cells = CNNS[name]
     model = model_of(shaken(build), size=size)
-    assert cam_place(model).module == module
-    reading = read(model, images(size), TARGETS)
+    assert target_layer(model).module == module
+    reading = layer_gradients(model, images(size), TARGETS)
     assert reading.activations.shape[2:] == cells
 
 
 def test_at_the_last_blocks_output_the_patches_of_a_cls_model_have_no_gradient():
-    """Why a map is not read there."""
+    """Why this is not the target layer."""
     model, batch = ours(), images((32, 48))
     outputs: list[Tensor] = []
     handle = model.module.blocks[-1].register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
@@ -153,15 +153,15 @@ def test_at_the_last_blocks_output_the_patches_of_a_cls_model_have_no_gradient()
     assert torch.equal(gradient[:, 1:], torch.zeros_like(gradient[:, 1:]))
 
 
-def test_a_block_that_normalises_afterwards_is_read_before_its_attention():
+def test_the_target_layer_of_post_norm_blocks_lies_before_the_last():
     """x + norm(attention(x)): the attention reads the block before it."""
     model = timm_model("vit_base_patch16_rpn_224")
-    assert cam_place(model).module == "blocks.0"
-    assert read(model, images(), TARGETS).gradients.abs().flatten(1).max(1).values.min() > 0
+    assert target_layer(model).module == "blocks.0"
+    assert layer_gradients(model, images(), TARGETS).gradients.abs().flatten(1).max(1).values.min() > 0
 
 
-def wall(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-    """Lets everything through forward and nothing backward."""
+def no_backward(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+    """Raises when a backward pass reaches the module."""
     if output.requires_grad:
         output.register_hook(_stop)
 
@@ -171,19 +171,19 @@ def _stop(_gradient: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_nothing_runs_backward_below_the_place(name):
+def test_no_backward_pass_below_the_target_layer(name):
     model = MODELS[name]().requires_grad_(True)
     below = model.module.layer3[0].conv1 if name == "cnn" else model.module.blocks[0]
-    handle = below.register_forward_hook(wall)
+    handle = below.register_forward_hook(no_backward)
     batch = images(model.input_size)
-    read(model, batch, TARGETS)
+    layer_gradients(model, batch, TARGETS)
     with pytest.raises(AssertionError, match="below the target layer"):
         explain(model, batch, method="saliency")
     handle.remove()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_an_in_place_layer_above_the_place_reads_a_copy():
+def test_an_in_place_layer_above_the_target_layer_gets_a_copy():
     """DenseNet's ReLU works in place on what its last norm puts out: the activations are those before it."""
 
     class InPlace(nn.Module):
@@ -197,7 +197,7 @@ def test_an_in_place_layer_above_the_place_reads_a_copy():
             return self.head(self.norm(self.conv(pixels)).relu_().mean((2, 3)))
 
     model, batch = model_of(shaken(InPlace)), images()
-    reading = read(model, batch, TARGETS)
+    reading = layer_gradients(model, batch, TARGETS)
     assert reading.activations.min() < 0
     with torch.no_grad():
         expected = model.module.norm(model.module.conv(model.prepare(batch)))
@@ -208,7 +208,7 @@ def test_a_model_without_a_map_is_refused():
     from tests.attribution.models import Linear
 
     with pytest.raises(UnsupportedError, match="or a map before the pooling"):
-        cam_place(model_of(Linear((8, 8)), size=(8, 8)))
+        target_layer(model_of(Linear((8, 8)), size=(8, 8)))
 
 
 def test_the_largest_value_of_eigencam_is_positive():
@@ -232,23 +232,23 @@ def test_the_engine_gives_the_packages_own_result(method, name):
     batch = images(model.input_size)
     options = {"ablation_layer": pytorch_grad_cam.AblationLayerVit()} if method == "ablationcam" else {}
     _, result = packages(method, name, model, batch, **(options if name != "cnn" else {}))
-    found = explain(model, batch, targets=TARGETS, method=method, engine="grad-cam")
-    np.testing.assert_array_equal(found.numpy(), result)
+    maps = explain(model, batch, targets=TARGETS, method=method, engine="grad-cam")
+    np.testing.assert_array_equal(maps.numpy(), result)
 
 
 @pytest.mark.parametrize("name", ["swin", "torchvision-swin"])
 @pytest.mark.parametrize("method", CLASSES)
-def test_the_engine_reads_windowed_models_at_the_same_place(method, name):
+def test_the_engine_uses_the_same_target_layer_of_windowed_models(method, name):
     model = FAMILIES[name]()
     batch = images(model.input_size)
-    found = explain(model, batch, targets=TARGETS, method=method, engine="grad-cam")
-    assert found.shape == (2, *model.input_size)
-    assert torch.isfinite(found).all()
-    if method in ("eigencam", "ablationcam"):  # of another sign, or value of a channel that is taken away
+    maps = explain(model, batch, targets=TARGETS, method=method, engine="grad-cam")
+    assert maps.shape == (2, *model.input_size)
+    assert torch.isfinite(maps).all()
+    if method in ("eigencam", "ablationcam"):  # sign arbitrary; a removed channel has another value
         return
     raw = explain(model, batch, targets=TARGETS, method=method).numpy()
     scaled = scale_cam_image(scale_cam_image(np.maximum(raw, 0), model.input_size[::-1]))
-    np.testing.assert_allclose(found.numpy(), scaled, atol=1e-5)
+    np.testing.assert_allclose(maps.numpy(), scaled, atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["gradcam", "gradcam_plus_plus", "layercam", "hirescam", "xgradcam"])
@@ -259,7 +259,7 @@ def test_rules_are_functions_of_tensors_that_keep_each_image_apart(rule):
     assert maps.shape == (3, 4, 5)
     assert maps.min() < 0
     torch.testing.assert_close(getattr(rules, rule)(activations[1:2], gradients[1:2])[0], maps[1])
-    if rule != "gradcam_plus_plus":  # its weights have a degree of their own
+    if rule != "gradcam_plus_plus":  # its weights do not scale linearly
         torch.testing.assert_close(getattr(rules, rule)(activations, 2 * gradients), 2 * maps)
 
 
@@ -277,7 +277,7 @@ def test_identities_between_the_rules():
 def test_eigencam_of_one_pattern_is_that_pattern():
     pattern = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
     channels = torch.tensor([1.0, -2.0, 2.0])
-    found = rules.eigencam(channels[:, None, None] * pattern[:, None] + 5)
+    maps = rules.eigencam(channels[:, None, None] * pattern[:, None] + 5)
     centred = pattern - pattern.mean((1, 2), keepdim=True)
     signs = centred.flatten(1).gather(1, centred.flatten(1).abs().argmax(1, keepdim=True)).sign()
-    torch.testing.assert_close(found, 3 * centred * signs[:, :, None])
+    torch.testing.assert_close(maps, 3 * centred * signs[:, :, None])

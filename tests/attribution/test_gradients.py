@@ -1,4 +1,4 @@
-"""Gradients of pixels beside captum's, and the identities that they must keep."""
+"""Gradients of pixels beside captum's, and the identities that they satisfy."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from vitlens.attribution.gradients import (
     pixel_gradients,
     saliency,
     smoothgrad,
+    stem_of,
 )
-from vitlens.attribution.stem import stem_of
 from vitlens.errors import InputError
 
 TARGETS = torch.tensor([1, 4])
@@ -23,7 +23,7 @@ TARGETS = torch.tensor([1, 4])
 
 @pytest.mark.parametrize("name", MODELS)
 def test_values_equal_captums(name):
-    """In float64: in float32 a ReLU near its kink may open for one of the two and not for the other."""
+    """In float64: in float32 a ReLU near its kink may be active in one of the two only."""
     model = MODELS[name]().double()
     batch = images(model.input_size).double()
     tolerance = {"atol": 1e-4, "rtol": 1e-4}
@@ -35,28 +35,28 @@ def test_values_equal_captums(name):
         theirs, delta = IntegratedGradients(model).attribute(
             batch, baseline, target=TARGETS, n_steps=steps, return_convergence_delta=True
         )
-        found = integrated_gradients(model, batch, TARGETS, steps=steps, baseline=baseline)
-        torch.testing.assert_close(found, theirs.sum(1), **tolerance)
-        error = completeness_error(model, batch, TARGETS, found, baseline=baseline)
+        maps = integrated_gradients(model, batch, TARGETS, steps=steps, baseline=baseline)
+        torch.testing.assert_close(maps, theirs.sum(1), **tolerance)
+        error = completeness_error(model, batch, TARGETS, maps, baseline=baseline)
         torch.testing.assert_close(error.float(), delta.float(), **tolerance)
-    assert found.abs().max() > 1e-3  # above the tolerance: the comparison is not empty
+    assert maps.abs().max() > 1e-3  # above the tolerance: the comparison is not empty
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_integrated_gradients_sum_to_what_the_logit_gains(name):
+def test_integrated_gradients_sum_to_the_logits_difference(name):
     model = MODELS[name]()
     batch = images(model.input_size)
-    # a CNN of ReLUs has gradients in steps, along which the sum converges slowly
-    few, many = (integrated_gradients(model, batch, TARGETS, steps=steps) for steps in (2, 1000))
+    # the gradient of a ReLU network is a step function, so that the quadrature converges slowly
+    coarse, fine = (integrated_gradients(model, batch, TARGETS, steps=steps) for steps in (2, 1000))
     with torch.no_grad():
         gain = (model(batch) - model(torch.zeros_like(batch))).gather(1, TARGETS[:, None])[:, 0]
-    torch.testing.assert_close(many.sum((1, 2)), gain, atol=2e-3 * gain.abs().max().item(), rtol=2e-3)
-    error = completeness_error(model, batch, TARGETS, few)
-    torch.testing.assert_close(error, few.sum((1, 2)) - gain, atol=1e-5, rtol=1e-4)
-    assert error.abs().max() > completeness_error(model, batch, TARGETS, many).abs().max()
+    torch.testing.assert_close(fine.sum((1, 2)), gain, atol=2e-3 * gain.abs().max().item(), rtol=2e-3)
+    error = completeness_error(model, batch, TARGETS, coarse)
+    torch.testing.assert_close(error, coarse.sum((1, 2)) - gain, atol=1e-5, rtol=1e-4)
+    assert error.abs().max() > completeness_error(model, batch, TARGETS, fine).abs().max()
 
 
-def test_of_a_linear_model_all_of_them_are_its_weights():
+def test_the_gradients_of_a_linear_model_are_its_weights():
     model = linear()
     batch = images(model.input_size)
     weight = model.module.weight[TARGETS].view(2, 3, 8, 12)
@@ -69,11 +69,11 @@ def test_of_a_linear_model_all_of_them_are_its_weights():
 
 def test_smoothgrad_without_noise_is_saliency():
     model, batch = ours(), images((32, 48))
-    found = smoothgrad(model, batch, TARGETS, samples=3, noise=0.0)
-    torch.testing.assert_close(found, saliency(model, batch, TARGETS), atol=1e-6, rtol=1e-4)
+    maps = smoothgrad(model, batch, TARGETS, samples=3, noise=0.0)
+    torch.testing.assert_close(maps, saliency(model, batch, TARGETS), atol=1e-6, rtol=1e-4)
 
 
-def test_smoothgrads_noise_has_the_spread_that_is_said():
+def test_smoothgrads_noise_has_the_stated_standard_deviation():
     model = linear()
     seen: list[torch.Tensor] = []
     handle = model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
@@ -102,7 +102,7 @@ def test_images_made_in_inference_mode_can_be_explained():
     assert torch.isfinite(saliency(model, batch, TARGETS)).all()
 
 
-def test_settings_that_cannot_be():
+def test_invalid_settings_are_refused():
     model, batch = linear(), images((8, 12))
     with pytest.raises(InputError, match="steps of at least 1, found 0"):
         integrated_gradients(model, batch, TARGETS, steps=0)
@@ -111,17 +111,17 @@ def test_settings_that_cannot_be():
 
 
 @pytest.mark.parametrize("name", ["vit", "registers", "cnn"])
-def test_behind_the_first_convolution_the_gradients_are_those_of_the_pixels(name):
+def test_gradients_propagated_through_the_stem_are_the_pixel_gradients(name):
     model = MODELS[name]()
     batch = images(model.input_size)
     stem = stem_of(model)
     assert stem.name == ("conv1" if name == "cnn" else "patch_embed.proj")
-    behind = stem.gradients(stem.values(batch), TARGETS, like=batch)
-    found = stem.carried_back(behind, batch)
-    torch.testing.assert_close(found, pixel_gradients(model, batch, TARGETS), atol=1e-5, rtol=1e-4)
+    inner = stem.gradients(stem.output(batch), TARGETS, like=batch)
+    gradients = stem.pixel_gradients(inner, batch)
+    torch.testing.assert_close(gradients, pixel_gradients(model, batch, TARGETS), atol=1e-5, rtol=1e-4)
 
 
-def test_a_model_whose_pixels_come_in_twice_has_no_stem():
+def test_a_model_that_reads_the_pixels_twice_has_no_stem():
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()

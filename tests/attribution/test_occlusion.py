@@ -1,4 +1,4 @@
-"""Occlusion beside captum's sliding window, and of a model whose answer is known."""
+"""Occlusion beside captum's sliding window, and for a linear model, whose map is known."""
 
 import pytest
 import torch
@@ -25,14 +25,14 @@ def test_values_equal_captums(name):
         baselines=batch.mean((2, 3), keepdim=True).expand_as(batch),
         target=TARGETS,
     )
-    found = occlusion(model, batch, TARGETS)
+    maps = occlusion(model, batch, TARGETS)
     expected = theirs[:, 0, :: patch[0], :: patch[1]].float()
-    assert found.shape == (2, rows, columns)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert maps.shape == (2, rows, columns)
+    torch.testing.assert_close(maps, expected, atol=1e-4, rtol=1e-4)
     assert expected.abs().max() > 1e-3
 
 
-def test_of_a_linear_model_a_patch_is_worth_its_pixels():
+def test_the_map_of_a_linear_model_is_its_pixel_contributions():
     model = linear()
     batch = images(model.input_size)
     weight = model.module.weight[TARGETS].view(2, 3, 8, 12)

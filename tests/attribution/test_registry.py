@@ -1,4 +1,4 @@
-"""What every attribution promises, whatever it is: parametrised from the registry."""
+"""The contract of every attribution method, parametrised from the registry."""
 
 import inspect
 import subprocess
@@ -15,8 +15,8 @@ from tests.lens.tiny import FAMILIES, images, ours, timm_model
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution import defaults
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
-from vitlens.attribution.place import cam_place
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.attribution.target_layer import target_layer
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Family, Model
 from vitlens.models.support import CHECKS
@@ -62,7 +62,7 @@ def test_the_registry_is_one_literal_list():
         ATTRIBUTIONS["other"] = ATTRIBUTIONS["rollout"]  # type: ignore[index]
 
 
-def test_the_registry_is_what_the_lists_in_other_files_were():
+def test_the_groups_that_follow_from_the_registry():
     assert (len(CHAINED), len(CAMS), len(ATTENTION)) == (3, 8, 4)
     assert RANDOM == ("smoothgrad", "rise", "kernel-shap")
     assert PACKAGED == CAMS
@@ -81,7 +81,8 @@ def test_the_registry_is_what_the_lists_in_other_files_were():
 
 def test_registries_and_defaults_import_no_torch():
     program = (
-        "import sys, vitlens.attribution.registry, vitlens.attribution.defaults, vitlens.analysis.attention.registry\n"
+        "import sys, vitlens.attribution.registry, vitlens.attribution.defaults\n"
+        "import vitlens.analysis.attention.registry, vitlens.analysis.attention.defaults\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -91,11 +92,11 @@ def test_registries_and_defaults_import_no_torch():
 def test_a_function_takes_the_options_of_its_entry(method):
     entry = ATTRIBUTIONS[method]
     parameters = list(inspect.signature(entry.maps).parameters.values())
-    assert [one.name.lstrip("_") for one in parameters[:3]] == ["model", "images", "targets"]
-    assert {one.name for one in parameters[3:]} == {*entry.options, *entry.arguments}
-    for one in parameters[3:]:
-        named = getattr(defaults, one.name.upper(), one.default)  # the default stands in one place
-        assert one.name in entry.arguments or one.default in (named, None)
+    assert [parameter.name.lstrip("_") for parameter in parameters[:3]] == ["model", "images", "targets"]
+    assert {parameter.name for parameter in parameters[3:]} == {*entry.options, *entry.arguments}
+    for parameter in parameters[3:]:
+        default = getattr(defaults, parameter.name.upper(), parameter.default)  # each default is defined once
+        assert parameter.name in entry.arguments or parameter.default in (default, None)
 
 
 def test_a_comparison_takes_the_first_by_preference_that_a_model_has():
@@ -107,7 +108,7 @@ def test_a_comparison_takes_the_first_by_preference_that_a_model_has():
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_every_method_keeps_the_contract(method, name):
-    """Finite, of its shape, an image on its own, nothing mutated, nothing left behind."""
+    """Finite, of the expected shape, independent of the batch, without side effects."""
     model = MODELS[name]()
     for number, module in enumerate(model.modules()):
         if number % 5 == 0 and not any(True for _ in module.children()) and not isinstance(module, nn.BatchNorm2d):
@@ -115,7 +116,7 @@ def test_every_method_keeps_the_contract(method, name):
     for number, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(number % 2 == 0)
     batch = images(model.input_size, batch=3)
-    cam_place(model)
+    target_layer(model)
     before = state_of(model)
     maps = explain(model, batch, targets=TARGETS, method=method)
     assert state_of(model) == before
@@ -146,8 +147,8 @@ def test_no_target_means_the_prediction():
     model, batch = cnn(), images((32, 48), batch=3)
     with torch.no_grad():
         predicted = model(batch).argmax(-1)
-    found = explain(model, batch, method="gradcam", batch_size=2)
-    assert torch.equal(found, explain(model, batch, targets=predicted, method="gradcam", batch_size=2))
+    maps = explain(model, batch, method="gradcam", batch_size=2)
+    assert torch.equal(maps, explain(model, batch, targets=predicted, method="gradcam", batch_size=2))
 
 
 @pytest.mark.parametrize("method", RANDOM)
@@ -186,11 +187,11 @@ def test_the_package_leaves_nothing_on_the_model(method, name):
     handle.remove()
 
 
-def test_an_engine_has_its_own_methods(monkeypatch):
+def test_an_engine_supports_its_own_methods(monkeypatch):
     assert methods_for(ours(), engine="grad-cam") == PACKAGED
     with pytest.raises(UnsupportedError, match=r"engine grad-cam has \(gradcam, .*, ablationcam\), found 'saliency'"):
         explain(ours(), images((32, 48)), method="saliency", engine="grad-cam")
-    # the type checker of the tests lets no other word through
+    # the runtime type checker of the tests accepts no other word
     monkeypatch.setattr("vitlens.attribution.explain.ENGINES", ("vitlens",))
     with pytest.raises(UnknownNameError, match="no engine 'grad-cam'"):
         require_method(ours(), "gradcam", engine="grad-cam")
@@ -215,7 +216,7 @@ def test_other_families(name, method):
     assert maps.flatten(1).std(1).min() > 0
 
 
-def test_what_cannot_be_asked():
+def test_invalid_arguments_are_refused():
     model, batch = cnn(), images((32, 48))
     with pytest.raises(UnknownNameError, match="no method 'gradcm'; did you mean 'gradcam'"):
         explain(model, batch, method="gradcm")

@@ -1,4 +1,4 @@
-"""RISE: its masks, a plain loop over them, and a model that looks at one place alone."""
+"""RISE: its masks, a plain loop over them, and a model that depends on one corner only."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ class Corner(nn.Module):
         return torch.stack((torch.zeros_like(seen), 8 * seen, *[torch.full_like(seen, -9.0)] * 3), 1)
 
 
-def test_masks_are_soft_and_show_one_half():
+def test_masks_are_soft_and_half_visible():
     generator = torch.Generator().manual_seed(0)
     masks = torch.stack([module._mask((30, 44), generator) for _ in range(400)])
     assert masks.shape == (400, 30, 44)
@@ -34,7 +34,7 @@ def test_masks_are_soft_and_show_one_half():
 
 def test_values_equal_a_plain_loop():
     model, batch = ours(), images((32, 48))
-    found = rise(model, batch, TARGETS, masks=9, seed=3)
+    maps = rise(model, batch, TARGETS, masks=9, seed=3)
     generator = torch.Generator().manual_seed(3)
     expected, covered = torch.zeros(2, 32, 48), torch.zeros(32, 48)
     for _ in range(9):
@@ -43,7 +43,7 @@ def test_values_equal_a_plain_loop():
             logits = model.module(model.prepare(batch) * mask)
         expected += logits.softmax(-1).gather(1, TARGETS[:, None])[:, :, None] * mask
         covered += mask
-    torch.testing.assert_close(found, expected / covered, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(maps, expected / covered, atol=1e-5, rtol=1e-4)
 
 
 def test_it_finds_the_place_that_matters():
@@ -54,7 +54,7 @@ def test_it_finds_the_place_that_matters():
     assert column >= 22
 
 
-def test_of_a_model_that_does_not_look_all_places_are_worth_the_same():
+def test_the_map_of_a_constant_model_is_constant():
     model = with_layout(nn.Sequential(Corner(), nn.Threshold(99.0, 1.0)), TokenLayout((4, 4), (8, 8)))
     maps = rise(model, torch.rand(2, 3, 32, 32), TARGETS, masks=40)
     torch.testing.assert_close(maps, torch.full_like(maps, 0.2))

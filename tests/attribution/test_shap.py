@@ -1,4 +1,4 @@
-"""KernelSHAP: exact where all coalitions are asked, near it where they are drawn, and always adding up."""
+"""KernelSHAP: exact with all coalitions, close to it with sampled ones, and complete in both cases."""
 
 from itertools import permutations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.attribution.models import cnn, linear
 from tests.lens.tiny import images, ours
 from vitlens.attribution.occlusion import scores_without
-from vitlens.attribution.shap import _drawn, _every, kernel_shap, shapley_values
+from vitlens.attribution.shap import _all_coalitions, _sampled_coalitions, kernel_shap, shapley_values
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 
@@ -32,12 +32,12 @@ def by_permutations(model: Model, batch: Tensor, players: int) -> Tensor:
 def test_few_patches_get_their_exact_values():
     model = ours(patch_size=(16, 16))  # a grid of 2 x 3
     batch = images((32, 48))
-    found = kernel_shap(model, batch, TARGETS)
+    values = kernel_shap(model, batch, TARGETS)
     expected = by_permutations(model, batch, 6).float().view(2, 2, 3)
-    torch.testing.assert_close(found, expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3)
+    torch.testing.assert_close(values, expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3)
 
 
-def test_drawn_coalitions_come_near_the_exact_values():
+def test_sampled_coalitions_come_near_the_exact_values():
     model, batch = ours(), images((32, 48))  # 12 patches: 4,094 coalitions
     exact = kernel_shap(model, batch, TARGETS, coalitions=5000)
     drawn = kernel_shap(model, batch, TARGETS, coalitions=1000)
@@ -55,20 +55,20 @@ def test_shares_add_up(make):
     torch.testing.assert_close(maps.sum((1, 2)), gain, atol=1e-4, rtol=1e-4)
 
 
-def test_of_a_linear_model_a_patch_is_worth_its_pixels():
+def test_the_values_of_a_linear_model_are_its_pixel_contributions():
     """Where nothing interacts, any coalitions give the exact values."""
     model = linear()
     batch = images(model.input_size)
     weight = model.module.weight[TARGETS].view(2, 3, 8, 12)
     worth = (weight * (batch - batch.mean((2, 3), keepdim=True))).sum(1)
     expected = worth.unflatten(1, (4, 2)).unflatten(3, (3, 4)).sum((2, 4))
-    found = kernel_shap(model, batch, TARGETS, coalitions=48)
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+    values = kernel_shap(model, batch, TARGETS, coalitions=48)
+    torch.testing.assert_close(values, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_a_game_without_interaction_is_solved_by_any_draw():
     worth = torch.randn(3, 9, generator=torch.Generator().manual_seed(0)).double()
-    chosen, weights = _drawn(9, 60, seed=0)
+    chosen, weights = _sampled_coalitions(9, 60, seed=0)
     assert torch.equal(chosen[:30], ~chosen[30:])
     shares = shapley_values(chosen, weights, worth @ chosen.double().T, worth.sum(1))
     torch.testing.assert_close(shares, worth)
@@ -76,12 +76,12 @@ def test_a_game_without_interaction_is_solved_by_any_draw():
 
 def test_the_kernel_weighs_sizes_as_it_draws_them():
     """Lundberg & Lee 2017: (M - 1) / (C(M, s) s (M - s)); summed over a size, what a draw of sizes must follow."""
-    chosen, weights = _every(6)
+    chosen, weights = _all_coalitions(6)
     assert len(chosen) == 62
     sizes = chosen.sum(1)
     for size in range(1, 6):
         assert weights[sizes == size].sum().item() == pytest.approx(5 / (size * (6 - size)))
-    drawn, _ = _drawn(6, 20_000, seed=0)
+    drawn, _ = _sampled_coalitions(6, 20_000, seed=0)
     share = (drawn.sum(1) == 1).float().mean().item()
     assert share == pytest.approx((1 / 5) / (2 / 5 + 2 / 8 + 1 / 9), abs=0.02)
 

@@ -11,8 +11,6 @@ from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.train.options import Teaching, Tuning
 
-WORDS = {word: command.example for word, command in COMMANDS.items()}
-
 
 def test_defaults_of_the_command_line_are_those_of_the_options(stand_in):
     calls = stand_in("rollout")
@@ -194,7 +192,7 @@ def test_attention_passes_on_the_views(stand_in, capsys):
 @pytest.mark.parametrize("word", COMMANDS)
 def test_the_example_of_each_command_parses(word, stand_in):
     calls = stand_in(word)
-    for line in WORDS[word].split(" && "):
+    for line in COMMANDS[word].example.split(" && "):
         if line.split()[1] == word:
             assert run(line.split()[1:]) == 0
     assert calls

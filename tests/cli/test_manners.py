@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vitlens.cli.main import run
-from vitlens.cli.terminal import take_any_letter
+from vitlens.cli.terminal import replace_unencodable
 from vitlens.data import folder as folders
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.models.loading import load
@@ -96,7 +96,7 @@ def test_streams_of_every_encoding_take_every_letter(monkeypatch):
     for encoding in ("ascii", "latin-1", "cp1252", "utf-8"):
         stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
         monkeypatch.setattr(sys, "stdout", stream)
-        take_any_letter()
+        replace_unencodable()
         stream.write("∞ 猫 \udcff")
         stream.flush()
         monkeypatch.undo()
@@ -110,9 +110,9 @@ def test_a_line_of_output_moves_no_cursor(stand_in, capsys):
 
 def test_an_error_moves_no_cursor_and_has_an_end(stand_in, capsys):
     stand_in("predict", error=InputError("expected \x1b[2J\u202e, found " + "x" * 100_000))
-    said = fails(["predict", "vit-digits"], capsys)
-    assert said[:-1].isprintable()
-    assert len(said) < 3000
+    line = fails(["predict", "vit-digits"], capsys)
+    assert line[:-1].isprintable()
+    assert len(line) < 3000
 
 
 # Words of the command line
@@ -142,11 +142,11 @@ def test_an_empty_value_is_refused(arguments, capsys, tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_value_is_told_as_ours_are(value, says, capsys):
-    said = fails(["rollout", "vit-digits", *value], capsys)
-    assert "Value error" not in said
-    assert "expected --" in said
-    assert value[-1].rpartition("=")[2] in said
-    assert says in said or "in the range" in said  # older Typer words a range otherwise
+    line = fails(["rollout", "vit-digits", *value], capsys)
+    assert "Value error" not in line
+    assert "expected --" in line
+    assert value[-1].rpartition("=")[2] in line
+    assert says in line or "in the range" in line  # older Typer words a range otherwise
 
 
 @pytest.mark.parametrize("size", ["100000", "4097x32", "9" * 30, "9" * 5000])
@@ -209,9 +209,9 @@ def test_a_name_that_no_file_can_have_is_one_line(arguments, capsys, tmp_path, m
 def test_an_alias_is_told_with_its_rule_before_any_work(word, alias, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("vitlens.models.saved.load_file", lambda *_, **__: pytest.fail("a model was loaded"))
-    said = fails([word, "vit-digits", "--", f"{alias}=cnn-digits"], capsys)
-    assert "letters, digits" in said
-    assert said.count(repr(alias)) == 1
+    line = fails([word, "vit-digits", "--", f"{alias}=cnn-digits"], capsys)
+    assert "letters, digits" in line
+    assert line.count(repr(alias)) == 1
 
 
 def test_a_folder_with_an_equals_sign_is_a_model(tiny_vit, tmp_path, monkeypatch):

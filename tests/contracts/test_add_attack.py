@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 import vitlens
-from tests.attacks.models import answers, perceptron, pictures
+from tests.attacks.models import perceptron, pictures, predictions
 from vitlens.attacks import registry
 from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.descent import Descent, pgd
@@ -49,7 +49,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def attacked() -> tuple[vitlens.Model, torch.Tensor, torch.Tensor]:
     model, images = perceptron(), pictures(4)
-    return model, images, answers(model, images)
+    return model, images, predictions(model, images)
 
 
 @pytest.mark.usefixtures("added")

@@ -17,7 +17,7 @@ from vitlens.analysis.heads.patch_rows import PatchRows
 from vitlens.analysis.heads.registry import STATISTICS, Statistic, shown_in
 from vitlens.analysis.heads.rows import Rows
 from vitlens.analysis.heads.specialisation import Head, specialise
-from vitlens.cli.main import app
+from vitlens.cli.main import application
 from vitlens.data.digits import digits
 from vitlens.lens.capture import capture
 from vitlens.models.loading import load
@@ -105,7 +105,7 @@ def test_the_public_function_has_it(added):
 
 def stats(tmp_path: Path, *models: str) -> dict:
     arguments = ["stats", *models, "--data", "digits", "--limit", "6", "--device", "cpu", "--quiet"]
-    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    result = CliRunner().invoke(application(), [*arguments, "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     return json.loads((tmp_path / "out" / "results.json").read_text())
 

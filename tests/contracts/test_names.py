@@ -17,11 +17,10 @@ import vitlens
 from tests.lens.tiny import images, ours
 from vitlens import names
 from vitlens.analysis.attention.rollout import RolloutSettings, fuse
-from vitlens.analysis.faithfulness.masking import answers_without
+from vitlens.analysis.faithfulness.masking import logits_without_patches
 from vitlens.analysis.features.embedding import embed
 from vitlens.analysis.features.knn import vote
 from vitlens.analysis.features.neighbours import Neighbours
-from vitlens.commands.registry import COMMANDS
 from vitlens.devices import autocast
 from vitlens.errors import UnknownNameError
 from vitlens.models.vit_config import VIT_PRESETS
@@ -40,13 +39,6 @@ def test_every_preset_can_be_built():
 def test_every_preset_has_a_recipe():
     assert {name for name in RECIPES if "/" not in name} == set(names.PRESETS)
     assert {name.partition("/")[0] for name in RECIPES} == set(names.PRESETS)
-
-
-def test_every_command_has_its_files():
-    folder = Path(vitlens.__file__).parent
-    for word in COMMANDS:
-        parts = {path.stem for path in (folder / "commands" / word).iterdir()}
-        assert {"options", "measure"} <= parts
 
 
 def test_the_public_names_are_what_the_type_checker_is_told():
@@ -78,7 +70,7 @@ def substituted(substrate: Any) -> Tensor:
     model = ours()
     removed = torch.tensor([[True] + [False] * 11])
     first = torch.zeros(1, dtype=torch.int64)
-    return answers_without(model, images(model.input_size), first, removed, grid=(4, 3), substrate=substrate)
+    return logits_without_patches(model, images(model.input_size), first, removed, grid=(4, 3), substrate=substrate)
 
 
 def voted(weighting: Any) -> Tensor:

@@ -4,6 +4,7 @@ import pytest
 
 from tests.whole_folder import whole_folder
 from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS
 
 LINES = {
     "evaluate": "evaluate {vit} {cnn} --data digits --limit 20",
@@ -40,9 +41,11 @@ LINES = {
     "train frozen and full": "train {vit} --data digits --epochs 1 --limit 20 --batch-size 10 --compare-frozen",
     "study of points": "study --kind pooling --seeds 2 --epochs 1 --limit 20 --batch-size 10",
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
-}  # the study with all its chapters is tests/runs/test_study.py's
+}  # the study with all its chapters is tests/commands/study/test_whole.py's
+OTHERS = {word for word, command in COMMANDS.items() if command.reports} - {line.split()[0] for line in LINES.values()}
+LINES |= {word: f"{word} {{vit}} --data digits --limit 4" for word in OTHERS}  # a command that was added
 
-# long ones whose parts tests/runs makes too, by hand
+# long ones whose parts tests/commands makes too, by hand
 BY_HAND = (
     "stats of two",
     "compare",

@@ -18,7 +18,7 @@ from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvis
 from vitlens.analysis.ablation.ablate import ablate
 from vitlens.analysis.ablation.first_order import head_gradients
 from vitlens.analysis.answers.evaluate import evaluate
-from vitlens.analysis.attention.methods import Way, trace
+from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.relevance import gradient_rollout, relevance
 from vitlens.analysis.attention.rollout import rollout
@@ -28,15 +28,14 @@ from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
 from vitlens.analysis.failures.compare import compare
-from vitlens.analysis.faithfulness.masking import answers_without
+from vitlens.analysis.faithfulness.masking import logits_without_patches
 from vitlens.analysis.faithfulness.randomisation import randomised
 from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.analysis.patching.contribution import contributions, logit_lens
-from vitlens.analysis.patching.patching import patch
-from vitlens.analysis.patching.transplant import mlp_outputs
+from vitlens.analysis.patching.patching import mlp_outputs, patch
 from vitlens.analysis.robustness.inside import cosines, shifts
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
@@ -54,7 +53,7 @@ from vitlens.lens.stages import stages, watching_stages
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.frozen import read_features
-from vitlens.training.speed import attending, recomputing
+from vitlens.training.speed import fast_attention, gradient_checkpointing
 
 MODELS: dict[str, Callable[[], Model]] = {
     "ours": ours,
@@ -85,7 +84,7 @@ def answers_with_half(model: Model, batch: Tensor) -> Tensor:
     """The logits with half of the patches removed."""
     grid = removal_grid(model)
     removed = torch.arange(grid[0] * grid[1]).expand(len(batch), -1) % 2 == 0
-    return answers_without(model, batch, torch.arange(len(batch)), removed, grid=grid)
+    return logits_without_patches(model, batch, torch.arange(len(batch)), removed, grid=grid)
 
 
 def split_of(model: Model, batch: Tensor) -> Split:
@@ -146,7 +145,7 @@ def run_quick_layers(model: Model, batch: Tensor) -> None:
 def run_training_contexts(model: Model, batch: Tensor) -> None:
     """A model set up for training of its last block, and a backward pass of the pixels."""
     leaf = batch.clone().requires_grad_()
-    with partly_trainable(model, last=1), attending(model, torch.device("cpu")), recomputing(model):
+    with partly_trainable(model, last=1), fast_attention(model, torch.device("cpu")), gradient_checkpointing(model):
         torch.autograd.grad(model(leaf).sum(), leaf)
 
 
@@ -172,7 +171,7 @@ def run_patch(model: Model, batch: Tensor) -> None:
 
 def run_way(model: Model, batch: Tensor, *, method: str) -> None:
     """Attention followed to the image in one way."""
-    trace(model, batch, [Way(method)])
+    maps_in_one_pass(model, batch, [MethodSettings(method)])
 
 
 def run_explain(model: Model, batch: Tensor, *, method: str) -> None:

@@ -102,49 +102,6 @@ def test_a_damaged_npz_is_refused(tmp_path, place):
         load_arrays(tmp_path / "a.npz", part="test")
 
 
-def medmnist(path, **changes):
-    """MedMNIST's layout: parts by name, labels (n, 1)."""
-    counts = {"train": 6, "val": 2, "test": 4}
-    arrays = {f"{part}_images": GREY[:n] + index for index, (part, n) in enumerate(counts.items())}
-    arrays |= {f"{part}_labels": (np.arange(n) % 2)[:, None].astype(np.uint8) for part, n in counts.items()}
-    arrays["train_labels"][0] = 2  # a class of the training part alone
-    np.savez(path, **{key: value for key, value in (arrays | changes).items() if value is not None})
-    return path
-
-
-def test_medmnist_brings_its_own_parts(tmp_path):
-    path = medmnist(tmp_path / "pathmnist.npz")
-    train, test = (load_arrays(path, part=part) for part in ("train", "test"))
-    assert (len(train), len(test)) == (6, 4)
-    assert len(load_arrays(path, part="test", whole=True)) == 4
-    assert train.classes == test.classes == ("0", "1", "2")
-    assert test.labels.tolist() == [0, 1, 0, 1]
-    assert torch.equal(test.source.read(torch.arange(4))[:, 0], torch.from_numpy(GREY[:4] + 2))
-    assert "test part" in test.notes[0]
-    assert "train part" in train.notes[0]
-
-
-def test_where_there_is_no_test_part_val_is(tmp_path):
-    path = medmnist(tmp_path / "a.npz", test_images=None, test_labels=None)
-    assert len(load_arrays(path, part="test")) == 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "part", "says"),
-    [
-        ({"test_images": None, "test_labels": None, "val_images": None}, "test", "test_images"),
-        ({"train_images": None}, "train", "train_images"),
-        ({"test_labels": None}, "test", "test_labels"),
-        ({"test_labels": np.zeros((4, 14), np.uint8)}, "test", "labels of shape"),  # ChestMNIST: several labels each
-        ({"test_images": np.zeros((4, 28, 28, 28), np.uint8)}, "test", "images of shape"),  # a volume
-        ({"test_labels": np.zeros((3, 1), np.uint8)}, "test", "found 3 and 4"),
-    ],
-)
-def test_parts_that_are_not_so_are_refused(tmp_path, changes, part, says):
-    with pytest.raises(DataError, match=says):
-        load_arrays(medmnist(tmp_path / "a.npz", **changes), part=part)
-
-
 @pytest.mark.parametrize("labels", [[0, 2**33], [0, 10**12], [0, -1], [0, 100_000]])
 def test_labels_beyond_all_bounds_are_refused_before_classes_are_made(tmp_path, labels):
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 8, 8), np.uint8), labels=np.array(labels))

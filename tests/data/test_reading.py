@@ -26,11 +26,11 @@ def files(tmp_path):
 @pytest.mark.parametrize("memory", [0, 1 << 30])
 def test_the_readable_ones_are_kept_in_order_and_the_others_named(files, memory):
     loaded = load_files(files, SMALL, memory=memory)
-    assert loaded.kept == tuple(index for index in range(200) if index not in (3, 150))
+    assert loaded.readable == tuple(index for index in range(200) if index not in (3, 150))
     assert [skipped.file for skipped in loaded.skipped] == [str(files[3]), str(files[150])]
     assert all(skipped.reason for skipped in loaded.skipped)
     brightness = loaded.source.read(torch.arange(198)).float().mean((1, 2, 3))
-    assert torch.allclose(brightness, torch.tensor(loaded.kept) + 4.0, atol=1.0)
+    assert torch.allclose(brightness, torch.tensor(loaded.readable) + 4.0, atol=1.0)
 
 
 def test_kept_in_memory_or_read_from_disk_the_pixels_are_equal(files):
@@ -44,7 +44,7 @@ def test_kept_in_memory_or_read_from_disk_the_pixels_are_equal(files):
 @torch.inference_mode()
 def test_files_are_read_from_disk_while_a_model_answers(files):
     now, later = load_files(files, SMALL), load_files(files, SMALL, memory=0)
-    every = torch.arange(len(later.kept))
+    every = torch.arange(len(later.readable))
     assert torch.equal(now.source.read(every), later.source.read(every))
 
 

@@ -65,15 +65,15 @@ def test_a_limit_below_one_is_refused(split):
 
 
 def test_images_named_stand_in_front_and_the_rest_keeps_its_order(split):
-    led = split.led_by(["10", "1.png", "10.png"])
+    led = split.starting_with(["10", "1.png", "10.png"])
     assert led.files[:4] == ("10.png", "1.png", "0.png", "2.png")
     assert led.labels.tolist() == [1, *[0] * 8, *[1] * 2, 2]
     assert led.source.read(torch.arange(3))[:, 0, 0, 0].tolist() == [10, 1, 0]
-    assert split.led_by([]) is split
+    assert split.starting_with([]) is split
 
 
 def test_a_name_that_is_not_there_is_said(split):
     with pytest.raises(DataError, match=r"such as 0.png, found 'e'"):
-        split.led_by(["e"])
+        split.starting_with(["e"])
     with pytest.raises(DataError, match="leave out --show"):
-        replace(split, files=None).led_by(["0"])
+        replace(split, files=None).starting_with(["0"])

@@ -40,7 +40,7 @@ def test_a_server_that_says_nothing_is_given_up_on(tmp_path, monkeypatch):
     server = socket.create_server(("127.0.0.1", 0))  # takes connections and never answers
     address = f"http://127.0.0.1:{server.getsockname()[1]}/x.tar.gz"
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", address)
-    monkeypatch.setattr(torchvision_sets, "PATIENCE", 0.3)
+    monkeypatch.setattr(torchvision_sets, "TIMEOUT", 0.3)
     with server, pytest.raises(DataError, match="timed out"):
         load_torchvision("cifar10", part="test", data_dir=tmp_path)
     assert socket.getdefaulttimeout() is None

@@ -7,8 +7,10 @@ from vitlens.errors import InputError
 from vitlens.figures.attention import attention_grid, attention_overlays, evolution
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 4, 4), (2, 3, 3, 5), (4, 4, 8, 8), (1, 12, 7, 7), (12, 3, 2, 2)])
-@pytest.mark.parametrize("scale", ["figure", "layer"])
+@pytest.mark.parametrize(
+    ("shape", "scale"),
+    [((1, 1, 4, 4), "figure"), ((2, 3, 3, 5), "layer"), ((1, 12, 7, 7), "figure"), ((12, 3, 2, 2), "layer")],
+)
 def test_grid_has_a_panel_for_every_head(shape, scale, random, image):
     figure = attention_grid(maps=random.dirichlet(np.ones(np.prod(shape[2:])), shape[:2]).reshape(shape), scale=scale)
     bar = 1 if scale == "figure" else 0

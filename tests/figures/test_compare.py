@@ -30,7 +30,7 @@ def sheet_of(random):
     return make
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 10])
+@pytest.mark.parametrize("count", [1, 5, 10])
 def test_every_image_has_three_panels_and_its_words(sheet_of, count):
     figure = sheet_of(count)
     assert len(figure.axes) == 3 * count + 1

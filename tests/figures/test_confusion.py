@@ -12,7 +12,7 @@ def names(classes: int) -> list[str]:
     return [f"class number {index}" for index in range(classes)]
 
 
-@pytest.mark.parametrize("classes", [1, 2, 10, 20, 21, 100, 126, 1000])
+@pytest.mark.parametrize("classes", [1, 20, 21, 1000])
 def test_nothing_is_cut_off(classes, random):
     counts = random.poisson(0.02, (classes, classes)) + 5 * np.eye(classes)
     figure = confusion_matrix(counts=counts, classes=names(classes), model="vit")

@@ -26,7 +26,7 @@ def test_right_and_wrong_by_colour_and_symbol(images):
     assert not has(right, WRONG)
 
 
-@pytest.mark.parametrize("shape", [(16, 16), (16, 40), (40, 16)])
+@pytest.mark.parametrize("shape", [(16, 40), (40, 16)])
 def test_long_names_fit(shape, random):
     names = ["mortarboard, academic cap", "black-and-gold garden spider, Argiope aurantia"]
     figure = prediction_grid(
@@ -67,7 +67,7 @@ def bars(models: int, classes: int, random):
     )
 
 
-@pytest.mark.parametrize(("models", "classes"), [(1, 1), (2, 10), (1, 30), (2, 100)])
+@pytest.mark.parametrize(("models", "classes"), [(1, 1), (1, 30), (2, 100)])
 def test_bars_have_their_lengths(models, classes, random):
     accuracy, figure = bars(models, classes, random)
     widths = sorted(patch.get_width() for patch in figure.axes[0].patches)

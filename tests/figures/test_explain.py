@@ -65,8 +65,7 @@ def test_a_map_that_says_nothing_is_not_drawn(images, value, words):
     assert np.ptp(colour, axis=2).max() > 0.1
 
 
-@pytest.mark.parametrize("shape", [(32, 32), (16, 64), (64, 16)])
-@pytest.mark.parametrize("methods", [1, 3, 5, 9])
+@pytest.mark.parametrize(("shape", "methods"), [((16, 64), 1), ((16, 64), 9), ((64, 16), 1)])
 def test_a_low_figure_of_one_image_has_room_for_its_bar(shape, methods, random):
     """The label of the colour bar is longer than such a figure's panels are high."""
     figure = drawing(random.uniform(size=(1, 3, *shape)), [halves(1)] * methods)
@@ -74,7 +73,7 @@ def test_a_low_figure_of_one_image_has_room_for_its_bar(shape, methods, random):
     assert cut_off(figure) == []
 
 
-@pytest.mark.parametrize("methods", [1, 5, 9, 19])
+@pytest.mark.parametrize("methods", [1, 19])
 def test_nothing_is_cut_off_or_covered(images, methods, random):
     names = ["golden retriever (97 %)", "target: tench (3 %); predicted: hen", "8 (100 %)"]
     titles = (["gradient-weighted rollout", "integrated gradients", "attention of the last layer"] * 7)[:methods]
@@ -84,7 +83,10 @@ def test_nothing_is_cut_off_or_covered(images, methods, random):
     assert not overlapping(figure)
     assert figure.get_figwidth() < 7.3
     assert figure.get_figheight() < 10.5
-    assert lines_of(1 + methods) == -(-(1 + methods) // ACROSS)
+
+
+def test_panels_are_broken_into_lines():
+    assert [lines_of(panels) for panels in (2, ACROSS, ACROSS + 1, 2 * ACROSS, 20)] == [1, 1, 2, 2, 3]
 
 
 def test_shapes_that_do_not_fit(images):

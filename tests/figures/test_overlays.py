@@ -60,7 +60,7 @@ def test_constant_map_is_said(images):
     assert np.isfinite(pixels(figure)).all()
 
 
-@pytest.mark.parametrize(("shape", "grid"), [((32, 48), (2, 3)), ((48, 32), (6, 4)), ((64, 8), (8, 1))])
+@pytest.mark.parametrize(("shape", "grid"), [((32, 48), (2, 3)), ((64, 8), (8, 1))])
 def test_images_that_are_not_square(shape, grid, random):
     figure = rows(random.uniform(size=(2, 3, *shape)), random.uniform(size=(2, 3, *grid)), names=["a", "b"])
     box = figure.axes[1].get_window_extent()
@@ -70,7 +70,7 @@ def test_images_that_are_not_square(shape, grid, random):
     assert figure.get_figheight() < 10.5
 
 
-@pytest.mark.parametrize("panels", [1, 6, 7, 12])
+@pytest.mark.parametrize("panels", [1, 12])
 def test_one_image_is_broken_into_lines(panels, images, random):
     figure = rows(images[:1], random.uniform(size=(1, panels, 4, 4)))
     assert len(figure.axes) == panels + 2

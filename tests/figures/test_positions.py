@@ -14,7 +14,7 @@ def cosine(random: np.random.Generator, patches: int) -> np.ndarray:
     return vectors @ vectors.T
 
 
-@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (14, 14)])
+@pytest.mark.parametrize("grid", [(1, 1), (14, 14)])
 def test_nothing_is_cut_off(grid, random):
     values = cosine(random, grid[0] * grid[1])
     for figure in (position_matrix(similarity=values, grid=grid), position_maps(similarity=values, grid=grid)):
@@ -28,8 +28,8 @@ def test_nothing_is_cut_off(grid, random):
 def test_maps_are_sampled_and_say_so(grid, maps, random):
     figure = position_maps(similarity=cosine(random, grid[0] * grid[1]), grid=grid)
     assert len(figure.axes) == maps + 1
-    said = " ".join(texts(figure)).replace("\n", " ")
-    assert (f"of {grid[0]}×{grid[1]} positions" in said) == (maps < grid[0] * grid[1])
+    title = figure.get_suptitle().replace("\n", " ")
+    assert (f"of {grid[0]}×{grid[1]} positions" in title) == (maps < grid[0] * grid[1])
 
 
 def test_zero_is_the_middle_of_the_colours():

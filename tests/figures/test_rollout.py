@@ -26,10 +26,9 @@ def test_rollout_is_in_percent_and_says_what_is_marked(images, random):
 
 
 @pytest.mark.parametrize("draw", [rollout_overlays, method_overlays])
-@pytest.mark.parametrize("shape", [(32, 32), (16, 64)])
-@pytest.mark.parametrize("panels", [1, 3, 6])
-def test_a_low_figure_of_one_image_has_room_for_its_bar(draw, shape, panels, random):
+@pytest.mark.parametrize("panels", [1, 6])
+def test_a_low_figure_of_one_image_has_room_for_its_bar(draw, panels, random):
     maps = random.dirichlet(np.ones(16), (1, panels)).reshape(1, panels, 4, 4)
-    figure = draw(images=random.uniform(size=(1, 3, *shape)), maps=maps, titles=[f"map {i}" for i in range(panels)])
+    figure = draw(images=random.uniform(size=(1, 3, 16, 64)), maps=maps, titles=[f"map {i}" for i in range(panels)])
     assert figure.axes[-1].get_ylabel()
     assert cut_off(figure) == []

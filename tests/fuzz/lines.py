@@ -56,9 +56,9 @@ REFUSED_ONLY = ("study",)
 
 def commands() -> dict[str, Any]:
     """The commands and their parameters, as Typer has them."""
-    from vitlens.cli.main import app
+    from vitlens.cli.main import application
 
-    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    return dict(typer.main.get_command(application()).commands)  # type: ignore[attr-defined]
 
 
 class Lines:

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from tests.lens.tiny import images, timm_model, torchvision_swin
 from vitlens.analysis.attention.weights import attention_maps
-from vitlens.lens.call import AttentionCall, Scored, per_head, received, unwindow, window_index
+from vitlens.lens.call import AttentionCall, AttentionInputs, per_head, received, unwindow, window_index
 from vitlens.lens.capture import capture
-from vitlens.lens.observe import tapped
+from vitlens.lens.observe import observing
 from vitlens.lens.site import Site, Windows, decide_kind
 
 
@@ -46,7 +46,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def seen(query: Tensor, key: Tensor, value: Tensor, *, explicit: bool = False, **options: object):
     calls: list[AttentionCall] = []
     model = Wrapped(**options)
-    with tapped(model, calls.append, explicit=explicit):
+    with observing(model, calls.append, explicit=explicit):
         output = model(query, key, value)
     expected = F.scaled_dot_product_attention(query, key, value, **options)
     return calls[0], output, expected
@@ -133,7 +133,7 @@ def test_other_layouts_of_the_axes(leading, explicit):
     options = {} if leading == (2, 4, 3) else {"attn_mask": mask}
     model = Wrapped(**options)
     plain = model(query, key, value)
-    with tapped(model, calls.append, explicit=explicit):
+    with observing(model, calls.append, explicit=explicit):
         output = model(query, key, value)
     torch.testing.assert_close(output, plain, atol=1e-6, rtol=1e-5)
     expected = query @ key.transpose(-1, -2) / math.sqrt(8)
@@ -154,7 +154,7 @@ def test_per_head_joins_and_parts():
 
 
 def test_pick_takes_the_windows_of_an_image_and_its_bias():
-    scored = Scored(*(random(6, 2, 5, 4, seed=seed) for seed in range(3)), random(6, 1, 5, 5, seed=9), 0.5)
+    scored = AttentionInputs(*(random(6, 2, 5, 4, seed=seed) for seed in range(3)), random(6, 1, 5, 5, seed=9), 0.5)
     site = Site(0, "attn", 0, "window", 2, 5, 5)
     call = AttentionCall(site, 2, scored, None, random(6, 2, 5, 4, seed=7))
     assert torch.equal(call.pick(1).weights(), call.weights()[3:])

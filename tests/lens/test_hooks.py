@@ -9,7 +9,7 @@ from tests.lens.tiny import images, ours
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.hooks import Arguments, as_call, watching
-from vitlens.lens.observe import tapped
+from vitlens.lens.observe import observing
 
 
 class Encoder(nn.Module):
@@ -46,7 +46,7 @@ def test_output_and_weights_are_the_modules_own(mask, bias, cross):
     plain = model(query, key, MASKS[mask])
     own = model.attn(query, key, key, attn_mask=MASKS[mask], average_attn_weights=False)[1]
     calls: list[AttentionCall] = []
-    with tapped(model, calls.append):
+    with observing(model, calls.append):
         observed = model(query, key, MASKS[mask])
     torch.testing.assert_close(observed, plain, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(calls[0].weights(), own, atol=1e-6, rtol=1e-5)
@@ -58,14 +58,14 @@ def test_tokens_first():
     query = random(5, 2, 16)
     plain = model(query, query)
     calls: list[AttentionCall] = []
-    with tapped(model, calls.append):
+    with observing(model, calls.append):
         torch.testing.assert_close(model(query, query), plain, atol=1e-6, rtol=1e-5)
     assert calls[0].weights().shape == (2, 4, 5, 5)
 
 
 def test_another_use_is_refused_aloud():
     model = Encoder(need_weights=True).eval()
-    with pytest.raises(UnsupportedError, match="need_weights=False"), tapped(model, lambda _call: None):
+    with pytest.raises(UnsupportedError, match="need_weights=False"), observing(model, lambda _call: None):
         model(random(2, 5, 16), random(2, 5, 16))
 
 
@@ -101,7 +101,7 @@ def test_the_function_called_with_a_boolean_mask():
     plain = model(query, query, mask)
     calls: list[AttentionCall] = []
     root = Root(model, query, mask)
-    with tapped(root, calls.append):
+    with observing(root, calls.append):
         torch.testing.assert_close(root(random(2, 3)), plain, atol=1e-6, rtol=1e-5)
     assert (calls[0].weights()[..., mask] == 0).all()
 

@@ -28,7 +28,7 @@ from vitlens.lens.interventions import (
     positions,
 )
 from vitlens.lens.layers import Layer, layers
-from vitlens.lens.observe import survey, tapped
+from vitlens.lens.observe import observing, survey
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 
@@ -292,9 +292,9 @@ def test_an_observation_sees_the_changed_model_wherever_it_stands(make: Callable
         if call.site.layer == 0:
             seen.append(call.weights())
 
-    with torch.no_grad(), intervened(model, what), tapped(model.module, keep):
+    with torch.no_grad(), intervened(model, what), observing(model.module, keep):
         model(batch)
-    with torch.no_grad(), tapped(model.module, keep), intervened(model, what):
+    with torch.no_grad(), observing(model.module, keep), intervened(model, what):
         model(batch)
     assert (seen[0][:, :, 0, 1] == 0).all()
     assert torch.equal(seen[0], seen[1])
@@ -363,7 +363,7 @@ def test_a_model_without_attention_is_refused():
 
 
 def test_a_pooling_query_is_no_block():
-    with pytest.raises(UnsupportedError, match="puts out what it takes in"):
+    with pytest.raises(UnsupportedError, match="output has the shape of its input"):
         changed(timm_model("vit_base_patch16_siglip_224"), images(), BlockRemoved(2))
 
 

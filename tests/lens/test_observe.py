@@ -10,7 +10,7 @@ from tests.lens.tiny import CLASSES, images, model_of, ours, timm_model, torchvi
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.capture import capture
-from vitlens.lens.observe import observe, survey, tapped
+from vitlens.lens.observe import observe, observing, survey
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.model import Model
 
@@ -189,7 +189,7 @@ def test_calls_come_in_order_with_the_heads_output():
         (1, "blocks.1.attn", 0),
     ]
     for call in calls:
-        torch.testing.assert_close(call.weights() @ call.scored.value, call.output, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(call.weights() @ call.inputs.value, call.output, atol=1e-5, rtol=1e-5)
     # the output projection of the last layer's heads is what enters the residual stream
     seen = []
     model.module.blocks[1].attn.register_forward_hook(lambda _m, _i, output: seen.append(output))
@@ -240,7 +240,7 @@ def test_nested_observations_both_see_everything(model, explicit):
     before = state_of(model)
     alone = capture(model, batch)
     outer: list[tuple[str, Tensor]] = []
-    with tapped(model.module, lambda call: outer.append((call.site.module, call.weights()))):
+    with observing(model.module, lambda call: outer.append((call.site.module, call.weights()))):
         inner = capture(model, batch, explicit=explicit)
         torch.testing.assert_close(inner.logits.detach(), alone.logits, atol=1e-5, rtol=1e-5)
     assert [name for name, _ in outer] == [site.module for site in inner.sites] == [site.module for site in alone.sites]
@@ -253,8 +253,8 @@ def test_nested_observations_both_see_everything(model, explicit):
 def test_the_inner_of_two_observations_undoes_its_own_alone():
     model, batch = ours(), images((32, 48))
     seen: list[str] = []
-    with tapped(model.module, lambda call: seen.append(call.site.module)):
-        with pytest.raises(BrokenError), tapped(model.module, lambda _call: None):
+    with observing(model.module, lambda call: seen.append(call.site.module)):
+        with pytest.raises(BrokenError), observing(model.module, lambda _call: None):
             raise BrokenError
         model(batch)
     assert seen == ["blocks.0.attn", "blocks.1.attn"]

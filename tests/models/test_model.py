@@ -50,7 +50,7 @@ def test_normalisation_is_no_part_of_the_weights():
 
 def test_a_model_without_a_sequence_of_tokens_says_so():
     for model in (torchvision_swin(), model_of(nn.Sequential(nn.Conv2d(3, 5, 32), nn.Flatten()))):
-        with pytest.raises(UnsupportedError, match="has no one sequence of tokens"):
+        with pytest.raises(UnsupportedError, match="has no single sequence of tokens"):
             _ = model.layout
 
 

@@ -1,4 +1,4 @@
-"""Every operation is torchvision's own, on each view as on a batch of it alone."""
+"""Every operation is torchvision's, and each view is augmented independently of its batch."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def augmented(pixels: torch.Tensor = PIXELS, keys: torch.Tensor = INDICES, **cha
     return augment(pixels, keys, **{**settings, **changes})  # type: ignore[arg-type]
 
 
-def test_an_image_is_augmented_alike_however_batches_are_cut_and_ordered() -> None:
+def test_the_augmentation_of_an_image_does_not_depend_on_its_batch() -> None:
     whole = augmented()
     halves = torch.cat([augmented(PIXELS[0::2], INDICES[0::2]), augmented(PIXELS[1::2], INDICES[1::2])])
     assert torch.equal(halves, torch.cat([whole[0::2], whole[1::2]]))
@@ -30,9 +30,9 @@ def test_seed_epoch_and_index_each_change_it(change: dict[str, object]) -> None:
 
 def test_each_result_is_one_of_the_shifts_and_flips_of_its_image() -> None:
     padded = torch.nn.functional.pad(PIXELS, (2, 2, 2, 2))
-    for found, image in zip(augmented(), padded):
+    for result, image in zip(augmented(), padded):
         crops = [image[:, y : y + 8, x : x + 12] for y in range(5) for x in range(5)]
-        assert any(torch.equal(found, view.float() / 255) for crop in crops for view in (crop, crop.flip(2)))
+        assert any(torch.equal(result, view.float() / 255) for crop in crops for view in (crop, crop.flip(2)))
 
 
 def test_without_padding_and_flip_it_is_the_image() -> None:
@@ -54,7 +54,7 @@ def test_shifts_and_flips_are_equally_likely() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 40  # chi-squared with 17 degrees: p > 0.001
 
 
-def test_uniforms_look_uniform_and_unrelated() -> None:
+def test_uniforms_are_uniform_and_uncorrelated() -> None:
     draws = uniforms(torch.arange(20000), 3, seed=0, epoch=0)
     assert draws.min() >= 0
     assert draws.max() < 1
@@ -72,7 +72,7 @@ def test_input_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize(("padding", "indices"), [(-1, INDICES), (1, INDICES[:3])])
-def test_refuses_what_cannot_be(padding: int, indices: torch.Tensor) -> None:
+def test_invalid_arguments_are_refused(padding: int, indices: torch.Tensor) -> None:
     with pytest.raises(InputError, match="expected crop padding"):
         augmented(crop_padding=padding, keys=indices)
 
@@ -108,7 +108,7 @@ def test_each_operation_is_torchvisions(name: str, magnitude: int) -> None:
         assert torch.equal(operation(NOISE, sign * strength(top, magnitude)), expected)
 
 
-def test_a_view_is_changed_alike_however_batches_are_cut() -> None:
+def test_the_operations_of_a_view_do_not_depend_on_its_batch() -> None:
     whole = rand_augmented()
     parts = torch.cat([rand_augmented(NOISE[start : start + 7], VIEWS[start : start + 7]) for start in range(0, 40, 7)])
     assert torch.equal(whole, parts)
@@ -151,7 +151,7 @@ def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images() -> No
     assert abs(erased[erased != 0].mean() - 0.5) < 0.01
 
 
-def test_a_view_is_erased_alike_however_batches_are_cut_and_the_input_stays() -> None:
+def test_the_erasing_of_a_view_does_not_depend_on_its_batch_and_keeps_the_input() -> None:
     whole = erase(BLACK, MANY, seed=0, epoch=0, chance=0.5)
     assert torch.equal(whole[7:9], erase(BLACK[7:9], MANY[7:9], seed=0, epoch=0, chance=0.5))
     assert not torch.equal(whole, erase(BLACK, MANY, seed=0, epoch=1, chance=0.5))
@@ -173,12 +173,12 @@ def test_targets_are_the_shares_of_the_images_in_the_mixture(kind: str) -> None:
         assert torch.allclose(targets.sum(1), torch.ones(8))
         expected = targets @ IMAGES.mean((2, 3))
         assert torch.allclose(mixed.mean((2, 3)), expected, atol=1e-5)
-        if kind == "cutmix":  # pixels are whole ones of either image
+        if kind == "cutmix":  # each pixel is of one of the two images
             values = torch.cat([IMAGES[:, 0].unique()])
             assert torch.isin(mixed[:, 0], values).all()
 
 
-def test_a_batch_is_mixed_as_often_as_asked_and_by_one_of_two() -> None:
+def test_a_batch_is_mixed_with_the_given_probability_by_one_of_two() -> None:
     torch.manual_seed(0)
     drawn = [mix(IMAGES, LABELS, classes=8, mixup=0.8, cutmix=1.0, chance=0.5) for _ in range(400)]
     whole = [targets.ndim == 1 for _, targets in drawn]
@@ -186,9 +186,9 @@ def test_a_batch_is_mixed_as_often_as_asked_and_by_one_of_two() -> None:
     assert all(torch.equal(images, IMAGES) for (images, _), untouched in zip(drawn, whole) if untouched)
 
 
-def test_one_image_and_no_parameter_leave_the_batch_as_it_is() -> None:
+def test_one_image_or_no_parameter_leaves_the_batch_unchanged() -> None:
     for images, settings in ((IMAGES[:1], {"mixup": 1.0, "cutmix": 0.0}), (IMAGES, {"mixup": 0.0, "cutmix": 0.0})):
         labels = LABELS[: len(images)]
-        found = mix(images, labels, classes=8, chance=1.0, **settings)
-        assert found[0] is images
-        assert found[1] is labels
+        mixed = mix(images, labels, classes=8, chance=1.0, **settings)
+        assert mixed[0] is images
+        assert mixed[1] is labels

@@ -6,13 +6,13 @@ from vitlens.training.bookkeeping import Clock
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A time that stands still until it is set."""
+    """The time, constant until it is set."""
     time = [100.0]
     monkeypatch.setattr(bookkeeping.time, "perf_counter", lambda: time[0])
     return time
 
 
-def test_what_is_not_training_does_not_slow_it_down(now: list[float]) -> None:
+def test_pauses_do_not_lower_the_rate(now: list[float]) -> None:
     clock = Clock(seconds=5.0)
     clock.begin_epoch()
     clock.count(100)

@@ -18,12 +18,12 @@ from vitlens.training.checkpoint import (
     FOLDER,
     KEPT_FOLDER,
     Checkpoint,
-    Kept,
+    KeptWeights,
     collect,
     delete_kept_after,
     keep_weights,
     read_checkpoint,
-    read_kept,
+    read_kept_weights,
     require_same,
     restore,
     weights_over_training,
@@ -46,14 +46,14 @@ def after_steps(seed: int, steps: int) -> tuple[torch.nn.Module, Optimiser, Aver
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_everything_comes_back(tmp_path: Path, steps: int) -> None:
+def test_everything_is_restored(tmp_path: Path, steps: int) -> None:
     saved = after_steps(0, steps)
     write_checkpoint(tmp_path, Checkpoint(collect(*saved), {"step": steps}))
-    found = read_checkpoint(tmp_path)
-    assert found is not None
-    assert found.facts == {"step": steps}
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.facts == {"step": steps}
     other = after_steps(1, 0)
-    restore(found, *other)
+    restore(checkpoint, *other)
     before, after = collect(*saved), collect(*other)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -64,7 +64,7 @@ def test_none_where_none_was_written(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path) is None
 
 
-def test_a_broken_one_is_one_line(tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_a_one_line_error(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, Checkpoint({"a": torch.ones(3)}, {}))
     (file,) = (tmp_path / FOLDER).iterdir()
     file.write_bytes(file.read_bytes()[:-4])
@@ -72,7 +72,7 @@ def test_a_broken_one_is_one_line(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_what_a_kill_left_is_cleared(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_run_are_deleted(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, Checkpoint({"a": torch.ones(3)}, {}))
     (file,) = (tmp_path / FOLDER).iterdir()
     (file.parent / f".{file.stem}-0badcafe{file.suffix}").write_bytes(b"half")
@@ -80,7 +80,7 @@ def test_what_a_kill_left_is_cleared(tmp_path: Path) -> None:
     assert list((tmp_path / FOLDER).iterdir()) == [file]
 
 
-def test_a_file_that_may_not_grow_keeps_the_previous_one(tmp_path: Path) -> None:
+def test_a_refused_write_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, Checkpoint({"a": torch.ones(3)}, {"step": 1}))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # the kernel refuses the write, as a full disk does
@@ -89,13 +89,13 @@ def test_a_file_that_may_not_grow_keeps_the_previous_one(tmp_path: Path) -> None
             write_checkpoint(tmp_path, Checkpoint({"a": torch.ones(30000)}, {"step": 2}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    found = read_checkpoint(tmp_path)
-    assert found is not None
-    assert found.facts == {"step": 1}
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.facts == {"step": 1}
     assert len(list((tmp_path / FOLDER).iterdir())) == 1
 
 
-def test_a_full_disk_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -112,37 +112,39 @@ def test_the_first_difference_is_named() -> None:
 
 
 @pytest.fixture(autouse=True)
-def told_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def progress_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookkeeping, "PROGRESS_INTERVAL", 0.0)
 
 
 def epochs(folder: Path) -> list[int]:
-    return [kept.epochs for kept in read_kept(folder)]
+    return [kept.epochs for kept in read_kept_weights(folder)]
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (5, [0]), (None, [])])
-def test_every_so_many_epochs_and_before_the_first(tmp_path: Path, every: int | None, expected: list[int]) -> None:
+def test_weights_are_kept_at_intervals_and_before_training(
+    tmp_path: Path, every: int | None, expected: list[int]
+) -> None:
     trained(tmp_path, keep_every=every)
     assert epochs(tmp_path) == expected
     assert (tmp_path / KEPT_FOLDER).exists() == bool(expected)
     assert len(weights_over_training(tmp_path)) == (len({*expected, 3}) if expected else 0)
 
 
-def test_they_are_the_weights_that_the_run_would_have_ended_with(tmp_path: Path) -> None:
+def test_kept_weights_are_those_tested(tmp_path: Path) -> None:
     """Epoch 0 the initial ones; the last those of model.safetensors, averaged as they are, in half precision."""
     initial = state(tiny_model())
     model, _ = trained(tmp_path, keep_every=1)
     for epoch, expected in ((0, initial), (3, state(model))):
-        found = load_file(tmp_path / KEPT_FOLDER / f"epoch-{epoch:04}.safetensors")
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], value.half()) for name, value in expected.items())
+        saved_weights = load_file(tmp_path / KEPT_FOLDER / f"epoch-{epoch:04}.safetensors")
+        assert saved_weights.keys() == expected.keys()
+        assert all(torch.equal(saved_weights[name], value.half()) for name, value in expected.items())
     second = load_file(tmp_path / KEPT_FOLDER / "epoch-0002.safetensors")
     assert not torch.equal(second["head.weight"], state(model)["head.weight"].half())
 
 
 def test_a_kept_file_is_a_model(tmp_path: Path) -> None:
     model, _ = trained(tmp_path, keep_every=3)
-    loaded = loading.load(str(read_kept(tmp_path)[-1].file))
+    loaded = loading.load(str(read_kept_weights(tmp_path)[-1].file))
     images = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(loaded(images), model.eval()(images), atol=5e-3, rtol=0)
@@ -181,9 +183,9 @@ def test_another_training_in_the_same_folder_starts_anew(tmp_path: Path) -> None
 
 def test_the_last_ones_are_the_model_in_full_precision(tmp_path: Path) -> None:
     trained(tmp_path, keep_every=2)
-    found = weights_over_training(tmp_path)
-    assert [kept.epochs for kept in found] == [0, 2, 3]
-    assert found[-1] == Kept(3, tmp_path / saved.WEIGHTS_FILE)
+    weights = weights_over_training(tmp_path)
+    assert [kept.epochs for kept in weights] == [0, 2, 3]
+    assert weights[-1] == KeptWeights(3, tmp_path / saved.WEIGHTS_FILE)
     trained(tmp_path / "b", keep_every=3)
     assert [kept.file.name for kept in weights_over_training(tmp_path / "b")] == [
         "epoch-0000.safetensors",
@@ -191,7 +193,7 @@ def test_the_last_ones_are_the_model_in_full_precision(tmp_path: Path) -> None:
     ]
 
 
-def test_other_files_are_let_be(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     keep_weights(tmp_path, tiny_model(), epochs=12345)
     keep_weights(tmp_path, tiny_model(), epochs=4)
     (tmp_path / KEPT_FOLDER / "mine.safetensors").write_bytes(b"mine")
@@ -202,7 +204,7 @@ def test_other_files_are_let_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [0, -1])
-def test_no_less_than_an_epoch(tmp_path: Path, every: int) -> None:
+def test_intervals_below_one_epoch_are_refused(tmp_path: Path, every: int) -> None:
     with pytest.raises(InputError, match=f"expected --keep-every at least 1, found {every}"):
         trained(tmp_path, keep_every=every)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The losses of a distillation against a restatement in float64, and what a student learns from a teacher."""
+"""The losses of a distillation against a restatement in float64, and the student's training."""
 
 import math
 from dataclasses import replace
@@ -19,13 +19,13 @@ from vitlens.training import distill
 from vitlens.training.distill import (
     LOSSES,
     WEIGHTS,
+    CachedTeacher,
     Distillation,
-    Distilled,
-    Remembered,
+    DistillationObjective,
     Student,
     Teacher,
+    cacheable_views,
     distilled,
-    forms_of,
     hard,
     has_distillation_token,
     soft,
@@ -55,7 +55,7 @@ def test_soft_is_the_papers_formula(temperature: float) -> None:
     assert soft(student=STUDENT, teacher=TEACHER, temperature=temperature).numpy() == pytest.approx(expected, rel=1e-4)
 
 
-def test_soft_is_nothing_for_a_student_that_agrees() -> None:
+def test_soft_is_zero_for_a_student_that_agrees() -> None:
     shifted = TEACHER + torch.arange(7.0)[:, None]  # the same probabilities
     assert soft(student=shifted, teacher=TEACHER, temperature=2.0).abs().max() < 1e-5
 
@@ -68,11 +68,11 @@ def test_soft_at_a_high_temperature_matches_logits() -> None:
     assert torch.allclose(student.grad, (centred[0] - centred[1]) / 5, atol=1e-3)
 
 
-def test_hard_takes_the_teachers_choice_as_the_label() -> None:
+def test_hard_takes_the_teachers_prediction_as_the_label() -> None:
     chosen = TEACHER.argmax(1)
     expected = -np.log(probabilities(STUDENT)[np.arange(7), chosen.numpy()])
     assert hard(student=STUDENT, teacher=TEACHER).numpy() == pytest.approx(expected, rel=1e-4)
-    # as soft does of a teacher beyond doubt
+    # as soft does with a confident teacher
     sure = 1e4 * torch.nn.functional.one_hot(chosen, 5).float()
     one = soft(student=STUDENT, teacher=sure, temperature=1.0)
     assert torch.allclose(one, hard(student=STUDENT, teacher=sure), atol=1e-4)
@@ -80,12 +80,12 @@ def test_hard_takes_the_teachers_choice_as_the_label() -> None:
 
 @pytest.mark.parametrize("kind", DISTILL_KINDS)
 @pytest.mark.parametrize("weight", [0.1, 0.5, 1.0])
-def test_the_whole_is_weighed(kind: str, weight: float) -> None:
+def test_the_loss_is_the_weighted_sum(kind: str, weight: float) -> None:
     labelled = torch.rand(7, generator=GENERATOR)
     how = Distillation(kind, weight, 2.0)
-    found = distilled(labelled=labelled, student=STUDENT, teacher=TEACHER, how=how)
+    loss = distilled(labelled=labelled, student=STUDENT, teacher=TEACHER, how=how)
     expected = (1 - weight) * labelled + weight * LOSSES[kind](student=STUDENT, teacher=TEACHER, temperature=2.0)
-    assert torch.equal(found, expected)
+    assert torch.equal(loss, expected)
 
 
 def test_names_are_the_registry() -> None:
@@ -102,7 +102,7 @@ def test_names_are_the_registry() -> None:
         ({"temperature": math.inf}, InputError, "--temperature above 0"),
     ],
 )
-def test_refuses_what_cannot_be_run(fields: dict, error: type[Exception], match: str) -> None:
+def test_invalid_settings_are_refused(fields: dict, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         Distillation(**fields)
 
@@ -112,7 +112,7 @@ def test_the_token_learns_from_the_teacher_and_cls_from_the_labels() -> None:
     images, teacher = torch.rand(7, 3, 8, 12, generator=GENERATOR), torch.randn(7, 3, generator=GENERATOR)
     for weight, reached, untouched in ((1.0, "head_dist", "head"), (1e-30, "head", "head_dist")):
         model.zero_grad()
-        objective = Distilled(lambda _: teacher, Distillation("hard", weight), identity={})
+        objective = DistillationObjective(lambda _: teacher, Distillation("hard", weight), identity={})
         answers = objective.module(model)(images)
         objective.loss(answers, LABELS % 3, images, smoothing=0.0).backward()
         assert model.module.get_submodule(reached).weight.grad.abs().max() > 1e-4
@@ -123,19 +123,19 @@ def test_the_token_learns_from_the_teacher_and_cls_from_the_labels() -> None:
 def test_the_loss_of_a_batch_is_that_of_the_formulas(token: bool) -> None:
     model = with_token()
     images, teacher = torch.rand(7, 3, 8, 12, generator=GENERATOR), torch.randn(7, 3, generator=GENERATOR)
-    objective = Distilled(lambda _: teacher, Distillation("soft", 0.3, 2.0, token), identity={"a": 1})
+    objective = DistillationObjective(lambda _: teacher, Distillation("soft", 0.3, 2.0, token), identity={"a": 1})
     answers = objective.module(model)(images)
     if token:
         for_labels, for_teacher = model.module.forward_heads(model.prepare(images))
     else:
         for_labels = for_teacher = model(images)
     shares = torch.softmax(torch.randn(7, 3, generator=GENERATOR), 1)  # of Mixup
-    found = objective.loss(answers, shares, images, smoothing=0.1)
+    loss = objective.loss(answers, shares, images, smoothing=0.1)
     target = 0.9 * shares.double().numpy() + 0.1 / 3
     labelled = -(target * np.log(probabilities(for_labels.detach()))).sum(1)
     wanted, said = probabilities(teacher, 2.0), probabilities(for_teacher.detach(), 2.0)
     taught = 4 * (wanted * np.log(wanted / said)).sum(1)
-    assert found.item() == pytest.approx((0.7 * labelled + 0.3 * taught).sum(), rel=1e-5)
+    assert loss.item() == pytest.approx((0.7 * labelled + 0.3 * taught).sum(), rel=1e-5)
     assert torch.allclose(objective.logits(answers), model(images), atol=1e-6)
     assert objective.identity() == {"distillation": {"a": 1}}
 
@@ -151,15 +151,15 @@ def test_timms_distilled_models_have_the_token_too() -> None:
     assert not torch.allclose(one, other)
 
 
-def test_a_model_without_the_token_says_so() -> None:
+def test_a_model_without_the_token_is_refused() -> None:
     assert has_distillation_token(with_token())
     assert not has_distillation_token(tiny_model())
     with pytest.raises(UnsupportedError, match="found vit-mini without; add --no-distill-token"):
         Student(tiny_model(), token=True)
 
 
-def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
-    """On digits: taught by a teacher whose every answer is moved by one class, a student moves with it."""
+def test_the_student_learns_from_the_teacher_rather_than_the_labels(tmp_path) -> None:
+    """On digits: with a teacher whose predictions are shifted by one class, so are the student's."""
     from dataclasses import replace
 
     from vitlens.data.digits import CLASSES as DIGITS
@@ -186,7 +186,9 @@ def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
     agreement = {}
     for weight in (None, 0.9):
         student = untrained("vit-mini", classes=DIGITS, overrides={**shape, "distillation": weight is not None})
-        objective = None if weight is None else Distilled(teacher, Distillation("hard", weight), identity={})
+        objective = (
+            None if weight is None else DistillationObjective(teacher, Distillation("hard", weight), identity={})
+        )
         fit(
             student,
             split,
@@ -198,7 +200,7 @@ def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
         with torch.no_grad():
             logits = student(images) if weight is None else Student(student, token=True)(images)[1]
         agreement[weight] = (logits.argmax(1) == said).float().mean().item()
-        if weight is not None:  # and the other head, which the labels teach, does not follow
+        if weight is not None:  # the other head learns from the labels
             with torch.no_grad():
                 own = Student(student, token=True)(images)[0].argmax(1)
             assert (own == labels).float().mean() > (own == said).float().mean()
@@ -209,12 +211,12 @@ def test_a_teacher_is_followed_rather_than_the_labels(tmp_path) -> None:
 IMAGES = torch.rand(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
 
 
-def test_it_answers_as_the_model_does_in_the_datas_order() -> None:
+def test_the_teachers_logits_are_the_models_in_the_datas_order() -> None:
     model = tiny_model().train().requires_grad_(True)
     teacher = Teacher(model, classes=("c", "a", "b"))
     logits = teacher(IMAGES)
     assert not logits.requires_grad
-    assert all(module.training for module in model.modules())  # as it was, although it answered without dropout
+    assert all(module.training for module in model.modules())  # its mode is restored
     with torch.no_grad():
         expected = model.eval()(IMAGES)[:, [2, 0, 1]]
     assert torch.equal(logits, expected)
@@ -228,7 +230,7 @@ def test_images_of_another_size_are_resized_by_it() -> None:
 @pytest.mark.parametrize(
     ("classes", "match"),
     [
-        (("a", "b", "d"), "knows other classes than the data: .*only in the data: 'd'; only in the model: 'c'"),
+        (("a", "b", "d"), "has other classes than the data: .*only in the data: 'd'; only in the model: 'c'"),
         (("a", "b"), r"a teacher of the data's 2 classes, found vit-mini with 3; only in the teacher: 'c'"),
     ],
 )
@@ -237,7 +239,7 @@ def test_other_classes_are_refused_with_the_difference(classes: tuple[str, ...],
         Teacher(tiny_model(), classes=classes)
 
 
-def test_a_broken_teacher_is_refused() -> None:
+def test_a_teacher_with_nan_is_refused() -> None:
     model = tiny_model()
     with torch.no_grad():
         model.module.get_parameter("head.bias").fill_(float("nan"))
@@ -265,7 +267,7 @@ CPU = torch.device("cpu")
 
 
 class Counting(Teacher):
-    """Counts the images that it is asked about."""
+    """Counts the images on which it is run."""
 
     seen = 0
 
@@ -274,14 +276,14 @@ class Counting(Teacher):
         return super().__call__(images)
 
 
-def taught(*, mirrored: bool) -> tuple[Counting, Remembered]:
+def taught(*, mirrored: bool) -> tuple[Counting, CachedTeacher]:
     teacher = Counting(tiny_model(), classes=CLASSES)
-    memory = Remembered(teacher)
+    memory = CachedTeacher(teacher)
     memory.remember(SPLIT, mirrored=mirrored, device=CPU)
     return teacher, memory
 
 
-def test_known_images_are_answered_from_memory() -> None:
+def test_cached_images_are_not_run_again() -> None:
     teacher, memory = taught(mirrored=True)
     assert teacher.seen == 60
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
@@ -302,14 +304,14 @@ def test_a_changed_pixel_makes_a_new_image() -> None:
     assert memory.computed == 31
 
 
-def test_all_images_are_told_apart() -> None:
+def test_all_images_have_different_hashes() -> None:
     _, memory = taught(mirrored=True)
     assert len(memory._hashes.unique()) == 60
 
 
-def test_before_it_has_looked_it_asks() -> None:
+def test_without_a_cache_the_teacher_is_run() -> None:
     teacher = Teacher(tiny_model(), classes=CLASSES)
-    assert torch.equal(Remembered(teacher)(SHOWN), teacher(SHOWN))
+    assert torch.equal(CachedTeacher(teacher)(SHOWN), teacher(SHOWN))
 
 
 @pytest.mark.parametrize(
@@ -326,15 +328,15 @@ def test_before_it_has_looked_it_asks() -> None:
         (Recipe(epochs=9, erasing=0.1), 0),
     ],
 )
-def test_when_it_pays(recipe: Recipe, forms: int) -> None:
-    assert forms_of(recipe, SPLIT) == forms
+def test_when_caching_is_worthwhile(recipe: Recipe, forms: int) -> None:
+    assert cacheable_views(recipe, SPLIT) == forms
 
 
-def test_not_for_images_that_are_drawn_anew_nor_for_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cache_for_rendered_or_too_many_images(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny_recipe(crop_padding=0, flip=False, epochs=9)
     assert isinstance(SPLIT.source, InMemory)
-    assert forms_of(recipe, replace(SPLIT, source=Drawn(SPLIT.source))) == 0
+    assert cacheable_views(recipe, replace(SPLIT, source=Drawn(SPLIT.source))) == 0
     monkeypatch.setattr(distill, "MOST", 89)
-    assert forms_of(recipe, SPLIT) == 0
+    assert cacheable_views(recipe, SPLIT) == 0
     monkeypatch.setattr(distill, "MOST", 90)
-    assert forms_of(recipe, SPLIT) == 1
+    assert cacheable_views(recipe, SPLIT) == 1

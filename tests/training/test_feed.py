@@ -10,14 +10,14 @@ import torch
 
 from tests.training.tiny import tiny_split
 from tests.waiting import HANGS
-from vitlens.data.split import Chosen, InMemory
+from vitlens.data.split import InMemory, Subset
 from vitlens.errors import RunError
-from vitlens.training.feed import at_hand, decoding, derive, epoch_batches, portions, share
+from vitlens.training.feed import decoding_errors, derive_seed, epoch_batches, needs_no_workers, portions, process_share
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """Pixels that, for all the feed knows, must be decoded."""
+    """A source that is read by workers."""
 
     inner: InMemory
 
@@ -39,7 +39,7 @@ def test_fewer_images_than_a_batch_are_one_batch() -> None:
     assert batch.sort().values.tolist() == [0, 1, 2]
 
 
-def test_views_of_an_image_stand_in_one_batch_under_keys_of_their_own() -> None:
+def test_the_views_of_an_image_are_in_one_batch_with_different_keys() -> None:
     batches = epoch_batches(24, 6, seed=0, epoch=0, views=3)
     assert [len(batch) for batch in batches] == [6] * 4
     for batch in batches:
@@ -65,18 +65,18 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
 def test_shares_are_the_batch(processes: int) -> None:
     batch = torch.randperm(10)
-    parts = [share(batch, process, processes) for process in range(processes)]
+    parts = [process_share(batch, process, processes) for process in range(processes)]
     assert torch.cat(parts).sort().values.tolist() == list(range(10))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_workers_bring_the_same_pixels_in_the_same_order() -> None:
+def test_workers_read_the_same_pixels_in_the_same_order() -> None:
     source = tiny_split("train", 30).source
     assert isinstance(source, InMemory)
     batches = epoch_batches(30, 7, seed=0, epoch=0)
-    assert at_hand(source)
-    assert at_hand(Chosen(source, torch.arange(30)))
-    assert not at_hand(OnDisk(source))
+    assert needs_no_workers(source)
+    assert needs_no_workers(Subset(source, torch.arange(30)))
+    assert not needs_no_workers(OnDisk(source))
     here, there = portions(source, batches, pin=False), portions(OnDisk(source), batches, pin=False)
     for near, far, batch in zip(here, there, batches, strict=True):
         assert torch.equal(near.indices, batch)
@@ -86,7 +86,7 @@ def test_workers_bring_the_same_pixels_in_the_same_order() -> None:
 
 @dataclass(frozen=True)
 class Killed(OnDisk):
-    """A process that decodes it is killed at the third batch, as by a system out of memory."""
+    """The worker that reads it is killed at the third batch, as by a system out of memory."""
 
     def read(self, indices: torch.Tensor) -> torch.Tensor:
         if 20 in indices:
@@ -99,34 +99,34 @@ import torch
 from tests.training.test_feed import Killed
 from tests.training.tiny import tiny_split
 from vitlens.errors import RunError
-from vitlens.training.feed import decoding, portions
+from vitlens.training.feed import decoding_errors, portions
 try:
-    with decoding():
+    with decoding_errors():
         list(portions(Killed(tiny_split("train", 30).source), torch.arange(30).split(5), pin=False))
 except RunError as error:
     print(error)
 """
 
 
-@pytest.mark.slow  # in a process of its own, as PyTorch's handler of the signal may speak up at any time after
-def test_a_killed_worker_is_an_error_that_says_how_to_go_on() -> None:
+@pytest.mark.slow  # in a process of its own, as PyTorch's handler of the signal may raise at any later time
+def test_a_killed_worker_is_an_error_with_how_to_resume() -> None:
     command, root = [sys.executable, "-c", KILLED], Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANGS, check=True)
-    assert "expected the processes that decode images to work on, found one that was killed" in done.stdout
+    assert "expected the processes that decode images to keep running, found one that was killed" in done.stdout
     assert "go on with vitlens train --resume" in done.stdout
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_errors_are_not_changed() -> None:
     for error in (RuntimeError("of its own"), ValueError("of its own")):
-        with pytest.raises(type(error), match="of its own"), decoding():
+        with pytest.raises(type(error), match="of its own"), decoding_errors():
             raise error
     for error in (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), ConnectionResetError()):
-        with pytest.raises(RunError, match="was killed"), decoding():
+        with pytest.raises(RunError, match="was killed"), decoding_errors():
             raise error
 
 
 def test_derived_seeds_do_not_collide() -> None:
-    seeds = {derive(seed, step, process) for seed in range(20) for step in range(200) for process in range(3)}
+    seeds = {derive_seed(seed, step, process) for seed in range(20) for step in range(200) for process in range(3)}
     assert len(seeds) == 20 * 200 * 3
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert derive(1, 2) != derive(2, 1)
+    assert derive_seed(1, 2) != derive_seed(2, 1)

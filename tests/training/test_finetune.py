@@ -1,4 +1,4 @@
-"""What is trained further, and what is not: gradients, modes, and that both come back."""
+"""Partial fine-tuning: gradients and modes, which are restored."""
 
 import pytest
 import torch
@@ -34,8 +34,8 @@ def test_everything_the_last_block_or_the_head() -> None:
 
 
 def test_a_cnns_stages_and_its_head() -> None:
-    found = trained_after(cnn(), 3)
-    assert found == {name for name, _ in cnn().module.named_parameters() if name.startswith(("layer3.", "fc."))}
+    names = trained_after(cnn(), 3)
+    assert names == {name for name, _ in cnn().module.named_parameters() if name.startswith(("layer3.", "fc."))}
 
 
 def test_both_heads_of_a_distilled_model() -> None:
@@ -46,7 +46,7 @@ def test_both_heads_of_a_distilled_model() -> None:
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_what_is_frozen_is_in_evaluation_mode_and_comes_back(last: int) -> None:
+def test_frozen_modules_are_in_evaluation_mode_and_are_restored(last: int) -> None:
     model = tiny_model().eval().requires_grad_(False)
     first, second = model.module.get_submodule("blocks.0"), model.module.get_submodule("blocks.1")
     with partly_trainable(model, last=last):
@@ -79,8 +79,8 @@ def test_more_blocks_than_there_are(last: int) -> None:
         pass
 
 
-def test_nothing_learned_is_nothing_to_freeze() -> None:
-    with pytest.raises(InputError, match="found vit-mini from scratch: there is nothing learned to freeze; give timm:"):
+def test_random_weights_are_not_frozen() -> None:
+    with pytest.raises(InputError, match="found vit-mini with random weights; give timm:"):
         require_learned(tiny_model(), option="--freeze-backbone")
     with pytest.raises(InputError, match="trained model with --train-last"):
         require_learned(load("vit-mini", random_weights=True), option="--train-last")

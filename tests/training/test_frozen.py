@@ -1,4 +1,4 @@
-"""Cached features are what the head reads, and the head on them gives the model's own logits."""
+"""Cached features are the head's inputs, and the head on them gives the model's logits."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Twice(nn.Module):
         return self.head(maps).mean(1) if self.patches else 2 * self.head(maps.mean(1))
 
 
-@pytest.mark.parametrize(("patches", "match"), [(True, r"one vector an image, found \(2, 16, 4\)"), (False, "differ")])
+@pytest.mark.parametrize(("patches", "match"), [(True, r"one vector per image, found \(2, 16, 4\)"), (False, "differ")])
 def test_a_head_that_is_not_the_last_step_is_refused(patches: bool, match: str) -> None:
     model = model_of(Twice(patches=patches))
     with pytest.raises(UnsupportedError, match=f"{match}.*--train-last 1 in place of --freeze-backbone"):
@@ -86,14 +86,14 @@ def test_every_image_in_every_view_in_order() -> None:
         assert torch.allclose(features[view], read_features(model, images / (1 + view)), atol=1e-6)
 
 
-def test_features_are_kept_with_what_they_are_of(tmp_path: Path) -> None:
+def test_features_are_saved_with_their_identity(tmp_path: Path) -> None:
     features = made(tiny_model(), torch.rand(5, 3, 8, 12))
     about = {"part": "train", "recipe": {"epochs": 3}}
     assert load_features(tmp_path, "train", about) is None
     save_features(tmp_path, "train", features, about)
-    found = load_features(tmp_path, "train", about)
-    assert found is not None
-    assert torch.equal(found, features)
+    loaded = load_features(tmp_path, "train", about)
+    assert loaded is not None
+    assert torch.equal(loaded, features)
     assert load_features(tmp_path, "train", {**about, "part": "test"}) is None
     assert load_features(tmp_path, "test", about) is None
     (tmp_path / "features" / "train.safetensors").write_bytes(b"half a file")

@@ -50,7 +50,7 @@ def state(model: Model) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("average", [0.0, 0.9])
-def test_it_ends_where_running_the_backbone_each_time_ends(tmp_path: Path, average: float) -> None:
+def test_the_result_equals_training_with_the_backbone(tmp_path: Path, average: float) -> None:
     recipe = tiny_recipe(**{**PLAIN, "average": average})
     cached, result = trained(tmp_path / "cached", recipe=recipe)
     uncached = start()
@@ -62,38 +62,39 @@ def test_it_ends_where_running_the_backbone_each_time_ends(tmp_path: Path, avera
         assert torch.allclose(value, other[name], rtol=1e-4, atol=1e-6), name
         assert torch.equal(value, before[name]) == (not name.startswith("head.")), name
     assert one["head.weight"].abs().max() > 1e-3
-    for found, wanted in zip(result.history, expected.history, strict=True):
-        assert found.train_loss == pytest.approx(wanted.train_loss, rel=1e-5)
-        assert found.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-4)
-        assert (found.step, found.images, found.learning_rate) == (wanted.step, wanted.images, wanted.learning_rate)
-        assert found.test_accuracy == wanted.test_accuracy
+    for epoch, expected_epoch in zip(result.history, expected.history, strict=True):
+        assert epoch.train_loss == pytest.approx(expected_epoch.train_loss, rel=1e-5)
+        assert epoch.gradient_norm == pytest.approx(expected_epoch.gradient_norm, rel=1e-4)
+        for name in ("step", "images", "learning_rate"):
+            assert getattr(epoch, name) == getattr(expected_epoch, name)
+        assert epoch.test_accuracy == expected_epoch.test_accuracy
     assert (result.best_epoch, result.best_accuracy) == (expected.best_epoch, expected.best_accuracy)
 
 
-def test_it_starts_from_no_opinion(tmp_path: Path) -> None:
+def test_the_new_head_starts_at_zero(tmp_path: Path) -> None:
     one_step = tiny_recipe(**{**PLAIN, "epochs": 1, "batch_size": 40, "label_smoothing": 0.0})
     _, result = trained(tmp_path, recipe=one_step)
     assert result.history[0].train_loss == pytest.approx(torch.tensor(3.0).log().item(), rel=1e-6)
 
 
-def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
+def test_the_files_match_the_result(tmp_path: Path) -> None:
     model, result = trained(tmp_path)
     for file, accuracy in ((result.weights, result.accuracy), (result.best_weights, result.best_accuracy)):
         with torch.inference_mode():
             logits = loading.load(str(file))(next(TEST.batches(12)).images)
         assert (logits.argmax(1) == TEST.labels).float().mean().item() == pytest.approx(accuracy)
-    found = load_file(result.weights)
-    assert all(torch.equal(found[name], value) for name, value in state(model).items())
+    weights = load_file(result.weights)
+    assert all(torch.equal(weights[name], value) for name, value in state(model).items())
     assert read_metrics(tmp_path) == result.history
     assert {path.name for path in tmp_path.iterdir()} == {BEST_FILE, saved.WEIGHTS_FILE, "metrics.jsonl", "checkpoint"}
-    assert "features computed once (images as they are" in result.notes[-1]
-    # the checkpoint holds the head alone
+    assert "features computed once (images unchanged" in result.notes[-1]
+    # the checkpoint holds only the head
     assert all(value.numel() <= 3 * 16 for value in load_file(tmp_path / "checkpoint" / "state.safetensors").values())
     assert not any(module.training for module in model.modules())
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_stopped_run_goes_on_without_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_resumes_without_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, expected = trained(tmp_path / "whole")
     monkeypatch.setattr(head, "CHECKPOINT_INTERVAL", 0.0)
     monkeypatch.setattr(bookkeeping, "PROGRESS_INTERVAL", 0.0)
@@ -113,11 +114,11 @@ def test_a_stopped_run_goes_on_without_the_backbone(tmp_path: Path, monkeypatch:
     assert [epoch.train_loss for epoch in result.history] == [epoch.train_loss for epoch in expected.history]
     assert result.best_epoch == expected.best_epoch
     assert load_file(result.best_weights).keys() == load_file(expected.best_weights).keys()
-    best, wanted = load_file(result.best_weights), load_file(expected.best_weights)
-    assert all(torch.equal(best[name], wanted[name]) for name in wanted)
+    best, expected_epoch = load_file(result.best_weights), load_file(expected.best_weights)
+    assert all(torch.equal(best[name], expected_epoch[name]) for name in expected_epoch)
 
 
-def test_another_backbone_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_another_backbone_is_not_resumed(tmp_path: Path) -> None:
     trained(tmp_path)
     with pytest.raises(InputError, match=r"with its frozen\.backbone = "):
         trained(tmp_path, start(seed=1), resume=True)

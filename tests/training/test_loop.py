@@ -28,7 +28,7 @@ class InterruptedTrainingError(Exception):
 
 
 @pytest.fixture(autouse=True)
-def told_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def progress_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookkeeping, "PROGRESS_INTERVAL", 0.0)
 
 
@@ -58,7 +58,7 @@ def timeless(folder: Path) -> list[Any]:
     return [replace(metrics, seconds=0.0, images_per_second=0.0) for metrics in read_metrics(folder)]
 
 
-def test_one_batch_is_learned_by_heart(tmp_path: Path) -> None:
+def test_one_batch_is_overfitted(tmp_path: Path) -> None:
     few = tiny_split("train", 8)
     recipe = tiny_recipe(epochs=60, learning_rate=1e-2, average=0.0, crop_padding=0, flip=False, evaluate_every=100)
     model = tiny_model(drop_path=0.0, dropout=0.0)
@@ -74,7 +74,7 @@ def test_same_seed_same_weights_and_another_seed_others(tmp_path: Path) -> None:
     assert timeless(tmp_path / "a") == timeless(tmp_path / "b")
 
 
-def test_the_files_hold_what_the_result_says(tmp_path: Path) -> None:
+def test_the_files_match_the_result(tmp_path: Path) -> None:
     model, result = trained(tmp_path)
     assert same(load_file(result.weights), state(model))
     for file, accuracy in ((result.weights, result.accuracy), (result.best_weights, result.best_accuracy)):
@@ -96,7 +96,7 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     expected = torch.rand(3)
     torch.manual_seed(5)
     trained(tmp_path, model)
-    assert torch.equal(torch.rand(3), expected)  # the caller's random numbers go on as if nothing had happened
+    assert torch.equal(torch.rand(3), expected)  # the caller's random numbers are not affected
     assert not any(module.training for module in model.modules())
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -122,7 +122,7 @@ def test_a_finished_run_resumes_to_its_result(tmp_path: Path) -> None:
     assert same(state(again), state(model))
 
 
-def test_resuming_where_nothing_was_begins(tmp_path: Path) -> None:
+def test_resuming_without_a_checkpoint_starts(tmp_path: Path) -> None:
     whole, _ = trained(tmp_path / "whole")
     resumed, _ = trained(tmp_path / "new", resume=True)
     assert same(state(resumed), state(whole))
@@ -137,7 +137,7 @@ def test_resuming_where_nothing_was_begins(tmp_path: Path) -> None:
         ({"model": loading.untrained("vit-mini", classes=CLASSES, image_size=(8, 12))}, r"architecture\.overrides"),
     ],
 )
-def test_refuses_to_resume_something_else(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+def test_resuming_another_run_is_refused(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     trained(tmp_path, recipe=tiny_recipe(epochs=1))
     with pytest.raises(InputError, match=named):
         trained(tmp_path, resume=True, **{"recipe": tiny_recipe(epochs=1), **changes})
@@ -182,7 +182,7 @@ def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path: Path, monkeypa
 
 @dataclass(frozen=True)
 class Drawn:
-    """Images that are other ones in every epoch."""
+    """Images that differ in every epoch."""
 
     inner: InMemory
     number: int = 0
@@ -206,7 +206,7 @@ def test_each_epoch_draws_its_own_images(tmp_path: Path) -> None:
     assert source.seen == [0] * 5 + [1] * 5 + [2] * 5
 
 
-def test_looks_when_due_and_always_at_the_end(tmp_path: Path) -> None:
+def test_tests_are_run_when_due_and_always_at_the_end(tmp_path: Path) -> None:
     _, result = trained(tmp_path, recipe=tiny_recipe(epochs=5, evaluate_every=2))
     looked = [metrics.epoch for metrics in result.history if metrics.test_accuracy is not None]
     assert looked == [1, 3, 4]
@@ -248,7 +248,7 @@ def test_refuses_data_that_does_not_fit(tmp_path: Path, train: Split, error: typ
         trained(tmp_path, train=train)
 
 
-def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+def test_one_class_is_refused(tmp_path: Path) -> None:
     model = loading.untrained("vit-mini", classes=("a",), image_size=(8, 12))
     one = [replace(split, classes=("a",), labels=torch.zeros(len(split), dtype=torch.long)) for split in (TRAIN, TEST)]
     with pytest.raises(DataError, match="at least 2 classes"):

@@ -1,4 +1,4 @@
-"""What is told to a watcher, and that watching changes nothing."""
+"""The calls of watchers, which do not change the training."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def metrics(epoch: int, accuracy: float | None = 0.5) -> EpochMetrics:
     return EpochMetrics(epoch, epoch + 1, 8, 0.1, 1.0, 0.5, None if accuracy is None else 1.5, accuracy, 2.0, 4.0)
 
 
-def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
+def test_lines_are_read_as_written(tmp_path: Path) -> None:
     history = (metrics(0), metrics(1, None), metrics(2))
     for line in history:
         append_metrics(tmp_path, line)
@@ -51,7 +51,7 @@ def test_rewriting_drops_later_and_half_written_lines(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == (metrics(0),)
 
 
-def test_files_of_before_gradient_norms_are_read(tmp_path: Path) -> None:
+def test_files_without_gradient_norms_are_read(tmp_path: Path) -> None:
     append_metrics(tmp_path, dataclasses.replace(metrics(0), gradient_norm=0.7))
     path = tmp_path / METRICS_FILE
     path.write_text(path.read_text().replace(', "gradient_norm": 0.7', ""))
@@ -70,7 +70,7 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
         append_metrics(tmp_path / "gone", metrics(0))
 
 
-def test_the_best_look_is_the_first_of_the_highest() -> None:
+def test_the_best_epoch_is_the_first_of_the_highest() -> None:
     standing = Standing()
     for epoch, accuracy in enumerate((0.2, None, 0.7, 0.7, 0.6)):
         standing = standing.after(metrics(epoch, accuracy))
@@ -80,7 +80,7 @@ def test_the_best_look_is_the_first_of_the_highest() -> None:
 
 
 class Notes:
-    """A watcher that looks as closely as any would, and spends random numbers while it does."""
+    """A watcher that reads everything and draws random numbers."""
 
     def __init__(self) -> None:
         self.steps: list[StepFacts] = []
@@ -114,7 +114,7 @@ def test_watching_changes_no_bit(tmp_path: Path) -> None:
     assert [module.training for module in seen.modules()] == [module.training for module in alone.modules()]
 
 
-def test_every_step_and_every_epoch_is_told(tmp_path: Path) -> None:
+def test_every_step_and_every_epoch_is_reported(tmp_path: Path) -> None:
     notes = Notes()
     _, result = trained(tmp_path, watchers=[notes])
     assert [facts.step for facts in notes.steps] == list(range(1, STEPS + 1))
@@ -136,7 +136,7 @@ def test_the_weights_that_are_seen_are_those_that_were_tested(tmp_path: Path) ->
     assert same(notes.weights[-1], state(loading.load(str(tmp_path / saved.WEIGHTS_FILE))))
 
 
-def test_a_resumed_run_tells_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_reports_the_remaining_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitlens.training.bookkeeping.PROGRESS_INTERVAL", 0.0)
     first, second = Notes(), Notes()
     with pytest.raises(InterruptedTrainingError):

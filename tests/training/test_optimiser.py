@@ -69,7 +69,7 @@ def test_adamw_is_torchs() -> None:
     assert ours.weight.grad is None
 
 
-def test_muon_turns_the_blocks_matrices_and_adamw_the_rest() -> None:
+def test_muon_updates_the_blocks_matrices_and_adamw_the_rest() -> None:
     model = tiny_model().module.requires_grad_(True)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     optimiser = Optimiser(model, kind="muon", weight_decay=0.0, betas=(0.9, 0.999), blocks=("blocks.0", "blocks.1"))
@@ -113,7 +113,7 @@ def test_shares_reach_the_steps() -> None:
 
 
 @pytest.mark.parametrize("kind", OPTIMISERS)
-def test_one_that_took_up_anothers_state_goes_on_as_it_would(kind: str) -> None:
+def test_a_restored_optimiser_continues_identically(kind: str) -> None:
     models = [tiny_model().module.requires_grad_(True) for _ in range(2)]
     make = partial(Optimiser, kind=kind, weight_decay=0.1, betas=(0.9, 0.99), blocks=("blocks.0", "blocks.1"))
     first, second = make(models[0]), make(models[1])
@@ -146,9 +146,9 @@ def rates(total: int = TOTAL, warmup: int = WARMUP) -> list[float]:
 
 
 def test_warms_up_in_equal_steps_to_the_peak() -> None:
-    found = rates()
-    assert found[:WARMUP] == pytest.approx([PEAK * (step + 1) / WARMUP for step in range(WARMUP)])
-    assert found[WARMUP - 1] == found[WARMUP] == PEAK == max(found)
+    schedule = rates()
+    assert schedule[:WARMUP] == pytest.approx([PEAK * (step + 1) / WARMUP for step in range(WARMUP)])
+    assert schedule[WARMUP - 1] == schedule[WARMUP] == PEAK == max(schedule)
 
 
 def test_falls_to_the_minimum_at_the_last_step_and_never_rises() -> None:
@@ -190,7 +190,7 @@ def test_average_of_constant_weights_is_the_constant() -> None:
     assert all(torch.equal(value, torch.full_like(value, 3.0)) for value in average.tensors.values())
 
 
-def test_average_is_the_weighted_sum_of_what_it_saw() -> None:
+def test_average_is_the_weighted_sum_of_the_weights() -> None:
     module = changed(nn.Linear(1, 1, bias=False), 0.0)
     average = Average(module, decay=0.5)
     expected = 0.0

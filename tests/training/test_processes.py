@@ -1,4 +1,4 @@
-"""Trainings in processes of their own: killed ones, and several that work together."""
+"""Trainings in processes of their own: killed ones, and distributed ones."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, 
 
 @pytest.mark.slow  # torchrun and two processes: 25 s on two busy cores
 @pytest.mark.parametrize(("batch", "accumulate"), [("8", "1"), ("7", "3")], ids=["even", "uneven and accumulated"])
-def test_two_processes_lose_what_one_does(batch: str, accumulate: str, tmp_path: Path) -> None:
+def test_two_processes_have_the_loss_of_one(batch: str, accumulate: str, tmp_path: Path) -> None:
     """Shares of 4 and 4 at once; shares of 4 and 3 in two and three parts, against 7 at once."""
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *JOB)
     assert run(*launch, tmp_path / "two", "--steady", "--batch", batch, "--accumulate", accumulate) == 0
@@ -71,7 +71,7 @@ def test_two_processes_lose_what_one_does(batch: str, accumulate: str, tmp_path:
 
 @pytest.mark.parametrize("parts", [2, 3, 100])
 def test_accumulated_gradients_train_as_the_whole_batch_does(parts: int, tmp_path: Path) -> None:
-    found = []
+    runs = []
     for accumulate in (1, parts):
         model = tiny_model(drop_path=0.0, dropout=0.0)
         recipe = tiny_recipe(batch_size=7, accumulate=accumulate)
@@ -83,8 +83,8 @@ def test_accumulated_gradients_train_as_the_whole_batch_does(parts: int, tmp_pat
             directory=tmp_path / str(accumulate),
             precision="fp32",
         )
-        found.append((read_metrics(tmp_path / str(accumulate)), model.module.state_dict()))
-    (whole, weights), (cut, others) = found
+        runs.append((read_metrics(tmp_path / str(accumulate)), model.module.state_dict()))
+    (whole, weights), (cut, others) = runs
     for one, other in zip(whole, cut, strict=True):
         assert other.train_loss == pytest.approx(one.train_loss, rel=1e-5)
         assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-4)
@@ -94,7 +94,7 @@ def test_accumulated_gradients_train_as_the_whole_batch_does(parts: int, tmp_pat
 
 def test_a_batch_has_an_image_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "accelerated", lambda device: (None, Processes(0, 3, device)))
-    with pytest.raises(InputError, match="--batch-size of at least 3, an image a process, found 2"):
+    with pytest.raises(InputError, match="--batch-size of at least 3, one per process, found 2"):
         fit(
             tiny_model(),
             tiny_split("train", 8),

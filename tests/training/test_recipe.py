@@ -25,7 +25,7 @@ def test_the_pair_comes_before_the_preset_and_the_preset_before_fine_tuning() ->
     assert recipe_for("timm:vit_tiny_patch16_224", "digits") is FINE_TUNING
 
 
-def test_an_override_forgets_what_was_measured_and_the_same_value_does_not() -> None:
+def test_an_override_clears_what_was_measured_unless_the_value_is_the_same() -> None:
     recipe = Recipe(measured="90 %")
     assert override(recipe, {"epochs": 3}).measured == ""
     assert override(recipe, {"epochs": 3}).epochs == 3
@@ -51,12 +51,12 @@ def test_an_override_forgets_what_was_measured_and_the_same_value_does_not() -> 
         {"measured": "100 %"},
     ],
 )
-def test_refuses_what_cannot_be_run(changes: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"^expected .*, found "):
         override(Recipe(), changes)
 
 
-def test_numbers_are_json_and_leave_the_words_out() -> None:
+def test_numbers_are_json_without_the_notes() -> None:
     numbers = Recipe(source="a", measured="b").numbers()
     assert json.loads(json.dumps(numbers)) == numbers
     assert set(numbers) == {field.name for field in dataclasses.fields(Recipe)} - {"source", "measured"}
@@ -67,7 +67,7 @@ def test_numbers_are_json_and_leave_the_words_out() -> None:
     # ten batches of the recipe's size; fewer: the largest power of two of which there are ten; at least 8, and one each
     [(1280, 1, 128), (1279, 1, 64), (400, 1, 32), (48, 1, 8), (3, 1, 8), (48, 16, 16), (3, 500, 128)],
 )
-def test_few_images_get_small_batches_at_a_rate_to_match(images, processes, batch):
+def test_few_images_get_small_batches_at_a_lower_rate(images, processes, batch):
     usual = Recipe(batch_size=128, learning_rate=1e-3, measured="90 %")
     how = fitted(usual, images, processes=processes)
     assert how.batch_size == batch

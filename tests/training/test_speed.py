@@ -4,18 +4,18 @@ import torch
 from tests.training.tiny import tiny_model
 from vitlens.errors import UnknownNameError
 from vitlens.training import speed
-from vitlens.training.speed import attending, choose, recomputing
+from vitlens.training.speed import choose, fast_attention, gradient_checkpointing
 
 CPU = torch.device("cpu")
 
 
-def test_auto_is_bf16_where_there_are_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_bf16_where_the_device_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for able, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(speed, "multiplies_bf16", lambda _, able=able: able)
-        found = choose(CPU, steps=10)
-        assert found.precision == precision
-        assert f"precision {precision} (chosen)" in found.notes
-    assert choose(CPU, precision="fp32", steps=10).notes[0] == "precision fp32 (asked for)"
+        computation = choose(CPU, steps=10)
+        assert computation.precision == precision
+        assert f"precision {precision} (chosen)" in computation.notes
+    assert choose(CPU, precision="fp32", steps=10).notes[0] == "precision fp32 (given)"
 
 
 def test_auto_compiles_long_trainings_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,9 +26,9 @@ def test_auto_compiles_long_trainings_where_it_can(monkeypatch: pytest.MonkeyPat
     assert not choose(CPU, steps=many, compiling="off").compiled
     assert choose(CPU, steps=1, compiling="on").compiled
     monkeypatch.setattr(speed, "_can_compile", lambda _: False)
-    found = choose(CPU, steps=many)
-    assert not found.compiled
-    assert "no compiler found" in found.notes[1]
+    computation = choose(CPU, steps=many)
+    assert not computation.compiled
+    assert "no compiler found" in computation.notes[1]
 
 
 @pytest.mark.parametrize("words", [{"precision": "fp8"}, {"compiling": "maybe"}])
@@ -56,7 +56,7 @@ def test_recomputed_blocks_give_the_same_gradients_from_fewer_saved_tensors() ->
         return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None], sum(saved)
 
     plain, kept = gradients()
-    with recomputing(model):
+    with gradient_checkpointing(model):
         again, fewer = gradients()
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(plain, again, strict=True))
     assert fewer < kept / 2
@@ -64,22 +64,22 @@ def test_recomputed_blocks_give_the_same_gradients_from_fewer_saved_tensors() ->
 
 def test_blocks_come_back_as_they_were_also_after_an_exception() -> None:
     model = tiny_model()
-    with recomputing(model):
+    with gradient_checkpointing(model):
         assert all("forward" in block.__dict__ for block in model.module.blocks)
-    with pytest.raises(RuntimeError), recomputing(model):
+    with pytest.raises(RuntimeError), gradient_checkpointing(model):
         raise RuntimeError
     assert not any("forward" in block.__dict__ for block in model.module.blocks)
 
 
-def test_few_tokens_are_attended_by_matrix_products_while_training_on_a_cpu() -> None:
+def test_attention_over_few_tokens_uses_matrix_products_in_training_on_a_cpu() -> None:
     model = tiny_model().eval()
     images = torch.rand(4, 3, 8, 12, generator=torch.Generator().manual_seed(0))
     expected = model(images)
-    with attending(model, CPU):
+    with fast_attention(model, CPU):
         assert [block.attn.fused for block in model.module.blocks] == [False, False]
         assert torch.allclose(model(images), expected, atol=1e-6)
-    with pytest.raises(RuntimeError), attending(model, CPU):
+    with pytest.raises(RuntimeError), fast_attention(model, CPU):
         raise RuntimeError
     assert [block.attn.fused for block in model.module.blocks] == [True, True]
-    with attending(model, torch.device("cuda")):
+    with fast_attention(model, torch.device("cuda")):
         assert all(block.attn.fused for block in model.module.blocks)

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
 from vitlens.errors import NonFiniteError
-from vitlens.training.feed import share
+from vitlens.training.feed import process_share
 from vitlens.training.task import Task
 from vitlens.training.update import Updates
 
@@ -24,7 +24,7 @@ def task(**changes: object) -> Task:
 
 
 class OneOfSeveral(Accelerator):
-    """What accelerate tells a process of its place, and the gradients that it would hand over to be averaged."""
+    """One of several processes for accelerate; it keeps the gradients that would be averaged."""
 
     num_processes = 1
     process_index = 0
@@ -43,13 +43,13 @@ class OneOfSeveral(Accelerator):
 
 
 def learned(processes: int, process: int, **changes: object) -> tuple[dict[str, torch.Tensor], float, float]:
-    """One process's gradients, loss and right ones."""
-    one = task(**changes)
-    accelerator = OneOfSeveral(one.model)
-    updates = Updates(one, accelerator)
+    """One process's gradients, loss and number of correct predictions."""
+    job = task(**changes)
+    accelerator = OneOfSeveral(job.model)
+    updates = Updates(job, accelerator)
     accelerator.num_processes, accelerator.process_index = processes, process
-    mine = share(torch.arange(7), process, processes)
-    loss, right, norm = updates.apply(SPLIT.source.read(mine).float() / 255, one.labels(mine), whole=7)
+    mine = process_share(torch.arange(7), process, processes)
+    loss, right, norm = updates.apply(SPLIT.source.read(mine).float() / 255, job.labels(mine), whole=7)
     assert processes > 1 or norm == pytest.approx(_norm(accelerator.gradients), rel=1e-5)
     return accelerator.gradients, loss, right
 
@@ -79,14 +79,14 @@ def test_gradients_of_parts_add_up_to_the_whole_batch(parts: int) -> None:
 
 
 def test_a_number_that_is_not_finite_is_refused_before_the_weights_change() -> None:
-    one = task()
-    updates = Updates(one, OneOfSeveral(one.model))
-    before = {name: value.clone() for name, value in one.model.module.state_dict().items()}
+    job = task()
+    updates = Updates(job, OneOfSeveral(job.model))
+    before = {name: value.clone() for name, value in job.model.module.state_dict().items()}
     images = SPLIT.source.read(torch.arange(7)).float()
     with pytest.raises(NonFiniteError, match="epoch 1, step 1; run keeps the last good weights"):
-        updates.apply(images * float("nan"), one.labels(torch.arange(7)), whole=7)
-    assert all(torch.equal(value, before[name]) for name, value in one.model.module.state_dict().items())
+        updates.apply(images * float("nan"), job.labels(torch.arange(7)), whole=7)
+    assert all(torch.equal(value, before[name]) for name, value in job.model.module.state_dict().items())
     with torch.no_grad():
-        one.model.module.get_parameter("head.bias").fill_(float("inf"))
+        job.model.module.get_parameter("head.bias").fill_(float("inf"))
     with pytest.raises(NonFiniteError, match=r"NaN or infinity in model/head\.bias"):
         updates.require_finite()

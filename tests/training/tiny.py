@@ -1,4 +1,4 @@
-"""What the fixtures and the subprocess tests are made of."""
+"""The tiny model, data and recipe of the fixtures and the subprocess tests."""
 
 import torch
 

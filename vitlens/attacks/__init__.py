@@ -1,1 +1,1 @@
-"""Attacks: the smallest change of an image that a model gets wrong; registry.py lists them, sweep.py draws curves."""
+"""Adversarial attacks: registry.py lists them, attack.py runs one, sweep.py measures curves over epsilon."""

@@ -1,7 +1,7 @@
-"""What an attack is to the engine: an algorithm that is told, image by image, what the model answered.
+"""The interface between an attack and the engine: an algorithm that gets the model's outputs and gives the next points.
 
-A job is one image at one epsilon in one try. All jobs of a batch are kept as rows of tensors; each has its own count
-of queries, so that jobs which began at different times stand side by side.
+A job is one image at one epsilon in one restart. All jobs of a batch are rows of tensors; each has its own count of
+queries, so that jobs which began at different times share a batch.
 """
 
 from dataclasses import dataclass, fields
@@ -24,9 +24,9 @@ State = dict[str, Tensor]  # (batch, ...) each; "points": the images that the mo
 class Jobs:
     """The jobs of a batch, one a row.
 
-    rows: places among the images handed in; keys: for what is random, of seed, image, try and target; runners_up:
-    classes other than the label, the likeliest on the clean image first; targets: the class aimed at; restarts: which
-    try, from 0; queries: how often the model has answered before, in this job.
+    rows: indices into the images that are attacked; keys: of the random draws, from seed, image, restart and target;
+    runners_up: classes other than the label, most likely on the clean image first; targets: the target class;
+    restarts: index of the restart; queries: forward passes of this job so far.
     """
 
     rows: Int[Tensor, " batch"]
@@ -39,22 +39,22 @@ class Jobs:
     epsilon: Float[Tensor, " batch"]
     queries: Int[Tensor, " batch"]
 
-    def placed(self, slots: Int[Tensor, " slots"], fresh: "Jobs") -> "Jobs":
-        """With these jobs in place of those in these slots."""
-        pairs = ((field.name, getattr(self, field.name), getattr(fresh, field.name)) for field in fields(self))
+    def replaced(self, slots: Int[Tensor, " slots"], new_jobs: "Jobs") -> "Jobs":
+        """The batch with new jobs in these slots."""
+        pairs = ((field.name, getattr(self, field.name), getattr(new_jobs, field.name)) for field in fields(self))
         return Jobs(**{name: old.index_copy(0, slots, new) for name, old, new in pairs})
 
-    def only(self, slots: Int[Tensor, " slots"]) -> "Jobs":
-        """The jobs in these slots alone."""
+    def select(self, slots: Int[Tensor, " slots"]) -> "Jobs":
+        """The jobs in these slots."""
         return Jobs(**{field.name: getattr(self, field.name)[slots] for field in fields(self)})
 
 
 @dataclass(frozen=True)
 class PointEvaluation:
-    """What the model answers on each job's points.
+    """The model's outputs on each job's points.
 
-    logits: fp32; losses: the algorithm's objectives, and gradients: with respect to the points, 0 where none were asked
-    for; success: whether these points are adversarial (where targets were handed in: are taken for the target).
+    logits: fp32; losses: the algorithm's objectives; gradients: of the losses with respect to the points, 0 where none
+    are computed; success: whether these points are adversarial (in a targeted attack: are predicted as the target).
     """
 
     logits: Logits
@@ -65,16 +65,16 @@ class PointEvaluation:
 
 @runtime_checkable
 class Algorithm(Protocol):
-    """One attack, for a whole batch at once; everything it remembers of a job is in the state's rows."""
+    """One attack on a whole batch at once; everything it remembers of a job is in the state's rows."""
 
     @property
     def norm(self) -> Norm:
-        """In which it is bounded, or makes the perturbation small."""
+        """The norm that bounds the perturbation, or that the attack minimises."""
         ...
 
     @property
     def minimum(self) -> bool:
-        """Whether it searches for the smallest perturbation, kept in "best", its length in "nearest".
+        """Whether it searches for the smallest perturbation: state "best" is its image, "nearest" its length.
 
         Otherwise a job ends with its first success.
         """
@@ -82,22 +82,22 @@ class Algorithm(Protocol):
 
     @property
     def queries(self) -> int:
-        """The most that a job makes; the last needs no gradient."""
+        """The largest number of queries of a job; the last needs no gradient."""
         ...
 
     @property
     def objectives(self) -> int:
-        """Gradients a query; 0 where scores are enough."""
+        """Gradients per query; 0: score-based."""
         ...
 
     @property
     def targets(self) -> int:
-        """Classes aimed at, one after another; 0: untargeted."""
+        """Number of target classes, tried one after another; 0: untargeted."""
         ...
 
     @property
     def random(self) -> bool:
-        """Whether another restart can end otherwise."""
+        """Whether another restart can give another result."""
         ...
 
     def start(self, jobs: Jobs) -> State:
@@ -105,21 +105,22 @@ class Algorithm(Protocol):
         ...
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch objectives"]:
-        """What is to be made larger, differentiable."""
+        """The objectives to maximise, differentiable."""
         ...
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """The state after the model has answered; where an algorithm can end before its last query, "over" says so."""
+        """The next state, given the model's outputs; state "over" marks jobs that end before their last query."""
         ...
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What an algorithm is made for.
+    """The settings from which an algorithm is built.
 
-    steps: at least 1; classes: of the model; size: of the images, px; token: px (down, across) of a ViT's patch on
-    these images, None without; side: px of the patch attack's square (None: a quarter of the shorter side); aligned:
-    whether it lies on tokens (without tokens: on a grid of its own side); maps: by which its place is chosen, or None.
+    steps: at least 1; classes: of the model; size: of the images, px; token: px (height, width) of a ViT's patch on
+    these images, None for other models; side: px of the patch attack's square (None: a quarter of the shorter side);
+    aligned: whether the square lies on tokens (without tokens: on a grid of its own side); maps: attribution maps by
+    which its position is chosen, or None.
     """
 
     steps: int
@@ -155,7 +156,7 @@ def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
     return algorithm
 
 
-def moved(jobs: Jobs, change: Tensor) -> Images:
-    """The clean images, perturbed, within [0, 1]."""
+def perturbed(jobs: Jobs, change: Tensor) -> Images:
+    """The clean images plus the change, clamped to [0, 1]."""
     images: Tensor = (jobs.clean + change).clamp(0, 1)
     return images

@@ -1,4 +1,4 @@
-"""Auto-PGD (Croce & Hein 2020, algorithm 1): momentum, and a step that is halved where it no longer helps."""
+"""Auto-PGD (Croce & Hein 2020, algorithm 1): momentum, and a step size that is halved when progress stops."""
 
 import math
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, perturbed
 from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
 from vitlens.attacks.norms import NORMS, Norm, per_pixel
 from vitlens.attacks.registry import NormName
 from vitlens.shapes import Images, Logits
 
-RHO = 0.75  # share of steps that must have raised the loss between two checkpoints
-MOMENTUM = 0.75  # alpha: share of the new step; the rest goes on as before
-_FIRST, _SHORTER, _SHORTEST = 0.22, 0.03, 0.06  # of the steps: where checkpoints lie
+RHO = 0.75  # share of the steps between two checkpoints that must raise the loss
+MOMENTUM = 0.75  # alpha: weight of the new step; 1 - alpha is that of the last one
+_FIRST, _SHORTER, _SHORTEST = 0.22, 0.03, 0.06  # of the steps: positions of the checkpoints
 
 
 @dataclass(frozen=True)
 class AutoPGD:
-    """The step begins at 2 epsilon; at a checkpoint it is halved, and the search goes back to the best point, where
-    too few steps raised the loss, or neither step nor best loss changed since the checkpoint before."""
+    """The step size starts at 2 epsilon. At a checkpoint it is halved, and the search restarts from the best point, if
+    too few steps raised the loss, or if neither step size nor best loss changed since the last checkpoint."""
 
     steps: int
     loss: Loss
@@ -34,12 +34,12 @@ class AutoPGD:
 
     @property
     def queries(self) -> int:
-        """The start, and the end of each step."""
+        """One at the start, one after each step."""
         return self.steps + 1
 
     def start(self, jobs: Jobs) -> State:
-        """At a random place in the ball."""
-        points = moved(
+        """A random point in the ball."""
+        points = perturbed(
             jobs,
             self.norm.project(self.norm.draw(jobs.keys, jobs.clean) * per_pixel(jobs.epsilon), jobs.epsilon),
         )
@@ -47,27 +47,27 @@ class AutoPGD:
         return {
             "points": points,
             "before": points.clone(),
-            "top": points.clone(),  # the point of the highest loss, its gradient and loss
+            "top": points.clone(),  # the point of highest loss, its gradient and loss
             "top_gradient": torch.zeros_like(points),
             "top_loss": worst,
             "loss": worst.clone(),
             "rises": torch.zeros_like(worst),  # steps since the last checkpoint that raised the loss
-            "checked": worst.clone(),  # the highest loss at the last checkpoint
-            "halved": torch.zeros_like(worst, dtype=torch.bool),  # there
+            "checked": worst.clone(),  # highest loss at the last checkpoint
+            "halved": torch.zeros_like(worst, dtype=torch.bool),  # at the last checkpoint
             "step": 2 * jobs.epsilon,
         }
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
-        """The one loss."""
+        """Its loss."""
         return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """Take note of the loss, check the step, move on."""
+        """Record the loss, check the step size, take the next step."""
         loss, gradient, points = seen.losses[:, 0], seen.gradients[0], state["points"]
         better = loss > state["top_loss"]
         first = jobs.queries == 0
         top_loss = torch.where(better, loss, state["top_loss"])
-        noted = {
+        recorded = {
             **state,
             "top": _where(better, points, state["top"]),
             "top_gradient": _where(better, gradient, state["top_gradient"]),
@@ -76,17 +76,17 @@ class AutoPGD:
             "checked": torch.where(first, top_loss, state["checked"]),
             "loss": loss,
         }
-        noted, back = self._checked(jobs, noted)
-        here = _where(back, noted["top"], points)
-        uphill = _where(back, noted["top_gradient"], gradient)
-        return {**noted, "points": self._moved(jobs, noted, here, uphill, first), "before": here}
+        state, back = self._checked(jobs, recorded)
+        here = _where(back, state["top"], points)
+        ascent = _where(back, state["top_gradient"], gradient)
+        return {**state, "points": self._next_points(jobs, state, here, ascent, first), "before": here}
 
     def _checked(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
-        """At a checkpoint: whether the step is halved."""
+        """The state after the check, and at which jobs the step size was halved."""
         window = _windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
-        idle = ~state["halved"] & (state["top_loss"] == state["checked"])
-        back = at_check & ((state["rises"] < RHO * window) | idle)
+        unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
+        back = at_check & ((state["rises"] < RHO * window) | unchanged)
         return {
             **state,
             "step": torch.where(back, state["step"] / 2, state["step"]),
@@ -95,31 +95,33 @@ class AutoPGD:
             "rises": torch.where(at_check, 0, state["rises"]),
         }, back
 
-    def _moved(self, jobs: Jobs, state: State, here: Images, gradient: Tensor, first: Bool[Tensor, " batch"]) -> Images:
-        """One step with momentum, projected before and after it is mixed with the last."""
+    def _next_points(
+        self, jobs: Jobs, state: State, here: Images, gradient: Tensor, first: Bool[Tensor, " batch"]
+    ) -> Images:
+        """One step with momentum, projected before and after it is combined with the last."""
         step = here + per_pixel(state["step"]) * self.norm.steepest(gradient)
-        step = moved(jobs, self.norm.project(step - jobs.clean, jobs.epsilon))
-        share = per_pixel(torch.where(first, 1.0, MOMENTUM).to(here.dtype))
-        mixed = here + share * (step - here) + (1 - share) * (here - state["before"])
-        return moved(jobs, self.norm.project(mixed - jobs.clean, jobs.epsilon))
+        step = perturbed(jobs, self.norm.project(step - jobs.clean, jobs.epsilon))
+        weight = per_pixel(torch.where(first, 1.0, MOMENTUM).to(here.dtype))
+        mixed = here + weight * (step - here) + (1 - weight) * (here - state["before"])
+        return perturbed(jobs, self.norm.project(mixed - jobs.clean, jobs.epsilon))
 
 
 def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName = "linf", targets: int = 0) -> AutoPGD:
-    """Auto-PGD; targets: how many of the likeliest other classes it aims at in turn (9 in AutoAttack); 0: none."""
+    """Auto-PGD; targets: how many of the most likely other classes it targets in turn (9 in AutoAttack); 0: none."""
     return AutoPGD(setting.steps, (TARGETED if targets else LOSSES)[loss], NORMS[norm], targets)
 
 
 def checkpoints(steps: int) -> list[int]:
-    """After which steps it is checked: at p = 0.22, then p + max(p - previous p - 0.03, 0.06), rounded up."""
-    before, share, steps_done = 0.0, _FIRST, list[int]()
+    """The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up."""
+    before, share, marks = 0.0, _FIRST, list[int]()
     while share <= 1:
-        steps_done.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 is 11, whatever the rounding
+        marks.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 must give 11 despite rounding errors
         before, share = share, share + max(share - before - _SHORTER, _SHORTEST)
-    return sorted(set(steps_done))
+    return sorted(set(marks))
 
 
 def windows(steps: int) -> list[int]:
-    """For each step from 0 to the last: the steps since the checkpoint before, 0 where it is none itself."""
+    """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not a checkpoint."""
     marks = checkpoints(steps)
     lengths = dict(zip(marks, (after - before for before, after in zip([0, *marks], marks))))
     return [lengths.get(step, 0) for step in range(steps + 1)]

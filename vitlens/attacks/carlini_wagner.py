@@ -1,7 +1,7 @@
 """Carlini & Wagner's L2 attack (2017): the nearest adversarial image.
 
 It minimises distance² + c · margin in tanh space, where no pixel can leave [0, 1]; a binary search finds each image's
-c. Searches stop image by image, and the result is the nearest of all adversarial images on the way.
+c. Each image's search stops on its own, and the result is the nearest of all adversarial images found on the way.
 """
 
 import math
@@ -13,24 +13,24 @@ from torch import Tensor
 
 from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State
 from vitlens.attacks.defaults import SEARCHES
-from vitlens.attacks.losses import grain, margin
+from vitlens.attacks.losses import margin, rounding_error
 from vitlens.attacks.norms import L2, Norm, per_pixel
 from vitlens.shapes import Images, Logits
 
 FIRST_C = 1e-3
 LARGEST_C = 1e10
 RATE = 0.01
-_SHRUNK = 1 - 1e-6  # so that black and white have a finite place in tanh space
+_SHRUNK = 1 - 1e-6  # so that black and white are finite in tanh space
 _DECAY = 0.9, 0.999  # Adam's
 _TINY = 1e-8  # Adam's epsilon
 _CHECKS = 10  # how often a search checks whether the loss still falls
 _FALL = 0.9999
-_PATIENCE = 2  # checks in a row at which it does not: one image's loss swings where the sum over a batch falls
+_PATIENCE = 2  # consecutive checks without a fall: a single image's loss oscillates more than the sum over a batch
 
 
 @dataclass(frozen=True)
 class CarliniWagner:
-    """steps: of Adam in each search; searches: values of c; rate: Adam's; first_c: where the search begins."""
+    """steps: of Adam in each search; searches: values of c; rate: Adam's; first_c: initial c."""
 
     steps: int
     searches: int = SEARCHES
@@ -44,7 +44,7 @@ class CarliniWagner:
 
     @property
     def queries(self) -> int:
-        """At most."""
+        """All steps of all searches."""
         return self.steps * self.searches
 
     def start(self, jobs: Jobs) -> State:
@@ -60,24 +60,24 @@ class CarliniWagner:
             "search": torch.zeros_like(jobs.rows),
             "best": jobs.clean.clone(),
             "nearest": none.clone(),
-            **_fresh(origin),
+            **_new_search(origin),
         }
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
-        """How far the label's logit is above the largest other, with the sign turned; 0 once it is below."""
-        return -(margin(logits, jobs.labels) + grain(logits)).clamp_min(0)[:, None]
+        """The negative margin of the label; 0 as soon as another class has the largest logit."""
+        return -(margin(logits, jobs.labels) + rounding_error(logits)).clamp_min(0)[:, None]
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """Keep the nearest adversarial image, take a step of Adam, and begin the next search where one has ended."""
-        points, away = state["points"], state["points"] - _as_image(state["origin"])
-        loss = away.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
-        gradient = (2 * away - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)  # d tanh
-        state = self._descended(_kept(jobs, state, seen), gradient)
+        """Keep the nearest adversarial image, take a step of Adam, start the next search where one has ended."""
+        points, change = state["points"], state["points"] - _as_image(state["origin"])
+        loss = change.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
+        gradient = (2 * change - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)  # d tanh
+        state = self._adam_step(_with_nearest(jobs, state, seen), gradient)
         state = self._checked(state, loss)
-        return self._searched(state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE))
+        return self._next_search(state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE))
 
     def _checked(self, state: State, loss: Float[Tensor, " batch"]) -> State:
-        """Every tenth of the steps: whether the loss has fallen since the last check."""
+        """Ten times in each search: whether the loss has fallen since the last check."""
         check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
         still = torch.where(loss > _FALL * state["checked"], state["still"] + 1, 0)
         return {
@@ -86,42 +86,51 @@ class CarliniWagner:
             "checked": torch.where(check, loss, state["checked"]),
         }
 
-    def _descended(self, state: State, gradient: Images) -> State:
+    def _adam_step(self, state: State, gradient: Images) -> State:
         """Adam (Kingma & Ba 2015)."""
         ticks = state["ticks"] + 1
         mean = _DECAY[0] * state["mean"] + (1 - _DECAY[0]) * gradient
         power = _DECAY[1] * state["power"] + (1 - _DECAY[1]) * gradient.square()
-        fair = [per_pixel(1 - decay ** ticks.to(gradient.dtype)) for decay in _DECAY]
-        shift = state["shift"] - self.rate * (mean / fair[0]) / ((power / fair[1]).sqrt() + _TINY)
+        correction = [per_pixel(1 - decay ** ticks.to(gradient.dtype)) for decay in _DECAY]
+        shift = state["shift"] - self.rate * (mean / correction[0]) / ((power / correction[1]).sqrt() + _TINY)
         points = _as_image(state["origin"] + shift)
         return {**state, "ticks": ticks, "mean": mean, "power": power, "shift": shift, "points": points}
 
-    def _searched(self, state: State, end: Bool[Tensor, " batch"]) -> State:
-        """The next c, and a new search, for the jobs whose search has ended."""
+    def _next_search(self, state: State, end: Bool[Tensor, " batch"]) -> State:
+        """The next c and a new search for the jobs whose search has ended."""
         success = state["success"]
         high = torch.where(end & success, state["c"], state["high"])
         low = torch.where(end & ~success, state["c"], state["low"])
         search = state["search"] + end
         between = torch.where(high.isinf(), state["c"] * 10, (low + high) / 2)
-        if self.searches >= SEARCHES + 1:  # as published: the last search is at the smallest c that has worked
+        if self.searches >= SEARCHES + 1:  # as published: the last search uses the smallest c that succeeded
             between = torch.where(search == self.searches - 1, high.clamp_max(LARGEST_C), between)
         over = search == self.searches
-        begun = {
+        restarted = {
             name: torch.where(end.view(-1, *[1] * (value.dim() - 1)), value, state[name])
-            for name, value in _fresh(state["origin"]).items()
+            for name, value in _new_search(state["origin"]).items()
         }
         points = torch.where(end[:, None, None, None], _as_image(state["origin"]), state["points"])
         c = torch.where(end, between, state["c"])
-        return {**state, **begun, "points": points, "c": c, "high": high, "low": low, "search": search, "over": over}
+        return {
+            **state,
+            **restarted,
+            "points": points,
+            "c": c,
+            "high": high,
+            "low": low,
+            "search": search,
+            "over": over,
+        }
 
 
 def carlini_wagner(setting: Setting) -> CarliniWagner:
-    """C&W's L2 attack, confidence 0: so many steps of Adam for each of 9 values of c."""
+    """C&W's L2 attack, confidence 0; steps of Adam for each of 9 values of c."""
     return CarliniWagner(setting.steps)
 
 
-def _fresh(origin: Images) -> State:
-    """The beginning of a search: Adam's moments, and no success so far."""
+def _new_search(origin: Images) -> State:
+    """The state at the start of a search: Adam's moments are 0."""
     zeros = torch.zeros_like(origin)
     none = torch.full_like(origin[:, 0, 0, 0], torch.inf)
     return {
@@ -135,7 +144,7 @@ def _fresh(origin: Images) -> State:
     }
 
 
-def _kept(jobs: Jobs, state: State, seen: PointEvaluation) -> State:
+def _with_nearest(jobs: Jobs, state: State, seen: PointEvaluation) -> State:
     """The nearest adversarial image so far."""
     length = L2.length(state["points"] - jobs.clean)
     nearer = seen.success & (length < state["nearest"])

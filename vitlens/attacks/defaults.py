@@ -1,4 +1,4 @@
-"""What the public functions and the command attack with unless told otherwise; free of torch."""
+"""Defaults of the attacks, shared by the public functions and the command; free of torch."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,7 +11,9 @@ EPSILONS_LINF: Final = tuple(epsilon / 255 for epsilon in EPSILONS_255)  # the s
 EPSILONS_L2: Final = (0.25, 0.5, 1.0)  # of L2 attacks, pixel units
 EPSILON: Final[Mapping[str, float]] = MappingProxyType({"linf": 8 / 255, "l2": 0.5})  # of one attack, by its norm
 RESTARTS: Final = 1
+STEPS: Final = 20  # of projected gradient descent, and draws of uniform noise
+PRECISION: Final = "fp32"  # of the passes with gradients
 
-TARGETS: Final = 9  # most likely other classes that a targeted attack aims at in turn and DeepFool considers: published
-SEARCHES: Final = 9  # values of c that C&W tries
-QUERIES: Final = 50  # of Square in a step: 5,000 beside the 100 steps of APGD, as in AutoAttack
+TARGETS: Final = 9  # most likely other classes that targeted attacks and DeepFool consider, as published
+SEARCHES: Final = 9  # binary-search steps of C&W
+QUERIES: Final = 50  # of Square per step: 5,000 for the 100 steps of APGD, as in AutoAttack

@@ -1,4 +1,4 @@
-"""Projected gradient descent, and FGSM, BIM, one patch and one band of frequencies, which are it with less freedom."""
+"""Projected gradient descent; FGSM, BIM, the patch attack and frequency-limited PGD are special cases of it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,22 +6,22 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, perturbed
 from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
 from vitlens.attacks.norms import NORMS, Norm, per_pixel
-from vitlens.attacks.regions import Ball, Band, Patch, Region, ranked_places
+from vitlens.attacks.regions import Ball, Band, Patch, Region, ranked_positions
 from vitlens.attacks.registry import NormName
 from vitlens.shapes import Logits
 
-PGD_STRIDE = 2.5  # of epsilon in all, as in Madry 2018
-BIM_STRIDE = 1.25  # Kurakin 2017: steps of 1/255, 1.25 times as many as epsilon has
+PGD_STRIDE = 2.5  # length of all steps together, in epsilons, as in Madry 2018
+BIM_STRIDE = 1.25  # Kurakin 2017: steps of 1/255, 1.25 epsilon / (1/255) of them
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Steps up the loss's gradient, each projected into the region.
+    """Gradient ascent on the loss; each step is projected into the region.
 
-    stride: length of all steps together, in epsilons; random_start: whether it starts at a random place of the region.
+    stride: length of all steps together, in epsilons; random_start: whether it starts at a random point of the region.
     """
 
     steps: int
@@ -35,38 +35,38 @@ class Descent:
 
     @property
     def norm(self) -> Norm:
-        """In which it is bounded."""
+        """The region's norm."""
         return self.region.norm
 
     @property
     def queries(self) -> int:
-        """One a step, and one after the last step."""
+        """One per step, and one after the last."""
         return self.steps + 1
 
     @property
     def random(self) -> bool:
-        """Whether another restart can end otherwise."""
+        """Whether another restart can give another result."""
         return self.random_start or self.region.random
 
     def start(self, jobs: Jobs) -> State:
-        """At the clean image, or anywhere in the region."""
+        """The clean image, or a random point of the region."""
         extra = self.region.choose(jobs)
         if not self.random_start:
             return {"points": jobs.clean.clone(), **extra}
         radius = self.region.radius(jobs)
         draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(radius)
-        return {"points": moved(jobs, self.region.fit(draw, radius, extra)), **extra}
+        return {"points": perturbed(jobs, self.region.fit(draw, radius, extra)), **extra}
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
-        """The one loss."""
+        """Its loss."""
         return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """One step, back into the region, back into [0, 1]."""
+        """One step, projected into the region and clamped to [0, 1]."""
         radius = self.region.radius(jobs)
-        uphill = self.norm.steepest(self.region.within(seen.gradients[0], state))
-        change = state["points"] - jobs.clean + per_pixel(self.stride / self.steps * radius) * uphill
-        return {**state, "points": moved(jobs, self.region.fit(change, radius, state))}
+        ascent = self.norm.steepest(self.region.within(seen.gradients[0], state))
+        change = state["points"] - jobs.clean + per_pixel(self.stride / self.steps * radius) * ascent
+        return {**state, "points": perturbed(jobs, self.region.fit(change, radius, state))}
 
 
 def pgd(
@@ -81,8 +81,8 @@ def pgd(
 ) -> Descent:
     """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps.
 
-    targets: how many of the likeliest other classes it aims at in turn; 0: away from the label; region: where the
-    perturbation may lie (None: anywhere in the norm's ball).
+    targets: how many of the most likely other classes it targets in turn, 0: untargeted; region: the set of allowed
+    perturbations (None: the norm's ball).
     """
     rule = (TARGETED if targets else LOSSES)[loss]
     return Descent(setting.steps, stride, random_start, rule, region or Ball(NORMS[norm]), targets)
@@ -94,7 +94,7 @@ def fgsm(_setting: Setting) -> Descent:
 
 
 def bim(setting: Setting) -> Descent:
-    """Basic iterative method (Kurakin 2017): from the clean image, steps that make 1.25 epsilon together."""
+    """Basic iterative method (Kurakin 2017): from the clean image, steps of 1.25 epsilon in total."""
     return pgd(setting, stride=BIM_STRIDE, random_start=False)
 
 
@@ -104,8 +104,8 @@ def frequency(setting: Setting, *, part: Literal["low", "high"]) -> Descent:
 
 
 def patch(setting: Setting) -> Descent:
-    """PGD within one square (Brown 2017), at random places or at those that the maps rank."""
+    """PGD within one square (Brown 2017), at a random position or at those of most attribution, in order."""
     side = setting.square_side
     step = (setting.token or (side, side)) if setting.aligned else (1, 1)
-    ranked = None if setting.maps is None else ranked_places(setting.maps, setting.size, side=side, step=step)
+    ranked = None if setting.maps is None else ranked_positions(setting.maps, setting.size, side=side, step=step)
     return pgd(setting, region=Patch(side, step, ranked))

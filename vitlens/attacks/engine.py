@@ -1,11 +1,11 @@
-"""The engine: a batch that is always full, from which an image leaves as soon as it is adversarial or given up.
+"""The engine: keeps the batch full; an image leaves it as soon as it is adversarial or its last job has failed.
 
-A job is an image at one epsilon in one try. One that fails is followed by the next try, then by the next larger
-epsilon, in the same slot; one that succeeds, or was the image's last, gives its slot to the next image. So the model is
-asked only about images that are still robust, and the result of an image depends on nothing but itself.
+A job is an image at one epsilon in one restart. After a failure the next restart, then the next larger epsilon, follows
+in the same slot; after a success, or the image's last job, the next image takes the slot. So the model runs only on
+images that are still robust, and the result for an image does not depend on the rest of the batch.
 
-A smallest perturbation is shortened along the line to the clean image, as far as the image stays adversarial: such an
-attack stops a step beyond the boundary (foolbox shortens what it has found in the same way, to each epsilon).
+A minimum-norm attack stops a step beyond the decision boundary, so its perturbation is shortened along the line to the
+clean image as far as the image stays adversarial (foolbox does the same for each epsilon).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State
 from vitlens.attacks.clean import CleanImages
-from vitlens.attacks.evaluation import Evaluator, attacked
+from vitlens.attacks.evaluation import Evaluator, frozen
 from vitlens.attacks.norms import per_pixel
 from vitlens.attacks.plan import AttackOutcome, AttackPlan
 from vitlens.attacks.registry import without_gradients
@@ -27,12 +27,14 @@ from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
-OnDone = Callable[[int, int], object]  # row of an image that is done, and the level at which it broke (-1: robust)
+OnDone = Callable[
+    [int, int], object
+]  # row of a finished image, and the level at which the attack succeeded (-1: robust)
 Points = Float[Tensor, "points 3 height width"]
-Judge = Callable[[Points, Int[Tensor, " points"]], Bool[Tensor, " points"]]
+SuccessTest = Callable[[Points, Int[Tensor, " points"]], Bool[Tensor, " points"]]
 
-ROUNDS = 3  # of the search along a line
-POINTS = 8  # on each line in a round: the line is known to 1/9 of what was left, so to 1/729 in the end
+ROUNDS = 3  # of the line search
+POINTS = 8  # on each line in a round: each round narrows the interval to 1/9, three to 1/729
 
 
 class Engine:
@@ -45,7 +47,7 @@ class Engine:
         self.evaluator = Evaluator(model, algorithm, plan.precision, targeted=plan.targets is not None)
         count = len(clean.labels)
         self.targets = 1 if plan.targets is not None else max(1, min(algorithm.targets, clean.runners_up.shape[1]))
-        self.tries = self.targets * (plan.restarts if algorithm.random else 1)  # at each epsilon
+        self.jobs_per_level = self.targets * (plan.restarts if algorithm.random else 1)
         self.outcome = AttackOutcome(
             torch.full((count,), -1),
             torch.full((count,), torch.inf),
@@ -55,13 +57,13 @@ class Engine:
             {},
         )
         self.waiting = self._queue()
-        self.rows: list[int] = []  # of each slot: its image, how many jobs that had before, the queries of this job
+        self.rows: list[int] = []  # of each slot: image, index of the job among the image's jobs, queries of the job
         self.stages: list[int] = []
         self.queries = torch.zeros(0, dtype=torch.int64)
 
     def run(self) -> AttackOutcome:
-        """Every image to its end. Raises NonFiniteError naming model and image."""
-        with attacked(self.model), torch.no_grad():
+        """Run all jobs of all images. Raises NonFiniteError naming model and image."""
+        with frozen(self.model), torch.no_grad():
             self.rows = list(islice(self.waiting, self.plan.batch_size))
             self.stages = [self._first(row) for row in self.rows]
             self.queries = torch.zeros(len(self.rows), dtype=torch.int64)
@@ -77,7 +79,7 @@ class Engine:
         return iter([row for row, correct in enumerate(self.clean.correct.tolist()) if correct and limits[row]])
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        """One query of the model, and what follows from it."""
+        """One query of the model for the whole batch, and the changes that follow from it."""
         last = self.queries == self.algorithm.queries - 1
         seen = self.evaluator.evaluate(state["points"], jobs, last)
         points = state["points"]
@@ -90,12 +92,12 @@ class Engine:
         if hits and self.algorithm.minimum:
             points, distance = self._shortened(hits, jobs, state["best"], distance)
         self._record(hits, distance, points)
-        return self._follow(slots, success, jobs, state)
+        return self._refill(slots, success, jobs, state)
 
     def _ended(
         self, seen: PointEvaluation, points: Tensor, jobs: Jobs, state: State, last: Bool[Tensor, " batch"]
     ) -> tuple[Bool[Tensor, " batch"], Bool[Tensor, " batch"], Float[Tensor, " batch"]]:
-        """Which jobs end, which succeeded, and their distances: all that the host must know, copied at once."""
+        """Which jobs end, which of them succeeded, and their distances: copied to the host in one transfer."""
         nearest = state["nearest"] if self.algorithm.minimum else self.algorithm.norm.length(points - jobs.clean)
         steepest = (
             seen.gradients.detach().abs().amax((0, 2, 3, 4)) if seen.losses.shape[1] else torch.zeros_like(nearest)
@@ -110,7 +112,7 @@ class Engine:
         return success.bool() | over.bool() | last, success.bool(), distance
 
     def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
-        """Passes, and whether all gradients were 0, image by image. Raises NonFiniteError."""
+        """Count each image's passes, and note whether all its gradients were 0. Raises NonFiniteError."""
         for good, what in ((finite.bool(), "logits"), (steepest.isfinite(), "gradients")):
             if not good.all():
                 row = self.rows[int((~good).nonzero()[0])]
@@ -125,35 +127,36 @@ class Engine:
         self.outcome.zero_gradients[rows] &= last | (steepest == 0)
 
     def _shortened(self, hits: list[int], jobs: Jobs, adversarial: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-        """The adversarial images and their distances, those in these slots after a search along their lines."""
-        place = torch.tensor(hits, device=adversarial.device)
-        some = jobs.only(place)
+        """The adversarial images and their distances, those in these slots shortened by the line search."""
+        slots = torch.tensor(hits, device=adversarial.device)
+        hit_jobs = jobs.select(slots)
         nearer = line_search(
-            lambda points, which: self.evaluator.successful(points, some.only(which)), some.clean, adversarial[place],
+            lambda points, rows: self.evaluator.successful(points, hit_jobs.select(rows)),
+            hit_jobs.clean, adversarial[slots],
             batch_size=self.plan.batch_size,
         )  # fmt: skip
         self.outcome.forwards[torch.tensor([self.rows[slot] for slot in hits])] += ROUNDS * POINTS
-        lengths = self.algorithm.norm.length(nearer - some.clean).to(distance)
-        return adversarial.index_copy(0, place, nearer), distance.index_copy(0, place.cpu(), lengths)
+        lengths = self.algorithm.norm.length(nearer - hit_jobs.clean).to(distance)
+        return adversarial.index_copy(0, slots, nearer), distance.index_copy(0, slots.cpu(), lengths)
 
     def _record(self, hits: list[int], distance: Tensor, images: Tensor) -> None:
         """Record the successes of these slots."""
         if not hits:
             return
         rows = torch.tensor([self.rows[slot] for slot in hits])
-        self.outcome.level[rows] = torch.tensor([self.stages[slot] // self.tries for slot in hits])
+        self.outcome.level[rows] = torch.tensor([self.stages[slot] // self.jobs_per_level for slot in hits])
         self.outcome.distance[rows] = distance[hits].float()
         if self.plan.keep:
             self._keep(rows.tolist(), images[torch.tensor(hits, device=images.device)].to(self.clean.images.device))
 
     def _keep(self, rows: list[int], images: Tensor) -> None:
-        kept = self.outcome.adversarial
-        kept.update(zip(rows, images))
-        for row in sorted(kept)[self.plan.keep :]:
-            del kept[row]
+        adversarial = self.outcome.adversarial
+        adversarial.update(zip(rows, images))
+        for row in sorted(adversarial)[self.plan.keep :]:
+            del adversarial[row]
 
-    def _follow(self, slots: list[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        """Fill the slots of the jobs that ended: with the same image's next job, or with the next image."""
+    def _refill(self, slots: list[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
+        """Fill the slots of the jobs that ended with the same image's next job, or with the next image."""
         filled = []
         for slot in slots:
             row = self.rows[slot]
@@ -165,42 +168,42 @@ class Engine:
             if self.rows[slot] >= 0:
                 filled.append(slot)
         if filled:
-            fresh = self._jobs([self.rows[slot] for slot in filled], [self.stages[slot] for slot in filled])
-            place, start = torch.tensor(filled, device=fresh.rows.device), self.algorithm.start(fresh)
+            new_jobs = self._jobs([self.rows[slot] for slot in filled], [self.stages[slot] for slot in filled])
+            place, start = torch.tensor(filled, device=new_jobs.rows.device), self.algorithm.start(new_jobs)
             self.queries[filled] = 0
-            jobs = jobs.placed(place, fresh)
+            jobs = jobs.replaced(place, new_jobs)
             state = {name: state[name].index_copy(0, place, new) for name, new in start.items()}
         if len(filled) < len(slots):
-            left = [slot for slot, row in enumerate(self.rows) if row >= 0]
-            jobs, state = self._shrink(left, jobs, state)
+            occupied = [slot for slot, row in enumerate(self.rows) if row >= 0]
+            jobs, state = self._shrink(occupied, jobs, state)
         return jobs, state
 
     def _first(self, row: int) -> int:
-        """The stage that an image begins with: its first try at its smallest epsilon, or at its largest."""
-        return (int(self.plan.limits[row]) - 1) * self.tries if self.plan.downwards and row >= 0 else 0
+        """The first stage of an image: its first job at the smallest epsilon, or, downwards, at the largest."""
+        return (int(self.plan.limits[row]) - 1) * self.jobs_per_level if self.plan.downwards and row >= 0 else 0
 
     def _next(self, row: int, stage: int, success: bool) -> int:
-        """The stage that follows; negative: none."""
-        level, downwards = stage // self.tries, self.plan.downwards
+        """The next stage of an image; negative: none."""
+        level, downwards = stage // self.jobs_per_level, self.plan.downwards
         if success:
-            return (level - 1) * self.tries if downwards else -1
+            return (level - 1) * self.jobs_per_level if downwards else -1
         levels = level + 1 if downwards else int(self.plan.limits[row])
-        return stage + 1 if stage + 1 < levels * self.tries else -1
+        return stage + 1 if stage + 1 < levels * self.jobs_per_level else -1
 
-    def _shrink(self, left: list[int], jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        self.rows, self.stages = [self.rows[slot] for slot in left], [self.stages[slot] for slot in left]
-        self.queries = self.queries[left]
-        place = torch.tensor(left, dtype=torch.int64, device=jobs.rows.device)
-        return jobs.only(place), {name: value[place] for name, value in state.items()}
+    def _shrink(self, occupied: list[int], jobs: Jobs, state: State) -> tuple[Jobs, State]:
+        self.rows, self.stages = [self.rows[slot] for slot in occupied], [self.stages[slot] for slot in occupied]
+        self.queries = self.queries[occupied]
+        place = torch.tensor(occupied, dtype=torch.int64, device=jobs.rows.device)
+        return jobs.select(place), {name: value[place] for name, value in state.items()}
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
-        """New jobs of these images at these stages."""
+        """The jobs of these images at these stages."""
         plan, clean, device = self.plan, self.clean, self.model.device
         row, stage = torch.tensor(rows, dtype=torch.int64), torch.tensor(stages, dtype=torch.int64)
-        ranks, restarts = stage % self.tries % self.targets, stage % self.tries // self.targets
+        ranks, restarts = stage % self.jobs_per_level % self.targets, stage % self.jobs_per_level // self.targets
         runners_up = clean.runners_up[row]
         targets = runners_up.gather(1, ranks[:, None])[:, 0] if plan.targets is None else plan.targets[row]
-        levels = torch.tensor(plan.levels, dtype=clean.images.dtype)[stage // self.tries]
+        levels = torch.tensor(plan.levels, dtype=clean.images.dtype)[stage // self.jobs_per_level]
         parts = (
             row, keys(plan.seed, clean.indices[row], restarts, ranks), clean.images[row.to(clean.images.device)],
             clean.labels[row], runners_up, targets, restarts, levels, torch.zeros_like(row),
@@ -208,38 +211,37 @@ class Engine:
         return Jobs(*(part.to(device) for part in parts))
 
 
-def line_search(judge: Judge, clean: Images, adversarial: Images, *, batch_size: int) -> Images:
-    """The nearest adversarial images on the lines from the clean to the adversarial ones, as far as was tried.
+def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images, *, batch_size: int) -> Images:
+    """The nearest adversarial images that a grid search finds on the lines from the clean to the adversarial ones.
 
-    judge: whether images are adversarial, given the rows of which they are variants; batch_size: images it is given at
-    a time. Lines on which nothing nearer is adversarial end where they began, to the bit.
+    is_adversarial: of points, given the rows of the images that they belong to; batch_size: points per call. Where no
+    nearer point is adversarial, the adversarial image is returned unchanged, bit for bit.
     """
     change, rows = adversarial - clean, torch.arange(len(clean), device=clean.device)
     ends = torch.stack((torch.zeros_like(clean[:, 0, 0, 0]), torch.ones_like(clean[:, 0, 0, 0])), 1)
     for _ in range(ROUNDS):
         shares = _between(ends)
-        tried, which = shares[:, 1:-1].flatten(), rows.repeat_interleave(POINTS)
+        inner, owners = shares[:, 1:-1].flatten(), rows.repeat_interleave(POINTS)
         success = torch.cat([
-            judge(_at(clean, change, which[part], tried[part]), which[part])
-            for part in torch.arange(len(tried), device=tried.device).split(batch_size)
+            is_adversarial(_at(clean, change, owners[part], inner[part]), owners[part])
+            for part in torch.arange(len(inner), device=inner.device).split(batch_size)
         ])  # fmt: skip
-        sure = torch.cat(
-            (success.view(-1, POINTS), torch.ones_like(success[: len(rows), None])), 1
-        )  # the far end is known
-        first = sure.to(torch.uint8).argmax(1, keepdim=True)  # of several that are largest, the first
+        far_end = torch.ones_like(success[: len(rows), None])  # known to be adversarial
+        along_line = torch.cat((success.view(-1, POINTS), far_end), 1)
+        first = along_line.to(torch.uint8).argmax(1, keepdim=True)  # argmax gives the first of equal values
         ends = shares.gather(1, torch.cat((first, first + 1), 1))
     nearer = _at(clean, change, rows, ends[:, 1])
     return torch.where(per_pixel(ends[:, 1]) < 1, nearer, adversarial)
 
 
 def _between(ends: Float[Tensor, "batch 2"]) -> Float[Tensor, "batch points"]:
-    """Both ends, and evenly spaced shares of the line between them."""
+    """Both ends of an interval and evenly spaced points between them."""
     steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
     inner = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
     return torch.cat((ends[:, :1], inner, ends[:, 1:]), 1)
 
 
 def _at(clean: Images, change: Images, rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:
-    """The same arithmetic for what is judged and for what is returned."""
+    """The points at these shares of the lines; used for the points tested and for those returned alike."""
     point: Points = (clean[rows] + per_pixel(shares) * change[rows]).clamp(0, 1)
     return point

@@ -1,6 +1,6 @@
 """One query of the model: logits of a batch, and gradients with respect to its pixels alone.
 
-Gradients may be taken in bf16; whether an image is adversarial is always judged in fp32, on exactly its pixels.
+Gradients may be computed in bf16; whether an image is adversarial is always evaluated in fp32, on exactly its pixels.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation
-from vitlens.attacks.losses import fooled, margin, reached
+from vitlens.attacks.defaults import PRECISION
+from vitlens.attacks.losses import is_misclassified, is_target, margin
 from vitlens.attacks.registry import without_gradients
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import UnsupportedError
@@ -20,17 +21,17 @@ from vitlens.lens.onednn import quick_convolutions, quick_linear
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
 
-_COARSE = 2.0**-6  # of the largest logit: what bf16 may be wrong by
-_CPU_BATCH = 32  # images in a pass on a CPU: the next layer still finds them in its caches
-_APART = 4  # jobs that need no gradient are run apart where they are at least a fourth of the batch
-_MULTIPLE = 8  # of which batches on a CPU are
+_BF16_ERROR = 2.0**-6  # of the largest logit
+_CPU_BATCH = 32  # images per pass on a CPU, whose activations fit into its caches
+_SEPARATE = 4  # jobs that need no gradient get a pass of their own where they are at least 1/4 of the batch
+_MULTIPLE = 8  # to which batches on a CPU are padded
 
 
 @contextmanager
-def attacked(model: Model) -> Iterator[None]:
-    """The model in evaluation mode with frozen parameters, so that a pass keeps nothing for their gradients.
+def frozen(model: Model) -> Iterator[None]:
+    """The model in evaluation mode with frozen parameters, so that no pass stores values for their gradients.
 
-    Modes and flags come back on exit.
+    Modes and flags are restored on exit.
     """
     flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     try:
@@ -44,41 +45,42 @@ def attacked(model: Model) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Asks the model for one algorithm.
+    """Runs the model for one algorithm.
 
-    precision: of the passes with gradients; targeted: whether success is to reach the target (else to be wrong).
+    precision: of the passes with gradients; targeted: whether success means predicting the target (else: any wrong
+    class).
     """
 
     model: Model
     algorithm: Algorithm
-    precision: str = "fp32"
+    precision: str = PRECISION
     targeted: bool = False
 
     def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
-        """What the model answers on the points; last (on the CPU): jobs for which no gradient is needed."""
+        """The model's outputs on the points; last (on the CPU): jobs for which no gradient is needed."""
         chunk = _CPU_BATCH if points.device.type == "cpu" else len(points)
         groups = [(mask.nonzero()[:, 0].split(chunk), traced) for mask, traced in self._groups(last)]
-        parts = [(rows, traced) for chunks, traced in groups for rows in chunks]
-        if len(parts) == 1:
-            return self._asked(points, jobs, last.to(points.device), parts[0][1])
-        parts_seen = []
-        for rows, traced in parts:
-            place = rows.to(points.device)
-            parts_seen.append(self._asked(points[place], jobs.only(place), last[rows].to(points.device), traced))
-        return _joined(parts_seen, torch.cat([rows for rows, _ in parts]).argsort().to(points.device))
+        passes = [(rows, traced) for chunks, traced in groups for rows in chunks]
+        if len(passes) == 1:
+            return self._one_pass(points, jobs, last.to(points.device), passes[0][1])
+        parts = []
+        for rows, traced in passes:
+            slots = rows.to(points.device)
+            parts.append(self._one_pass(points[slots], jobs.select(slots), last[rows].to(points.device), traced))
+        return _joined(parts, torch.cat([rows for rows, _ in passes]).argsort().to(points.device))
 
     def _groups(self, last: Bool[Tensor, " batch"]) -> list[tuple[Bool[Tensor, " batch"], bool]]:
-        """Which jobs go together, and whether for gradients."""
-        everyone, count = torch.ones_like(last), int(last.sum())
+        """The jobs of each pass, as a mask, and whether the pass needs gradients."""
+        all_jobs, count = torch.ones_like(last), int(last.sum())
         if count == len(last) or not self.algorithm.objectives:
-            return [(everyone, False)]
-        return [(everyone, True)] if count * _APART < len(last) else [(last, False), (~last, True)]
+            return [(all_jobs, False)]
+        return [(all_jobs, True)] if count * _SEPARATE < len(last) else [(last, False), (~last, True)]
 
-    def _asked(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"], traced: bool) -> PointEvaluation:
+    def _one_pass(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"], traced: bool) -> PointEvaluation:
         return self._traced(points, jobs, last) if traced else self._plain(points, jobs)
 
     def successful(self, points: Images, jobs: Jobs) -> Bool[Tensor, " batch"]:
-        """Whether these points are a success, in fp32."""
+        """Whether these points are adversarial, in fp32."""
         return self._success(self.exact(points), jobs)
 
     def exact(self, points: Images) -> Logits:
@@ -90,48 +92,48 @@ class Evaluator:
     def _plain(self, points: Images, jobs: Jobs) -> PointEvaluation:
         logits = self.exact(points)
         losses = self.algorithm.losses(logits, jobs)
-        nothing = points.new_zeros(()).expand(losses.shape[1], *points.shape)
-        return PointEvaluation(logits, losses, nothing, self._success(logits, jobs))
+        no_gradients = points.new_zeros(()).expand(losses.shape[1], *points.shape)
+        return PointEvaluation(logits, losses, no_gradients, self._success(logits, jobs))
 
     def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
-        """With gradients; where the pass was not in fp32, whatever might be a success is judged again."""
+        """With gradients; after a pass in bf16, points that might be adversarial are evaluated again in fp32."""
         count = self.algorithm.objectives
         with torch.enable_grad(), autocast(points.device, self.precision), quick_linear(points.device):
             coarse = torch.is_autocast_enabled(points.device.type)
             leaf = points.detach().requires_grad_()
-            answered = self.model(_padded(leaf))[: len(leaf)]
-        if not answered.requires_grad:
+            outputs = self.model(_padded(leaf))[: len(leaf)]
+        if not outputs.requires_grad:
             raise UnsupportedError(
                 f"expected a gradient from {self.model.alias} with respect to the pixels, found none; "
                 f"try an attack that needs scores alone ({without_gradients()})"
             )
         with torch.enable_grad():
-            logits = answered.to(points.dtype)
+            logits = outputs.to(points.dtype)
             losses = self.algorithm.losses(logits, jobs)
-            each = [
+            gradients_of = [
                 torch.autograd.grad(losses[:, index].sum(), leaf, retain_graph=index + 1 < count)[0]
                 for index in range(count)
             ]
-        gradients = each[0][None] if count == 1 else torch.stack(each)
+        gradients = gradients_of[0][None] if count == 1 else torch.stack(gradients_of)
         logits = logits.detach()
         seen = PointEvaluation(logits, losses.detach(), gradients, self._success(logits, jobs))
-        return self._judged(seen, points, jobs, last) if coarse else seen
+        return self._verified(seen, points, jobs, last) if coarse else seen
 
-    def _judged(
+    def _verified(
         self, seen: PointEvaluation, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]
     ) -> PointEvaluation:
-        """With the fp32 logits of the points that are near to a success, or are the last of their job."""
-        slack = _COARSE * seen.logits.abs().amax(1)
+        """With fp32 logits for the points that are nearly adversarial, or are the last of their job."""
+        slack = _BF16_ERROR * seen.logits.abs().amax(1)
         near = margin(seen.logits, self._classes(jobs)) * (-1 if self.targeted else 1) < slack
-        doubtful = (near | last).nonzero()[:, 0]
-        if not len(doubtful):
+        uncertain = (near | last).nonzero()[:, 0]
+        if not len(uncertain):
             return seen
-        logits = seen.logits.index_copy(0, doubtful, self.exact(points[doubtful]))
-        success = torch.zeros_like(seen.success).index_copy(0, doubtful, self._success(logits, jobs)[doubtful])
+        logits = seen.logits.index_copy(0, uncertain, self.exact(points[uncertain]))
+        success = torch.zeros_like(seen.success).index_copy(0, uncertain, self._success(logits, jobs)[uncertain])
         return replace(seen, logits=logits, success=success)
 
     def _success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
-        return (reached if self.targeted else fooled)(logits, self._classes(jobs))
+        return (is_target if self.targeted else is_misclassified)(logits, self._classes(jobs))
 
     def _classes(self, jobs: Jobs) -> Labels:
         return jobs.targets if self.targeted else jobs.labels
@@ -148,9 +150,9 @@ def _joined(parts: list[PointEvaluation], order: Int[Tensor, " batch"]) -> Point
 
 
 def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
-    """On a CPU, with images repeated until there are 1, 2, 4 or a multiple of 8.
+    """On a CPU, padded with copies of the last image to 1, 2, 4 or a multiple of 8.
 
-    oneDNN keeps code and memory for every shape that it has met, and a batch that shrinks meets them all.
+    oneDNN caches code and memory for every shape, and a shrinking batch would produce all of them.
     """
     count = len(points)
     size = -(-count // _MULTIPLE) * _MULTIPLE if count > _MULTIPLE // 2 else 1 << (count - 1).bit_length()

@@ -1,7 +1,7 @@
-"""Norms of perturbations: length, steepest step, projection and random draw, once for every attack.
+"""Norms of perturbations: length, steepest step, projection and random draw, shared by all attacks.
 
 Epsilons are in pixel units, pixels in [0, 1]. Every function takes perturbations (batch, 3, height, width) and one
-epsilon an image.
+epsilon per image.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +19,15 @@ from vitlens.data.draws import uniform
 Change = Float[Tensor, "batch 3 height width"]  # adversarial image minus clean image
 PerImage = Float[Tensor, " batch"]
 
-_INSIDE = 1 - 1e-6  # L2: rounding must not carry a sum of many squares over epsilon
-_HALF_GRAIN = 2.0**-25  # draws are multiples of 2^-24, and the normal quantile of 0 is infinite
+_INSIDE = 1 - 1e-6  # L2: the rounding error of a sum of many squares must not exceed epsilon
+_HALF_STEP = 2.0**-25  # draws are multiples of 2^-24, and the normal quantile of 0 is infinite
 
 
 @dataclass(frozen=True)
 class Norm:
     """One norm.
 
-    length: of each change; steepest: the step of length 1 along which a gradient rises most; project: the nearest
+    length: of each change; steepest: the step of length 1 of largest increase, given a gradient; project: the nearest
     change within epsilon; draw: a random change of length at most 1 for each key, shaped like images.
     """
 
@@ -40,7 +40,7 @@ class Norm:
 
 
 def per_pixel(values: PerImage) -> Float[Tensor, "batch 1 1 1"]:
-    """One number an image, to be multiplied with images."""
+    """One number per image, shaped to broadcast over pixels."""
     return values[:, None, None, None]
 
 
@@ -55,7 +55,7 @@ def _euclidean(change: Change) -> PerImage:
 
 def _unit(change: Change) -> Change:
     smallest = torch.finfo(change.dtype).tiny
-    scaled = change / per_pixel(_largest(change).clamp_min(smallest))  # squares of 1e-30 would vanish
+    scaled = change / per_pixel(_largest(change).clamp_min(smallest))  # squares of 1e-30 would underflow
     return scaled / per_pixel(_euclidean(scaled).clamp_min(smallest))
 
 
@@ -64,35 +64,35 @@ def _clamped(change: Change, epsilon: PerImage) -> Change:
     return change.clamp(-bound, bound)
 
 
-def _shortened(change: Change, epsilon: PerImage) -> Change:
+def _scaled_down(change: Change, epsilon: PerImage) -> Change:
     length = _euclidean(change).clamp_min(torch.finfo(change.dtype).tiny)
     return change * per_pixel((epsilon * _INSIDE / length).clamp_max(1))
 
 
-def _in_the_cube(keys: Int[Tensor, " batch"], like: Change) -> Change:
+def _uniform_in_cube(keys: Int[Tensor, " batch"], like: Change) -> Change:
     """Uniform in the cube."""
     draws: Tensor = (2 * uniform(keys, like[0].numel(), stream=1) - 1).view(like.shape)
     return draws.to(like.dtype)
 
 
-def _in_the_ball(keys: Int[Tensor, " batch"], like: Change) -> Change:
+def _uniform_in_ball(keys: Int[Tensor, " batch"], like: Change) -> Change:
     """Uniform in the Euclidean ball: a direction from normal draws, and a radius."""
     size = like[0].numel()
-    shares = uniform(keys, size, stream=2) + _HALF_GRAIN
+    shares = uniform(keys, size, stream=2) + _HALF_STEP
     direction = _unit(torch.erfinv(2 * shares - 1).view(like.shape).to(like.dtype))
     radius = uniform(keys, 1, stream=3)[:, 0].to(like.dtype) ** (1 / size)
     return direction * per_pixel(radius)
 
 
 def _share_changed(change: Change) -> PerImage:
-    """The share of the pixels that were changed at all."""
+    """The share of pixels with any change."""
     share: Tensor = (change != 0).any(1).flatten(1).to(change.dtype).mean(1)
     return share
 
 
-LINF: Final = Norm("linf", "L∞", _largest, torch.sign, _clamped, _in_the_cube)
-L2: Final = Norm("l2", "L2", _euclidean, _unit, _shortened, _in_the_ball)
+LINF: Final = Norm("linf", "L∞", _largest, torch.sign, _clamped, _uniform_in_cube)
+L2: Final = Norm("l2", "L2", _euclidean, _unit, _scaled_down, _uniform_in_ball)
 PATCH: Final = Norm(
-    "patch", "share of pixels", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _in_the_cube
+    "patch", "share of pixels", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _uniform_in_cube
 )
 NORMS: Final[Mapping[NormName, Norm]] = MappingProxyType({norm.name: norm for norm in (LINF, L2, PATCH)})

@@ -1,4 +1,4 @@
-"""What the engine is to try, and what becomes of each image."""
+"""The engine's input, a plan, and its output, the outcome for each image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,37 +6,39 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitlens.attacks.defaults import PRECISION, RESTARTS
+from vitlens.names import DEFAULT_SEED
 from vitlens.shapes import Labels
 
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """What is to be tried.
+    """What the engine runs.
 
     levels: epsilons in ascending order; limits: for each image how many of them, from the smallest (0: none);
-    restarts: tries at each; targets: the classes to reach, or None; keep: how many of the adversarial images to keep,
-    those of the first rows; downwards: from the largest epsilon down to the first at which an image is robust, and not
-    from the smallest up to the first at which it breaks.
+    restarts: at each level; targets: the target classes, or None; keep: how many of the adversarial images to keep,
+    those of the first rows; downwards: from the largest epsilon down to the first at which an image is robust, instead
+    of from the smallest up to the first at which the attack succeeds.
     """
 
     levels: Sequence[float]
     limits: Int[Tensor, " batch"]
-    restarts: int = 1
+    restarts: int = RESTARTS
     targets: Labels | None = None
-    seed: int = 0
+    seed: int = DEFAULT_SEED
     batch_size: int = 32
-    precision: str = "fp32"
+    precision: str = PRECISION
     keep: int = 0
     downwards: bool = False
 
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What became of each image.
+    """The outcome for each image.
 
-    level: the place of the epsilon at which it broke, -1 where it is robust or was not tried; distance: of the
-    adversarial image, infinite where there is none; forwards, backwards: passes it took; zero_gradients: gradients were
-    taken, all of them exactly 0; adversarial: images by row.
+    level: index of the epsilon at which the attack succeeded, -1 where the image is robust or was not attacked;
+    distance: of the adversarial image, infinite where there is none; forwards, backwards: passes; zero_gradients:
+    whether gradients were computed and all of them exactly 0; adversarial: images by row.
     """
 
     level: Int[Tensor, " batch"]

@@ -1,4 +1,4 @@
-"""Where a perturbation may lie: in a ball, in one band of frequencies, in one square of pixels."""
+"""Sets of allowed perturbations: a norm's ball, one band of frequencies, one square of pixels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.failures.spectrum import divided
+from vitlens.analysis.failures.spectrum import frequency_bands
 from vitlens.attacks.algorithm import Jobs, State
 from vitlens.attacks.norms import LINF, PATCH, Change, Norm, PerImage, per_pixel
 from vitlens.data.draws import uniform
 from vitlens.errors import InputError
 
-CUTOFF = 0.5  # of Nyquist's frequency: what is coarser is low
+CUTOFF = 0.5  # of Nyquist's frequency, between low and high
 
 
 @runtime_checkable
 class Region(Protocol):
-    """Where the changes of a batch of jobs may lie."""
+    """The allowed changes of a batch of jobs."""
 
     @property
     def norm(self) -> Norm:
-        """In which a change is bounded."""
+        """The norm that bounds a change."""
         ...
 
     @property
@@ -33,19 +33,19 @@ class Region(Protocol):
         ...
 
     def choose(self, jobs: Jobs) -> State:
-        """What marks each job's region, kept with its state."""
+        """The state that defines each job's region."""
         ...
 
     def radius(self, jobs: Jobs) -> PerImage:
-        """How far a change may go."""
+        """The largest length of a change."""
         ...
 
     def within(self, change: Change, state: State) -> Change:
-        """The part of a change, or of a gradient, that lies in the region, of whatever length."""
+        """The component of a change, or of a gradient, in the region, of any length."""
         ...
 
     def fit(self, change: Change, radius: PerImage, state: State) -> Change:
-        """A change in the region, and no longer than the radius."""
+        """A change in the region that is at most as long as the radius."""
         ...
 
 
@@ -57,7 +57,7 @@ class Ball:
     random: bool = False
 
     def choose(self, _jobs: Jobs) -> State:
-        """Nothing to choose."""
+        """No state."""
         return {}
 
     def radius(self, jobs: Jobs) -> PerImage:
@@ -65,20 +65,19 @@ class Ball:
         return jobs.epsilon
 
     def within(self, change: Change, _state: State) -> Change:
-        """All of it."""
+        """The whole change."""
         return change
 
     def fit(self, change: Change, radius: PerImage, _state: State) -> Change:
-        """Projected."""
+        """The projection onto the ball."""
         return self.norm.project(change, radius)
 
 
 @dataclass(frozen=True)
 class Band:
-    """Changes of low or of high frequency alone, of at most epsilon at every pixel.
+    """Changes of only low or only high frequencies, of at most epsilon at every pixel.
 
-    A change that is too large is scaled down, which leaves its frequencies; only where it would leave [0, 1] is it cut
-    off, and gets a few others.
+    A change that is too large is scaled down, which keeps its frequencies; only clamping to [0, 1] adds others.
     """
 
     part: Literal["low", "high"]
@@ -87,7 +86,7 @@ class Band:
     random: bool = False
 
     def choose(self, _jobs: Jobs) -> State:
-        """Nothing to choose."""
+        """No state."""
         return {}
 
     def radius(self, jobs: Jobs) -> PerImage:
@@ -95,12 +94,12 @@ class Band:
         return jobs.epsilon
 
     def within(self, change: Change, _state: State) -> Change:
-        """The frequencies of this part."""
-        low, high = divided(change, cutoff=self.cutoff)
+        """Its frequencies in this band."""
+        low, high = frequency_bands(change, cutoff=self.cutoff)
         return (low if self.part == "low" else high).to(change.dtype)
 
     def fit(self, change: Change, radius: PerImage, state: State) -> Change:
-        """The frequencies of this part, scaled."""
+        """Its frequencies in this band, scaled down."""
         inside = self.within(change, state)
         length = self.norm.length(inside).clamp_min(torch.finfo(change.dtype).tiny)
         return inside * per_pixel((radius / length).clamp_max(1))
@@ -108,10 +107,10 @@ class Band:
 
 @dataclass(frozen=True)
 class Patch:
-    """One square of pixels, inside of which any change is allowed.
+    """One square of pixels in which any change is allowed.
 
-    side: px; step: px (down, across) between places where it may lie; ranked: for each image (rows of the jobs) the
-    places from the best down, so that each try takes the next; None: drawn at random.
+    side: px; step: px (vertical, horizontal) between its possible positions; ranked: for each image (rows of the jobs)
+    the positions in descending order, of which each restart takes the next; None: random positions.
     """
 
     side: int
@@ -121,7 +120,7 @@ class Patch:
 
     @property
     def random(self) -> bool:
-        """Every try lies elsewhere."""
+        """Every restart has another position."""
         return True
 
     def choose(self, jobs: Jobs) -> State:
@@ -129,45 +128,45 @@ class Patch:
         height, width = jobs.clean.shape[2:]
         counts = [(side - self.side) // step + 1 for side, step in zip((height, width), self.step)]
         if self.ranked is None:
-            place = (uniform(jobs.keys, 1, stream=4)[:, 0] * (counts[0] * counts[1])).long()
+            position = (uniform(jobs.keys, 1, stream=4)[:, 0] * (counts[0] * counts[1])).long()
         else:
             ranked = self.ranked.to(jobs.rows.device)[jobs.rows]
-            place = ranked.gather(1, (jobs.restarts % ranked.shape[1])[:, None])[:, 0]
-        top, left = place // counts[1] * self.step[0], place % counts[1] * self.step[1]
+            position = ranked.gather(1, (jobs.restarts % ranked.shape[1])[:, None])[:, 0]
+        top, left = position // counts[1] * self.step[0], position % counts[1] * self.step[1]
         return {"mask": squares((height, width), top, left, torch.full_like(top, self.side))}
 
     def radius(self, jobs: Jobs) -> PerImage:
-        """From black to white; epsilon is how much of the image is covered."""
+        """1, from black to white; epsilon is the share of the image covered."""
         return torch.ones_like(jobs.epsilon)
 
     def within(self, change: Change, state: State) -> Change:
-        """What lies in the square."""
+        """The change within the square."""
         return change * state["mask"]
 
     def fit(self, change: Change, radius: PerImage, state: State) -> Change:
-        """What lies in the square, at most from black to white."""
+        """The change within the square, clamped to [-1, 1]."""
         return self.norm.project(self.within(change, state), radius)
 
 
 def squares(
     size: tuple[int, int], top: Int[Tensor, " batch"], left: Int[Tensor, " batch"], side: Int[Tensor, " batch"]
 ) -> Bool[Tensor, "batch 1 height width"]:
-    """A mask for each square, px."""
+    """A mask of each square."""
     along = [torch.arange(length, device=top.device) for length in size]
     rows, columns = ((line >= at[:, None]) & (line < (at + side)[:, None]) for line, at in zip(along, (top, left)))
     return (rows[:, :, None] & columns[:, None, :])[:, None]
 
 
-def ranked_places(
+def ranked_positions(
     maps: Float[Tensor, "images rows columns"], size: tuple[int, int], *, side: int, step: Sequence[int]
 ) -> Int[Tensor, "images places"]:
-    """The places of a square for each image, the one with most of the map's mass first; ties in reading order.
+    """The positions of a square for each image, by the attribution within it, largest first; ties in reading order.
 
-    Raises InputError for a map that is the same everywhere, which ranks nothing.
+    Raises InputError for a constant map.
     """
-    flat = (maps.amax((1, 2)) == maps.amin((1, 2))).nonzero().flatten()
-    if len(flat):
-        raise InputError(f"expected maps that rank places, found the map of image {int(flat[0])} the same everywhere")
+    constant = (maps.amax((1, 2)) == maps.amin((1, 2))).nonzero().flatten()
+    if len(constant):
+        raise InputError(f"expected maps that rank positions, found the map of image {int(constant[0])} constant")
     enlarged = F.interpolate(maps[:, None].float(), size=size, mode="nearest")
     mass = F.avg_pool2d(enlarged, side, stride=tuple(step)).flatten(1)
     return mass.argsort(dim=1, descending=True, stable=True)

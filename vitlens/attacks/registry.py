@@ -1,6 +1,6 @@
-"""Every attack by name, free of torch: what it is bounded by, what it needs, what it costs, and where it is written.
+"""The attacks. One table, free of torch: norm, requirements, cost and implementation of each.
 
-Adding an attack takes its file and one entry here: the public functions, the command line, estimates of time, the
+To add one, write its file and one entry here: the public functions, the command line, estimates of time, the
 self-checks and the tests read this table.
 """
 
@@ -9,29 +9,30 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from vitlens.attacks.defaults import QUERIES, RESTARTS, SEARCHES, TARGETS
+from vitlens.attacks.defaults import QUERIES, RESTARTS, SEARCHES, STEPS, TARGETS
 from vitlens.errors import UnknownNameError
 
 NormName = Literal["linf", "l2", "patch"]
 
-_SLOW: Final = 1000  # passes an image
+_SLOW: Final = 1000  # passes per image
 
 
 @dataclass(frozen=True)
 class Attack:
     """One attack.
 
-    norm: in which it is bounded, or "patch"; kind: "budget" (tried at each epsilon) or "minimum" (searches for the
-    smallest perturbation, once); paper: that it is from; description: what it does, in a few words; function:
+    norm: that bounds the perturbation, or "patch"; kind: "budget" (run at each epsilon) or "minimum" (searches for the
+    smallest perturbation, once); paper: its source; description: what it does, in a few words; function:
     "module:function", called as function(setting, **options), gives the algorithm; members: attacks that are run one
-    after another on the images that are left, instead of a function.
+    after another on the images that are still robust, instead of a function.
 
-    gradients: whether it needs them; random_start: whether another restart can end otherwise; targets: how many classes
-    it aims at in turn (0: untargeted); steps: how many by default (0: it has one alone); iterative: whether each step
-    follows from the ones before; restricted: whether its perturbations have less freedom than their norm allows;
-    passes_a_step: through the model, for an image; strong: whether it should break at least what an attack of one step
-    and one without gradients break in its norm; stronger_than: other attacks of which that should hold, with the
-    reason; examples: its rank among those whose images are shown and looked into (1: first; 0: where no other is).
+    gradients: whether it needs them; random_start: whether another restart can give another result; targets: how many
+    classes it targets in turn (0: untargeted); steps: their default number (0: always one step); iterative: whether
+    each step depends on the ones before; restricted: whether its perturbations have less freedom than their norm
+    allows; passes_a_step: forward passes per step and image; strong: whether it should succeed wherever a single-step
+    attack or one without gradients in its norm does; stronger_than: other attacks for which that should hold, with the
+    reason; examples: its rank among the attacks whose images are shown and analysed (1: first; 0: only if no other is
+    run).
     """
 
     name: str
@@ -56,21 +57,21 @@ class Attack:
 
     @property
     def slug(self) -> str:
-        """How metrics name it: pgd-linf, cw-l2."""
+        """Its name in metrics: pgd-linf, cw-l2."""
         return self.name if self.name.endswith(self.norm) else f"{self.name}-{self.norm}"
 
     @property
     def takes_epsilon(self) -> bool:
-        """Whether an epsilon bounds it; a patch is bounded by its side."""
+        """Whether it is bounded by an epsilon; a patch is bounded by its side."""
         return self.norm != "patch"
 
     @property
     def slow(self) -> bool:
-        """Whether it takes thousands of passes an image at an epsilon."""
+        """Whether it takes more than 1,000 passes per image and epsilon."""
         return sum(member.passes() for member in members_of(self.name)) > _SLOW
 
     def passes(self, steps: int | None = None, *, epsilons: int = 1, restarts: int = RESTARTS) -> int:
-        """The most passes that one image takes; steps: None, its own number. Not of an attack with members."""
+        """The largest number of passes for one image; steps: None, its default. Not for an attack with members."""
         count = (steps or self.steps) if self.steps else 1
         if self.kind == "minimum":
             return count * self.passes_a_step
@@ -79,7 +80,7 @@ class Attack:
 
 
 def members_of(name: str) -> tuple[Attack, ...]:
-    """The attack of this name, or those that it consists of. Raises UnknownNameError."""
+    """The attack of this name, or its members where it has some. Raises UnknownNameError."""
     if name not in ATTACKS:
         raise UnknownNameError("attack", name, ATTACKS)
     attack = ATTACKS[name]
@@ -100,9 +101,9 @@ _PGD: Final = "vitlens.attacks.descent:pgd"
 _APGD: Final = "vitlens.attacks.apgd:apgd"
 _ENTRIES: Final = (
     Attack(
-        "noise", "uniform noise", "linf", "budget", "the worst of so many draws",
-        "uniform noise, the worst of some draws: the floor",
-        function="vitlens.attacks.scores:noise", gradients=False, random_start=True, steps=20,
+        "noise", "uniform noise", "linf", "budget", "the worst of 20 draws",
+        "uniform noise, the worst of several draws: the baseline",
+        function="vitlens.attacks.scores:noise", gradients=False, random_start=True, steps=STEPS,
     ),
     Attack(
         "fgsm", "FGSM", "linf", "budget", "Goodfellow 2015", "one step along the gradient's sign",
@@ -110,28 +111,28 @@ _ENTRIES: Final = (
     ),
     Attack(
         "bim", "BIM", "linf", "budget", "Kurakin 2017", "many steps from the clean image",
-        function="vitlens.attacks.descent:bim", steps=20, iterative=True, strong=True, examples=4,
+        function="vitlens.attacks.descent:bim", steps=STEPS, iterative=True, strong=True, examples=4,
     ),
     Attack(
         "pgd", "PGD", "linf", "budget", "Madry 2018", "many steps from a random start",
-        function=_PGD, random_start=True, steps=20, iterative=True, strong=True, examples=1,
+        function=_PGD, random_start=True, steps=STEPS, iterative=True, strong=True, examples=1,
     ),
     Attack(
         "pgd-l2", "PGD (L2)", "l2", "budget", "Madry 2018", "many steps from a random start, in L2",
-        function=_PGD, options={"norm": "l2"}, random_start=True, steps=20, iterative=True, examples=6,
+        function=_PGD, options={"norm": "l2"}, random_start=True, steps=STEPS, iterative=True, examples=6,
     ),
     Attack(
         "pgd-dlr", "PGD with DLR", "linf", "budget", "Madry 2018; loss of Croce & Hein 2020",
         "PGD on the difference of logits ratio",
-        function=_PGD, options={"loss": "dlr"}, random_start=True, steps=20, iterative=True, examples=5,
+        function=_PGD, options={"loss": "dlr"}, random_start=True, steps=STEPS, iterative=True, examples=5,
     ),
     Attack(
         "pgd-targeted", "targeted PGD", "linf", "budget", "Madry 2018; Gowal 2019", "PGD towards other classes in turn",
-        function=_PGD, random_start=True, targets=TARGETS, steps=20, iterative=True,
+        function=_PGD, random_start=True, targets=TARGETS, steps=STEPS, iterative=True,
     ),
     Attack(
         "apgd-ce", "APGD-CE", "linf", "budget", "Croce & Hein 2020, algorithm 1",
-        "momentum, and a step that halves when it stops helping",
+        "momentum, and a step size that is halved when progress stops",
         function=_APGD, random_start=True, steps=100, iterative=True, strong=True,
         stronger_than={"pgd": "fixed step against adaptive"}, examples=2,
     ),
@@ -170,18 +171,18 @@ _ENTRIES: Final = (
     Attack(
         "low-frequency", "low-frequency PGD", "linf", "budget", "Sharma 2019; up to half of Nyquist's frequency",
         "PGD within the lower half of the spectrum",
-        function="vitlens.attacks.descent:frequency", options={"part": "low"}, random_start=True, steps=20,
+        function="vitlens.attacks.descent:frequency", options={"part": "low"}, random_start=True, steps=STEPS,
         iterative=True, restricted=True,
     ),
     Attack(
         "high-frequency", "high-frequency PGD", "linf", "budget", "Sharma 2019; above half of Nyquist's frequency",
         "PGD within the upper half of the spectrum",
-        function="vitlens.attacks.descent:frequency", options={"part": "high"}, random_start=True, steps=20,
+        function="vitlens.attacks.descent:frequency", options={"part": "high"}, random_start=True, steps=STEPS,
         iterative=True, restricted=True,
     ),
     Attack(
         "auto", "auto (APGD-CE, targeted APGD-DLR, Square)", "linf", "budget", "Croce & Hein 2020, without FAB",
-        "APGD-CE, targeted APGD-DLR, Square, each on what is left: the worst case",
+        "APGD-CE, targeted APGD-DLR, Square, each on the images still robust: the worst case",
         members=("apgd-ce", "apgd-targeted", "square"), random_start=True, steps=100, iterative=True, strong=True,
         stronger_than={"pgd": "one attack against the worst case of three"}, examples=8,
     ),

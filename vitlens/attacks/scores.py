@@ -1,6 +1,6 @@
-"""Attacks that need no gradient: uniform noise, and Square (Andriushchenko 2020), a random search on scores.
+"""Score-based attacks: uniform noise, and Square (Andriushchenko 2020), a random search.
 
-Neither is misled by masked gradients.
+Gradient masking does not affect them.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, moved
+from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, perturbed
 from vitlens.attacks.defaults import QUERIES
 from vitlens.attacks.losses import margin
 from vitlens.attacks.norms import LINF, Norm, per_pixel
@@ -19,14 +19,14 @@ from vitlens.attacks.regions import squares
 from vitlens.data.draws import mix, uniform
 from vitlens.shapes import Images, Logits
 
-FIRST_SHARE = 0.8  # of the image that the first square covers
+FIRST_SHARE = 0.8  # of the image, covered by the first square
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries; the schedule is scaled to fewer
-_WHOLE = 10_000
+_PUBLISHED_QUERIES = 10_000
 
 
 @dataclass(frozen=True)
-class _ByScores:
-    """An attack without gradients; queries: how often it asks for scores."""
+class _ScoreBased:
+    """An attack without gradients; queries: forward passes."""
 
     queries: int
     norm: Norm = LINF
@@ -40,8 +40,8 @@ class _ByScores:
         return torch.empty(len(logits), 0, dtype=logits.dtype, device=logits.device)
 
 
-class Noise(_ByScores):
-    """Uniform noise within epsilon, the baseline of every attack; queries: how often it is drawn."""
+class Noise(_ScoreBased):
+    """Uniform noise within epsilon, the baseline of every attack; queries: number of draws."""
 
     def start(self, jobs: Jobs) -> State:
         """The first draw."""
@@ -53,50 +53,50 @@ class Noise(_ByScores):
 
     def _draw(self, jobs: Jobs, keys: Int[Tensor, " batch"]) -> Images:
         change = self.norm.draw(keys, jobs.clean) * per_pixel(jobs.epsilon)
-        return moved(jobs, self.norm.project(change, jobs.epsilon))
+        return perturbed(jobs, self.norm.project(change, jobs.epsilon))
 
 
-class SquareSearch(_ByScores):
+class SquareSearch(_ScoreBased):
     """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls; queries: squares tried."""
 
     def start(self, jobs: Jobs) -> State:
-        """Vertical stripes of plus or minus epsilon, one sign a column and channel."""
+        """Vertical stripes of plus or minus epsilon, one sign per column and channel."""
         width = jobs.clean.shape[3]
         signs = _signs(jobs.keys, 3 * width, stream=5).view(-1, 3, 1, width).to(jobs.clean.dtype)
-        points = moved(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
+        points = perturbed(jobs, (signs * per_pixel(jobs.epsilon)).expand_as(jobs.clean))
         return {"points": points, "top": points.clone(), "least": torch.full_like(jobs.epsilon, torch.inf)}
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-        """Keep the points where the margin fell, and change the best ones in one more square."""
-        lead = margin(seen.logits, jobs.labels)
-        better = lead < state["least"]
+        """Keep the points whose margin fell, and change one more square of the best points."""
+        margins = margin(seen.logits, jobs.labels)
+        better = margins < state["least"]
         top = torch.where(better[:, None, None, None], state["points"], state["top"])
         size = (int(top.shape[2]), int(top.shape[3]))
         sides = _sides(self.queries, size, top.device)[jobs.queries]
         keys = _keys_of_query(jobs, 2)
-        place = uniform(keys, 2, stream=6)
-        top_edge, left_edge = ((place[:, axis] * (size[axis] - sides + 1)).long() for axis in (0, 1))
+        position = uniform(keys, 2, stream=6)
+        top_edge, left_edge = ((position[:, axis] * (size[axis] - sides + 1)).long() for axis in (0, 1))
         signs = _signs(keys, 3, stream=7).to(top.dtype)[:, :, None, None]
         change = top - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * squares(size, top_edge, left_edge, sides)
-        points = moved(jobs, self.norm.project(change, jobs.epsilon))
-        return {"points": points, "top": top, "least": torch.where(better, lead, state["least"])}
+        points = perturbed(jobs, self.norm.project(change, jobs.epsilon))
+        return {"points": points, "top": top, "least": torch.where(better, margins, state["least"])}
 
 
 def noise(setting: Setting) -> Noise:
-    """The worst of so many draws of uniform noise."""
+    """The worst of several draws of uniform noise, one per step."""
     return Noise(setting.steps)
 
 
 def square(setting: Setting) -> SquareSearch:
-    """Square with 50 queries a step."""
+    """Square with 50 queries per step."""
     return SquareSearch(QUERIES * setting.steps)
 
 
 def sides_of(queries: int, size: tuple[int, int]) -> list[int]:
-    """The square's side at each query, px: its share of the image halves as published."""
+    """The square's side at each query, px: its share of the image is halved on the published schedule."""
     sides = []
     for query in range(queries):
-        halvings = sum(query * _WHOLE // queries > mark for mark in _HALVINGS)
+        halvings = sum(query * _PUBLISHED_QUERIES // queries > mark for mark in _HALVINGS)
         side = round(math.sqrt(FIRST_SHARE / 2**halvings * size[0] * size[1]))
         sides.append(min(max(side, 1), *size))
     return sides
@@ -108,7 +108,7 @@ def _sides(queries: int, size: tuple[int, int], device: torch.device) -> Int[Ten
 
 
 def _keys_of_query(jobs: Jobs, stream: int) -> Int[Tensor, " batch"]:
-    """Another key for each query of a job."""
+    """A different key for each query of a job."""
     keys: Tensor = mix(jobs.keys + mix(jobs.queries + (stream << 24)))
     return keys
 

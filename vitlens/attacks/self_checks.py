@@ -1,4 +1,4 @@
-"""Which self-checks an attack gets, from its entry in the registry alone; free of torch."""
+"""The self-checks that apply to an attack, from its entry in the registry; free of torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ CheckName = Literal[
 
 @dataclass(frozen=True)
 class StrengthOrder:
-    """Two attacks of which the stronger should break at least what the weaker does; reason: why."""
+    """Two attacks of which the stronger should succeed wherever the weaker does; reason: why."""
 
     weaker: str
     stronger: str
@@ -21,33 +21,33 @@ class StrengthOrder:
 
 
 def checks_of(attack: Attack, *, epsilons: int, downwards: bool = False) -> tuple[CheckName, ...]:
-    """The self-checks of one attack, in order; epsilons: how many it is tried at; downwards: from the largest."""
-    free = not (attack.restricted or attack.targets or attack.slow)
-    longer = attack.kind == "minimum" or (attack.iterative and attack.gradients and free)
-    planned: dict[CheckName, bool] = {
+    """The self-checks of one attack, in order; epsilons: their number; downwards: from the largest."""
+    unrestricted = not (attack.restricted or attack.targets or attack.slow)
+    more_steps = attack.kind == "minimum" or (attack.iterative and attack.gradients and unrestricted)
+    applies: dict[CheckName, bool] = {
         "curve": True,
         "gradients read": attack.gradients,
         "epsilon 0": attack.kind == "budget" and attack.takes_epsilon,
         "within the budget": True,
         "batch size": True,
-        "more steps": longer,
-        "no limit": longer,
+        "more steps": more_steps,
+        "no limit": more_steps,
         "from below": downwards and attack.kind == "budget" and epsilons > 1,
     }
-    return tuple(name for name, wanted in planned.items() if wanted)
+    return tuple(name for name, applicable in applies.items() if applicable)
 
 
 def comparisons(names: Sequence[str]) -> Iterator[StrengthOrder]:
-    """Which of these attacks should break at least what which others do: many steps against one, with gradients against
-    without, and what the registry says of a pair."""
-    asked = [attack for attack in ATTACKS.values() if attack.name in names]
-    weak = [attack for attack in asked if not (attack.iterative and attack.gradients)]
+    """The pairs of these attacks of which one should be at least as strong: many steps and one, with and without
+    gradients, and those that the registry names."""
+    entries = [attack for attack in ATTACKS.values() if attack.name in names]
+    weak = [attack for attack in entries if not (attack.iterative and attack.gradients)]
     for weaker in sorted(weak, key=lambda attack: (attack.iterative, not attack.gradients)):
         reason = "without gradients against with" if weaker.iterative else "one step against many"
-        for stronger in asked:
+        for stronger in entries:
             if stronger.strong and stronger.norm == weaker.norm:
                 yield StrengthOrder(weaker.name, stronger.name, reason)
-    for stronger in asked:
+    for stronger in entries:
         for name, reason in stronger.stronger_than.items():
             if name in names:
                 yield StrengthOrder(name, stronger.name, reason)

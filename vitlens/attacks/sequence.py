@@ -1,4 +1,4 @@
-"""Attacks one after another, each on what the ones before have left: the worst case for each image."""
+"""Attacks one after another, each on the images that are still robust: the worst case for each image."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,10 +20,10 @@ def worst_case(
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> AttackOutcome:
-    """Every algorithm in turn, at those epsilons alone at which an image is still robust.
+    """Every algorithm in turn, on each image only at the epsilons at which it is still robust.
 
-    advance: told the number of images just done with, which adds up to all of them. Passes are added up; zero_gradients
-    holds where it does for every algorithm that took gradients of the image.
+    advance: called with the number of images just finished, all of them in sum. Passes are summed; zero_gradients holds
+    where it does for every algorithm that computed gradients of the image.
     """
     outcome: AttackOutcome | None = None
     advance(len(clean.labels) - int((clean.correct & (plan.limits > 0)).sum()))
@@ -31,26 +31,26 @@ def worst_case(
         final = number + 1 == len(algorithms)
 
         def on_done(_row: int, level: int, final: bool = final) -> None:
-            if final or level == 0:  # broken at the smallest epsilon: no later algorithm sees it
+            if final or level == 0:  # broken at the smallest epsilon: no later algorithm runs on it
                 advance(1)
 
-        limits = plan.limits if outcome is None else _levels_left(outcome, plan)
+        limits = plan.limits if outcome is None else _remaining_levels(outcome, plan)
         later = Engine(model, clean, algorithm, replace(plan, limits=limits), on_done).run()
         outcome = later if outcome is None else _worse(outcome, later, plan.keep)
     assert outcome is not None
     return outcome
 
 
-def _levels_left(outcome: AttackOutcome, plan: AttackPlan) -> torch.Tensor:
-    """At how many of the epsilons each image is still robust."""
+def _remaining_levels(outcome: AttackOutcome, plan: AttackPlan) -> torch.Tensor:
+    """The number of epsilons at which each image is still robust."""
     return torch.where(outcome.level < 0, plan.limits, torch.minimum(outcome.level, plan.limits))
 
 
 def _worse(first: AttackOutcome, second: AttackOutcome, keep: int) -> AttackOutcome:
-    """The smaller of two breaking epsilons; the second was tried below the first alone."""
+    """The smaller of two breaking epsilons; the second attack ran only below the first one's."""
     broken = second.level >= 0
     adversarial = {**first.adversarial, **second.adversarial}
-    zero = [one.zero_gradients | (one.backwards == 0) for one in (first, second)]
+    zero = [outcome.zero_gradients | (outcome.backwards == 0) for outcome in (first, second)]
     return AttackOutcome(
         torch.where(broken, second.level, first.level),
         torch.where(broken, second.distance, first.distance),

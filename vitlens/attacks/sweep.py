@@ -1,7 +1,7 @@
-"""The smallest epsilon that breaks each image: several attacks, one pass for a whole curve.
+"""The smallest epsilon at which an attack succeeds on each image: several attacks, one pass for a whole curve.
 
-An image that survives one epsilon goes on to the next; one that is broken counts as broken at every larger one, so no
-curve rises.
+An image that is robust at one epsilon is attacked at the next; one on which an attack succeeds counts as broken at
+every larger epsilon, so that robust accuracy never rises with epsilon.
 """
 
 import time
@@ -13,29 +13,30 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.attacks.algorithm import Setting
-from vitlens.attacks.attack import built, fitting_batch, levels_of, setting_of
+from vitlens.attacks.attack import build_algorithm, fitting_batch, levels_of, setting_of
 from vitlens.attacks.checks import require_counts, require_epsilons
 from vitlens.attacks.clean import CleanImages, clean_images
-from vitlens.attacks.defaults import ATTACK, EPSILONS_L2, EPSILONS_LINF, RESTARTS
+from vitlens.attacks.defaults import ATTACK, EPSILONS_L2, EPSILONS_LINF, PRECISION, RESTARTS
 from vitlens.attacks.plan import AttackOutcome, AttackPlan
 from vitlens.attacks.registry import ATTACKS, Attack, members_of
 from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
 from vitlens.models.model import Model
+from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import takes_images
 from vitlens.shapes import Images
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What became of n images under each attack; mappings are by its name.
+    """The results of several attacks on n images; mappings are by the attack's name.
 
-    epsilons: those it was tried at, pixel units (for a patch the share of the image covered); indices: by which the
-    images are known; clean: which were right before; broken_at: the smallest epsilon that breaks an image, 0 where it
-    was wrong already, infinite where it is robust; distance: of the smallest perturbation found, in the attack's norm,
-    infinite where there is none, 0 where it was wrong already; kept: row and adversarial image of the first that broke,
-    on the CPU; forwards, backwards: passes through the model; seconds; zero_gradients: images all of whose gradients
-    were exactly 0; notes: what must be said beside the numbers.
+    epsilons: of the attack, pixel units (for a patch the share of the image covered); indices: of the images in the
+    data set; clean: whether the clean image is classified correctly; broken_at: the smallest epsilon at which the
+    attack succeeds, 0 where the clean image is misclassified, infinite where it is robust; distance: of the smallest
+    perturbation found, in the attack's norm, infinite where there is none, 0 where the clean image is misclassified;
+    kept: rows and adversarial images of the first successes, on the CPU; forwards, backwards: passes through the model;
+    seconds; zero_gradients: images all of whose gradients were exactly 0; notes: caveats that belong to the numbers.
     """
 
     attacks: tuple[str, ...]
@@ -52,7 +53,7 @@ class Sweep:
     notes: tuple[str, ...] = ()
 
     def robust(self, attack: str, epsilon: float) -> Bool[Tensor, " n"]:
-        """Which images are right, and stay so within this epsilon (one of those tried, or a little more)."""
+        """Which images are classified correctly within this epsilon (one of `epsilons`, or slightly more)."""
         return self.clean & (self.broken_at[attack] > epsilon)
 
 
@@ -67,9 +68,9 @@ def sweep(
     epsilons_l2: Sequence[float] = EPSILONS_L2,
     steps: int | Mapping[str, int] | None = None,
     restarts: int = RESTARTS,
-    seed: int = 0,
+    seed: int = DEFAULT_SEED,
     batch_size: int | None = None,
-    precision: str = "fp32",
+    precision: str = PRECISION,
     side: int | None = None,
     aligned: bool = True,
     maps: Tensor | None = None,
@@ -78,20 +79,20 @@ def sweep(
     downwards: bool = False,
     on_progress: Callable[[int], object] = lambda _: None,
 ) -> Sweep:
-    """Attack every image at every epsilon, up to the one that breaks it.
+    """Attack every image at every epsilon, up to the first at which the attack succeeds.
 
     epsilons: of attacks bounded in L∞, epsilons_l2: of those in L2, pixel units, ascending, 0 allowed; steps: for all
-    attacks or by name (None: as many as is usual for each); indices: of the images within the whole, which decide what
-    is random, so that parts run apart give what the whole does; keep: adversarial images to keep of each attack;
-    downwards: begin with the largest epsilon and end where an image is robust, which is then taken to be so at all
-    smaller ones: two to three times as fast where many are, blind to an attack that fails at a larger epsilon alone;
-    on_progress: told the number of images just done, which adds up to images times attacks. The rest as in `attack`,
-    and the same errors.
+    attacks or by name (None: the default of each); indices: of the images in the data set, which seed the random draws,
+    so that the parts of a data set give the same results as the whole; keep: adversarial images to keep of each attack;
+    downwards: start at the largest epsilon and stop at the first at which an image is robust, which is then taken to be
+    robust at all smaller ones: two to three times as fast where many images are, but wrong where an attack fails only
+    at a larger epsilon; on_progress: called with the number of images just finished, images times attacks in all. The
+    other arguments and the errors are those of `attack`.
     """
-    chosen = steps if isinstance(steps, Mapping) else {}
-    for count in (*chosen.values(), None if isinstance(steps, Mapping) else steps):
+    steps_of = steps if isinstance(steps, Mapping) else {}
+    for count in (*steps_of.values(), None if isinstance(steps, Mapping) else steps):
         require_counts(steps=count, restarts=restarts, keep=keep, batch_size=batch_size)
-    asked = _require_attacks(attacks)
+    entries = _require_attacks(attacks)
     axes = {"linf": require_epsilons(epsilons, "linf"), "l2": require_epsilons(epsilons_l2, "l2"), "patch": ()}
     clean = clean_images(model, images, labels, indices=indices, batch_size=batch_size)
     setting = setting_of(model, clean, side=side, aligned=aligned, maps=maps)
@@ -100,17 +101,17 @@ def sweep(
         batch_size or fitting_batch(model), precision, keep, downwards,
     )  # fmt: skip
     timed: dict[str, tuple[AttackOutcome, float]] = {}
-    levels = {attack.name: levels_of(attack.norm, setting, axes[attack.norm]) for attack in asked}
-    for attack in asked:
-        count = chosen.get(attack.name) if isinstance(steps, Mapping) else steps
+    levels = {attack.name: levels_of(attack.norm, setting, axes[attack.norm]) for attack in entries}
+    for attack in entries:
+        count = steps_of.get(attack.name) if isinstance(steps, Mapping) else steps
         start = time.perf_counter()
         outcome = _run(model, clean, attack, levels[attack.name], setting, base, count, on_progress)
         timed[attack.name] = outcome, time.perf_counter() - start
-    return _gathered(model, clean, asked, levels, timed)
+    return _gathered(model, clean, entries, levels, timed)
 
 
 def _require_attacks(names: Sequence[str]) -> tuple[Attack, ...]:
-    """Raise UnknownNameError for no such attack, InputError for none at all or one named twice."""
+    """The attacks of these names. Raises UnknownNameError for an unknown one, InputError for none or a repeated one."""
     for name in names:
         members_of(name)
     if not names or len(set(names)) < len(names):
@@ -128,9 +129,9 @@ def _run(
     steps: int | None,
     advance: Callable[[int], object],
 ) -> AttackOutcome:
-    """One attack at its epsilons above 0, at which nothing can break; one that needs no epsilon, once."""
+    """One attack at its epsilons above 0 (at 0 no image changes); an attack that needs no epsilon runs once."""
     levels = tuple(epsilon for epsilon in epsilons if epsilon > 0) if attack.kind == "budget" else (1.0,)
-    algorithms = [built(member, setting, steps) for member in members_of(attack.name)]
+    algorithms = [build_algorithm(member, setting, steps) for member in members_of(attack.name)]
     limits = torch.full_like(base.limits, len(levels))
     return worst_case(model, clean, algorithms, replace(base, levels=levels, limits=limits), advance=advance)
 
@@ -138,7 +139,7 @@ def _run(
 def _gathered(
     model: Model,
     clean: CleanImages,
-    asked: Sequence[Attack],
+    attacks: Sequence[Attack],
     epsilons: Mapping[str, tuple[float, ...]],
     timed: Mapping[str, tuple[AttackOutcome, float]],
 ) -> Sweep:
@@ -151,7 +152,7 @@ def _gathered(
         clean.correct,
         {
             attack.name: _broken_at(attack, outcomes[attack.name], epsilons[attack.name]).masked_fill(wrong, 0.0)
-            for attack in asked
+            for attack in attacks
         },
         {name: outcome.distance.masked_fill(wrong, 0.0) for name, outcome in outcomes.items()},
         {name: _kept(outcome, clean) for name, outcome in outcomes.items()},
@@ -164,7 +165,7 @@ def _gathered(
 
 
 def _broken_at(attack: Attack, outcome: AttackOutcome, epsilons: tuple[float, ...]) -> Float[Tensor, " n"]:
-    """The smallest of the epsilons that breaks each image; of a smallest perturbation, the first that is no smaller."""
+    """The smallest epsilon at which each image breaks; for a minimum-norm attack, the first not below the distance."""
     tried = torch.tensor([epsilon for epsilon in epsilons if epsilon > 0] + [torch.inf], dtype=torch.float64)
     place = outcome.level.where(outcome.level >= 0, len(tried) - 1)
     if attack.kind == "minimum":

@@ -1,1 +1,1 @@
-"""Attributions: what each patch or pixel of an image says for a class; registry.py lists them."""
+"""Attribution methods: maps of how each patch or pixel contributes to a class; registry.py lists them."""

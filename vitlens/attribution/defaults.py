@@ -1,4 +1,4 @@
-"""Settings of the attributions where nothing else is asked for, and what a plan of the passes counts with."""
+"""Default settings of the attributions, and the sizes from which their numbers of passes are estimated."""
 
 from typing import Final
 
@@ -7,6 +7,6 @@ NOISE: Final = 0.15  # its standard deviation, as a share of each image's range 
 STEPS: Final = 50  # of integrated gradients
 BASELINE: Final = 0.0  # value of the pixels of its baseline image: black
 MASKS: Final = 512  # of RISE
-COALITIONS: Final = 512  # of KernelSHAP, at least; four a patch where there are many patches
-PATCHES: Final = 196  # that a method covers one by one, about: 14 x 14 of a ViT
-CHANNELS: Final = 192  # of the layer that ScoreCAM and AblationCAM go through, at least
+COALITIONS: Final = 512  # of KernelSHAP; four per patch where that is more
+PATCHES: Final = 196  # that occlusion removes one by one: 14 x 14 of a ViT at 224 px
+CHANNELS: Final = 192  # of the target layer, at least: ScoreCAM and AblationCAM run one forward for each

@@ -1,4 +1,4 @@
-"""`vitlens.explain`: maps of images by any attribution, and which attributions a model has."""
+"""`vitlens.explain`: attribution maps by any method, and the methods that a model supports."""
 
 import torch
 
@@ -25,15 +25,15 @@ def explain(
     batch_size: int | None = None,
     seed: int = DEFAULT_SEED,
 ) -> Maps:
-    """What of each image speaks for its target class, by any method: raw maps (batch, rows, columns), signed where the
-    method is.
+    """Attribution maps of the images for their target classes, by any method: raw (batch, rows, columns), signed where
+    the method is.
 
     images: pixels in [0, 1]; targets: class indices (batch,), None: the predicted classes; method: a name of
     `methods_for(model)`; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
     KernelSHAP. engine: "grad-cam" gives the grad-cam package's own maps instead, for the methods that it has: after its
     ReLU, scaled to [0, 1] by their smallest and largest value, in the size of the model's input. Raises
-    UnknownNameError for no such method or engine, UnsupportedError for a method that this model or the engine has not
-    (without a classifier none that explains a class), and InputError for a class that is not there.
+    UnknownNameError for an unknown method or engine, UnsupportedError for a method that this model or engine does not
+    support (without a classifier: any that explains a class), and InputError for a class that does not exist.
 
     >>> import torch, vitlens
     >>> cnn = vitlens.load("cnn-digits")
@@ -43,19 +43,20 @@ def explain(
     require(model, *needs_of("explain"))
     require_method(model, method, engine=engine)
     size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
-    asked = _checked(model, images, targets) if targets is not None else _predicted(model, images, size)
+    classes = _checked(model, images, targets) if targets is not None else _predicted(model, images, size)
     maps = []
     for start in range(0, len(images), size):
-        batch, own = images[start : start + size].to(model.device), asked[start : start + size].to(model.device)
+        part = slice(start, start + size)
+        batch, batch_targets = images[part].to(model.device), classes[part].to(model.device)
         if engine == "grad-cam":
-            maps.append(package_maps(model, batch, own, method=method))
+            maps.append(package_maps(model, batch, batch_targets, method=method))
         else:
-            maps.append(_maps(model, batch, own, ATTRIBUTIONS[method], seed))
+            maps.append(_maps(model, batch, batch_targets, ATTRIBUTIONS[method], seed))
     return torch.cat(maps)
 
 
 def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
-    """Names of the methods that this model has by this engine, in the registry's order."""
+    """Names of the methods that this model supports with this engine, in the registry's order."""
     return tuple(
         name
         for name, method in ATTRIBUTIONS.items()
@@ -67,38 +68,38 @@ def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
 
 
 def preferred_method(model: Model) -> str:
-    """The method that comparisons take where none is named: the first by preference that this model has."""
-    able = methods_for(model)
-    ranked = {ATTRIBUTIONS[name].preference: name for name in able if ATTRIBUTIONS[name].preference is not None}
-    return ranked[min(ranked)] if ranked else able[0]  # type: ignore[type-var]
+    """The default method of comparisons: the first by preference that this model supports."""
+    names = methods_for(model)
+    ranked = {ATTRIBUTIONS[name].preference: name for name in names if ATTRIBUTIONS[name].preference is not None}
+    return ranked[min(ranked)] if ranked else names[0]  # type: ignore[type-var]
 
 
 def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> None:
-    """Raise UnknownNameError unless there is such a method and engine, UnsupportedError unless this model and the
-    engine have it."""
+    """Raise UnknownNameError for an unknown method or engine, UnsupportedError for one that the model or the
+    engine does not support."""
     if attribution(method).needs_class:
         model.require_classifier()
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     if engine == "grad-cam":
         packaged(method)
-    able = methods_for(model)
-    if method not in able:
+    supported = methods_for(model)
+    if method not in supported:
         raise UnsupportedError(
             f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}; "
-            f"it has {', '.join(able)}"
+            f"it has {', '.join(supported)}"
         )
 
 
 def _maps(model: Model, images: Images, targets: Labels, method: Attribution, seed: int) -> Maps:
     """One batch, in float32."""
-    drawn = {"seed": seed} if method.random else {}
-    maps: Maps = method.maps(model, images, targets, **method.arguments, **drawn).float()
+    seeded = {"seed": seed} if method.random else {}
+    maps: Maps = method.maps(model, images, targets, **method.arguments, **seeded).float()
     return maps
 
 
 def _predicted(model: Model, images: Images, size: int) -> Labels:
-    if not model.has_classifier:  # the methods that it has leave the targets aside
+    if not model.has_classifier:  # the methods that it supports ignore the targets
         return torch.zeros(len(images), dtype=torch.int64)
     with evaluating(model), torch.no_grad():
         return torch.cat([model(part.to(model.device)).argmax(-1) for part in images.split(size)])
@@ -107,7 +108,7 @@ def _predicted(model: Model, images: Images, size: int) -> Labels:
 def _checked(model: Model, images: Images, targets: Labels) -> Labels:
     model.require_classifier()
     if len(targets) != len(images):
-        raise InputError(f"expected one target an image ({len(images)}), found {len(targets)}")
+        raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
     wrong = [int(target) for target in targets if not 0 <= target < len(model.classes)]
     if wrong:
         raise InputError(f"expected target classes from 0 to {len(model.classes) - 1}, found {wrong[0]}")

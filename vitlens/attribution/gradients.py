@@ -1,29 +1,38 @@
 """Attributions from the gradient of the target's logit with respect to the pixels, (batch, height, width).
 
-Pixels are those in [0, 1] that are handed in: normalisation, and a resize where there is one, are differentiated too.
+Pixels are the model's inputs in [0, 1]: the gradient includes the normalisation, and the resizing where there is one.
+
+Integrated gradients use that a model's first convolution, its stem, is linear in the pixels: it is run on the two ends
+of the path only, its outputs along the path are interpolated, and the summed gradient is propagated back through it
+once.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.defaults import BASELINE, NOISE, SAMPLES, STEPS
-from vitlens.attribution.stem import leaf_of, stem_of
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
 from vitlens.shapes import Images, Labels, Maps
 
+_TOLERANCE = 1e-5  # of the largest logit, for a stem to count as the only way in
+
 
 def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
-    """How each image's target logit changes with its pixels. Nothing keeps a gradient, the images least of all."""
+    """The gradient of each image's target logit with respect to its pixels. No tensor keeps a gradient."""
     with evaluating(model), torch.enable_grad():
-        leaf = leaf_of(model, images)
+        leaf = _leaf(model, images)
         logits = model(leaf)
         (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), leaf)
     return gradient
@@ -50,8 +59,8 @@ def smoothgrad(
 ) -> Maps:
     """Saliency of the mean gradient over noisy copies of each image (Smilkov 2017).
 
-    noise: standard deviation as a share of the image's range. Every image gets the same draws, so that none depends on
-    its neighbours in the batch. Without noise it is saliency.
+    noise: standard deviation as a share of the image's range. Every image gets the same draws, so that its map does not
+    depend on the batch. With noise 0 the map equals saliency.
     """
     if samples < 1:
         raise InputError(f"expected samples of at least 1, found {samples}")
@@ -69,39 +78,39 @@ def integrated_gradients(
 ) -> Maps:
     """Integrated gradients (Sundararajan 2017) from an image of one value to the image, summed over the channels.
 
-    baseline: that value, 0 for black. The integral is Gauss and Legendre's sum of so many steps; what it lacks of
-    F(image) - F(baseline) is what `completeness_error` gives.
+    baseline: that value, 0 for black; steps: nodes of the Gauss-Legendre quadrature. `completeness_error` gives its
+    error against F(image) - F(baseline).
     """
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
-    places, weights = (torch.from_numpy(part).float().to(images) / 2 for part in np.polynomial.legendre.leggauss(steps))
+    nodes, weights = (torch.from_numpy(part).float().to(images) / 2 for part in np.polynomial.legendre.leggauss(steps))
     stem, done = stem_of(model), 0
     with torch.no_grad():
-        start, end = stem.values(torch.full_like(images, baseline)), stem.values(images)
+        start, end = stem.output(torch.full_like(images, baseline)), stem.output(images)
     total = torch.zeros_like(end)
     for count in _in_chunks(steps, model, images):
         part = slice(done, done + count)
-        shares = (places[part] + 0.5).view(-1, *[1] * end.dim())
+        shares = (nodes[part] + 0.5).view(-1, *[1] * end.dim())
         copies = start + shares * (end - start)  # (count, batch, ...)
         gradients = stem.gradients(copies.flatten(0, 1), targets.repeat(count), like=images)
         total += torch.tensordot(weights[part], gradients.unflatten(0, (count, -1)), dims=1)
         done += count
-    return ((images - baseline) * stem.carried_back(total, images)).sum(1)
+    return ((images - baseline) * stem.pixel_gradients(total, images)).sum(1)
 
 
 def completeness_error(
     model: Model, images: Images, targets: Labels, maps: Maps, *, baseline: float = BASELINE
 ) -> Float[Tensor, " batch"]:
-    """What each map of integrated gradients has beyond F(image) - F(baseline), or lacks of it, in logits, signed."""
+    """The sum of each map of integrated gradients minus F(image) - F(baseline), in logits, signed."""
     error: Tensor = maps.sum((1, 2)) - logit_gain(model, images, targets, baseline=baseline)
     return error
 
 
 def logit_gain(model: Model, images: Images, targets: Labels, *, baseline: float = BASELINE) -> Float[Tensor, " batch"]:
-    """F(image) - F(baseline): what the target's logit gains over an image of one value."""
-    empty = torch.full_like(images, baseline)
+    """F(image) - F(baseline): the target's logit minus that of an image of one value."""
+    flat = torch.full_like(images, baseline)
     with evaluating(model), torch.no_grad():
-        logits, without = (model(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, empty))
+        logits, without = (model(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, flat))
     gain: Tensor = logits - without
     return gain
 
@@ -109,14 +118,113 @@ def logit_gain(model: Model, images: Images, targets: Labels, *, baseline: float
 def _over_copies(
     model: Model, copies: Float[Tensor, "copies batch 3 height width"], targets: Labels
 ) -> Float[Tensor, "copies batch 3 height width"]:
-    """The gradients of several copies of a batch in one pass."""
+    """The gradients for several copies of a batch, in one pass."""
     flat = pixel_gradients(model, copies.flatten(0, 1), targets.repeat(len(copies)))
     gradients: Tensor = flat.unflatten(0, copies.shape[:2])
     return gradients
 
 
 def _in_chunks(total: int, model: Model, images: Images) -> Iterator[int]:
-    """How many copies of the batch fit into one pass with its gradients, until there have been so many."""
+    """Splits `total` copies of the batch into numbers of copies whose pass with gradients fits into memory."""
     count = max(1, fitting_batch_size(model) // BACKWARD // len(images))
     for start in range(0, total, count):
         yield min(count, total - start)
+
+
+@dataclass(frozen=True)
+class Stem:
+    """The first convolution of a model, by its name; None: the model has no stem, its output is the pixels."""
+
+    model: Model
+    name: str | None
+
+    def output(self, images: Images) -> Tensor:
+        """The stem's output, (batch, ...): affine in the images."""
+        if self.name is None:
+            return images
+        output: Tensor = self._module()(self.model.prepare(images))
+        return output
+
+    def gradients(
+        self, outputs: Float[Tensor, "copies *inner"], targets: Int[Tensor, " copies"], *, like: Images
+    ) -> Float[Tensor, "copies *inner"]:
+        """The gradient of each copy's target logit with respect to the stem's output; like: images, for their size."""
+        with evaluating(self.model), torch.enable_grad():
+            leaf = _leaf(self.model, outputs)
+            if self.name is None:
+                logits = self.model(leaf)
+            else:
+                placeholder = like[:1].expand(len(leaf), -1, -1, -1)  # only its size matters
+                with _output_replaced(self._module(), leaf):
+                    logits = self.model(placeholder)
+            (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), leaf)
+        return gradient
+
+    def pixel_gradients(self, gradient: Tensor, images: Images) -> Images:
+        """A gradient with respect to the stem's output, propagated back to the pixels."""
+        if self.name is None:
+            return gradient
+        with torch.enable_grad():
+            leaf = images.detach().clone().requires_grad_()
+            (pixel_gradient,) = torch.autograd.grad(self.output(leaf), leaf, gradient)
+        return pixel_gradient
+
+    def _module(self) -> nn.Module:
+        return self.model.module.get_submodule(self.name or "")
+
+
+def stem_of(model: Model) -> Stem:
+    """The model's stem, where a trial shows that the logits depend on the pixels through its output alone."""
+    return Stem(model, _stem_name(model))
+
+
+@per_model
+def _stem_name(model: Model) -> str | None:
+    prepared: list[Tensor] = []
+    readers: list[str] = []
+
+    def remember(_module: nn.Module, inputs: Any) -> None:
+        prepared.append(inputs[0])
+
+    def compare(name: str) -> Any:
+        def hook(_module: nn.Module, inputs: Any) -> None:
+            if inputs[0] is prepared[0]:
+                readers.append(name)
+
+        return hook
+
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.rand(2, 1, 3, *model.input_size, generator=generator).to(model.device)
+    exact = torch.autocast(model.device.type, enabled=False)
+    with ExitStack() as stack, torch.no_grad(), evaluating(model), exact:
+        stack.callback(model.module.register_forward_pre_hook(remember).remove)
+        for name, module in model.module.named_modules():
+            if isinstance(module, nn.Conv2d):
+                stack.callback(module.register_forward_pre_hook(compare(name)).remove)
+        logits = model(first)
+    if len(readers) != 1:
+        return None
+    stem = Stem(model, readers[0])
+    with torch.no_grad(), evaluating(model), exact, _output_replaced(stem._module(), stem.output(first)):
+        replaced = model(second)
+    close = (replaced - logits).abs().max() <= _TOLERANCE * max(1.0, logits.abs().max().item())
+    return readers[0] if close else None
+
+
+@contextmanager
+def _output_replaced(module: nn.Module, output: Tensor) -> Iterator[None]:
+    """The module returns this output for any input, without computing."""
+    before = vars(module).get("forward")
+    module.forward = lambda *_: output
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
+def _leaf(model: Model, values: Tensor) -> Tensor:
+    """A copy that requires a gradient, in the memory layout in which the model's convolutions are fast."""
+    layout = torch.channels_last if model.anatomy.family == "cnn" and values.dim() == 4 else torch.preserve_format
+    return values.detach().clone(memory_format=layout).requires_grad_()

@@ -1,11 +1,11 @@
-"""The attributions, for ViT and CNN. One table, free of torch, that commands, reports, docs and tests read.
+"""The attribution methods, for ViT and CNN. One table, free of torch, that commands, reports, docs and tests read.
 
 To add one, write its function (a model, images and target classes in, raw maps out) and one entry here. An attention
 method (analysis/attention/registry.py) becomes an attribution by an entry that names it.
 
-Attention-aware LRP (AttnLRP, Achtibat 2024) is not among them: its library, LXT, comes under the Clear BSD licence,
-which grants no patent rights, where ours, Apache-2.0, does; so it can be no dependency. Relevance (Chefer 2021) stands
-nearest.
+Attention-aware LRP (AttnLRP, Achtibat 2024) is not included: its library, LXT, is under the Clear BSD licence, which
+grants no patent rights, whereas ours, Apache-2.0, does, so LXT cannot be a dependency. The closest method here is
+relevance (Chefer 2021).
 """
 
 from collections.abc import Callable, Mapping
@@ -23,20 +23,20 @@ _ANY: Final = ("vit", "windowed", "cnn", "other")
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """One attribution.
+    """One attribution method.
 
     title: in figures and tables; description: what its maps show, in a sentence; paper: where it is defined.
     function: "module:function" of (model, images, targets) that gives maps (batch, rows, columns); arguments: further
     ones that it is always called with; options: further ones that it takes, "seed" where something is random.
     resolution: "patch" (a ViT's patches, a CNN's last map or as many cells as a ViT would have) or "pixel" (of the
-    images handed in); signed: whether negative values speak against the target.
-    needs: what the model must meet (models/support.py); families: of the models that can have it.
-    needs_class: whether it explains a class, which a model without a classifier does not have; complete: whether a map
-    sums to F(image) - F(black), so that its completeness error is reported.
-    forwards, backwards: about how many passes of the model an image takes.
+    input images); signed: whether it has negative values, which are evidence against the target.
+    needs: the requirement that the model must meet (models/support.py); families: of the models that support it.
+    needs_class: whether it explains a class, so that the model needs a classifier; complete: whether a map sums to
+    F(image) - F(black), so that its completeness error is reported.
+    forwards, backwards: about how many passes of the model one image takes.
     default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens study` checks it;
-    preference: its place among those of which a comparison takes the first that a model has, None: not among them.
-    package: its class in the grad-cam package, None where that has none.
+    preference: its rank among the methods of which a comparison takes the first that a model supports, None: not used.
+    package: its class in the grad-cam package, None where the package has none.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Attribution:
 
     @property
     def slow(self) -> bool:
-        """Whether it takes so many passes that leaving it out shortens a run."""
+        """Whether it takes so many passes that a run without it is much shorter."""
         return self.forwards + self.backwards > PATCHES / 2
 
     @property
@@ -134,7 +134,7 @@ _ENTRIES: Final = (
     _cam(
         "gradcam++",
         title="GradCAM++",
-        description="channels weighted by their positive gradients, the rarer the more",
+        description="channels weighted by their positive gradients, rare ones more",
         paper="Chattopadhyay 2018",
         rule="vitlens.attribution.cam:gradcam_plus_plus",
         package="GradCAMPlusPlus",
@@ -142,7 +142,7 @@ _ENTRIES: Final = (
     _cam(
         "layercam",
         title="LayerCAM",
-        description="activations times their positive gradients, place by place",
+        description="activations times their positive gradients, cell by cell",
         paper="Jiang 2021",
         rule="vitlens.attribution.cam:layercam",
         package="LayerCAM",
@@ -150,7 +150,7 @@ _ENTRIES: Final = (
     _cam(
         "hirescam",
         title="HiResCAM",
-        description="activations times their gradients, place by place",
+        description="activations times their gradients, cell by cell",
         paper="Draelos 2020",
         rule="vitlens.attribution.cam:hirescam",
         package="HiResCAM",
@@ -158,7 +158,7 @@ _ENTRIES: Final = (
     _cam(
         "xgradcam",
         title="XGradCAM",
-        description="channels weighted by their gradients, each place by its share of the channel's activation",
+        description="channels weighted by the activation-weighted mean of their gradients",
         paper="Fu 2020",
         rule="vitlens.attribution.cam:xgradcam",
         package="XGradCAM",
@@ -179,7 +179,7 @@ _ENTRIES: Final = (
     Attribution(
         name="scorecam",
         title="ScoreCAM",
-        description="channels weighted by the target's logit where the image is seen through them alone",
+        description="channels weighted by the target's logit for the image masked with them",
         paper="Wang 2020",
         function="vitlens.attribution.cam:scorecam",
         resolution="patch",
@@ -213,7 +213,7 @@ _ENTRIES: Final = (
     Attribution(
         name="input-x-gradient",
         title="input x gradient",
-        description="pixel times gradient: the first-order fall of the logit where a pixel turns black",
+        description="pixel times gradient: the first-order fall of the logit if the pixel turned black",
         paper="Shrikumar 2016",
         function="vitlens.attribution.gradients:input_x_gradient",
         resolution="pixel",
@@ -247,7 +247,7 @@ _ENTRIES: Final = (
     Attribution(
         name="occlusion",
         title="occlusion",
-        description="the fall of the target's logit where a patch turns to the image's mean colour",
+        description="the fall of the target's logit when a patch is replaced by the image's mean colour",
         paper="Zeiler & Fergus 2014",
         function="vitlens.attribution.occlusion:occlusion",
         resolution="patch",
@@ -260,7 +260,7 @@ _ENTRIES: Final = (
     Attribution(
         name="rise",
         title="RISE",
-        description="the target's mean probability under random masks that leave a place visible",
+        description="the target's mean probability over random masks in which a pixel is visible",
         paper="Petsiuk 2018",
         function="vitlens.attribution.rise:rise",
         options=("masks", "seed"),
@@ -271,7 +271,7 @@ _ENTRIES: Final = (
     Attribution(
         name="kernel-shap",
         title="KernelSHAP",
-        description="each patch's fair share in the target's logit",
+        description="each patch's Shapley value for the target's logit",
         paper="Lundberg & Lee 2017",
         function="vitlens.attribution.shap:kernel_shap",
         options=("coalitions", "seed"),
@@ -285,12 +285,12 @@ ATTRIBUTIONS: Final[Mapping[str, Attribution]] = MappingProxyType({entry.name: e
 
 
 def attribution(name: str) -> Attribution:
-    """The attribution of this name. Raises UnknownNameError, which lists the known ones."""
+    """The attribution method of this name. Raises UnknownNameError, which lists the known ones."""
     if name not in ATTRIBUTIONS:
         raise UnknownNameError("method", name, ATTRIBUTIONS)
     return ATTRIBUTIONS[name]
 
 
 def default_methods() -> tuple[str, ...]:
-    """Those that `vitlens explain` runs where none is named, as far as a model has them."""
+    """The methods that `vitlens explain` runs by default, where the model supports them."""
     return tuple(name for name, entry in ATTRIBUTIONS.items() if entry.default)

@@ -1,7 +1,7 @@
-"""KernelSHAP over patches (Lundberg & Lee 2017): each patch's fair share in the target's logit.
+"""KernelSHAP over patches (Lundberg & Lee 2017): each patch's Shapley value for the target's logit.
 
-captum's KernelShap draws and solves image by image; here all images answer to the same coalitions, drawn in pairs of
-complements (Covert & Lee 2021), so that one small system is solved for all of them. The shares sum to F(image) -
+captum's KernelShap samples and solves image by image; here all images share the same coalitions, sampled in pairs of
+complements (Covert & Lee 2021), so that one small system is solved for all of them. The values sum to F(image) -
 F(its mean colour) exactly, by constraint.
 """
 
@@ -23,10 +23,10 @@ Coalitions = Bool[Tensor, "coalitions players"]
 def kernel_shap(
     model: Model, images: Images, targets: Labels, *, coalitions: int | None = None, seed: int = DEFAULT_SEED
 ) -> Maps:
-    """Shapley values of the patches for the target's logit, estimated: (batch, rows, columns), signed.
+    """Estimated Shapley values of the patches for the target's logit: (batch, rows, columns), signed.
 
-    coalitions: forwards per image (None: 512, or four a patch where those are more). Where all coalitions are no more
-    than that, all are taken and the values are exact. Raises InputError for fewer than three a patch.
+    coalitions: forwards per image (None: 512, or four per patch where that is more). Where there are no more coalitions
+    than that, all are evaluated and the values are exact. Raises InputError for fewer than three per patch.
     """
     rows, columns = removal_grid(model)
     players = rows * columns
@@ -34,14 +34,14 @@ def kernel_shap(
     if players < 2:
         raise InputError("expected at least two patches to share the logit between, found one")
     exact = 2**players - 2 <= count
-    if not exact and count < 3 * players:  # pairs of complements: fewer than two a patch cannot tell them apart
+    if not exact and count < 3 * players:  # pairs of complements: the system needs two per patch
         raise InputError(f"expected at least {3 * players} coalitions of {players} patches, found {count}")
-    chosen, weights = _every(players) if exact else _drawn(players, count, seed)
+    chosen, weights = _all_coalitions(players) if exact else _sampled_coalitions(players, count, seed)
     ends = torch.tensor([[False], [True]]).expand(2, players)
     scores = scores_without(model, images, targets, ~torch.cat((ends, chosen))).double().cpu()
-    none, every, drawn = scores[:, 0], scores[:, 1], scores[:, 2:]  # of the patches are there
-    shares = shapley_values(chosen, weights, drawn - none[:, None], every - none)
-    return shares.float().view(-1, rows, columns).to(images.device)
+    empty, full, sampled = scores[:, 0], scores[:, 1], scores[:, 2:]  # the coalitions of no patch, all, and some
+    values = shapley_values(chosen, weights, sampled - empty[:, None], full - empty)
+    return values.float().view(-1, rows, columns).to(images.device)
 
 
 def shapley_values(
@@ -50,21 +50,21 @@ def shapley_values(
     gains: Float[Tensor, "batch coalitions"],
     whole: Float[Tensor, " batch"],
 ) -> Float[Tensor, "batch players"]:
-    """The weighted least-squares shares of the players whose sum is what all of them gain (Covert & Lee 2021, eq. 7).
+    """The weighted least-squares solution whose sum is constrained to `whole` (Covert & Lee 2021, eq. 7).
 
-    chosen: who takes part in each coalition; gains: what each coalition gains over none.
+    chosen: the players of each coalition; gains: of each coalition over the empty one; whole: of all players over it.
     """
     design = chosen.double()
     weighted = design * weights[:, None]
     inverse = torch.linalg.inv(design.T @ weighted)
-    free = gains @ weighted @ inverse  # (batch, players), the sum not yet held
+    unconstrained = gains @ weighted @ inverse  # (batch, players)
     ones = inverse.sum(0)
-    shares: Tensor = free + (whole - free.sum(1))[:, None] * ones / ones.sum()
-    return shares
+    values: Tensor = unconstrained + (whole - unconstrained.sum(1))[:, None] * ones / ones.sum()
+    return values
 
 
-def _every(players: int) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
-    """All coalitions but none and all, with the Shapley kernel's weights."""
+def _all_coalitions(players: int) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
+    """All coalitions except the empty and the full one, with the Shapley kernel's weights."""
     numbers = torch.arange(1, 2**players - 1)
     chosen = (numbers[:, None] >> torch.arange(players)) % 2 == 1
     size = chosen.sum(1).double()
@@ -72,11 +72,11 @@ def _every(players: int) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
     return chosen, (players - 1) / (ways * size * (players - size))
 
 
-def _drawn(players: int, count: int, seed: int) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
-    """Coalitions drawn with the Shapley kernel's weights, each beside its complement."""
+def _sampled_coalitions(players: int, count: int, seed: int) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
+    """Coalitions sampled with the Shapley kernel's weights, and their complements."""
     generator = torch.Generator().manual_seed(seed)
     size = torch.arange(1, players).double()
     sizes = torch.multinomial(1 / (size * (players - size)), count // 2, replacement=True, generator=generator) + 1
-    places = torch.rand(count // 2, players, generator=generator).argsort(1).argsort(1)
-    half = places < sizes[:, None]
+    ranks = torch.rand(count // 2, players, generator=generator).argsort(1).argsort(1)
+    half = ranks < sizes[:, None]
     return torch.cat((half, ~half)), torch.ones(2 * (count // 2), dtype=torch.float64)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import typer
 
 from vitlens.cli.completion import complete_data, complete_kind, complete_model
-from vitlens.cli.terminal import say
+from vitlens.cli.terminal import print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
 from vitlens.commands.scaffold.flags import Flag, flags_of
@@ -36,12 +36,12 @@ def command_function(command: Command) -> Callable[..., None]:
 
     def call(**values: Any) -> None:
         values.pop("debug")
-        options = _made(kind, values)  # a wrong word is refused before anything heavy is imported
+        options = _options_from(kind, values)  # wrong values are refused before torch is imported
         outcome = command.measure(options)
-        if outcome is None:  # of several processes the first alone has something to say
+        if outcome is None:  # of several processes only the first prints
             return
         for line in (outcome,) if isinstance(outcome, str | Path) else _lines(outcome):
-            say(line)
+            print_result(line)
 
     parameters = [*_parameters(kind), _DEBUG]
     call.__name__, call.__doc__, call.__annotations__ = command.word, command.help, {}
@@ -69,7 +69,7 @@ def _parameters(kind: type) -> Iterator[inspect.Parameter]:
 def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> inspect.Parameter:
     """One option or argument as Typer reads it."""
     default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-    plain = _typed(annotation)
+    plain = _plain_type(annotation)
     if flag.parse is not None:
         plain, default = str | None, _as_text(default)
     elif get_origin(plain) is tuple:
@@ -88,8 +88,8 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
     )
 
 
-def _typed(annotation: Any) -> Any:
-    """An annotation without its marks."""
+def _plain_type(annotation: Any) -> Any:
+    """An annotation without its metadata."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
@@ -102,12 +102,12 @@ def _as_text(default: Any) -> Any:
     return str(default)
 
 
-def _made(kind: type, values: Mapping[str, Any]) -> Any:
+def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
     """The options that were typed. Raises InputError for a text that cannot be read."""
     made: dict[str, Any] = {}
     for field, annotation, flag in flags_of(kind):
         if flag is None:
-            made[field.name] = _made(annotation, values)
+            made[field.name] = _options_from(annotation, values)
             continue
         value = values[field.name]
         if isinstance(value, list):
@@ -123,4 +123,4 @@ def _made(kind: type, values: Mapping[str, Any]) -> Any:
 
 
 def _takes_none(annotation: Any) -> bool:
-    return NoneType in get_args(_typed(annotation))
+    return NoneType in get_args(_plain_type(annotation))

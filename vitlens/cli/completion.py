@@ -1,4 +1,4 @@
-"""What the shell offers when Tab is pressed; free of torch, so that it answers at once."""
+"""Completion of the shell; free of torch, so that it is instant."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from vitlens.models.sources.registry import SOURCES
 def complete_model(incomplete: str) -> list[str]:
     """The names of each source of models, or its prefix, and the run folders below runs/."""
     sources = SOURCES.values()
-    known = [name for source in sources for name in (*source.names, *([source.prefix] if source.prefix else []))]
+    names = [name for source in sources for name in (*source.names, *([source.prefix] if source.prefix else []))]
     folders = sorted(str(file.parent) for source in sources if source.glob for file in Path().glob(source.glob))
-    return [name for name in (*known, *folders) if name.startswith(incomplete)]
+    return [name for name in (*names, *folders) if name.startswith(incomplete)]
 
 
 def complete_kind(incomplete: str) -> list[str]:
@@ -22,6 +22,6 @@ def complete_kind(incomplete: str) -> list[str]:
 
 
 def complete_data(incomplete: str) -> list[str]:
-    """The sets that have a name, and the folders and .npz files here."""
+    """The named sets, and the folders and .npz files here."""
     here = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".npz")
     return [name for name in SETS if name.startswith(incomplete)] + here

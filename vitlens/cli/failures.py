@@ -1,4 +1,4 @@
-"""What is said of an error, as one line, and the exit code that it leaves with."""
+"""One line for each error, and its exit code."""
 
 import errno
 import re
@@ -15,7 +15,7 @@ UsageError: type[Any] = typer.BadParameter.__mro__[1]
 _MORE_MEMORY: Final = "expected more memory than there is; try a smaller --image-size, --batch-size or --limit"
 _WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file of the disk could be meant
 _INVALID = re.compile(r"Invalid value for (?P<name>.+?): (?P<reason>.+)", re.DOTALL)
-# what a value should be, as Typer's validators say it: pydantic's since 0.25, click's before
+# the expected value in the words of Typer's validators: pydantic's since 0.25, click's before
 _EXPECTED: Final = (
     re.compile(r"(?:Value error, )?'.*' is not one of (?P<what>.+)", re.DOTALL),
     re.compile(r"Input should be (?P<what>[^,]+)"),
@@ -23,16 +23,16 @@ _EXPECTED: Final = (
 )
 
 
-def told(error: BaseException, arguments: Sequence[str] = ()) -> tuple[str, int]:
-    """What to say of an error, and the exit code. arguments: the command line, for the value that was found in it."""
+def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple[str, int]:
+    """The line for an error, and the exit code. arguments: the command line, from which a wrong value is quoted."""
     if isinstance(error, VitlensError):
         return str(error), error.exit_code
     if isinstance(error, UsageError):
         where = error.ctx.command_path if error.ctx else "vitlens"
-        message = _plainly(error.format_message(), arguments).rstrip(".")
+        message = _reworded(error.format_message(), arguments).rstrip(".")
         return f"{message}{'' if message.endswith('?') else ';'} see {where} --help", 2
     if isinstance(error, OSError):
-        return _of_the_system(error)
+        return _system_error(error)
     if lacks_memory(error):
         return _MORE_MEMORY, 1
     if type(error).__name__ == "OutOfMemoryError":
@@ -46,8 +46,8 @@ def told(error: BaseException, arguments: Sequence[str] = ()) -> tuple[str, int]
     return f"unexpected {type(error).__name__}: {error}; --debug shows where", 1
 
 
-def _of_the_system(error: OSError) -> tuple[str, int]:
-    """A file, or a disk, that does not do what was asked."""
+def _system_error(error: OSError) -> tuple[str, int]:
+    """The line for an error of the operating system, and the exit code."""
     where = "" if error.filename is None else f" {str(error.filename)!r}"
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -67,14 +67,14 @@ def _of_the_system(error: OSError) -> tuple[str, int]:
     )
 
 
-def _plainly(message: str, arguments: Sequence[str]) -> str:
-    """A complaint of Typer as ours are: what was expected of which option, and what was found."""
+def _reworded(message: str, arguments: Sequence[str]) -> str:
+    """A message of Typer in our form: what was expected of which option, and what was found."""
     invalid = _INVALID.fullmatch(message.strip())
     if invalid is None:
         return message
     name, reason = invalid["name"].split(" / ")[0].strip("'"), invalid["reason"].strip().rstrip(".")
     matches = (pattern.match(reason) for pattern in _EXPECTED)
-    what = next((found["what"].strip() for found in matches if found), None)
+    what = next((match["what"].strip() for match in matches if match), None)
     if what is None:
         return f"expected another value for {name}: {reason.removeprefix('Value error, ')}"
     a_list = "one of " if " is not one of " in reason else ""
@@ -83,11 +83,11 @@ def _plainly(message: str, arguments: Sequence[str]) -> str:
 
 
 def _value_of(name: str, arguments: Sequence[str]) -> str | None:
-    """What the command line gives an option, the last time it stands there."""
-    found = None
+    """The last value that the command line gives an option."""
+    value = None
     for word, after in zip(arguments, (*arguments[1:], "")):
         if word == name:
-            found = after
+            value = after
         elif word.startswith(f"{name}="):
-            found = word.partition("=")[2]
-    return found
+            value = word.partition("=")[2]
+    return value

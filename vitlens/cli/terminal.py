@@ -1,4 +1,4 @@
-"""Standard output and error: results as lines that anything can read, whatever the streams take."""
+"""Standard output and error: plain lines, in the encoding of the stream."""
 
 import codecs
 import os
@@ -12,17 +12,17 @@ from vitlens.display import for_terminal
 from vitlens.errors import RunError
 
 _HANDLER: Final = "vitlens"
-_PLAIN: Final = {  # for terminals of fewer letters
+_PLAIN: Final = {  # replacements for encodings without these characters
     "∞": "inf", "–": "-", "—": "-", "−": "-", "…": "...", "×": "x", "±": "+/-", "≤": "<=", "≥": ">=", "→": "->",
     "·": ".", "•": "*", "ε": "eps", "²": "2", "✓": "yes", "✗": "no", "“": '"', "”": '"', "‘": "'", "’": "'",
 }  # fmt: skip
 
 
-def say(result: object) -> None:
+def print_result(result: object) -> None:
     """Write one line of results to standard output.
 
-    A reader that has closed it (`| head`) has seen enough: the command ends, and well. Raises RunError where it cannot
-    be written to otherwise.
+    If the reader has closed the pipe (`| head`), the command ends with exit code 0. Raises RunError for any other
+    failure to write.
     """
     try:
         _write(for_terminal(str(result)), sys.stdout)
@@ -34,20 +34,20 @@ def say(result: object) -> None:
         raise output_failed(error) from error
 
 
-def complain(message: str) -> None:
-    """Write the one line of an error to standard error, where that can still be written to."""
+def print_error(message: str) -> None:
+    """Write the one line of an error to standard error, if that can still be written to."""
     with suppress(OSError, ValueError, AttributeError):  # full, closed, or none
         _write(f"error: {for_terminal(' '.join(message.split()))}", sys.stderr)
 
 
 def output_failed(error: OSError) -> RunError:
-    """The one line for a standard output that takes nothing more."""
+    """The error for a standard output that cannot be written to."""
     reason = error.strerror or type(error).__name__
     return RunError(f"expected to write to standard output, found: {reason}; what a report folder holds is whole")
 
 
-def fault_of(stream: Any) -> OSError | None:
-    """What keeps a stream from taking what was written to it; None where nothing does."""
+def stream_error(stream: Any) -> OSError | None:
+    """The error of writing out a stream's buffer; None where there is none."""
     try:
         if stream is not None:
             stream.flush()
@@ -59,30 +59,33 @@ def fault_of(stream: Any) -> OSError | None:
 
 
 def close(stream: Any) -> None:
-    """Lead a stream that failed to nowhere, so that Python does not try again, and complain, when it ends."""
+    """Redirect a stream that failed to the null device, so that Python does not fail again when it exits."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
-def take_any_letter() -> None:
-    """Let streams of an encoding that lacks a character write it in others ("inf", "\\u732b"), never raise."""
-    codecs.register_error(_HANDLER, _in_plain_letters)
+def replace_unencodable() -> None:
+    """Let streams replace characters that their encoding lacks ("inf", "\\u732b") instead of raising."""
+    codecs.register_error(_HANDLER, _replaced)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=_HANDLER)
 
 
 def _write(line: str, stream: Any) -> None:
-    """Not by Typer's own way, which writes UTF-8 to a terminal that says that it takes ASCII."""
+    """Not by typer.echo, which writes UTF-8 to a terminal whose encoding is ASCII."""
     stream.write(line + "\n")
     stream.flush()
 
 
-def _in_plain_letters(error: UnicodeError) -> tuple[str | bytes, int]:
+def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    written = "".join(_PLAIN.get(one) or one.encode("ascii", "backslashreplace").decode() for one in lacking)
-    return written, error.end
+    return "".join(map(_plain, lacking)), error.end
+
+
+def _plain(character: str) -> str:
+    return _PLAIN.get(character) or character.encode("ascii", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""How the command line reads its words: `--images a.jpg b.jpg`, unknown commands, the whole line as it was typed."""
+"""Parsing of the command line: `--images a.jpg b.jpg`, unknown commands, the whole line as it was typed."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -14,10 +14,10 @@ COMMAND_LINE: ContextVar[str] = ContextVar("command_line", default="")  # as it 
 
 
 class Commands(TyperGroup):
-    """All commands: keeps the line as it was typed, and names the nearest command to an unknown one."""
+    """All commands: keeps the line as it was typed, and suggests the nearest command for an unknown one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the line apart, once it is kept."""
+        """Keep the line, then parse it."""
         COMMAND_LINE.set(shlex.join(["vitlens", *args]))
         _refuse_empty(args)
         return super().parse_args(ctx, args)
@@ -29,7 +29,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises Interrupted on Ctrl-C, InputError for EOFError: Typer makes bare exits of them."""
+        """Run the command. Raises Interrupted on Ctrl-C, InputError for EOFError: Typer would exit silently."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
@@ -42,12 +42,12 @@ class OneCommand(TyperCommand):
     """One command: `--images` takes every word up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the line apart, once each image has its own --images."""
+        """Parse the line, with one --images before each image."""
         return super().parse_args(ctx, list(one_option_an_image(args)))
 
 
 def _refuse_empty(args: list[str]) -> None:
-    """An empty word is a variable that was not set in a script, and as a path it would be the current folder."""
+    """Refuse empty values: most come from an unset variable of a script, and as a path one is the current folder."""
     for before, word in zip(["vitlens", *args], args):
         option, equals, value = word.partition("=")
         if not word.strip() or (option.startswith("--") and equals and not value.strip()):
@@ -56,7 +56,7 @@ def _refuse_empty(args: list[str]) -> None:
 
 
 def one_option_an_image(words: Iterable[str], option: str = "--images") -> Iterator[str]:
-    """`--images a b --quiet` as `--images a --images b --quiet`: Typer's options take one value each."""
+    """`--images a b --quiet` as `--images a --images b --quiet`, as Typer's options take one value each."""
     values = None  # how many values --images has had; None outside it
     for word in words:
         if word == option:

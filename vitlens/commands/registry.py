@@ -2,7 +2,7 @@
 
 A command is the folder `vitlens/commands/<word>/`: options.py (a dataclass `<Word>Options`, of which its command line
 is made), record.py (`RECORD`, what it writes), measure.py (`measure`, from options to the written record) and report.py
-(`report`, from record to document). All are imported when they are asked for.
+(`report`, from record to document). Each is imported on first use.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitlens.records import Contents, Record
     from vitlens.report.document import Document
 
-Group = Literal["Look", "Train and evaluate", "Explain and test", "Reports and lists"]
+Group = Literal["Inspect", "Train and evaluate", "Explain and test", "Reports and lists"]
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,22 @@ class Command:
 _ENTRIES: Final = (
     Command(
         "study",
-        "Train a ViT and a CNN (or take yours), evaluate both, look inside, write one report; or study one --kind.",
+        "Train a ViT and a CNN (or take yours) and write one report of every analysis; --kind trains one comparison.",
         "vitlens study",
-        "Look",
+        "Inspect",
         needs=("classifier", "maps", "chain", "statistics", "heads", "features"),
         untrained=True,
     ),
     Command(
         "predict",
-        "The five likeliest classes of every image, with their probabilities: one line an image.",
+        "The five most probable classes of every image, one line an image.",
         "vitlens predict vit-digits --limit 3",
         "Train and evaluate",
         needs=("classifier",),
     ),
     Command(
         "train",
-        "Train a preset from scratch, or a trained model further; its folder is a MODEL for every other command.",
+        "Train a preset from scratch, or fine-tune a trained model; the run folder is a MODEL for every other command.",
         "vitlens train vit-micro --epochs 1",
         "Train and evaluate",
         needs=("new head",),
@@ -85,72 +85,70 @@ _ENTRIES: Final = (
     ),
     Command(
         "evaluate",
-        "Accuracy with its interval, per class, confusion, calibration and a grid of predictions.",
+        "Accuracy with its interval, accuracy per class, confusion, calibration and a grid of predictions.",
         "vitlens evaluate vit-digits cnn-digits",
         "Train and evaluate",
         needs=("classifier",),
     ),
     Command(
         "attention",
-        "Attention maps by layer and head, their evolution over the layers, and the position embeddings.",
+        "Attention maps by layer and head, their change over the layers, and the position embeddings.",
         "vitlens attention vit-digits",
-        "Look",
+        "Inspect",
         needs=("maps",),
     ),
     Command(
         "rollout",
-        "Attention followed to the image: rollout (Abnar & Zuidema 2020), relevance (Chefer 2021) and others.",
+        "Maps of attention over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et al. 2021) and others.",
         "vitlens rollout vit-digits --fusion mean,max,min",
-        "Look",
+        "Inspect",
         needs=("chain",),
     ),
     Command(
         "stats",
-        "Distance, entropy, sparsity, sinks and speciality of every head; two models are compared head by head.",
+        "Attention distance, entropy, sparsity, sinks and specialisation of every head; two models head by head.",
         "vitlens stats vit-digits --limit 100",
-        "Look",
+        "Inspect",
         needs=("statistics",),
     ),
     Command(
         "ablate",
-        "How much the model loses without each head, MLP and block: exact, with intervals, by replaying what changes.",
+        "What ablating each head, MLP and block changes, with intervals; removal in order of importance, and pruning.",
         "vitlens ablate vit-digits --limit 100",
         "Explain and test",
         needs=("classifier", "heads"),
     ),
     Command(
         "compare",
-        "Two models on the same images: maps side by side, errors taken apart, paired test, shape or texture.",
+        "Two models on the same images: maps side by side, error analysis, paired test, shape or texture bias.",
         "vitlens compare vit-digits cnn-digits",
         "Explain and test",
         needs=("classifier",),
     ),
     Command(
         "explain",
-        "What of each image speaks for a class: GradCAM and its kin, attention, gradients, occlusion, RISE, "
-        "KernelSHAP.",
+        "Attribution maps of a class: GradCAM and its variants, attention, gradients, occlusion, RISE, KernelSHAP.",
         "vitlens explain vit-digits --method gradcam,relevance",
         "Explain and test",
         needs=(),
     ),
     Command(
         "attack",
-        "Accuracy under attack over epsilon, for one model or several; what changes inside; self-checked, resumable.",
+        "Robust accuracy over epsilon, of one or several models; what changes inside; with self-checks, resumable.",
         "vitlens attack vit-digits cnn-digits --limit 100",
         "Explain and test",
         needs=("classifier",),
     ),
     Command(
         "features",
-        "k-NN, linear probe, t-SNE, CKA, patch colours, retrieval, layer by layer; zero-shot by models that know "
-        "texts.",
+        "k-NN, linear probe, t-SNE, CKA, patch features and retrieval, layer by layer; zero-shot of image-text models.",
         "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
         "Explain and test",
         needs=("features",),
     ),
     Command(
         "profile",
-        "Parameters and FLOPs by part, memory, latency, throughput and growth with tokens; no weights needed.",
+        "Parameters and FLOPs by part, memory, latency, throughput and growth with tokens; needs no weights.",
         "vitlens profile vit-micro resnet20",
         "Explain and test",
         needs=(),
@@ -165,18 +163,18 @@ _ENTRIES: Final = (
     ),
     Command(
         "models",
-        "What can be loaded, and which commands each supports.",
+        "The models that can be loaded, and which commands each supports.",
         "vitlens models deit3",
         "Reports and lists",
         reports=False,
     ),
     Command(
         "data",
-        "What can be fed to a model; with a name, its parts, sizes and classes.",
+        "The data sets and formats that --data takes; with a name, its parts, sizes and classes.",
         "vitlens data digits",
         "Reports and lists",
         reports=False,
     ),
 )
-# read when it is asked for, so that a test may add to it
+# a mutable table, so that a test may add to it
 COMMANDS: Final[dict[str, Command]] = {command.word: command for command in _ENTRIES}

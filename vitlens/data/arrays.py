@@ -2,7 +2,6 @@
 
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +18,17 @@ from vitlens.names import Part
 Array = NDArray[np.generic]
 
 _BOUNDS = Bounds(16 << 30)  # bytes of all arrays
-_CLASSES = 100_000
+_CLASSES = 100_000  # most classes
 
 
 def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -> Split:
     """One part of an .npz: `images` (n, height, width) or (n, height, width, 3) uint8, `labels` (n,) integers.
 
     `classes` (strings, in order of label) is optional. A seeded fifth of each class is held out for test; `whole`
-    gives all of them. An .npz with `train_images`, `train_labels` (n,) or (n, 1), and the same for `test` or `val`, as
-    MedMNIST has them, has parts of its own. Raises DataError for a file, key, shape or type that is not so.
+    returns all images. Raises DataError for another file, key, shape or type.
     """
-    own = _own_part(path, part)
-    if own is not None:
-        return _load_own(path, own, part)
-    arrays = _read(path)
-    images, labels = _images(arrays, path), _labels(arrays, path)
+    arrays = read_named(path)
+    images, labels = require_images(arrays, path), require_labels(arrays, path)
     if len(images) != len(labels):
         raise DataError(f"expected as many labels as images in {path}, found {len(labels)} and {len(images)}")
     targets = torch.from_numpy(labels.astype(np.int64))
@@ -44,7 +39,7 @@ def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -
         part=part,
         source=InMemory(as_pixels(images[chosen.numpy()])),
         size=(images.shape[1], images.shape[2]),
-        classes=_classes(arrays, targets, path),
+        classes=class_names(arrays, targets, path),
         labels=targets[chosen],
         notes=(describe_hold_out(seed),) if len(chosen) < len(targets) else (),
     )
@@ -56,65 +51,8 @@ def is_arrays(path: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """The part that was asked for."""
+    """The requested part."""
     return load_arrays(request.path, part=request.part, seed=request.seed, whole=request.whole)
-
-
-@dataclass(frozen=True)
-class _OwnPart:
-    """A part that an .npz names: which is used, and all that there are ("train", "val", "test")."""
-
-    used: str
-    all: tuple[str, ...]
-
-
-def _own_part(path: Path, part: Part) -> _OwnPart | None:
-    """Which of an .npz's own parts is meant; None where it has `images` or no parts. Raises DataError without one."""
-    keys = _keys(path)
-    parts = tuple(name for name in ("train", "val", "test") if f"{name}_images" in keys)
-    if "images" in keys or not parts:
-        return None
-    wanted = ("train",) if part == "train" else ("test", "val")
-    used = next((name for name in wanted if name in parts), None)
-    if used is None:
-        named = " or ".join(f"'{name}_images'" for name in wanted)
-        found = " and ".join(f"'{name}_images'" for name in parts)
-        raise DataError(f"expected {named} in {path} for the {part} part, found {found} alone")
-    return _OwnPart(used, parts)
-
-
-def _load_own(path: Path, own: _OwnPart, part: Part) -> Split:
-    """One of an .npz's own parts, whole; its classes are those of all parts together."""
-    labels = {name: _labels(_part_of(path, name, "labels"), path) for name in own.all}
-    images = _images(_part_of(path, own.used, "images"), path)
-    if len(images) != len(labels[own.used]):
-        raise DataError(
-            f"expected as many labels as images in the {own.used} part of {path}, found {len(labels[own.used])} and "
-            f"{len(images)}"
-        )
-    every = torch.from_numpy(np.concatenate(list(labels.values())).astype(np.int64))
-    others = [name for name in own.all if name != own.used]
-    rest = f"; its {' and '.join(others)} part{'s are' if len(others) > 1 else ' is'} not" if others else ""
-    return Split(
-        name=str(path),
-        title=path.stem,
-        part=part,
-        source=InMemory(as_pixels(images)),
-        size=(images.shape[1], images.shape[2]),
-        classes=_classes(_read(path), every, path),
-        labels=torch.from_numpy(labels[own.used].astype(np.int64)),
-        notes=(f"the file's own {own.used} part is used{rest}",),
-    )
-
-
-def _part_of(path: Path, part: str, what: str) -> dict[str, Array]:
-    """The images or labels of one part under the name they have without parts; labels (n, 1) as (n,)."""
-    key = f"{part}_{what}"
-    arrays = _read(path, (key,))
-    if key not in arrays:
-        raise DataError(f"expected {key!r} beside the other part's arrays in {path}, found none")
-    array = arrays[key]
-    return {what: array[:, 0] if what == "labels" and array.ndim == 2 and array.shape[1] == 1 else array}
 
 
 def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
@@ -124,18 +62,8 @@ def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def _keys(path: Path) -> tuple[str, ...]:
-    """The names of an .npz's arrays, of which none is read. Raises DataError for another file."""
-    _read(path, ())  # refuses what is no .npz
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return tuple(name.removesuffix(".npy") for name in archive.namelist())
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"expected an .npz as numpy.savez writes it in {path}, found: {error}") from error
-
-
-def _read(path: Path, keys: Sequence[str] = ("images", "labels", "classes")) -> dict[str, Array]:
-    """The arrays of the keys we know."""
+def read_named(path: Path, keys: Sequence[str] = ("images", "labels", "classes")) -> dict[str, Array]:
+    """The arrays of an .npz under these names. Raises DataError for another file."""
     if not path.is_file():
         raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
     if not zipfile.is_zipfile(path):
@@ -143,7 +71,8 @@ def _read(path: Path, keys: Sequence[str] = ("images", "labels", "classes")) -> 
     return read_archive(path, keys=keys, bounds=_BOUNDS, error=DataError)
 
 
-def _images(arrays: dict[str, Array], path: Path) -> NDArray[np.uint8]:
+def require_images(arrays: dict[str, Array], path: Path) -> NDArray[np.uint8]:
+    """The images, (n, height, width) or (n, height, width, 3) uint8. Raises DataError for others."""
     images = _key(arrays, "images", path)
     plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
     if not plain or 0 in images.shape:
@@ -155,7 +84,8 @@ def _images(arrays: dict[str, Array], path: Path) -> NDArray[np.uint8]:
     return images.astype(np.uint8, copy=False)
 
 
-def _labels(arrays: dict[str, Array], path: Path) -> Array:
+def require_labels(arrays: dict[str, Array], path: Path) -> Array:
+    """The labels, (n,) integers from 0. Raises DataError for others."""
     labels = _key(arrays, "labels", path)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
@@ -167,7 +97,8 @@ def _labels(arrays: dict[str, Array], path: Path) -> Array:
     return labels
 
 
-def _classes(arrays: dict[str, Array], labels: torch.Tensor, path: Path) -> tuple[str, ...]:
+def class_names(arrays: dict[str, Array], labels: torch.Tensor, path: Path) -> tuple[str, ...]:
+    """The names in `classes`, else the labels' numbers. Raises DataError for too few names."""
     count = int(labels.max()) + 1
     if "classes" not in arrays:
         return tuple(str(index) for index in range(count))

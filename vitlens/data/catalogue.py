@@ -26,15 +26,15 @@ def load_data(
     whole: bool = False,
     progress: Progress | None = None,
 ) -> Split:
-    """One part of the data that a name, a folder or an .npz file stands for.
+    """One part of a named set, a folder or an .npz file.
 
     preprocessing: how photographs are resized and cropped; sets of small images keep their size (the model resizes
-    them). seed: of the scenes of digits, or of the division where no test part is given. canvas (px) and scenes (for
-    each source digit) are for digits alone. whole: what has no parts of its own is not divided. progress: called
-    with (files done, files in all). Raises UnknownNameError or DataError.
+    them). seed: of the scenes of digits, or of the division where there is no test part. canvas (px) and scenes (for
+    each source digit) are for digits only. whole: data without parts is not divided. progress: called with (files
+    done, files in all). Raises UnknownNameError or DataError.
     """
     request = DataRequest(name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress)
-    in_scenes = [known.name for known in SETS.values() if known.scenes]
+    in_scenes = [data_set.name for data_set in SETS.values() if data_set.scenes]
     if name not in in_scenes and (canvas is not None or scenes is not None):
         raise DataError(f"expected --data {' or '.join(in_scenes)} for a canvas or a number of scenes, found {name!r}")
     split: Split = resolved(SETS[name].load if name in SETS else _reader_of(request))(request)
@@ -66,7 +66,7 @@ def load_images(
 ) -> Split:
     """Images without labels: files in the order given, and all images below the folders given.
 
-    Raises DataError for a path that is not there, a folder without images, or when none can be read.
+    Raises DataError for a path that does not exist, a folder without images, or when none can be read.
     """
     listing = list_images([Path(path).expanduser() for path in paths])
     return load_listing(listing, part="test", preprocessing=preprocessing, progress=progress)

@@ -29,8 +29,8 @@ _NAME = re.compile(r"^([A-Za-z][A-Za-z_ ]*?)(\d+)-([A-Za-z][A-Za-z_ ]*?)(\d+)$")
 
 @dataclass(frozen=True)
 class Cues:
-    """What each of n images shows: shape, texture: (n,) indices into the split's classes; source: (n,) which images
-    have their shape from one source."""
+    """The cues of n images: shape, texture: (n,) indices into the split's classes; source: (n,) the image from which
+    the shape was taken."""
 
     shape: Labels
     texture: Labels
@@ -38,17 +38,17 @@ class Cues:
 
     @property
     def conflict(self) -> Tensor:
-        """Which images' shape and texture differ (n,)."""
+        """Whether shape and texture differ, (n,)."""
         return self.shape != self.texture
 
 
 def cues_of(split: Split) -> Cues | None:
-    """The cues that a split's file names tell of, or None where they do not. The label is the shape."""
+    """The cues in a split's file names, or None where not all have some. The label is the shape."""
     parsed = [_parsed(file) for file in split.files or ()]
     place = {name: index for index, name in enumerate(split.classes)}
-    if not parsed or any(one is None or not {one[0], one[2]} <= place.keys() for one in parsed):
+    if not parsed or any(cues is None or not {cues[0], cues[2]} <= place.keys() for cues in parsed):
         return None
-    named = [one for one in parsed if one is not None]
+    named = [cues for cues in parsed if cues is not None]
     sources = {source: index for index, source in enumerate(dict.fromkeys((shape, n) for shape, n, _ in named))}
     return Cues(
         torch.tensor([place[shape] for shape, _, _ in named]),
@@ -67,7 +67,7 @@ def is_cue_conflict(root: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """The part that was asked for."""
+    """The requested part."""
     return load_cue_conflict(
         request.path, part=request.part, preprocessing=request.preprocessing, progress=request.progress
     )
@@ -78,14 +78,14 @@ def load_cue_conflict(
 ) -> Split:
     """All images of such a folder, labelled by shape; classes are the names of shapes and textures together.
 
-    Images with one source of shape share a group, so that intervals do not count them as many. Raises DataError for
-    the training part: these images are for testing.
+    Images with the same source of shape form one group, for clustered intervals. Raises DataError for the training
+    part: these images are for testing only.
     """
     if part == "train":
         raise DataError(f"expected images to train on, found cue conflicts in {root}; they are for vitlens compare")
     listing = list_folder(root, part=part, whole=True)
     named = [_parsed(path.name) for path in listing.paths]
-    classes = tuple(sorted({*listing.classes, *(one[2] for one in named if one is not None)}))
+    classes = tuple(sorted({*listing.classes, *(cues[2] for cues in named if cues is not None)}))
     labels = tuple(classes.index(listing.classes[label]) for label in listing.labels)
     split = load_listing(
         replace(listing, classes=classes, labels=labels), part=part, preprocessing=preprocessing, progress=progress
@@ -99,7 +99,7 @@ def load_cue_conflict(
 
 @cache
 def imagenet16() -> Mapping[str, tuple[int, ...]]:
-    """The 16 classes of the cue conflicts, each with the indices among ImageNet's 1000 that it stands for."""
+    """The 16 classes of the cue conflicts, each with the indices of its ImageNet classes."""
     text = (Path(__file__).parents[1] / "imagenet16.txt").read_text(encoding="utf-8")
     pairs = (line.split(" ", 1) for line in text.splitlines())
     return MappingProxyType({name: tuple(_indices(ranges)) for name, ranges in pairs})
@@ -112,6 +112,6 @@ def _indices(ranges: str) -> list[int]:
 
 
 def _parsed(file: str) -> tuple[str, str, str] | None:
-    """Shape, the number of its source, and texture of a file name; None for another kind of name."""
+    """Shape, the number of its source, and texture in a file name; None for a name of another form."""
     match = _NAME.match(Path(file).stem)
     return None if match is None else (match[1], match[2], match[3])

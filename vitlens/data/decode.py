@@ -1,4 +1,4 @@
-"""One image file -> uint8 pixels, whatever it holds: rotation, transparency, depth and colour space are put right."""
+"""One image file -> uint8 RGB pixels; EXIF rotation, transparency, bit depth and colour space are converted."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from torch import Tensor
 from vitlens.errors import DataError
 from vitlens.preprocessing import Interpolation, Preprocessing
 
-PIXEL_LIMIT = 64_000_000  # a file may hold, or be resized to, this many pixels; a small file can claim any number
-# Pillow reads others too, one of them (EPS) by running a program
+PIXEL_LIMIT = 64_000_000  # most pixels of a file, and of a resized image; a small file can claim any number
+# Pillow supports more formats, one of them (EPS) by running a program
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 
@@ -32,21 +32,21 @@ class UnreadableError(DataError):
 
 
 class Header(NamedTuple):
-    """What is known of a readable file: its size as stored (height, width), and what its owner should be told."""
+    """The header of a readable file: its size as stored (height, width), and a note for the report, or None."""
 
     size: tuple[int, int]
     note: str | None
 
 
 class Decoded(NamedTuple):
-    """pixels (3, height, width) uint8, as a model expects them, and what the file's header said."""
+    """pixels (3, height, width) uint8, preprocessed for a model, and the file's header."""
 
     pixels: UInt8[Tensor, "3 height width"]
     header: Header
 
 
 def decode_file(path: Path, preprocessing: Preprocessing) -> Decoded:
-    """Pixels of one image file, resized and cropped as a model expects them; call it inside `quiet_pillow`.
+    """Pixels of one image file, resized and cropped for a model; call it inside `quiet_pillow`.
 
     Raises UnreadableError with the reason: missing, no image, truncated, too large.
     """
@@ -55,7 +55,7 @@ def decode_file(path: Path, preprocessing: Preprocessing) -> Decoded:
 
 
 def decode_image(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 height width"]:
-    """Pixels of an image that is open already, as `decode_file` would give them; call it inside `quiet_pillow`.
+    """Pixels of an open image, as `decode_file` returns them; call it inside `quiet_pillow`.
 
     Raises UnreadableError with the reason.
     """
@@ -66,7 +66,7 @@ def decode_image(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tens
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Inside, Pillow's warnings are not printed: what matters is a reason or a note. Enter it outside threads."""
+    """Inside, Pillow's warnings are not printed, as errors and notes replace them. Enter it outside threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -74,7 +74,7 @@ def quiet_pillow() -> Iterator[None]:
 
 @contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
-    """An image whose header was read and whose size is acceptable; every failure inside is an UnreadableError."""
+    """An open image of acceptable size; every failure inside is an UnreadableError."""
     with _reasons(), Image.open(path, formats=FORMATS) as image:
         _check_size(*image.size)
         yield image
@@ -98,9 +98,9 @@ def _reasons() -> Iterator[None]:
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """The first frame as RGB: turned as its EXIF says, transparency laid on white, 16 bit scaled to 8."""
+    """The first frame as RGB: rotated by its EXIF orientation, transparency on white, 16 bit scaled to 8."""
     image.load()
-    with suppress(Exception):  # a broken EXIF block says nothing about the pixels
+    with suppress(Exception):  # a broken EXIF block does not affect the pixels
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and "transparency" not in image.info:
@@ -118,25 +118,25 @@ def flatten(image: Image.Image) -> Image.Image:
 
 
 def fit(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 height width"]:
-    """An RGB image resized (short side, then centre crop; or the whole of it) to the size that a model expects."""
+    """An RGB image resized (short side, then centre crop; or as a whole) to a model's input size."""
     height, width = preprocessing.size
     method = _RESAMPLING[preprocessing.interpolation]
     if preprocessing.resize is None:
         resized = image if image.size == (width, height) else image.resize((width, height), method)
         return to_pixels(resized)
     resized = image.resize(_cover(image.size, preprocessing.resize, (width, height)), method)
-    # rounded as torchvision's CenterCrop does, so that published accuracies can be met
+    # rounded as in torchvision's CenterCrop, to reproduce published accuracies
     left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
     return to_pixels(resized.crop((left, top, left + width, top + height)))
 
 
 def to_pixels(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
-    """An RGB image as a tensor of its own."""
+    """An RGB image as a tensor (a copy)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def header_of(image: Image.Image) -> Header:
-    """An open image's header; where it has more than one frame, that is what its owner should be told."""
+    """An open image's header, with a note where it has more than one frame."""
     # a camera's MPO holds a preview beside the photograph
     animated = image.format != "MPO" and getattr(image, "is_animated", False)
     return Header((image.height, image.width), "more than one frame, of which the first is used" if animated else None)
@@ -145,7 +145,7 @@ def header_of(image: Image.Image) -> Header:
 def _cover(size: tuple[int, int], short_side: int, crop: tuple[int, int]) -> tuple[int, int]:
     """(width, height) with this short side, in proportion, and never smaller than the crop."""
     short, long = min(size), max(size)
-    scaled = int(short_side * long / short)  # cut off, as torchvision's Resize does
+    scaled = int(short_side * long / short)  # truncated, as in torchvision's Resize
     width, height = (short_side, scaled) if size[0] <= size[1] else (scaled, short_side)
     if width < crop[0] or height < crop[1]:
         scale = max(crop[0] / size[0], crop[1] / size[1])
@@ -163,5 +163,5 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """A decoder's complaint on one line."""
+    """The first line of a decoder's error message."""
     return (str(error) or type(error).__name__).splitlines()[0]

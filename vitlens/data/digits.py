@@ -1,7 +1,7 @@
 """The embedded data: scikit-learn's 1,797 handwritten digits, each drawn into scenes with an exact mask.
 
 Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI (CC BY 4.0), as 8x8 counts of ink.
-Train and test share no source digit; they do share writers, whose names the set does not give.
+Train and test share no source digit, but they share writers, who are not identified in the set.
 """
 
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ STYLE = SceneStyle()
 
 @dataclass(frozen=True)
 class DigitScenes:
-    """Scenes that are drawn when they are read: image i is the scene of sources[i] with number repetitions[i].
+    """Scenes that are drawn when they are read: image i is scene number repetitions[i] of digit sources[i].
 
-    A scene is decided by its source digit, its number, the seed and the style; not by its neighbours.
+    A scene depends on its source digit, its number, the seed and the style, not on the other scenes.
     """
 
     sources: Int[Tensor, " images"]
@@ -52,7 +52,7 @@ class DigitScenes:
         return render(glyphs[sources], keys(self.seed, sources, self.repetitions[indices]), self.style)
 
     def epoch(self, number: int) -> "DigitScenes":
-        """The same digits in the scenes of another epoch (from 0); no two epochs share a scene."""
+        """The same digits in other scenes, those of an epoch (from 0); no two epochs share a scene."""
         stride = int(self.repetitions.max()) + 1
         return replace(self, repetitions=self.repetitions + number * stride)
 
@@ -67,17 +67,17 @@ def digits(
 ) -> Split:
     """The embedded scenes: class = digit, masks = its ink, groups = source digit.
 
-    canvas: px; scenes: how many of each source digit (default 1 for test, 4 for train), in rounds, so that the first
-    round does not depend on how many follow; digit_size: least and greatest height as a fraction of the canvas. The
-    test part lies in memory with its masks; the training part is drawn when read (Split.epoch gives fresh scenes) and
-    has no masks. Raises DataError for sizes that cannot be drawn.
+    canvas: px; scenes: number per source digit (default 1 for test, 4 for train); the first scenes do not depend on
+    this number; digit_size: smallest and largest height as a fraction of the canvas. The test part is held in memory
+    with its masks; the training part is drawn when read (Split.epoch draws new scenes) and has no masks. Raises
+    DataError for sizes that cannot be drawn.
     """
     scenes = scenes if scenes is not None else (TRAIN_SCENES if part == "train" else 1)
     _check(canvas, scenes, digit_size)
     sources = source_digits(part)
-    everything = sources.repeat(scenes)
+    repeated_sources = sources.repeat(scenes)
     drawn = DigitScenes(
-        everything,
+        repeated_sources,
         torch.arange(scenes).repeat_interleave(len(sources)),
         seed,
         SceneStyle(canvas, digit_size),
@@ -89,23 +89,23 @@ def digits(
         source=drawn,
         size=(canvas, canvas),
         classes=CLASSES,
-        labels=_load()[1][everything],
-        groups=everything,
+        labels=_load()[1][repeated_sources],
+        groups=repeated_sources,
     )
     if part == "train":
         return split
-    finished = drawn.draw(torch.arange(len(drawn)))
-    return replace(split, source=InMemory(finished.pixels), masks=finished.masks)
+    rendered = drawn.draw(torch.arange(len(drawn)))
+    return replace(split, source=InMemory(rendered.pixels), masks=rendered.masks)
 
 
 def load(request: DataRequest) -> Split:
-    """The part that was asked for."""
+    """The requested part."""
     canvas = CANVAS if request.canvas is None else request.canvas
     return digits(request.part, canvas=canvas, scenes=request.scenes, seed=request.seed)
 
 
 def source_digits(part: Part) -> Int[Tensor, " sources"]:
-    """Which of the 1,797 digits belong to a part: fixed for all seeds, 45 of each class for test."""
+    """The indices of a part among the 1,797 digits: the same for all seeds, 45 of each class for test."""
     _, labels = _load()
     order = mix(torch.arange(len(labels))).argsort()
     held_out = torch.zeros(len(labels), dtype=torch.bool)
@@ -116,7 +116,7 @@ def source_digits(part: Part) -> Int[Tensor, " sources"]:
 
 @cache
 def _load() -> tuple[Float[Tensor, "sources 8 8"], Int[Tensor, " sources"]]:
-    """Share of ink in each source pixel (0 to 1), and the digit."""
+    """The fraction of ink in each source pixel, and the digits."""
     from sklearn.datasets import load_digits  # takes a second to import
 
     data = load_digits()

@@ -1,4 +1,4 @@
-"""Folders of images: one folder a class, with or without parts, or loose images without labels."""
+"""Folders of images: one folder per class, with or without parts, or images without labels."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
 
 TRAIN_FOLDERS = ("train", "training")
-TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that is there
-MANY = 100_000  # files and folders that are no images, before a folder is taken for none of images
-UNSTATED = Preprocessing(size=(224, 224), resize=256)  # for images of many sizes when no model says what it takes
+TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that exists
+MANY = 100_000  # other files and folders, after which a folder is refused as not one of images
+UNSTATED = Preprocessing(size=(224, 224), resize=256)  # for images of different sizes without a model
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files, sorted, before any is opened; labels and classes are empty for loose images."""
+    """Image files, sorted, before any is opened; labels and classes are empty for images without labels."""
 
     paths: tuple[Path, ...]
     labels: tuple[int, ...] = ()
@@ -35,12 +35,12 @@ class Listing:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is such a folder."""
+    """Whether a path is a folder."""
     return path.is_dir() and path.suffix.lower() != ".npz"
 
 
 def load(request: DataRequest) -> Split:
-    """The part that was asked for."""
+    """The requested part."""
     return load_folder(
         request.path,
         part=request.part,
@@ -61,16 +61,16 @@ def load_folder(
     memory: int = MEMORY_LIMIT,
     progress: Progress | None = None,
 ) -> Split:
-    """One part of a folder; see list_folder for how parts, classes and labels are found.
+    """One part of a folder; see list_folder for its parts, classes and labels.
 
-    preprocessing: None keeps the size that all images share, else 224x224. Images beside masks/ or COCO's boxes come
-    with their masks (see load_masked_folder). Raises DataError for a folder without images or without readable ones.
+    preprocessing: None keeps the size that all images share, else 224x224. Images with masks/ or COCO's boxes are
+    loaded with their masks (see load_masked_folder). Raises DataError for a folder without readable images.
     """
     listing = list_folder(root, part=part, seed=seed, whole=whole)
     if root / "images" == listing.paths[0].parent and has_objects(root):
-        wanted = preprocessing or _stored_size(listing.paths)
+        preprocessing = preprocessing or _stored_size(listing.paths)
         return load_masked_folder(
-            root, listing.paths, part=part, preprocessing=wanted, memory=memory, progress=progress
+            root, listing.paths, part=part, preprocessing=preprocessing, memory=memory, progress=progress
         )
     split = load_listing(listing, part=part, preprocessing=preprocessing, memory=memory, progress=progress)
     title = root.resolve().name
@@ -95,8 +95,8 @@ def load_listing(
         source=loaded.source,
         size=preprocessing.size,
         classes=listing.classes,
-        labels=torch.tensor([listing.labels[index] for index in loaded.kept]) if listing.labels else None,
-        files=tuple(str(listing.paths[index]) for index in loaded.kept),
+        labels=torch.tensor([listing.labels[index] for index in loaded.readable]) if listing.labels else None,
+        files=tuple(str(listing.paths[index]) for index in loaded.readable),
         skipped=loaded.skipped,
         notes=listing.notes + loaded.notes,
     )
@@ -105,10 +105,10 @@ def load_listing(
 def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -> Listing:
     """The image files of a part.
 
-    With train/ and test/ (or val/) inside, each is its part. With train/ alone, or class folders at the top, a seeded
-    fifth of each class is held out for test; `whole` gives all of them instead (for a model that never saw any).
-    Images at the top, or in images/ beside masks/ or COCO's boxes, are loose: no labels, no parts. Class folders that
-    are all wnids of ImageNet get its indices and names.
+    train/ and test/ (or val/) are the parts. With train/ alone, or class folders at the top, a seeded fifth of each
+    class is held out for test; `whole` returns all images instead (for a model that was not trained on them). Images at
+    the top, or in images/ beside masks/ or COCO's boxes, have no labels and no parts. Class folders that are all wnids
+    of ImageNet get its indices and names.
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
@@ -120,9 +120,9 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
             raise DataError(f"expected train/ in {root}, found {test.name}/ alone; it is for evaluation")
         return _list_classes(test, (test,))
     if has_objects(root):
-        return _list_loose(root / "images")
+        return _list_unlabelled(root / "images")
     top = train or root
-    listing = _list_classes(top, (top,)) if _class_folders(top) else _list_loose(root)
+    listing = _list_classes(top, (top,)) if _class_folders(top) else _list_unlabelled(root)
     if not listing.labels or whole:
         return listing
     chosen = hold_out(torch.tensor(listing.labels), part, seed=seed).tolist()
@@ -136,7 +136,7 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
 
 
 def list_images(paths: Sequence[Path]) -> Listing:
-    """Loose images: files as given, and all images below the folders given. Raises DataError where there is none."""
+    """Images without labels: files as given, and all images in the folders given. Raises DataError for none."""
     images: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -165,7 +165,7 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     return Listing(tuple(path for _, path in paths), tuple(indices[name] for name, _ in paths), classes, notes)
 
 
-def _list_loose(root: Path) -> Listing:
+def _list_unlabelled(root: Path) -> Listing:
     paths = sorted(child for child in root.iterdir() if _is_image(child))
     if not paths:
         raise DataError(_no_images(root))
@@ -173,7 +173,7 @@ def _list_loose(root: Path) -> Listing:
 
 
 def _class_folders(folder: Path) -> list[Path]:
-    """Folders that hold an image at any depth."""
+    """Folders with an image at any depth."""
     return [
         child
         for child in sorted(folder.iterdir())
@@ -184,7 +184,7 @@ def _class_folders(folder: Path) -> list[Path]:
 def _images_below(folder: Path) -> Iterator[Path]:
     """Images at any depth, sorted, without hidden files and folders.
 
-    Raises DataError where hardly anything is an image after MANY files: a whole disk is no data.
+    Raises DataError where only few of MANY files are images (a home folder, a whole disk).
     """
     images = others = 0
     for place, folders, files in os.walk(folder):

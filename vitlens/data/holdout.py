@@ -1,4 +1,4 @@
-"""A test part for data that comes without one: a seeded fifth of each class."""
+"""A test part for data without one: a seeded fifth of each class."""
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ TEST_SHARE = 0.2
 
 
 def hold_out(labels: Labels, part: Part, *, seed: int) -> Tensor:
-    """Which images (sorted indices) belong to a part: a fifth of every class, at least one, is for test.
+    """The sorted indices of a part's images: a fifth of every class, at least one, is for test.
 
-    A class with a single image is trained on. Where no class has two there is nothing to divide: all images are for
-    test, and asking for the training part is a DataError.
+    A class with a single image is in the training part. Where no class has two images, all are for test, and requesting
+    the training part raises DataError.
     """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     shuffled = labels[order]
@@ -33,7 +33,7 @@ def hold_out(labels: Labels, part: Part, *, seed: int) -> Tensor:
 
 
 def describe_hold_out(seed: int) -> str:
-    """What a report says of such a division."""
+    """The note about the division in a report."""
     return (
         f"no test part was given: a fifth of each class, drawn with seed {seed}, is held out for test, as a model is "
         "better on images that it was trained on"

@@ -1,4 +1,4 @@
-"""Hashes of a split's images, together and one by one, that do not depend on file names."""
+"""Hashes of a split's images, together and one by one, independent of file names."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlens.data.reading import Files
-from vitlens.data.split import Chosen, Source, Split
+from vitlens.data.split import Source, Split, Subset
 from vitlens.files import sha256
 
 _AT_ONCE = 256  # images read at a time
@@ -19,8 +19,8 @@ _AT_ONCE = 256  # images read at a time
 def split_fingerprint(split: Split) -> str:
     """SHA-256 of the images in their order. Labels, names and masks are left out.
 
-    Images that are decoded when read are hashed by their files' content and by how they are decoded, so that nothing
-    need be decoded; others by their pixels. The two give different hashes.
+    Images that are decoded on reading are hashed by file content and preprocessing, without decoding; others by their
+    pixels. The two give different hashes.
     """
     source, indices = _innermost(split.source, torch.arange(len(split)))
     digest = hashlib.sha256(str((len(split), split.size)).encode())
@@ -39,7 +39,7 @@ def split_fingerprint(split: Split) -> str:
 def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     """A number for each image, (n,): the first 8 bytes of the SHA-256 of its file, or of its pixels where it has none.
 
-    Files that were copied, moved or renamed keep their number, however they are decoded; changed ones do not.
+    Copied, moved or renamed files keep their number, with any preprocessing; changed files do not.
     """
     if split.files is not None:
         with ThreadPoolExecutor(cpu_count() or 1) as threads:
@@ -54,13 +54,13 @@ def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint6
 
 
 def _path(split: Split, file: str) -> Path:
-    """Where a split's file lies: in its folder, or in images/ there where it has masks."""
+    """The path of a split's file: in its folder, or in its images/ where it has masks."""
     path = Path(split.name, file)
     return path if path.exists() else Path(split.name, "images", file)
 
 
 def _innermost(source: Source, indices: Tensor) -> tuple[Source, Tensor]:
-    """The source below all choices, and which of its images they are."""
-    if isinstance(source, Chosen):
+    """The source inside all subsets, and the indices of the images in it."""
+    if isinstance(source, Subset):
         return _innermost(source.source, source.indices[indices])
     return source, indices

@@ -1,4 +1,4 @@
-"""A folder of images with masks or boxes of their objects, against which attribution maps are localised."""
+"""A folder of images with masks or boxes of their objects, for the localisation of attribution maps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from vitlens.strict_json import Limit
 INDEX = "index.json"
 BOXES = "annotations.json"
 _WHOLE = "images have the model's size already and were taken whole, so that the masks fit"
-_BOXED = "objects are known by their boxes alone: what lies in a box beside the object counts as the object"
+_BOXED = "objects are given as boxes only: background inside a box counts as the object"
 
 _COCO = Limit(size=128 << 20, values=16_000_000)  # COCO's validation part takes a sixth of it
 _COCO_FORM = "write COCO's images and annotations with bbox, or put masks/ beside images/"
@@ -66,7 +66,7 @@ class _CocoBox:
 
 @dataclass(frozen=True)
 class _Coco:
-    """annotations.json, without what is not needed here."""
+    """annotations.json, with the fields needed here."""
 
     images: tuple[_CocoImage, ...]
     annotations: tuple[_CocoBox, ...]
@@ -103,11 +103,11 @@ def load_masked_folder(
 ) -> Split:
     """The images of a folder with their masks, resized and cropped as the images are.
 
-    paths: the image files. The mask of images/NAME.* is masks/NAME.*, True above half of its largest value; or, in a
-    folder without masks/, the boxes that annotations.json (COCO's form: images, annotations, bbox as x, y, width,
-    height in px) gives it, together. An image without, or whose mask is damaged or has another size, is left out and
-    named in `skipped`. Where index.json gives every image its `imagenet_class` these are the labels. Images that
-    have the model's size already are taken whole. Raises DataError when no image has a mask, and for damaged JSON.
+    paths: the image files. The mask of images/NAME.* is masks/NAME.*, True above half of its largest value; in a folder
+    without masks/, it is the union of the image's boxes in annotations.json (COCO's format: images, annotations, bbox
+    as x, y, width, height in px). An image without a mask, or whose mask is damaged or of another size, is left out and
+    listed in `skipped`. Where index.json has an `imagenet_class` for every image, these are the labels. Images that
+    already have the model's size are not cropped. Raises DataError when no image has a mask, and for damaged JSON.
     """
     boxed = not (root / "masks").is_dir()
     known: Mapping[str, ObjectMask | UnreadableError]
@@ -127,8 +127,8 @@ def load_masked_folder(
             f"{skipped[0].reason}); try --images {root / 'images'} to do without"
         )
     loaded = load_files(fitting, preprocessing, memory=memory, progress=progress)
-    kept = [fitting[index] for index in loaded.kept]
-    labels = _labels(root / INDEX, kept)
+    readable = [fitting[index] for index in loaded.readable]
+    labels = _labels(root / INDEX, readable)
     return Split(
         name=str(root),
         title=root.resolve().name,
@@ -137,8 +137,8 @@ def load_masked_folder(
         size=preprocessing.size,
         classes=imagenet_classes() if labels is not None else (),
         labels=labels,
-        masks=torch.stack([masks[path] for path in kept]),
-        files=tuple(path.name for path in kept),
+        masks=torch.stack([masks[path] for path in readable]),
+        files=tuple(path.name for path in readable),
         skipped=skipped + loaded.skipped,
         notes=loaded.notes + ((_WHOLE,) if whole else ()) + ((_BOXED,) if boxed else ()),
     )
@@ -150,13 +150,13 @@ def _masks(
     preprocessing: Preprocessing,
     reasons: dict[Path, str],
 ) -> Iterator[tuple[Path, Tensor]]:
-    """Each image's mask as its model sees it; of one that cannot be decoded the reason is written down."""
+    """Each image's mask, preprocessed as its image; `reasons` is filled for a mask that cannot be decoded."""
     with quiet_pillow():
         for path in paths:
             try:
-                one = known[path.name]
-                assert isinstance(one, ObjectMask)
-                yield path, _fitted(one.draw(), preprocessing)
+                mask = known[path.name]
+                assert isinstance(mask, ObjectMask)
+                yield path, _fitted(mask.draw(), preprocessing)
             except UnreadableError as why:
                 reasons[path] = _damaged(why)
 
@@ -180,7 +180,7 @@ def _unfit(header: Header | UnreadableError, known: ObjectMask | UnreadableError
 
 
 def _mask_files(folder: Path, paths: Sequence[Path]) -> dict[str, ObjectMask | UnreadableError]:
-    """The mask of every image that has one, or why it cannot be read, by the image's name."""
+    """The mask of every image that has one, or the reason why it is unreadable, by the image's name."""
     masks = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES}
     objects: dict[str, ObjectMask | UnreadableError] = {}
     for path in paths:
@@ -203,7 +203,7 @@ def _read(path: Path) -> Inside:
 
 
 def _boxes(file: Path) -> dict[str, ObjectMask]:
-    """The boxes of every image that has some, by the image's file name. Raises DataError for another form."""
+    """The boxes of every image that has some, by the image's file name. Raises DataError for another format."""
     content = read_any_json(file, limit=_COCO, error=DataError, hint=_COCO_FORM)
     coco = read_as(_Coco, content, source=str(file), unknown="ignore", error=DataError, hint=_COCO_FORM)
     by_image: dict[_Id, list[Sequence[float]]] = {}
@@ -219,7 +219,7 @@ def _boxes(file: Path) -> dict[str, ObjectMask]:
 
 
 def _drawn(size: tuple[int, int], boxes: Sequence[Sequence[float]]) -> Inside:
-    """The pixels whose centres lie in a box."""
+    """The pixels with their centres in a box."""
     inside = np.zeros(size, dtype=bool)
     for x, y, width, height in boxes:
         rows, columns = _centres(y, y + height, size[0]), _centres(x, x + width, size[1])
@@ -228,30 +228,32 @@ def _drawn(size: tuple[int, int], boxes: Sequence[Sequence[float]]) -> Inside:
 
 
 def _centres(low: float, high: float, side: int) -> slice:
-    """The pixels whose centres lie from low to high, in px."""
+    """The pixels with their centres from low to high, in px."""
     ends = (min(max(ceil(end - 0.5), 0), side) for end in (low, high))
     return slice(*ends)
 
 
 def _fitted(inside: Inside, preprocessing: Preprocessing) -> Tensor:
-    """One mask (height, width) as the model sees its image."""
+    """One mask (height, width), preprocessed as its image."""
     drawn = Image.fromarray((255 * inside).astype(np.uint8)).convert("RGB")
     return fit(drawn, preprocessing)[0] > 127
 
 
-def _labels(index: Path, kept: Sequence[Path]) -> Tensor | None:
-    """ImageNet's class of each image, where an index says it of all of them.
+def _labels(index: Path, paths: Sequence[Path]) -> Tensor | None:
+    """The ImageNet class of each image, where index.json has it for all of them, else None.
 
-    An index without an imagenet_class is of something else. Raises DataError for a damaged one.
+    Without any imagenet_class, index.json is ignored. Raises DataError for a damaged file.
     """
     if not index.is_file():
         return None
     entries = read_any_json(index, error=DataError, hint=_INDEX_FORM)
-    if not isinstance(entries, list) or not any(isinstance(one, dict) and "imagenet_class" in one for one in entries):
+    if not isinstance(entries, list) or not any(
+        isinstance(entry, dict) and "imagenet_class" in entry for entry in entries
+    ):
         return None
     table = read_as(
         _Index, {"entries": entries}, source=str(index), unknown="ignore", error=DataError, hint=_INDEX_FORM
     )
     classes = {entry.file: entry.imagenet_class for entry in table.entries}
-    labels = [classes.get(path.name, -1) for path in kept]
+    labels = [classes.get(path.name, -1) for path in paths]
     return torch.tensor(labels) if min(labels) >= 0 else None

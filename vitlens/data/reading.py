@@ -1,4 +1,4 @@
-"""Many image files: decoded once and kept where they fit in memory, read when asked where they do not."""
+"""Many image files: decoded once and kept where they fit in memory, else decoded on reading."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,20 +18,20 @@ from vitlens.errors import DataError
 from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import Pixels
 
-MEMORY_LIMIT = 1 << 30  # bytes of decoded pixels that are kept; more stays on disk
+MEMORY_LIMIT = 1 << 30  # bytes of decoded pixels that are kept in memory
 Progress = Callable[[int, int], None]  # called with (files done, files in all)
 
 _BATCH = 64  # files a thread takes at a time
-_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}  # near the end of a file that was written whole
+_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}  # near the end of a complete file
 
 Result = TypeVar("Result")
 
 
 class Loaded(NamedTuple):
-    """A source of the readable files; kept: their places in the list given; skipped: the others, and why."""
+    """A source of the readable files; readable: their indices in the given list; skipped: the others, and why."""
 
     source: Source
-    kept: tuple[int, ...]
+    readable: tuple[int, ...]
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...]
 
@@ -47,12 +47,12 @@ class Files:
         return len(self.paths)
 
     def read(self, indices: Tensor) -> Pixels:
-        """Pixels of these files. Raises DataError when one of them can no longer be read."""
+        """Pixels of these files. Raises DataError when one of them has become unreadable."""
         chosen = [self.paths[index] for index in indices.tolist()]
         pixels = _room(len(chosen), self.preprocessing)
         for path, result in zip(chosen, _decode_into(pixels, chosen, self.preprocessing)):
             if isinstance(result, UnreadableError):
-                raise DataError(f"cannot read {path}: {result}; mend or remove it")
+                raise DataError(f"cannot read {path}: {result}; repair or remove it")
         return pixels
 
 
@@ -63,10 +63,10 @@ def load_files(
     memory: int = MEMORY_LIMIT,
     progress: Progress | None = None,
 ) -> Loaded:
-    """A source for image files; those that cannot be read are left out and named.
+    """A source for image files; unreadable ones are left out and listed.
 
-    Up to `memory` bytes of decoded pixels are decoded now and kept as uint8. Above that each file's header and end
-    are looked at now, and its pixels are decoded when asked for. Raises DataError when no file can be read.
+    Up to `memory` bytes of pixels are decoded now and kept as uint8. Above that, only each file's header and end are
+    checked now, and pixels are decoded on reading. Raises DataError when no file can be read.
     """
     height, width = preprocessing.size
     eager = len(paths) * 3 * height * width <= memory
@@ -78,18 +78,18 @@ def load_files(
     )
     if not headers:
         raise DataError(_none_readable(skipped))
-    kept = tuple(headers)
+    readable = tuple(headers)
     if eager:
-        source: Source = InMemory(pixels if not skipped else pixels[list(kept)])
+        source: Source = InMemory(pixels if not skipped else pixels[list(readable)])
     else:
-        source = Files(tuple(paths[index] for index in kept), preprocessing)
-    return Loaded(source, kept, skipped, _count_notes(list(headers.values())))
+        source = Files(tuple(paths[index] for index in readable), preprocessing)
+    return Loaded(source, readable, skipped, _count_notes(list(headers.values())))
 
 
 def probe(paths: Sequence[Path], progress: Progress | None = None) -> list[Header | UnreadableError]:
-    """What each file's header says, or why it cannot be read.
+    """Each file's header, or why it cannot be read.
 
-    Pixels are decoded only where the file looks cut off at its end, or where its format does not show that.
+    Pixels are decoded only where the end of the file is missing, or where its format has no end marker.
     """
     return _for_each(lambda _, path: _probe(path), paths, progress)
 
@@ -128,7 +128,7 @@ def _ends_well(path: Path, kind: str | None) -> bool:
 def _for_each(
     work: Callable[[int, Path], Result], paths: Sequence[Path], progress: Progress | None = None
 ) -> list[Result]:
-    """work(index, path) for every path, on a thread a core (Pillow frees the interpreter while it decodes)."""
+    """work(index, path) for every path, one thread per core (Pillow releases the GIL while it decodes)."""
 
     def batch(start: int) -> list[Result]:
         return [work(index, paths[index]) for index in range(start, min(start + _BATCH, len(paths)))]
@@ -147,7 +147,7 @@ def _for_each(
 
 
 def _room(count: int, preprocessing: Preprocessing) -> Pixels:
-    with torch.inference_mode(False):  # threads write to it, which are in no such mode themselves
+    with torch.inference_mode(False):  # threads write to it, which do not inherit inference mode
         return torch.empty(count, 3, *preprocessing.size, dtype=torch.uint8)
 
 

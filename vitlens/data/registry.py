@@ -1,4 +1,4 @@
-"""Every set of images that has a name, and every layout of a folder or file, one entry each.
+"""Every named set of images, and every layout of a folder or file, one entry each.
 
 Free of torch: loading, `vitlens data`, completion, docs and tests read it. A set is added by its file in this package
 and its entry here.
@@ -18,14 +18,14 @@ _TORCHVISION: Final = "vitlens.data.torchvision_sets:load"
 
 @dataclass(frozen=True)
 class DataSet:
-    """A set that has a name.
+    """A named set.
 
-    title: in reports; classes: how many; size: pixels (height, width) of all its images, None where they differ;
-    origin: where it comes from; load: module:function, (request) -> Split; download: whether it is downloaded once.
+    title: in reports; classes: their number; size: pixels (height, width) of all its images, None where they differ;
+    origin: of its images; load: module:function, (request) -> Split; download: whether it is downloaded once.
 
-    torchvision: the class of torchvision.datasets; parts: how that is asked for one ("train": train=True or False;
-    "split": split="train" or "test"; "trainval": split="trainval" or "test"; "none": it has no parts, so a seed
-    divides it). scenes: whether it takes a canvas and a number of scenes.
+    torchvision: the class of torchvision.datasets; parts: the class's argument for them ("train": train=True or False;
+    "split": split="train" or "test"; "trainval": split="trainval" or "test"; "none": it has no parts and is divided by
+    seed). scenes: whether it accepts a canvas and a number of scenes.
     """
 
     name: str
@@ -42,10 +42,10 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout in which folders or files are read as data.
+    """A layout of folders or files that can be read as data.
 
     recognises: module:function, (path) -> whether the path has this layout; load: module:function, (request) -> Split;
-    usage, help: its line in `vitlens data`, empty for a layout that needs none.
+    usage, help: its line in `vitlens data`, empty for a layout without one.
     """
 
     recognises: str
@@ -56,7 +56,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """Data that was asked for; see load_data. name: of a set, or a path."""
+    """A request for data; see load_data. name: of a set, or a path."""
 
     name: str
     part: Part
@@ -105,7 +105,7 @@ _SETS: Final = (
     _torchvision("pets", "Oxford-IIIT Pets", "OxfordIIITPet", 37, None, "trainval"),
     _torchvision("stl10", "STL-10", "STL10", 10, (96, 96)),
 )
-SETS: Final[Mapping[str, DataSet]] = {one.name: one for one in _SETS}
+SETS: Final[Mapping[str, DataSet]] = {data_set.name: data_set for data_set in _SETS}
 
 LAYOUTS: Final = (  # the first that recognises a path reads it
     Layout("vitlens.data.tiny_imagenet:is_tiny_imagenet", "vitlens.data.tiny_imagenet:load"),
@@ -117,9 +117,15 @@ LAYOUTS: Final = (  # the first that recognises a path reads it
         "class folders, with train/ and test/ or val/ inside or divided by seed; or loose images",
     ),
     Layout(
+        "vitlens.data.medmnist:is_medmnist",
+        "vitlens.data.medmnist:load",
+        "MEDMNIST.npz",
+        "MedMNIST's train_images, train_labels, val_images, ..., test_labels",
+    ),
+    Layout(
         "vitlens.data.arrays:is_arrays",
         "vitlens.data.arrays:load",
         "FILE.npz",
-        "images (n, height, width[, 3]) uint8 and labels, or MedMNIST's train_images, test_images",
+        "images (n, height, width[, 3]) uint8 and labels",
     ),
 )

@@ -1,8 +1,8 @@
 """The embedded set `shapes`: shape x texture x colour, drawn when read, with exact masks.
 
-In `shapes` every shape has a texture of its own, so that either tells the class, while colours say nothing; in
-`shapes-conflict` the texture is another class's, so that an answer shows which of the two the model goes by. The label
-is the shape.
+In `shapes` every shape has its own texture, so that both determine the class, and colours are uninformative; in
+`shapes-conflict` the texture is that of another class, so that a prediction shows which of the two the model uses. The
+label is the shape.
 """
 
 from dataclasses import dataclass, replace
@@ -23,15 +23,15 @@ Cue = Literal["agree", "conflict"]
 
 CLASSES: Final = tuple(SHAPES)
 CANVAS: Final = 32
-PER_CLASS: Final = {"train": 560, "test": 70}  # multiples of the 7 other textures: conflicts come out even
-_PART: Final = {"train": 1, "test": 2}  # in the keys: no image is in both parts
+PER_CLASS: Final = {"train": 560, "test": 70}  # multiples of the 7 other textures, so that each is used equally often
+_PART: Final = {"train": 1, "test": 2}  # part of the keys, so that no image is in both parts
 
 
 @dataclass(frozen=True)
 class ShapeImages:
     """Images that are drawn when they are read: image i shows shapes[i] with the texture of class textures[i].
 
-    An image is decided by its key, the seed and the canvas; not by its neighbours.
+    An image depends on its key, the seed and the canvas, not on the other images.
     """
 
     shapes: Labels
@@ -55,7 +55,7 @@ class ShapeImages:
         return render(self.shapes[indices], self.textures[indices], drawn, canvas=self.canvas)
 
     def epoch(self, number: int) -> "ShapeImages":
-        """Other images of the same shapes and textures: those of another epoch (from 0)."""
+        """Other images of the same shapes and textures, those of an epoch (from 0)."""
         return replace(self, numbers=self.numbers + number * (int(self.numbers.max()) + 1))
 
 
@@ -65,8 +65,8 @@ def shapes(
     """One part of the set; class = shape, masks = its silhouette (test part).
 
     cue: "agree": each shape in its own texture; "conflict": in those of the other classes, all equally often. The
-    files' names say shape and texture (`circle/circle3-star3.png`), as in folders of cue conflicts. The test part lies
-    in memory; the training part is drawn when read and gives fresh images every epoch. canvas: px. Raises DataError.
+    file names contain shape and texture (`circle/circle3-star3.png`), as in folders of cue conflicts. The test part is
+    held in memory; the training part is drawn when read, with new images every epoch. canvas: px. Raises DataError.
     """
     if not 16 <= canvas <= 1024:
         raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try {CANVAS}")
@@ -91,12 +91,12 @@ def shapes(
     )
     if part == "train":
         return split
-    finished = drawn.draw(torch.arange(len(drawn)))
-    return replace(split, source=InMemory(finished.pixels), masks=finished.masks)
+    rendered = drawn.draw(torch.arange(len(drawn)))
+    return replace(split, source=InMemory(rendered.pixels), masks=rendered.masks)
 
 
 def load(request: DataRequest) -> Split:
-    """The part that was asked for, of the set of that name."""
+    """The requested part of the set of that name."""
     return shapes(request.part, cue="agree" if request.name == "shapes" else "conflict", seed=request.seed)
 
 

@@ -1,4 +1,4 @@
-"""A share of the training images, in an epoch as long as all of them make."""
+"""A fraction of the training images, repeated to the length of a full epoch."""
 
 from dataclasses import replace
 
@@ -11,20 +11,20 @@ from vitlens.errors import DataError, InputError
 def share_of(split: Split, share: float, *, seed: int) -> Split:
     """A seeded, class-balanced share (fraction) of a training split, repeated to the split's length.
 
-    Repeated, a share makes as many steps an epoch as the whole, so that shares differ in their images and not in the
-    length of the training. The shares of one seed are nested: 5 % lies within 10 %. A source that draws new images
-    every epoch keeps those of its first, or a share would limit nothing. Raises InputError for a share outside (0, 1],
-    DataError where it leaves a class without an image.
+    Repeated, an epoch has as many steps as with all images, so that shares differ in their images and not in the length
+    of training. Shares with the same seed are nested: 5 % is a subset of 10 %. A source that draws new images every
+    epoch is fixed to those of its first. Raises InputError for a share outside (0, 1], DataError where a class is left
+    without an image.
     """
     count = images_in(split, share)
-    kept = _held(split.limit(count, seed=seed))
-    if len(kept) == len(split):
-        return kept
-    return kept.pick(torch.arange(len(split)) % len(kept))
+    subset = _first_epoch(split.limit(count, seed=seed))
+    if len(subset) == len(split):
+        return subset
+    return subset.pick(torch.arange(len(split)) % len(subset))
 
 
 def images_in(split: Split, share: float) -> int:
-    """How many images a share (fraction) of a split is. Raises what share_of raises."""
+    """The number of images in a share (fraction) of a split. Raises what share_of raises."""
     if not 0 < share <= 1:
         raise InputError(f"expected a share of the images above 0 and at most 1, found {share}")
     count = round(share * len(split))
@@ -37,8 +37,8 @@ def images_in(split: Split, share: float) -> int:
     return count
 
 
-def _held(split: Split) -> Split:
-    """The split with the images of its first epoch for good."""
+def _first_epoch(split: Split) -> Split:
+    """The split fixed to the images of its first epoch."""
     if split.epoch(1) is split:
         return split
     pixels = split.source.read(torch.arange(len(split)))

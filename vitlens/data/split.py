@@ -1,4 +1,4 @@
-"""Split: one part of a data set, whether it lies in memory or on disk."""
+"""Split: one part of a data set, in memory or on disk."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @runtime_checkable
 class Source(Protocol):
-    """Where pixels come from: all in memory, or read from disk when asked."""
+    """A source of pixels: in memory, or read from disk."""
 
     def __len__(self) -> int: ...
 
@@ -30,10 +30,10 @@ class Source(Protocol):
 
 @runtime_checkable
 class Renewable(Protocol):
-    """A source that can show the same subjects in new images, epoch after epoch."""
+    """A source that draws new images of the same subjects for every epoch."""
 
     def epoch(self, number: int) -> Source:
-        """The source as epoch `number` (from 0) sees it."""
+        """The source of epoch `number` (from 0)."""
         ...
 
 
@@ -53,7 +53,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that was left out, as it could not be read or lacks its mask, and why."""
+    """A file that was left out, as it is unreadable or has no mask, and why."""
 
     file: str
     reason: str
@@ -71,10 +71,10 @@ class Batch(NamedTuple):
 class Split:
     """One part of a data set.
 
-    name: as the user gave it ("digits"); title: as a report says it ("CIFAR-10 (JPEG)"); part: "train" or "test";
-    size: pixels (height, width); labels: (n,) class indices or None; masks: (n, height, width) True on the object,
-    or None; groups: (n,) what the images share (source digit), for clustered intervals, or None; files: one name an
-    image, or None; skipped: files left out; notes: what else a report must say of how it was loaded.
+    name: as the user typed it ("digits"); title: in reports ("CIFAR-10 (JPEG)"); part: "train" or "test"; size: pixels
+    (height, width); labels: (n,) class indices or None; masks: (n, height, width) True on the object, or None; groups:
+    (n,) group of each image (source digit), for clustered intervals, or None; files: one name per image, or None;
+    skipped: files left out; notes: sentences for the report about how it was loaded.
     """
 
     name: str
@@ -105,17 +105,17 @@ class Split:
         chosen = indices.tolist()
         return replace(
             self,
-            source=Chosen(self.source, indices),
+            source=Subset(self.source, indices),
             labels=None if self.labels is None else self.labels[indices],
             masks=None if self.masks is None else self.masks[indices],
             groups=None if self.groups is None else self.groups[indices],
             files=None if self.files is None else tuple(self.files[index] for index in chosen),
         )
 
-    def led_by(self, files: Sequence[str]) -> "Split":
-        """The same images with these in front, by file name (with or without its ending).
+    def starting_with(self, files: Sequence[str]) -> "Split":
+        """The same images, beginning with these, by file name (with or without suffix).
 
-        Raises DataError for a name that is not there, and where images have no files.
+        Raises DataError for an unknown name, and where images have no files.
         """
         if not files:
             return self
@@ -133,15 +133,15 @@ class Split:
         return self.pick(torch.tensor(first + rest))
 
     def epoch(self, number: int) -> "Split":
-        """The split as epoch `number` (from 0) of a training sees it: new images where its source draws them.
+        """The split of epoch `number` (from 0): with new images where its source draws them.
 
-        Labels and order stay. Masks are of the first epoch's images, so a renewed split has none.
+        Labels and order stay. Masks belong to the images of epoch 0, so later splits have none.
         """
         source = _renewed(self.source, number)
         return self if source is self.source else replace(self, source=source, masks=None)
 
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
-        """At most count images: a seeded subset with as equal a number of each class as there is."""
+        """At most count images: a seeded subset, as balanced by class as possible."""
         if count is None or count >= len(self):
             return self
         if count < 1:
@@ -150,15 +150,15 @@ class Split:
 
 
 def takes_splits(function: Function) -> Function:
-    """A public function some of whose parameters are Splits; it raises DataError where it is given something else."""
+    """Decorator for a public function with Splits among its parameters: raises DataError for other values."""
     parameters = inspect.signature(function).parameters
     named = [name for name, parameter in parameters.items() if parameter.annotation in (Split, Split | None)]
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(parameters, args)), **kwargs}
+        arguments = {**dict(zip(parameters, args)), **kwargs}
         for name in named:
-            value = given.get(name)
+            value = arguments.get(name)
             if value is not None and not isinstance(value, Split):
                 raise DataError(
                     f"expected a Split of images and labels for {name}, found {type(value).__name__}; make one with "
@@ -170,8 +170,8 @@ def takes_splits(function: Function) -> Function:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Some images of another source."""
+class Subset:
+    """Some of the images of another source."""
 
     source: Source
     indices: Tensor
@@ -185,20 +185,20 @@ class Chosen:
 
 
 def _renewed(source: Source, number: int) -> Source:
-    """The source of another epoch; itself where it has only one set of images."""
-    if isinstance(source, Chosen):
+    """The source of an epoch; itself where its images are fixed."""
+    if isinstance(source, Subset):
         inner = _renewed(source.source, number)
         return source if inner is source.source else replace(source, source=inner)
     return source.epoch(number) if isinstance(source, Renewable) and number else source
 
 
 def _balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
-    """Seeded indices, sorted, dealt one class at a time until count is reached."""
+    """Seeded indices, sorted, drawn from the classes in turn until count is reached."""
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     if labels is None:
         return order[:count].sort().values
     shuffled = labels[order]
-    turn = torch.empty(total, dtype=torch.long)  # the how-manieth of its class each image is
+    turn = torch.empty(total, dtype=torch.long)  # rank of each image within its class
     for label in sorted(set(shuffled.tolist())):
         members = (shuffled == label).nonzero().squeeze(1)
         turn[members] = torch.arange(len(members))

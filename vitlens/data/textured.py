@@ -1,7 +1,7 @@
 """Shapes and textures as functions of the plane, and images made of them: a textured shape on a plain ground.
 
 Shapes are signed distances (negative inside, about one unit from centre to tip), textures numbers from -1 to 1 over
-pixels; both are turned at random, so that neither place nor direction tells the class.
+pixels; both are rotated at random, so that neither position nor direction determines the class.
 """
 
 import math
@@ -22,7 +22,7 @@ Plane = Float[Tensor, "batch height width"]
 
 _PERIOD = 5.0  # px of the textures on a canvas of REFERENCE px
 _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
-_TEXTURE_CONTRAST = 0.22  # of luminance, up and down from the shape's own
+_TEXTURE_CONTRAST = 0.22  # of luminance, around the shape's own
 
 
 class TexturedImages(NamedTuple):
@@ -150,7 +150,7 @@ def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Tex
 
 
 def _turned(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Plane, Plane, Tensor]:
-    """Coordinates in which the shape is upright and of size 1, and that size in px (batch,)."""
+    """Coordinates in which the shape is upright and of size 1, and its size in px (batch,)."""
     size = (0.31 + 0.16 * draws[:, 0]) * canvas
     room = canvas - 2 * size
     centres = torch.arange(canvas, device=draws.device) + 0.5
@@ -162,7 +162,7 @@ def _turned(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Plane, Plane,
 
 
 def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
-    """The textures over the whole canvas, -1 to 1, turned and shifted at random."""
+    """The textures over the whole canvas, -1 to 1, rotated and shifted at random."""
     draws = uniform(keys, 3, stream=14)
     unit = 2 * math.pi / (_PERIOD * canvas / REFERENCE)
     centres = (torch.arange(canvas, device=keys.device) + 0.5) * unit
@@ -176,17 +176,17 @@ def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
 
 
 def _chosen(functions: list[Callable[..., Plane]], which: Tensor, *planes: Plane) -> Plane:
-    """For each image the value of its own function."""
+    """The value of each image's function."""
     result = torch.empty_like(planes[0])
     for index, function in enumerate(functions):
-        mine = which == index
-        if mine.any():
-            result[mine] = function(*(plane[mine] for plane in planes))
+        members = which == index
+        if members.any():
+            result[members] = function(*(plane[members] for plane in planes))
     return result
 
 
 def _ground(first: Tensor, second: Tensor, direction: Tensor, canvas: int) -> Float[Tensor, "batch 3 height width"]:
-    """One colour passing into another of the same luminance."""
+    """A gradient between two colours of the same luminance."""
     centres = (torch.arange(canvas, device=first.device) + 0.5) / canvas - 0.5
     angle = 2 * math.pi * direction[:, None, None]
     along = (angle.cos() * centres[None, None, :] + angle.sin() * centres[None, :, None]) / math.sqrt(2) + 0.5

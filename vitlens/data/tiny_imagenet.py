@@ -23,12 +23,12 @@ _WNID = re.compile(r"n\d{8}")
 
 
 def is_tiny_imagenet(root: Path) -> bool:
-    """Whether a folder has val/images/ and beside it the file that says what these images show."""
+    """Whether a folder has val/images/ and beside it the file with their labels."""
     return (root / "val" / ANNOTATIONS).is_file() and (root / "val" / "images").is_dir()
 
 
 def load(request: DataRequest) -> Split:
-    """The part that was asked for."""
+    """The requested part."""
     return load_tiny_imagenet(
         request.path, part=request.part, preprocessing=request.preprocessing, progress=request.progress
     )
@@ -46,9 +46,9 @@ def load_tiny_imagenet(
 
 def list_tiny_imagenet(root: Path, *, part: Part) -> Listing:
     """The image files of a part. The classes are those of wnids.txt, train/ and val_annotations.txt together, in order
-    of wnid; each is called by its first word in words.txt, else as ImageNet calls it, else by its wnid.
+    of wnid; their names are the first words in words.txt, else ImageNet's names, else the wnids.
 
-    Raises DataError for lines that are not so, and where a part has no images.
+    Raises DataError for lines of another form, and where a part has no images.
     """
     annotated = _annotations(root / "val" / ANNOTATIONS)
     train = _train_folders(root / "train")
@@ -72,7 +72,7 @@ def list_tiny_imagenet(root: Path, *, part: Part) -> Listing:
 
 
 def _train_folders(train: Path) -> list[str]:
-    """The class folders with an image; a folder of another name than a wnid is none."""
+    """The class folders with an image: those whose names are wnids."""
     if not train.is_dir():
         return []
     folders = sorted(child for child in train.iterdir() if child.is_dir() and _WNID.fullmatch(child.name))
@@ -87,7 +87,7 @@ def _has_images(folder: Path) -> bool:
 
 
 def _annotations(file: Path) -> Mapping[str, str]:
-    """The wnid of each image of val/, by its file name: a line is file, wnid and a box, between tabs."""
+    """The wnid of each image of val/, by its file name: a line is file, wnid and a box, separated by tabs."""
     wnids = {}
     for number, line in enumerate(_lines(file), start=1):
         fields = line.split("\t")
@@ -106,13 +106,13 @@ def _wnids(file: Path) -> list[str]:
 
 
 def _words(file: Path) -> Mapping[str, str]:
-    """The first word of each wnid: a line is wnid, tab, words between commas. Other lines say nothing."""
+    """The first word of each wnid: a line is wnid, tab, words separated by commas. Other lines are ignored."""
     pairs = (line.partition("\t") for line in _lines(file)) if file.is_file() else ()
     return {wnid.strip(): words.split(",")[0].strip() for wnid, _, words in pairs if words.strip()}
 
 
 def _named(wnids: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
-    """A name for each wnid; those of one name are told apart by their wnids."""
+    """A name for each wnid; equal names are followed by their wnids."""
     known = {wnid: imagenet_classes()[index] for wnid, index in imagenet_indices().items()}
     names = [words.get(wnid) or known.get(wnid, wnid) for wnid in wnids]
     times = Counter(names)

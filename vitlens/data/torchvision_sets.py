@@ -1,4 +1,4 @@
-"""torchvision's sets by name: downloaded to a folder once, then read as a Split."""
+"""torchvision's sets by name: downloaded once, then read as a Split."""
 
 import contextlib
 import socket
@@ -25,7 +25,7 @@ from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import Pixels
 from vitlens.startup import import_without_compiler
 
-PATIENCE = 10.0  # seconds to wait for a server that does not answer
+TIMEOUT = 10.0  # seconds to wait for a server that does not respond
 
 Dataset = Any  # torchvision has no types
 Options = Mapping[str, object]
@@ -52,42 +52,41 @@ def load_torchvision(
     seed: int = 0,
     whole: bool = False,
 ) -> Split:
-    """One part of a torchvision set, downloaded to data_dir where it is not there yet.
+    """One part of a torchvision set, downloaded to data_dir if needed.
 
-    Sets whose images share one small size keep it; the others are resized as `preprocessing` says (None: 224x224).
-    whole: a set without parts is not divided.
-    Raises DataError, one line within seconds, when it is not there and cannot be downloaded.
+    Sets of images of one small size keep it; the others are resized by `preprocessing` (None: 224x224). whole: a set
+    without parts is not divided. Raises DataError, within seconds, when it is missing and cannot be downloaded.
     """
-    wanted = SETS[name]
-    dataset = _open(wanted, options_of(wanted, part), data_dir)
+    data_set = SETS[name]
+    dataset = _open(data_set, options_of(data_set, part), data_dir)
     labels = _labels(dataset)
-    undivided = whole or wanted.parts != "none"
+    undivided = whole or data_set.parts != "none"
     chosen = torch.arange(len(labels)) if undivided else hold_out(labels, part, seed=seed)
-    source, size = _source(dataset, chosen, wanted, preprocessing or UNSTATED)
+    source, size = _source(dataset, chosen, data_set, preprocessing or UNSTATED)
     return Split(
         name=name,
-        title=wanted.title,
+        title=data_set.title,
         part=part,
         source=source,
         size=size,
-        classes=tuple(getattr(dataset, "classes", None) or (str(index) for index in range(wanted.classes))),
+        classes=tuple(getattr(dataset, "classes", None) or (str(index) for index in range(data_set.classes))),
         labels=labels[chosen],
         notes=() if undivided else (describe_hold_out(seed),),
     )
 
 
-def options_of(wanted: DataSet, part: Part) -> Options:
-    """What torchvision's class is told for a part."""
-    if wanted.parts == "none":
+def options_of(data_set: DataSet, part: Part) -> Options:
+    """The arguments of torchvision's class for a part."""
+    if data_set.parts == "none":
         return {}
-    if wanted.parts == "train":
+    if data_set.parts == "train":
         return {"train": part == "train"}
-    return {"split": "trainval" if wanted.parts == "trainval" and part == "train" else part}
+    return {"split": "trainval" if data_set.parts == "trainval" and part == "train" else part}
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Images of a torchvision set that are read from disk and resized when asked for."""
+    """Images of a torchvision set that are read from disk and resized on reading."""
 
     dataset: Dataset
     chosen: Tensor
@@ -103,28 +102,28 @@ class Decoding:
         return torch.stack(pixels) if pixels else torch.empty(0, 3, *self.preprocessing.size, dtype=torch.uint8)
 
 
-def _open(wanted: DataSet, options: Options, data_dir: Path) -> Dataset:
+def _open(data_set: DataSet, options: Options, data_dir: Path) -> Dataset:
     """The torchvision object: from data_dir, else downloaded into it."""
-    make = getattr(import_without_compiler("torchvision.datasets"), wanted.torchvision)
-    with contextlib.suppress(RuntimeError, OSError):  # torchvision's way to say that the files are not there
+    make = getattr(import_without_compiler("torchvision.datasets"), data_set.torchvision)
+    with contextlib.suppress(RuntimeError, OSError):  # torchvision raises these where the files are missing
         return make(str(data_dir), download=False, **options)
     try:
-        with _impatient(), contextlib.redirect_stdout(sys.stderr):  # what it prints is no result
+        with _with_timeout(), contextlib.redirect_stdout(sys.stderr):  # keeps its output out of the results on stdout
             data_dir.mkdir(parents=True, exist_ok=True)
             return make(str(data_dir), download=True, **options)
     except (OSError, RuntimeError) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"expected {wanted.title} in {data_dir} or a network to download it, found neither ({why}); put the files "
-            f"of torchvision.datasets.{wanted.torchvision} there by hand, or choose --data digits or a folder"
+            f"expected {data_set.title} in {data_dir} or a network to download it, found neither ({why}); put the "
+            f"files of torchvision.datasets.{data_set.torchvision} there by hand, or choose --data digits or a folder"
         ) from error
 
 
 @contextlib.contextmanager
-def _impatient() -> Iterator[None]:
-    """Inside, a connection that says nothing for some seconds is an error: torchvision itself waits for ever."""
+def _with_timeout() -> Iterator[None]:
+    """Inside, connections have a timeout: torchvision itself sets none."""
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(PATIENCE)
+    socket.setdefaulttimeout(TIMEOUT)
     try:
         yield
     finally:
@@ -132,7 +131,7 @@ def _impatient() -> Iterator[None]:
 
 
 def _labels(dataset: Dataset) -> Tensor:
-    for attribute in ("targets", "labels", "_labels"):  # one or another, by set
+    for attribute in ("targets", "labels", "_labels"):  # the name differs by set
         if hasattr(dataset, attribute):
             return torch.as_tensor(np.asarray(getattr(dataset, attribute)), dtype=torch.long)
     raise DataError(
@@ -141,15 +140,15 @@ def _labels(dataset: Dataset) -> Tensor:
 
 
 def _source(
-    dataset: Dataset, chosen: Tensor, wanted: DataSet, preprocessing: Preprocessing
+    dataset: Dataset, chosen: Tensor, data_set: DataSet, preprocessing: Preprocessing
 ) -> tuple[Source, tuple[int, int]]:
-    """Pixels in memory where they fit, else a source that decodes; and their size."""
+    """The pixels in memory where they fit, else a source that decodes on reading; and their size."""
     if hasattr(dataset, "data"):
         arrays = np.asarray(dataset.data)
         pixels = torch.from_numpy(arrays) if arrays.ndim == 4 and arrays.shape[1] == 3 else as_pixels(arrays)
         return InMemory(pixels[chosen]), (int(pixels.shape[2]), int(pixels.shape[3]))
-    if wanted.size is not None:
-        preprocessing = Preprocessing(size=wanted.size)
+    if data_set.size is not None:
+        preprocessing = Preprocessing(size=data_set.size)
     decoding = Decoding(dataset, chosen, preprocessing)
     height, width = preprocessing.size
     if len(chosen) * 3 * height * width > MEMORY_LIMIT:

@@ -1,1 +1,1 @@
-"""The instrument: one door to every attention head."""
+"""The lens: observe and change what a model computes, whichever library it comes from."""

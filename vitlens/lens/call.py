@@ -1,4 +1,4 @@
-"""AttentionCall: what one attention layer was given and computed, its weights only as far as asked, and its windows."""
+"""AttentionCall: the inputs and outputs of one attention layer, its weights computed on request, and its windows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ _AT_ONCE = 1 << 19  # weights: 2 MiB in fp32, which fits a core's cache
 
 
 @dataclass(frozen=True)
-class Scored:
+class AttentionInputs:
     """The inputs of scaled dot-product attention, as the model computed them (norms and RoPE already applied).
 
     query, key: (batch, heads, tokens, head_dim); bias: additive or boolean (True = take part), or None.
@@ -42,41 +42,41 @@ class Scored:
 class AttentionCall:
     """One attention call of a layer, as a reducer receives it.
 
-    images: how many images the call holds (its batch is images x windows); scored: queries, keys and values where the
-    model used scaled dot-product attention; made: the weights where the model computed them itself, or where gradients
-    were asked for; output: per head, before the output projection, where it was seen; gradient: of some number with
-    respect to output, or to made where the model computed the weights itself.
+    images: how many images the call holds (its batch is images x windows); inputs: queries, keys and values where the
+    model used scaled dot-product attention; computed: the weights where the model computed them itself, or where
+    gradients were asked for; output: per head, before the output projection, None where it was not observed; gradient:
+    of some number with respect to output, or to computed where the model computed the weights itself.
     """
 
     site: Site
     images: int
-    scored: Scored | None = None
-    made: Tensor | None = None
+    inputs: AttentionInputs | None = None
+    computed: Tensor | None = None
     output: Tensor | None = None
     gradient: Tensor | None = None
 
     def weights(self) -> Weights:
         """All weights (batch, heads, query, key); rows sum to 1."""
-        if self.made is not None:
-            return self.made  # itself, not a slice: gradients are asked for with respect to this tensor
+        if self.computed is not None:
+            return self.computed  # not a slice: gradients are taken with respect to this tensor
         return self.rows(slice(None))
 
     def rows(self, rows: Sequence[int] | slice) -> Weights:
-        """The weights of some query rows alone, which cost rows x keys and not queries x keys."""
-        if self.made is not None:
-            return self.made[..., rows, :]
-        assert self.scored is not None  # a call holds one or the other
-        with torch._C.DisableTorchFunction():  # an outer observation must not take this softmax for one of the model's
-            return self.scored.weights(rows)
+        """The weights of some query rows alone; the cost is rows x keys instead of queries x keys."""
+        if self.computed is not None:
+            return self.computed[..., rows, :]
+        assert self.inputs is not None  # a call has inputs or weights
+        with torch._C.DisableTorchFunction():  # an outer observation must not count this softmax as the model's
+            return self.inputs.weights(rows)
 
     def weight_gradient(self) -> Weights | None:
         """The gradient with respect to all weights (batch, heads, query, key), where the call has one."""
-        if self.gradient is None or self.scored is None:
+        if self.gradient is None or self.inputs is None:
             return self.gradient
-        return self.gradient.to(self.scored.value) @ self.scored.value.transpose(-2, -1)  # output = weights @ value
+        return self.gradient.to(self.inputs.value) @ self.inputs.value.transpose(-2, -1)  # output = weights @ value
 
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
-        """The call a few images at a time (which, and their part), so that the weights fit the processor's cache."""
+        """The call in parts of a few images, each with its slice, so that the weights fit the processor's cache."""
         windows = self._windows_each()
         each = windows * self.site.heads * self.site.queries * self.site.keys
         step = max(1, _AT_ONCE // each)
@@ -86,21 +86,23 @@ class AttentionCall:
 
     def precise(self) -> "AttentionCall":
         """The call with queries, keys and values in fp32 at least."""
-        scored = self.scored
-        if scored is None or scored.query.dtype in (torch.float32, torch.float64):
+        inputs = self.inputs
+        if inputs is None or inputs.query.dtype in (torch.float32, torch.float64):
             return self
-        bias = scored.bias if scored.bias is None or scored.bias.dtype == torch.bool else precise(scored.bias)
-        exact = Scored(precise(scored.query), precise(scored.key), precise(scored.value), bias, scored.scale)
-        return replace(self, scored=exact)
+        bias = inputs.bias if inputs.bias is None or inputs.bias.dtype == torch.bool else precise(inputs.bias)
+        exact = AttentionInputs(precise(inputs.query), precise(inputs.key), precise(inputs.value), bias, inputs.scale)
+        return replace(self, inputs=exact)
 
     def detach(self) -> "AttentionCall":
-        """The call with tensors that autograd does not follow."""
-        scored = self.scored
-        if scored is not None:
-            bias = None if scored.bias is None else scored.bias.detach()
-            scored = Scored(scored.query.detach(), scored.key.detach(), scored.value.detach(), bias, scored.scale)
-        made, output = (None if tensor is None else tensor.detach() for tensor in (self.made, self.output))
-        return replace(self, scored=scored, made=made, output=output)
+        """The call with its tensors detached from the autograd graph."""
+        inputs = self.inputs
+        if inputs is not None:
+            bias = None if inputs.bias is None else inputs.bias.detach()
+            inputs = AttentionInputs(
+                inputs.query.detach(), inputs.key.detach(), inputs.value.detach(), bias, inputs.scale
+            )
+        computed, output = (None if tensor is None else tensor.detach() for tensor in (self.computed, self.output))
+        return replace(self, inputs=inputs, computed=computed, output=output)
 
     def pick(self, image: int) -> "AttentionCall":
         """The call of one image, its windows included."""
@@ -108,21 +110,21 @@ class AttentionCall:
         return self._part(slice(image * windows, (image + 1) * windows), 1)
 
     def _windows_each(self) -> int:
-        batch = len(self.made) if self.made is not None else len(self.scored.query)  # type: ignore[union-attr]
+        batch = len(self.computed) if self.computed is not None else len(self.inputs.query)  # type: ignore[union-attr]
         return batch // self.images
 
     def _part(self, part: slice, images: int) -> "AttentionCall":
-        scored = self.scored
-        if scored is not None:
-            bias = scored.bias
-            if bias is not None and bias.dim() == 4 and bias.shape[0] == len(scored.query):
+        inputs = self.inputs
+        if inputs is not None:
+            bias = inputs.bias
+            if bias is not None and bias.dim() == 4 and bias.shape[0] == len(inputs.query):
                 bias = bias[part]
-            scored = Scored(scored.query[part], scored.key[part], scored.value[part], bias, scored.scale)
-        own = (None if each is None else each[part] for each in (self.made, self.output, self.gradient))
-        return AttentionCall(self.site, images, scored, *own)
+            inputs = AttentionInputs(inputs.query[part], inputs.key[part], inputs.value[part], bias, inputs.scale)
+        parts = (None if tensor is None else tensor[part] for tensor in (self.computed, self.output, self.gradient))
+        return AttentionCall(self.site, images, inputs, *parts)
 
 
-def score_inputs(
+def attention_inputs(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -131,37 +133,37 @@ def score_inputs(
     scale: float | None,
     grouped: bool,
     heads: int,
-) -> Scored:
-    """What F.scaled_dot_product_attention was given, with four axes each; mask: boolean or additive, or None."""
+) -> AttentionInputs:
+    """The arguments of F.scaled_dot_product_attention, with four axes each; mask: boolean or additive, or None."""
     if causal:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if grouped:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    if mask is not None and (query.dim() != 4 or mask.dim() > 4):  # its axes are joined as the query's are
+    if mask is not None and (query.dim() != 4 or mask.dim() > 4):  # its axes are merged as the query's are
         mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
-    return Scored(per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor)
+    return AttentionInputs(per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor)
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """The tensor in fp32 at least: a model may run in bf16, what is computed from its attention should not."""
+    """The tensor in fp32 at least: a model may run in bf16, but analyses of its attention should not."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads query any"]:
-    """Any library's (.., heads, query, x) as four axes: more are joined; of three, (batch x heads) is split."""
+    """Any library's (.., heads, query, x) as four axes: more are merged; of three, (batch x heads) is split."""
     if tensor.dim() == 3:
         return tensor.unflatten(0, (-1, heads)) if len(tensor) % heads == 0 else tensor.unsqueeze(1)
     return tensor if tensor.dim() == 4 else tensor.flatten(0, tensor.dim() - 4)
 
 
 def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
-    """Which patch of the map (row by row) stands at each place of each window; -1 where there is only padding."""
+    """The index of the patch (row by row) at each position of each window; -1 for padding."""
     (rows, columns), (height, width) = windows.resolution, windows.window
     down, across = -rows % height, -columns % width
     shift = tuple(
-        0 if window >= size else step  # one window covers all: nothing is shifted
+        0 if window >= size else step  # one window covers the whole map: no shift
         for window, size, step in zip(windows.window, (rows + down, columns + across), windows.shift)
     )
     index = torch.arange(rows * columns).view(rows, columns)
@@ -179,14 +181,13 @@ def unwindow(
 ) -> Float[Tensor, "batch heads patches patches"]:
     """The weights between all patches of the map, zero where two patches share no window.
 
-    Rows sum to 1 as before, less the mass that lies on padding.
-
-    Windows of an image stand one after another in `calls`. The result has patches², so ask it for few images.
+    Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after another. The result has
+    patches² entries per head, so call it on a few images at a time.
     """
     index = window_index(windows).to(weights.device)
     count, patches = len(index), windows.resolution[0] * windows.resolution[1]
     split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
-    # padding goes to a row and column of its own, which is cut off at the end
+    # padding gets an extra row and column, which is cut off at the end
     place = index.masked_fill(index < 0, patches)
     full = weights.new_zeros(*split.shape[:2], patches + 1, patches + 1)
     full[:, :, place[:, :, None], place[:, None, :]] = split
@@ -203,7 +204,7 @@ def received(
     """
     index = window_index(windows).to(weights.device)
     count, patches = len(index), windows.resolution[0] * windows.resolution[1]
-    queries = (index >= 0).to(weights.dtype)  # padding is no query
+    queries = (index >= 0).to(weights.dtype)  # padding is not a query
     split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
     mean = torch.einsum("bhcqk,cq->bhck", split, queries) / queries.sum(-1, keepdim=True)
     place = index.masked_fill(index < 0, patches).flatten()

@@ -1,4 +1,4 @@
-"""Capture: what a model computes on its way, kept (attention weights) or handed to a reducer as it is made."""
+"""Capture: keep the attention weights of a forward pass, or hand intermediate outputs to a reducer."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,18 +28,18 @@ class Captured:
 
 
 def capture(model: Model, images: Images, *, rows: Sequence[int] | None = None, explicit: bool = False) -> Captured:
-    """Everything the reducer would forget: the weights of every layer, or of some query rows alone.
+    """The attention weights of every layer, or of some query rows alone, kept in memory.
 
     rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A class-attention layer has
-    one query and gives that. explicit: weights stay in autograd's graph.
+    one query and returns its row. explicit: weights stay in the autograd graph.
     """
     sites: list[Site] = []
     layers: list[Tensor] = []
 
     def keep(call: AttentionCall) -> None:
         sites.append(call.site)
-        few = rows is not None and call.site.queries > max(rows)
-        layers.append(call.rows(rows) if few and rows is not None else call.weights())
+        has_rows = rows is not None and call.site.queries > max(rows)
+        layers.append(call.rows(rows) if has_rows and rows is not None else call.weights())
 
     logits = observe(model, images, keep, explicit=explicit)
     return Captured(logits, tuple(sites), tuple(layers))
@@ -49,8 +49,8 @@ def capture(model: Model, images: Images, *, rows: Sequence[int] | None = None, 
 def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Iterator[None]:
     """Hand the residual stream after each block, (batch, tokens, dim), to the reducer with the block's number.
 
-    Maps are read row by row: (batch, rows, columns, dim), or (batch, dim, rows, columns), whichever axis is as wide as
-    the block. Blocks whose output is neither tokens nor such a map are left out.
+    Maps, (batch, rows, columns, dim) or (batch, dim, rows, columns), are flattened row by row; the channel axis is the
+    one of the block's width. Blocks whose output is neither tokens nor such a map are skipped.
     """
 
     def after(number: int, output: Tensor) -> None:
@@ -64,9 +64,9 @@ def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Ite
 
 @contextmanager
 def watching_outputs(model: Model, reducer: Callable[[int, Float[Tensor, "batch numbers"]], None]) -> Iterator[None]:
-    """Hand each block's output, tokens or a map, flat by image, to the reducer with the block's number.
+    """Hand each block's output, tokens or a map, flattened per image, to the reducer with the block's number.
 
-    Blocks whose output is no tensor are left out.
+    Blocks whose output is not a tensor are skipped.
     """
 
     def after(number: int, output: Tensor) -> None:
@@ -116,7 +116,7 @@ def _as_tokens(output: Tensor, width: int | None) -> Tokens | None:
 
 
 def _stream_width(block: nn.Module) -> int | None:
-    """The width of the stream: what most layers of the block read."""
+    """The width of the residual stream: the most frequent input width of the block's layers."""
     widths = [module.in_features for module in block.modules() if isinstance(module, nn.Linear)]
     widths += [module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)]
     return mode(widths) if widths else None

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from vitlens.errors import UnsupportedError
 from vitlens.models.anatomy import heads_of
 
-Key = int | str  # where an argument stands in a call: its position or its name
+Key = int | str  # of an argument of a call: its position or its name
 Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)
@@ -27,10 +27,10 @@ def watching(
     before: Callable[[str, Arguments], object] | None = None,
     always: bool = False,
 ) -> Iterator[None]:
-    """Report every call of the named modules; the hooks are removed on exit, whatever happens.
+    """Report every call of the named modules; the hooks are removed on exit, also after an exception.
 
-    before: given the module's name and its arguments, after: and its output. always: `after` is called for a module
-    that raised as well, with None as its output.
+    before: called with the module's name and its arguments; after: with its output as well. always: `after` is also
+    called for a module that raised, with None as its output.
     """
 
     def entered(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
@@ -60,16 +60,16 @@ def watching(
 
 @contextmanager
 def overridden(module: nn.Module, wrap: Callable[[Forward], Forward]) -> Iterator[None]:
-    """A module whose forward is wrap(its forward) while the context lasts; contexts may be nested."""
-    own = module.__dict__.get("forward")
+    """Inside, the module's forward is wrap(its forward); contexts may be nested."""
+    own_forward = module.__dict__.get("forward")
     module.forward = wrap(module.forward)
     try:
         yield
     finally:
-        if own is None:
+        if own_forward is None:
             del module.forward
         else:
-            module.forward = own
+            module.forward = own_forward
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -80,7 +80,7 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
 
 
 def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The reverse of `arguments`: what to call with."""
+    """The inverse of `arguments`: positional and keyword arguments."""
     args = tuple(value for key, value in values.items() if isinstance(key, int))
     return args, {key: value for key, value in values.items() if isinstance(key, str)}
 
@@ -92,7 +92,7 @@ def first_tensor(output: Any) -> Tensor | None:
 
 
 def projection_of(attention: nn.Module) -> nn.Linear | None:
-    """The linear layer that reads the heads' outputs side by side, or None where there is none."""
+    """The output projection, which reads the concatenated heads; None where there is none."""
     heads = heads_of(attention)
     for name in ("proj", "out_proj"):
         layer = getattr(attention, name, None)
@@ -101,15 +101,15 @@ def projection_of(attention: nn.Module) -> nn.Linear | None:
     return None
 
 
-Joined = Callable[[Tensor], Tensor]  # (calls, tokens, heads x head_dim) -> the same, or something else of that shape
+Joined = Callable[[Tensor], Tensor]  # (calls, tokens, heads x head_dim) -> a tensor of the same shape
 Keep = Callable[[Tensor, int, int], Tensor]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
 
 
 class InsideAttention(TorchFunctionMode):
-    """While one attention module computes: its heads' outputs pass through `joined`, its scores through `keep`.
+    """Changes the computation inside one attention module: heads' outputs by `joined`, the attention mask by `keep`.
 
-    joined: is given what the output projection is about to read; keep: says which keys take part (True). Scaled dot
-    product attention, softmax and nn.MultiheadAttention (which is computed by its formula) are covered.
+    joined: maps the concatenated heads' outputs, before the output projection; keep: which keys take part (True).
+    Covers scaled dot-product attention, softmax and nn.MultiheadAttention (which is computed by its formula).
     """
 
     def __init__(self, attention: nn.Module, *, joined: Joined | None = None, keep: Keep | None = None) -> None:
@@ -124,10 +124,10 @@ class InsideAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Change the arguments of the calls that matter, pass every call on."""
+        """Change the arguments of attention calls; pass every other call through."""
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            with self:  # a mode is not active in the calls that it makes itself, and these must be seen
+            with self:  # a mode is not active in its own calls, which must be intercepted here
                 return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)
         if func is F.linear and self.joined is not None and len(args) > 1 and args[1] is self._weight:
             args = (self._join(args[0]), *args[1:])
@@ -143,7 +143,7 @@ class InsideAttention(TorchFunctionMode):
         assert self.joined is not None
         if self._tokens_first:
             return self.joined(tokens.transpose(0, 1)).transpose(0, 1)
-        # MaxViT projects a window as (calls, rows, columns, width): `joined` is given its tokens row by row
+        # MaxViT projects a window as (calls, rows, columns, width): `joined` takes its tokens row by row
         return self.joined(tokens.reshape(len(tokens), -1, tokens.shape[-1])).reshape(tokens.shape)
 
     def _masked(
@@ -177,13 +177,13 @@ class InsideAttention(TorchFunctionMode):
     def _softmax(self, softmax: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         assert self.keep is not None
         masked = scores.masked_fill(~self.keep(scores, *scores.shape[-2:]), -torch.inf)
-        empty = (masked == -torch.inf).all(-1, keepdim=True)  # softmax of no key is NaN: such rows are zeros
+        empty = (masked == -torch.inf).all(-1, keepdim=True)  # softmax over no keys is NaN: such rows become zeros
         return softmax(masked.masked_fill(empty, 0.0), *args, **kwargs).masked_fill(empty, 0.0)
 
 
 @contextmanager
 def inside_attention(attention: nn.Module, *, joined: Joined | None = None, keep: Keep | None = None) -> Iterator[None]:
-    """An attention module whose every call runs under InsideAttention while the context lasts; may be nested."""
+    """Inside, every call of the attention module runs under InsideAttention; contexts may be nested."""
 
     def wrap(forward: Forward) -> Forward:
         def changed(*args: Any, **kwargs: Any) -> Any:
@@ -219,26 +219,26 @@ def multi_head_attention(
 ) -> tuple[Tensor, None]:
     """F.multi_head_attention_forward for a vision model, with the attention itself left to `attend`.
 
-    query, key, value: (tokens, batch, dim). Raises UnsupportedError for what no vision model has been seen to use
+    query, key, value: (tokens, batch, dim). Raises UnsupportedError for options that no known vision model uses
     (padding masks, added keys, separate projections, returned weights).
     """
     rare = bias_k is not None or bias_v is not None or add_zero_attn or key_padding_mask is not None
     if rare or need_weights or in_proj_weight is None or options.get("use_separate_proj_weight") or query.dim() != 3:
         raise UnsupportedError(
-            "expected nn.MultiheadAttention with joint projections and need_weights=False, found another use of it; "
-            "see vitlens models for what the lens knows"
+            "expected nn.MultiheadAttention with joint projections and need_weights=False, found other options; "
+            "see vitlens models for supported models"
         )
     tokens, batch, dim = query.shape
     weights = in_proj_weight.chunk(3)
     biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
-    if query is key and key is value:  # one product of three times the width, as torch does it
+    if query is key and key is value:  # one product of three times the width, as in torch
         projected = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
     else:
         projected = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases))
     # (tokens, batch, dim) -> (batch, heads, tokens, head_dim)
     heads = [part.unflatten(-1, (num_heads, dim // num_heads)).permute(1, 2, 0, 3) for part in projected]
     if attn_mask is not None and attn_mask.dtype.is_floating_point is False:
-        attn_mask = ~attn_mask  # nn.MultiheadAttention: True = leave out
+        attn_mask = ~attn_mask  # nn.MultiheadAttention: True = masked
     if attn_mask is not None and attn_mask.dim() == 3:  # (batch x heads, query, key)
         attn_mask = attn_mask.unflatten(0, (batch, num_heads))
     output = attend(*heads, attn_mask, dropout_p if training else 0.0)

@@ -33,12 +33,12 @@ def intervened(
     *,
     replacements: Replacements | None = None,
 ) -> Iterator[Model]:
-    """The model with one or several interventions in force; it is as before on exit, whatever happens.
+    """The model with one or several interventions applied; they are undone on exit, also after an exception.
 
-    replacements: the tensors that interventions by mean, resample, given and patch need. Contexts may be nested, and
-    observed: the lens then observes the changed model. A head's output is what the output projection reads of
-    it, so setting it to zero equals cutting its columns there. Raises InputError for a layer, head or token that does
-    not exist and for missing or misshapen tensors, UnsupportedError for what the model does not have.
+    replacements: the tensors that interventions by mean, resample, given and patch need. Contexts may be nested;
+    `observe` inside one observes the changed model. A head's output is the part of the output projection's input that
+    belongs to it, so setting it to zero equals cutting its columns there. Raises InputError for a layer, head or token
+    that does not exist and for missing or misshapen tensors, UnsupportedError for a part that the model does not have.
     """
     changes = resolve(model, as_set(interventions), replacements or {})
     with in_force(model, changes):
@@ -47,13 +47,13 @@ def intervened(
 
 @contextmanager
 def in_force(model: Model, changes: Sequence[PreparedIntervention], *, copies: int = 1) -> Iterator[None]:
-    """The model with the changes in force; its batch is `copies` copies of the images, one after another."""
+    """The model with the changes applied; its batch is `copies` copies of the images, one after another."""
     with ExitStack() as stack:
         for layer in layers(model):
-            own = [change for change in changes if change.what.layer == layer.index]
-            inner = [change for change in own if isinstance(change.what, HeadReplaced | KnockedOut)]
-            mlp = [change for change in own if isinstance(change.what, MLPReplaced)]
-            outer = [change for change in own if isinstance(change.what, BlockRemoved | StreamPatched)]
+            of_layer = [change for change in changes if change.intervention.layer == layer.index]
+            inner = [change for change in of_layer if isinstance(change.intervention, HeadReplaced | KnockedOut)]
+            mlp = [change for change in of_layer if isinstance(change.intervention, MLPReplaced)]
+            outer = [change for change in of_layer if isinstance(change.intervention, BlockRemoved | StreamPatched)]
             if inner:
                 stack.enter_context(_attention_changed(model, layer, inner, copies))
             if mlp and layer.mlp is not None:
@@ -68,21 +68,19 @@ def in_force(model: Model, changes: Sequence[PreparedIntervention], *, copies: i
 @contextmanager
 def _attention_changed(model: Model, layer: Layer, changes: list[PreparedIntervention], copies: int) -> Iterator[None]:
     module = model.module.get_submodule(layer.attention)
-    heads = [change for change in changes if isinstance(change.what, HeadReplaced)]
-    knocked = [change.what for change in changes if isinstance(change.what, KnockedOut)]
-    which = [change.copy for change in changes if isinstance(change.what, KnockedOut)]
+    heads = [change for change in changes if isinstance(change.intervention, HeadReplaced)]
+    knocked = [change.intervention for change in changes if isinstance(change.intervention, KnockedOut)]
+    knocked_copies = [change.copy for change in changes if isinstance(change.intervention, KnockedOut)]
 
     def joined(outputs: Tensor) -> Tensor:
         return change_heads(outputs, layer, heads, copies)
 
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
         mask = torch.ones(copies, layer.heads, queries, keys, dtype=torch.bool, device=like.device)
-        for copy, what in zip(which, knocked):
-            rows = [row for row in what.queries or range(queries) if row < queries]
-            index = torch.meshgrid(
-                *(torch.tensor(axis) for axis in (what.heads or range(layer.heads), rows, what.keys or range(keys))),
-                indexing="ij",
-            )
+        for copy, knockout in zip(knocked_copies, knocked):
+            rows = [row for row in knockout.queries or range(queries) if row < queries]
+            axes = (knockout.heads or range(layer.heads), rows, knockout.keys or range(keys))
+            index = torch.meshgrid(*map(torch.tensor, axes), indexing="ij")
             mask[copy][index] = False
         return mask if copies == 1 else mask.repeat_interleave(len(like) // copies, 0)
 
@@ -91,11 +89,11 @@ def _attention_changed(model: Model, layer: Layer, changes: list[PreparedInterve
 
 
 def change_heads(outputs: Tensor, layer: Layer, changes: Sequence[PreparedIntervention], copies: int = 1) -> Tensor:
-    """What the projection reads, (calls, places, heads x head_dim), with some heads' parts replaced."""
+    """The output projection's input, (calls, tokens, heads x head_dim), with some heads' parts replaced."""
     per_image = outputs.unflatten(0, (copies, -1, layer.windows)).flatten(2, 3)  # (copies, batch, tokens, width)
     changed = per_image.clone()
     for change in changes:
-        columns = head_columns(layer, change.what)
+        columns = head_columns(layer, change.intervention)
         changed[change.copy, ..., columns] = substitute(change, per_image[change.copy, ..., columns])
     replaced: Tensor = changed.reshape(outputs.shape)
     return replaced
@@ -116,8 +114,8 @@ def _mlp_changed(changes: list[PreparedIntervention], copies: int) -> Callable[[
 
 
 def _block_changed(layer: Layer, changes: list[PreparedIntervention], copies: int) -> Callable[[Forward], Forward]:
-    removed = [change.copy for change in changes if isinstance(change.what, BlockRemoved)]
-    patched = [change for change in changes if isinstance(change.what, StreamPatched)]
+    removed = [change.copy for change in changes if isinstance(change.intervention, BlockRemoved)]
+    patched = [change for change in changes if isinstance(change.intervention, StreamPatched)]
     assert layer.stream is not None
     key = layer.stream
 
@@ -132,7 +130,8 @@ def _block_changed(layer: Layer, changes: list[PreparedIntervention], copies: in
                 return output
             parts, stream = by_copy(output, copies).clone(), by_copy(values[key], copies)
             for copy in removed:
-                parts[copy] = stream[copy, :, : parts.shape[2]]  # the first tokens, where no others are computed
+                # in a replay, the last block may compute the first tokens alone
+                parts[copy] = stream[copy, :, : parts.shape[2]]
             return parts.view_as(output)
 
         return changed
@@ -143,8 +142,8 @@ def _block_changed(layer: Layer, changes: list[PreparedIntervention], copies: in
 def _patch(stream: Tensor, changes: list[PreparedIntervention], copies: int) -> Tensor:
     parts = by_copy(stream, copies).clone()
     for change in changes:
-        assert isinstance(change.what, StreamPatched)
-        places = change.what.positions
+        assert isinstance(change.intervention, StreamPatched)
+        places = change.intervention.positions
         index = list(range(parts.shape[2]) if places is None else places)
         parts[change.copy][:, index] = substitute(change, parts[change.copy][:, index])
     return parts.view_as(stream)
@@ -157,32 +156,34 @@ def by_copy(tokens: Tensor, copies: int) -> Tensor:
     return parts
 
 
-def head_columns(layer: Layer, what: Intervention) -> slice:
-    """Which columns of the output projection read the head."""
-    assert isinstance(what, HeadReplaced)
-    return slice(what.head * layer.head_dim, (what.head + 1) * layer.head_dim)
+def head_columns(layer: Layer, intervention: Intervention) -> slice:
+    """The columns of the output projection that belong to the head."""
+    assert isinstance(intervention, HeadReplaced)
+    return slice(intervention.head * layer.head_dim, (intervention.head + 1) * layer.head_dim)
 
 
-def substitute(change: PreparedIntervention, own: Tensor) -> Tensor:
-    """What replaces own (batch, tokens, width). Raises InputError where the tensor given does not fit."""
-    by = getattr(change.what, "by", "given")
+def substitute(change: PreparedIntervention, clean: Tensor) -> Tensor:
+    """What replaces clean (batch, tokens, width). Raises InputError where the tensor given does not fit."""
+    by = getattr(change.intervention, "by", "given")
     if by == "zero" or change.data is None:
-        return torch.zeros_like(own)
+        return torch.zeros_like(clean)
     if by == "resample":
-        return own[other_images(change, len(own)).to(own.device)]
+        return clean[other_images(change, len(clean)).to(clean.device)]
     try:
-        return change.data.to(own).expand(own.shape)
+        return change.data.to(clean).expand(clean.shape)
     except RuntimeError:
         raise InputError(
-            f"expected a tensor that fits (batch, tokens, width) = {tuple(own.shape)} for {change.what}, found shape "
-            f"{tuple(change.data.shape)}"
+            f"expected a tensor that fits (batch, tokens, width) = {tuple(clean.shape)} for {change.intervention}, "
+            f"found shape {tuple(change.data.shape)}"
         ) from None
 
 
 def other_images(change: PreparedIntervention, count: int) -> Int[Tensor, " batch"]:
-    """Which image replaces each of `count`. Raises InputError unless there is one index for each."""
+    """The index of the image that replaces each of `count`. Raises InputError unless there is one for each."""
     index = change.data
     if index is None or index.shape != (count,) or index.is_floating_point():
-        found = "none" if index is None else f"{index.dtype} of shape {tuple(index.shape)}"
-        raise InputError(f"expected one image index for each of {count} images for {change.what}, found {found}")
+        given = "none" if index is None else f"{index.dtype} of shape {tuple(index.shape)}"
+        raise InputError(
+            f"expected one image index for each of {count} images for {change.intervention}, found {given}"
+        )
     return index

@@ -1,4 +1,4 @@
-"""Interventions: what is changed inside a model, as data to be listed in a report, and checked against a model."""
+"""Interventions on a model as plain data: listed in reports, and checked against a model before they run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,10 +20,10 @@ TokenWord = Literal["all", "patch", "cls", "distillation", "register"]
 class HeadReplaced:
     """One head's output, as the output projection reads it, replaced.
 
-    layer, head: from 0, layers in the order of the forward pass; by: zero; mean, given: the tensor given with the
-    intervention, of shape (head_dim,), (tokens, head_dim) or (batch, tokens, head_dim), a windowed layer's tokens
-    being those of window after window; resample: another image's, by indices (batch,) given with it. source: a word
-    that tells two replacements of one head apart.
+    layer, head: from 0, layers in the order of the forward pass; by: zero; mean, given: the tensor passed with the
+    intervention, of shape (head_dim,), (tokens, head_dim) or (batch, tokens, head_dim), where a windowed layer's tokens
+    are ordered window by window; resample: another image's, by indices (batch,) passed with it. source: a label that
+    distinguishes two replacements of one head.
     """
 
     layer: int
@@ -41,7 +41,7 @@ class KnockedOut:
     """Some query tokens of a layer do not attend to some key tokens; the rest of each row is scaled to sum to 1.
 
     queries, keys: positions (see `positions`), in each window where there are windows; None: all. heads: None: all.
-    A query that has no key left reads zeros.
+    The output of a query without any key left is zero.
     """
 
     layer: int
@@ -54,7 +54,7 @@ class KnockedOut:
 class MLPReplaced:
     """The output of a block's MLP (before LayerScale or a norm that follows), replaced.
 
-    by: zero; mean, given: the tensor given with it, of shape (dim,), (tokens, dim) or (batch, tokens, dim).
+    by: zero; mean, given: the tensor passed with it, of shape (dim,), (tokens, dim) or (batch, tokens, dim).
     """
 
     layer: int
@@ -68,7 +68,7 @@ class MLPReplaced:
 
 @dataclass(frozen=True)
 class BlockRemoved:
-    """A whole block left out: the residual stream passes it unchanged."""
+    """A whole block removed: its output is its input."""
 
     layer: int
 
@@ -77,7 +77,7 @@ class BlockRemoved:
 class StreamPatched:
     """The residual stream at a block's input, replaced at some token positions (None: at all).
 
-    The tensor given with it has shape (dim,), (positions, dim) or (batch, positions, dim).
+    The tensor passed with it has shape (dim,), (positions, dim) or (batch, positions, dim).
     """
 
     layer: int
@@ -104,14 +104,14 @@ def describe(intervention: Intervention) -> dict[str, object]:
 
 
 def needs_data(intervention: Intervention) -> bool:
-    """Whether a tensor must be given with it."""
+    """Whether a tensor must be passed with it."""
     if isinstance(intervention, HeadReplaced | MLPReplaced):
         return intervention.by != "zero"
     return isinstance(intervention, StreamPatched)
 
 
 def positions(layout: TokenLayout, word: TokenWord) -> tuple[int, ...]:
-    """Where the tokens of one kind stand, for KnockedOut and StreamPatched.
+    """The positions of the tokens of one kind, for KnockedOut and StreamPatched.
 
     Raises InputError where the model has none of them.
     """
@@ -132,23 +132,23 @@ def as_set(interventions: Intervention | Iterable[Intervention]) -> tuple[Interv
     return (interventions,) if isinstance(interventions, Intervention) else tuple(interventions)
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: a comparison of tensors is no single truth value
+@dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
 class PreparedIntervention:
-    """An intervention with the tensor it needs, on one of the copies of the images that are run as one batch."""
+    """An intervention with the tensor it needs, applied to one copy of the images in a batch of several copies."""
 
-    what: Intervention
+    intervention: Intervention
     data: Tensor | None = None
     copy: int = 0
 
     def of_images(self, part: slice) -> "PreparedIntervention":
-        """The intervention on some of the images (not for one that mixes images)."""
+        """The intervention on some of the images (not for resampling, which mixes images)."""
         if self.data is None or self.data.dim() < 3:
             return self
         return replace(self, data=self.data[part])
 
     def of_rows(self, rows: int) -> "PreparedIntervention":
         """The intervention where only the first tokens of a layer are computed."""
-        if self.data is None or self.data.dim() < 2 or isinstance(self.what, StreamPatched):
+        if self.data is None or self.data.dim() < 2 or isinstance(self.intervention, StreamPatched):
             return self
         return replace(self, data=self.data[..., :rows, :])
 
@@ -156,36 +156,38 @@ class PreparedIntervention:
 def resolve(
     model: Model, interventions: Iterable[Intervention], replacements: Replacements, *, copy: int = 0
 ) -> tuple[PreparedIntervention, ...]:
-    """Interventions checked against the model, each with its tensor. Raises as `intervened` does."""
+    """Interventions checked against the model, each with its tensor. Raises what `intervened` raises."""
     prepared = []
-    for what in interventions:
-        _check(model, layer_of(model, what.layer), what)
-        data = replacements.get(what)
-        if needs_data(what) and data is None:
-            raise InputError(f"expected a tensor for {what}, found none; pass replacements={{intervention: tensor}}")
-        prepared.append(PreparedIntervention(what, data if needs_data(what) else None, copy))
+    for intervention in interventions:
+        _check(model, layer_of(model, intervention.layer), intervention)
+        data = replacements.get(intervention)
+        if needs_data(intervention) and data is None:
+            raise InputError(
+                f"expected a tensor for {intervention}, found none; pass replacements={{intervention: tensor}}"
+            )
+        prepared.append(PreparedIntervention(intervention, data if needs_data(intervention) else None, copy))
     return tuple(prepared)
 
 
-def _check(model: Model, layer: Layer, what: Intervention) -> None:
+def _check(model: Model, layer: Layer, intervention: Intervention) -> None:
     where = f"layer {layer.index} of {model.alias} ({layer.unit})"
-    heads = (what.head,) if isinstance(what, HeadReplaced) else getattr(what, "heads", None)
+    heads = (intervention.head,) if isinstance(intervention, HeadReplaced) else getattr(intervention, "heads", None)
     for head in heads or ():
         if not 0 <= head < layer.heads:
             raise InputError(f"expected a head from 0 to {layer.heads - 1} in {where}, found {head}")
-    if isinstance(what, HeadReplaced) and not layer.head_dim:
+    if isinstance(intervention, HeadReplaced) and not layer.head_dim:
         raise UnsupportedError(f"expected an output projection that reads all heads in {where}, found none")
-    if isinstance(what, KnockedOut):
-        _check_places("query", what.queries, layer.queries, where)
-        _check_places("key", what.keys, layer.keys, where)
-    if isinstance(what, MLPReplaced) and layer.mlp is None:
+    if isinstance(intervention, KnockedOut):
+        _check_places("query", intervention.queries, layer.queries, where)
+        _check_places("key", intervention.keys, layer.keys, where)
+    if isinstance(intervention, MLPReplaced) and layer.mlp is None:
         raise UnsupportedError(f"expected an MLP in {where}, found none")
-    if isinstance(what, BlockRemoved) and not layer.removable:
-        raise UnsupportedError(f"expected a block that puts out what it takes in, found another at {where}")
-    if isinstance(what, StreamPatched):
+    if isinstance(intervention, BlockRemoved) and not layer.removable:
+        raise UnsupportedError(f"expected a block whose output has the shape of its input, found another at {where}")
+    if isinstance(intervention, StreamPatched):
         if layer.stream is None:
             raise UnsupportedError(f"expected a block that takes tokens, found another at {where}")
-        _check_places("token", what.positions, layer.tokens, where)
+        _check_places("token", intervention.positions, layer.tokens, where)
 
 
 def _check_places(word: str, places: tuple[int, ...] | None, count: int, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The layers of a model as interventions address them: attention, heads, block and MLP, read from one pass."""
+"""The layers of a model as interventions address them: attention, heads, block and MLP, read in one forward pass."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Layer:
     """One layer, counted from 0 in the order of the forward pass.
 
     attention: module name; unit: the block that contains it, or attention itself where none does (SigLIP's pooling);
-    mlp: the block's MLP, or None; head_dim: 0 where no linear layer reads the heads side by side; windows: calls an
-    image; queries, keys: of one call; stream: which argument of the unit is the residual stream, None where none is;
-    tokens: how many it has; removable: whether the unit's output has the shape of that argument.
+    mlp: the block's MLP, or None; head_dim: 0 where there is no output projection over all heads; windows: calls per
+    image; queries, keys: of one call; stream: the argument of the unit that is the residual stream, or None; tokens:
+    their number in the stream; removable: whether the unit's output has the shape of that argument.
     """
 
     index: int
@@ -43,7 +43,7 @@ class Layer:
 
 @once_per_model
 def layers(model: Model) -> tuple[Layer, ...]:
-    """Every attention layer and what belongs to it; read once and remembered.
+    """Every attention layer with its block, MLP and heads; read once per model.
 
     Raises UnsupportedError for a model without attention (a CNN).
     """
@@ -78,13 +78,13 @@ def layer_of(model: Model, index: int) -> Layer:
 
 
 def probe_images(model: Model, count: int) -> Images:
-    """Images of uniform noise, to see which shapes a model computes and in which order."""
+    """Images of uniform noise, from which shapes and the order of modules are read."""
     noise = torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
     return noise.to(model.device)
 
 
 def _layer(model: Model, site: Site, unit: str, joined: tuple[int, ...], stream: tuple[Key | None, int, bool]) -> Layer:
-    """joined: the shape of what the output projection read, (calls, places, heads x head_dim)."""
+    """joined: the shape of the output projection's input, (calls, tokens, heads x head_dim)."""
     block = model.module.get_submodule(unit)
     calls, _, width = joined
     mlp = f"{unit}.mlp" if isinstance(getattr(block, "mlp", None), nn.Module) else None
@@ -106,7 +106,7 @@ def _keep_shape(shapes: dict[str, tuple[int, ...]], name: str) -> Joined:
 
 
 def _stream(arguments: Arguments, output: Any) -> tuple[Key | None, int, bool]:
-    """Which argument of a block is the residual stream, how many tokens it has, and whether the output is like it."""
+    """Which argument of a block is the residual stream, how many tokens it has, and if the output has its shape."""
     tensors = {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
     same = [key for key, value in tensors.items() if value.shape == getattr(output, "shape", None)]
     key = next(iter((*same, *tensors)), None)

@@ -1,7 +1,7 @@
 """Observe: run a model once and hand each layer's attention to a reducer, after a self-check on the first image.
 
 Nearly all attention passes through F.scaled_dot_product_attention or a softmax over (.., queries, keys). A
-TorchFunctionMode sees both calls without a change to the model; forward hooks tell it which module is calling.
+TorchFunctionMode intercepts both without a change to the model; forward hooks record which module is calling.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
-from vitlens.lens.call import AttentionCall, Scored, per_head, score_inputs
+from vitlens.lens.call import AttentionCall, AttentionInputs, attention_inputs, per_head
 from vitlens.lens.hooks import SOFTMAX, Arguments, multi_head_attention, watching
 from vitlens.lens.site import Site, Windows, decide_kind
 from vitlens.models.anatomy import has_heads, heads_of
@@ -24,55 +24,55 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 
 Reducer = Callable[[AttentionCall], None]
-TOLERANCE = 1e-4  # fp32: weights @ value against the output that the model's own kernel made
+TOLERANCE = 1e-4  # fp32: weights @ value against the output of the model's own kernel
 
 
 def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = False, graph: bool = False) -> Logits:
-    """The logits of the images, each attention layer handed to the reducer as it happens and then forgotten.
+    """The logits of the images; each attention layer is handed to the reducer as it is computed, and then released.
 
-    Memory does not grow with the layers; the logits are those of the unobserved model, bit by bit (to 1e-5 for
-    nn.MultiheadAttention, which takes another kernel when unobserved). explicit: attention from its matrix products, so
-    that autograd sees the weights; graph: autograd follows the pass from the images on, attention fused as it is, so
-    that what the reducer is given leads to the logits. The first time a model is observed, the lens checks itself on
-    one image (see `survey`).
-    Raises UnsupportedError where there is no attention, LensError where the lens would show less than the model has.
+    Memory does not grow with the number of layers; the logits are those of the unobserved model, bit for bit (to 1e-5
+    for nn.MultiheadAttention, which uses another kernel when unobserved). explicit: attention as matrix products, so
+    that the weights are in the autograd graph; graph: the autograd graph starts at the images and attention stays
+    fused, so that the reducer's tensors are part of the graph of the logits. The first time a model is observed, the
+    lens checks itself on one image (see `survey`). Raises UnsupportedError where there is no attention, LensError where
+    an attention layer would be missing or wrong.
     """
     survey(model, images)
     with (
         evaluating(model),
         torch.enable_grad() if explicit or graph else torch.no_grad(),
-        tapped(model.module, reducer, explicit=explicit, name=model.alias) as tap,
+        observing(model.module, reducer, explicit=explicit, name=model.alias) as observer,
     ):
         logits: Tensor = model(images.detach().requires_grad_() if graph else images)
-        tap.finish()
+        observer.finish()
     return logits
 
 
 @once_per_model
 def survey(model: Model, images: Images) -> tuple[Site, ...]:
-    """Where a model computes attention, layer by layer, checked on the first of the images and remembered.
+    """Where a model computes attention, layer by layer; checked on the first of the images, once per model.
 
-    The check: weights @ value is the output of the model's own kernel (1e-4), rows sum to 1, every attention module
-    shows its weights, and the logits are those of the unobserved model. On the meta device, which has no numbers, it is
-    only checked that every module shows its weights. Raises LensError where one of these fails.
+    The check: weights @ value is the output of the model's own kernel (1e-4), rows sum to 1, the weights of every
+    attention module are observed, and the logits are those of the unobserved model. On the meta device, which has no
+    values, only the third is checked. Raises LensError where a check fails.
     """
     return _sites(model, images[:1]) if images.is_meta else _checked_sites(model, images[:1])
 
 
 def _sites(model: Model, image: Images) -> tuple[Site, ...]:
-    with evaluating(model), torch.no_grad(), tapped(model.module, lambda _: None, name=model.alias) as tap:
+    with evaluating(model), torch.no_grad(), observing(model.module, lambda _: None, name=model.alias) as observer:
         model(image)
-        tap.finish()
-    return tuple(tap.sites)
+        observer.finish()
+    return tuple(observer.sites)
 
 
 def _checked_sites(model: Model, image: Images) -> tuple[Site, ...]:
     exact = torch.autocast(image.device.type, enabled=False)  # the tolerances are those of fp32
     with evaluating(model), torch.no_grad(), exact:
         plain = model(image)
-        with tapped(model.module, _check_call, name=model.alias) as tap:
+        with observing(model.module, _check_call, name=model.alias) as observer:
             observed = model(image)
-            tap.finish()
+            observer.finish()
     if not torch.isfinite(plain).all():
         raise NonFiniteError(f"expected finite logits of {model.alias}, found NaN or infinity; check its weights")
     largest = (plain - observed).abs().max().item()
@@ -80,7 +80,7 @@ def _checked_sites(model: Model, image: Images) -> tuple[Site, ...]:
         raise LensError(
             f"expected the logits of {model.alias} unchanged under observation, found a difference of {largest:.1e}"
         )
-    return tuple(tap.sites)
+    return tuple(observer.sites)
 
 
 def _check_call(call: AttentionCall) -> None:
@@ -88,22 +88,22 @@ def _check_call(call: AttentionCall) -> None:
     if not torch.isfinite(weights).all():
         raise NonFiniteError(f"expected finite attention weights, found NaN or infinity in {where}")
     sums = weights.sum(-1)
-    if ((sums - 1).abs() > TOLERANCE).logical_and(sums != 0).any():  # 0: a row that is masked everywhere
+    if ((sums - 1).abs() > TOLERANCE).logical_and(sums != 0).any():  # 0: a fully masked row
         raise LensError(f"expected attention rows that sum to 1, found others in {where}")
-    if call.scored is None or call.output is None:
+    if call.inputs is None or call.output is None:
         return
-    difference = (weights @ call.scored.value - call.output).abs().max().item()
+    difference = (weights @ call.inputs.value - call.output).abs().max().item()
     if difference > TOLERANCE * max(1.0, call.output.abs().max().item()):
         raise LensError(
             f"expected weights @ value to be the head's output, found a difference of {difference:.1e} in {where}"
         )
 
 
-class Tap(TorchFunctionMode):
+class AttentionObserver(TorchFunctionMode):
     """Hands every attention call of a model to a reducer, in the order of the forward pass, and keeps no tensor.
 
-    explicit: attention is computed from its matrix products, so that autograd sees the weights; name: of the model,
-    for messages. Use through `tapped`.
+    explicit: attention is computed as matrix products, so that the weights are in the autograd graph; name: of the
+    model, for messages. Use through `observing`.
     """
 
     def __init__(self, reducer: Reducer, *, explicit: bool = False, name: str = "the model") -> None:
@@ -120,7 +120,7 @@ class Tap(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Report a call of attention, pass every call on."""
+        """Report attention calls; pass every call through."""
         kwargs = kwargs or {}
         if not self._stack:
             return func(*args, **kwargs)
@@ -131,9 +131,9 @@ class Tap(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func not in SOFTMAX or not self._is_attention(result, args, kwargs):
             return result
-        made = per_head(_differentiable(result) if self.explicit else result)
-        self._deliver(made=made)
-        return made.reshape(result.shape)  # not result itself: what the reducer got must lead to the logits
+        computed = per_head(_differentiable(result) if self.explicit else result)
+        self._deliver(computed=computed)
+        return computed.reshape(result.shape)  # the reducer's tensor, so that it is in the graph of the logits
 
     def _fused(
         self,
@@ -150,25 +150,25 @@ class Tap(TorchFunctionMode):
         if query.dim() == 5 and query.shape[1] == heads != query.shape[2]:  # Hiera: (batch, heads, windows, query, ..)
             query, key, value = (part.transpose(1, 2) for part in (query, key, value))
             return self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
-        scored = score_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, heads)
+        inputs = attention_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, heads)
         if not self.explicit:
             options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
             output = F.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
             )
-            seen = per_head(output, heads)
-            self._deliver(scored=scored, output=seen)
-            return seen.reshape(output.shape)  # not output itself: what the reducer got must lead to the logits
-        weights = _differentiable(scored.weights(slice(None)))
-        explicit = F.dropout(weights, dropout_p) @ scored.value
-        self._deliver(scored=scored, made=weights, output=explicit)
+            heads_output = per_head(output, heads)
+            self._deliver(inputs=inputs, output=heads_output)
+            return heads_output.reshape(output.shape)  # the reducer's tensor, as above
+        weights = _differentiable(inputs.weights(slice(None)))
+        explicit = F.dropout(weights, dropout_p) @ inputs.value
+        self._deliver(inputs=inputs, computed=weights, output=explicit)
         return explicit.reshape(*query.shape[:-1], value.shape[-1])
 
     def _deliver(
-        self, *, scored: Scored | None = None, made: Tensor | None = None, output: Tensor | None = None
+        self, *, inputs: AttentionInputs | None = None, computed: Tensor | None = None, output: Tensor | None = None
     ) -> None:
         name, _, entered = self._stack[-1]
-        weights = made.shape if made is not None else (*scored.query.shape[:3], scored.key.shape[2])  # type: ignore[union-attr]
+        weights = computed.shape if computed is not None else (*inputs.query.shape[:3], inputs.key.shape[2])  # type: ignore[union-attr]
         batch, heads, queries, keys = weights
         calls = max(batch // self._images, 1)
         windows = self._windows(queries)
@@ -180,7 +180,7 @@ class Tap(TorchFunctionMode):
         site = Site(layer, name, part, kind, heads, queries, keys, windows)
         self._seen.append(name)
         self.sites.append(site)
-        self.reducer(AttentionCall(site, self._images, scored, made, output))
+        self.reducer(AttentionCall(site, self._images, inputs, computed, output))
 
     def _is_attention(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -189,12 +189,12 @@ class Tap(TorchFunctionMode):
         return any(has_heads(module) for _, module, _ in self._stack)
 
     def _heads(self) -> int:
-        """How many heads the calling module says it has."""
+        """The number of heads by the calling module's attributes."""
         counts = (heads_of(module) for _, module, _ in reversed(self._stack))
         return next((count for count in counts if count), 1)
 
     def _windows(self, queries: int) -> Windows | None:
-        """The windows of the block that is calling, for Swin's kind (one, where it covers the whole map)."""
+        """The windows of the calling block of a Swin (a single one where it covers the whole map)."""
         for depth, (_, module, shape) in enumerate(reversed(self._stack)):
             window, shift = getattr(module, "window_size", None), getattr(module, "shift_size", None)
             if window is None or shift is None or len(shape) != 4:
@@ -206,7 +206,7 @@ class Tap(TorchFunctionMode):
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Forward hooks that tell the mode which module is calling; removed on exit, whatever happens."""
+        """Forward hooks that record which module is calling; removed on exit, also after an exception."""
         inner = [name for name, module in model.named_modules() if name and any(True for _ in module.children())]
         modules = {name: model.get_submodule(name) for name in inner}
 
@@ -228,16 +228,16 @@ class Tap(TorchFunctionMode):
             self._stack.clear()
 
     def finish(self) -> None:
-        """After a forward pass: every attention module that ran must have shown its weights.
+        """After a forward pass: check that the weights of every attention module that ran were observed.
 
-        Raises UnsupportedError for a model without softmax attention, LensError where some of its layers showed none.
+        Raises UnsupportedError for a model without softmax attention, LensError where some layers were missed.
         """
         if not self._seen:
             raise UnsupportedError(f"expected softmax attention in the forward pass of {self.name}, found none")
         if self._silent:
             raise LensError(
                 f"expected weights from every attention layer, found none from {len(self._silent)} "
-                f"(first {self._silent[0]!r}); this family computes attention in a way that the lens does not know"
+                f"(first {self._silent[0]!r}); this family computes attention in a way that the lens does not support"
             )
 
     def _begin(self, _name: str, arguments: Arguments) -> None:
@@ -249,23 +249,25 @@ class Tap(TorchFunctionMode):
 
 
 @contextmanager
-def tapped(model: nn.Module, reducer: Reducer, *, explicit: bool = False, name: str = "the model") -> Iterator[Tap]:
-    """Every attention call of the model is handed to the reducer while the context lasts; hooks are removed on exit.
+def observing(
+    model: nn.Module, reducer: Reducer, *, explicit: bool = False, name: str = "the model"
+) -> Iterator[AttentionObserver]:
+    """Inside, every attention call of the model is handed to the reducer; the hooks are removed on exit.
 
     name: of the model, for messages.
     """
-    tap = Tap(reducer, explicit=explicit, name=name)
-    with tap.watching(model), tap:
-        yield tap
+    observer = AttentionObserver(reducer, explicit=explicit, name=name)
+    with observer.watching(model), observer:
+        yield observer
 
 
 def _differentiable(weights: Tensor) -> Tensor:
-    """Weights that autograd follows, also where neither images nor parameters ask for gradients."""
+    """Weights in the autograd graph, also where neither images nor parameters require gradients."""
     return weights if weights.requires_grad or not torch.is_grad_enabled() else weights.requires_grad_()
 
 
 def _tokens(entered: tuple[int, ...], queries: int) -> int:
-    """How many tokens of an image went into a module, from the shape of its input."""
+    """The number of tokens of an image in a module's input, from its shape."""
     if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
         last, first = entered[1] * entered[2], entered[2] * entered[3]
         return last if last == queries else first

@@ -1,8 +1,8 @@
-"""Layers by oneDNN while a context lasts: the same numbers to rounding, faster on many processors.
+"""Linear layers and convolutions by oneDNN inside a context: equal up to rounding, faster on many processors.
 
-PyTorch gives linear layers in fp32 to MKL, which on some processors is slower; convolutions and bf16 it gives to oneDNN
-anyway. A GELU behind a linear layer is computed with it at almost no cost. Gradients are those with respect to the
-inputs alone: a layer whose weights want one is left to PyTorch.
+PyTorch computes linear layers in fp32 with MKL, which is slower on some processors; convolutions and bf16 already use
+oneDNN. A GELU after a linear layer is fused with it at almost no cost. Gradients are with respect to the inputs alone:
+a layer whose weights require a gradient is left to PyTorch.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitlens.lens.hooks import overridden
-from vitlens.models.vit import MLP
+from vitlens.models.known_modules import is_known_mlp
 
-_PRODUCT = "_linear_pointwise"  # what torch.compile puts in a linear layer's place
-_TIMM_MLP = {"fc1", "act", "drop1", "norm", "fc2", "drop2"}
+_PRODUCT = "_linear_pointwise"  # the operator that torch.compile uses for linear layers
 
 
 @contextmanager
@@ -36,9 +35,9 @@ def quick_linear(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def quick_convolutions(model: nn.Module) -> Iterator[None]:
-    """Inside, a CNN's weights on a CPU lie channels last, and so does what they compute; the old ones are back on exit.
+    """Inside, a CNN's weights on a CPU, and so its maps, are in channels-last format; restored on exit.
 
-    oneDNN is then faster forward and backward. A model whose convolutions only cut patches is left alone.
+    oneDNN is then faster forward and backward. A model whose only convolution is a patch embedding is left unchanged.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d) and layer.weight.device.type == "cpu"]
     slides = any(max(layer.kernel_size) > 1 and layer.kernel_size != layer.stride for layer in layers)
@@ -56,12 +55,12 @@ def quick_convolutions(model: nn.Module) -> Iterator[None]:
 def quick_mlps(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Inside, the first linear layer and the exact GELU of our and timm's MLPs are one call, where quick_linear works.
 
-    An MLP with hooks between the two is left alone.
+    An MLP with hooks between the two is left unchanged.
     """
     with ExitStack() as stack:
         if _has_onednn(device):
             for module in model.modules():
-                if _is_mlp(module):
+                if _can_fuse(module):
                     stack.enter_context(overridden(module, _with_gelu(module)))
         yield
 
@@ -76,7 +75,7 @@ class _OneDNN(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Pass on every call but that of a linear layer which oneDNN can compute."""
+        """Compute linear layers with oneDNN where it can; pass every other call through."""
         if func is F.linear and not kwargs and len(args) == 3 and _fits(*args):
             return _Linear.apply(*args) if torch.is_grad_enabled() else _product(*args, "none")
         return func(*args, **(kwargs or {}))
@@ -93,7 +92,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """The same, with the weights transposed."""
+        """The product with the transposed weights."""
         (weight,) = ctx.saved_tensors
         return _product(gradients[0], weight.t().contiguous(), None, "none"), None, None
 
@@ -104,26 +103,22 @@ def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> 
 
 
 def _fits(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether oneDNN computes this layer: fp32 throughout, and no gradient of a weight is asked for."""
-    plain = all(one is None or one.dtype == torch.float32 for one in (tokens, weight, bias))
+    """Whether oneDNN computes this layer: fp32 throughout, and no gradient of a weight is required."""
+    plain = all(tensor is None or tensor.dtype == torch.float32 for tensor in (tokens, weight, bias))
     frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
     graph = not torch.is_grad_enabled() or (frozen and tokens.requires_grad)
     return plain and graph and tokens.dim() > 1 and tokens.numel() > 0 and not torch.is_autocast_enabled("cpu")
 
 
-def _is_mlp(module: nn.Module) -> bool:
-    children = dict(module.named_children())
-    timm = children.keys() == _TIMM_MLP and type(module).__name__ == "Mlp" and _is_identity(children["norm"])
-    if not timm and type(module) is not MLP:
+def _can_fuse(module: nn.Module) -> bool:
+    """Whether a module is a known MLP with an exact GELU and no hooks before its second linear layer."""
+    if not is_known_mlp(module):
         return False
+    children = dict(module.named_children())
     middle = [child for name, child in children.items() if name != "fc2"]
     gelu = children.get("act", children.get("activation"))
     exact = isinstance(gelu, nn.GELU) and gelu.approximate == "none"
     return exact and isinstance(children["fc1"], nn.Linear) and not any(map(_has_hooks, middle))
-
-
-def _is_identity(module: nn.Module) -> bool:
-    return isinstance(module, nn.Identity)
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -131,7 +126,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _with_gelu(module: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The MLP's forward with its GELU in the first product; its own forward where that does not fit."""
+    """The MLP's forward with its GELU fused into the first product; its own forward where oneDNN cannot compute it."""
     first = module.fc1
 
     def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:

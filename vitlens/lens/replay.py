@@ -1,8 +1,8 @@
-"""Replay: a clean pass is kept, and what interventions change is run again from the first layer they touch.
+"""Replay: a clean pass is kept, and interventions run the model again only from the first layer they change.
 
-From block l on, many interventions in one batch; attention of block l is not run again where heads alone are replaced,
-for the output projection is linear: branch + (replacement - output) W, with the head's columns W. The last block is
-computed for the tokens that the classifier reads.
+Blocks l.. run again, many interventions in one batch. The attention of block l is not run again where only heads are
+replaced, as the output projection is linear: branch + (replacement - output) W, with the head's columns W. The last
+block is computed for the tokens that the classifier reads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,13 +22,13 @@ from vitlens.lens.intervene import in_force
 from vitlens.lens.interventions import Intervention, PreparedIntervention, Replacements, as_set, resolve
 from vitlens.lens.layers import layer_of, layers
 from vitlens.lens.replay_check import method_of
-from vitlens.lens.replay_pass import Pass, PassKind, ReplayMethod, kind_of, replay_pass
+from vitlens.lens.replay_pass import PassKind, ReplayBatch, ReplayMethod, kind_of, replay_pass
 from vitlens.lens.replay_plan import Cache, LayerMeans, ReplayRecord, StopForward, recording
 from vitlens.models.model import Model
 from vitlens.shapes import Heads, Images, Logits, Tokens
 
 DEFAULT_BUDGET = 2 << 30  # bytes: ViT-B/16 and 64 images need 1.4e9
-# bytes of the widest tensor in one forward: larger ones are slower on a CPU (above all in bf16), smaller ones on a GPU
+# bytes of the widest tensor in one forward: larger is slower on a CPU (most of all in bf16), smaller is slower on a GPU
 _WORKING_SET = {"cpu": 24 << 20}
 _LARGE_WORKING_SET = 512 << 20
 
@@ -38,7 +38,8 @@ class Replay:
 
     logits: of the clean pass (batch, classes); exact: whether it replays, or falls back to full forwards; cache: what
     is kept of the clean pass (the rest is computed again, which costs time and changes no number); note: both in words,
-    empty where nothing is to be said; forward_cost: multiply-adds of linear layers in one forward of these images.
+    empty for a replay that keeps everything; forward_cost: multiply-adds of linear layers in one forward of these
+    images.
     """
 
     def __init__(self, model: Model, images: Images, method: ReplayMethod, *, budget: int, chunk: int | None) -> None:
@@ -88,10 +89,10 @@ class Replay:
         *,
         replacements: Replacements | None = None,
     ) -> Float[Tensor, "interventions batch classes"]:
-        """The logits under each of the interventions; one that is several is all of them at once.
+        """The logits under each element of `interventions`: one intervention, or several applied together.
 
-        replacements: the tensors they need, batch-shaped ones for all images of this replay. Raises as
-        `intervened` does.
+        replacements: the tensors they need; those with a batch axis, for all images of this replay. Raises what
+        `intervened` raises.
         """
         sets = [resolve(self.model, as_set(each), replacements or {}) for each in interventions]
         logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
@@ -99,8 +100,8 @@ class Replay:
         for kind in sorted(set(filter(None, kinds))):
             members = [number for number, other in enumerate(kinds) if other == kind]
             record = self._record(kind.start) if self.exact else ReplayRecord()
-            for some, part in self._chunks(members, kind.whole):
-                logits[some, part] = self._pass(kind, [sets[each] for each in some], part, record)
+            for numbers, part in self._chunks(members, kind.whole):
+                logits[numbers, part] = self._pass(kind, [sets[number] for number in numbers], part, record)
         return logits
 
     def block_input(self, layer: int) -> Tokens:
@@ -112,7 +113,7 @@ class Replay:
         return stream.flatten(1, 2) if stream.dim() == 4 else stream
 
     def head_output(self, layer: int) -> Heads:
-        """What the output projection read of each head, (batch, heads, tokens, head_dim)."""
+        """Each head's output before the output projection, (batch, heads, tokens, head_dim)."""
         place, joined = layer_of(self.model, layer), self._record(layer).heads
         if joined is None:
             raise InputError(f"expected an output projection that reads the heads at layer {layer}, found none")
@@ -135,12 +136,12 @@ class Replay:
         return self._means.mlp[layer]
 
     def close(self) -> None:
-        """Release what was kept."""
+        """Release the kept tensors."""
         self._records.clear()
         self.cache = "nothing"
 
     def _chunks(self, members: list[int], whole: bool) -> Iterator[tuple[list[int], slice]]:
-        """Which interventions and which images go into one forward: `chunk` images, copies counted."""
+        """The interventions and images of each forward: at most `chunk` images, counting copies."""
         count = len(self.images)
         if whole or not self.exact or count <= self._chunk:
             copies = max(1, self._chunk // count) if self.exact else 1
@@ -149,25 +150,27 @@ class Replay:
             return
         parts = -(-count // self._chunk)
         for member in members:
-            for part in range(parts):  # of one size, give or take one
+            for part in range(parts):  # sizes differ by one at most
                 yield [member], slice(part * count // parts, (part + 1) * count // parts)
 
     def _pass(
         self, kind: PassKind, sets: list[tuple[PreparedIntervention, ...]], part: slice, record: ReplayRecord
     ) -> Float[Tensor, "interventions part classes"]:
         prepared = [
-            PreparedIntervention(each.what, each.data, copy) for copy, changes in enumerate(sets) for each in changes
+            PreparedIntervention(change.intervention, change.data, copy)
+            for copy, changes in enumerate(sets)
+            for change in changes
         ]
         with _without_gradients(self.model), self._spent:
             if not self.exact:
                 with in_force(self.model, prepared):
                     full: Tensor = self.model(self.images)
                 return full.unsqueeze(0)
-            what = Pass(kind, tuple(prepared), len(sets), part, len(self.images))
-            return replay_pass(self.model, self._method, record, what)
+            batch = ReplayBatch(kind, tuple(prepared), len(sets), part, len(self.images))
+            return replay_pass(self.model, self._method, record, batch)
 
     def _record(self, index: int, *, outputs: bool = True) -> ReplayRecord:
-        """A layer of the clean pass: as it was kept, or computed again."""
+        """The record of a layer in the clean pass: kept, or computed again."""
         record = self._records.get(index, ReplayRecord())
         if record.arguments and (record.branch is not None or not outputs):
             return record
@@ -186,7 +189,7 @@ class Replay:
 
 
 class LinearCount(TorchFunctionMode):
-    """Counts the multiply-adds of linear layers, whoever calls them."""
+    """Counts the multiply-adds of linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,12 +198,12 @@ class LinearCount(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Count a call, pass it on."""
+        """Count linear layers; pass every call through."""
         kwargs = kwargs or {}
         if func is F.linear:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.total += args[0].numel() * len(weight)
-        elif func is F.multi_head_attention_forward:  # projections of query, key and value, and of what is read
+        elif func is F.multi_head_attention_forward:  # projections of query, key and value, and the output projection
             query, key, value = args[:3]
             self.total += (2 * query.numel() + key.numel() + value.numel()) * query.shape[-1]
         return func(*args, **kwargs)
@@ -218,12 +221,12 @@ def _without_gradients(model: Model) -> Iterator[None]:
 def replaying(
     model: Model, images: Images, *, budget: int = DEFAULT_BUDGET, chunk: int | None = None
 ) -> Iterator[Replay]:
-    """A clean pass of the images, kept while the context lasts, from which interventions are run.
+    """A clean pass of the images, kept inside the context, from which interventions are run.
 
     budget: bytes for what is kept; where it is too small, less is kept and the rest computed again (`cache`, `note`).
-    chunk: images in one forward, copies counted; by default chosen for the device's caches. Under autocast, all
-    of it runs in that precision. Interventions that are in force already stay so (by image, they cannot: a replay cuts
-    the batch as it likes). Raises UnsupportedError for a model without attention.
+    chunk: images in one forward, counting copies; by default chosen for the device's caches. Under autocast, everything
+    runs in that precision. Interventions that are already applied stay applied, unless they hold a tensor per image:
+    a replay splits the batch in its own way. Raises UnsupportedError for a model without attention.
 
     >>> with replaying(model, images) as replay:
     ...     logits = replay.run([HeadReplaced(0, 1), (HeadReplaced(0, 1), BlockRemoved(2))])

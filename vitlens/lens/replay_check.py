@@ -1,4 +1,4 @@
-"""Whether a model can be started at a layer (replay) or at its first block: tried once on two images of noise."""
+"""Whether a forward pass can start at a layer (replay) or at the first block: tested once on two images of noise."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from vitlens.lens.hooks import Arguments, Key
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced, PreparedIntervention
 from vitlens.lens.layers import Layer, layers, probe_images
-from vitlens.lens.replay_pass import Pass, PassKind, ReplayMethod, replay_pass, rows_read
+from vitlens.lens.replay_pass import PassKind, ReplayBatch, ReplayMethod, replay_pass, rows_read
 from vitlens.lens.replay_plan import ReplayRecord, StopForward, make_plan, recording
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
@@ -31,7 +31,7 @@ def method_of(model: Model) -> ReplayMethod:
         try:
             difference = _largest_difference(model, method)
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
-            # a model that is built in another way may fail anywhere when it is started in the middle
+            # a model of another structure may raise anything when its forward starts in the middle
             why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             continue
         if difference <= TOLERANCE:
@@ -41,7 +41,7 @@ def method_of(model: Model) -> ReplayMethod:
 
 
 def _largest_difference(model: Model, method: ReplayMethod) -> float:
-    """From the model itself: started at every layer, and with a head set to zero in the first and the last."""
+    """From the model's own logits: started at every layer, and with a head set to zero in the first and the last."""
     images, known = probe_images(model, 2), layers(model)
     records: dict[int, ReplayRecord] = {}
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
@@ -66,8 +66,8 @@ def _from(
     attention: bool = False,
 ) -> Tensor:
     kind = PassKind(layer.index, attention or not method.plan.starts[layer.index].branch, whole=False)
-    what = Pass(kind, tuple(map(PreparedIntervention, changes)), 1, slice(0, 2), 2)
-    return replay_pass(model, method, records[layer.index], what)[0]
+    batch = ReplayBatch(kind, tuple(map(PreparedIntervention, changes)), 1, slice(0, 2), 2)
+    return replay_pass(model, method, records[layer.index], batch)[0]
 
 
 def _changed(model: Model, images: Images, change: HeadReplaced) -> Tensor:
@@ -78,11 +78,11 @@ def _changed(model: Model, images: Images, change: HeadReplaced) -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """The way into a model's first block: tokens in, logits out, the embedding skipped.
+    """Runs a model from its first block on: tokens to logits, without the patch embedding.
 
-    Variants of an image that differ in some tokens alone are embedded once and put together before the first block.
-    largest: bytes of the widest tensor of one image; only_tokens: whether the block is given tokens and nothing that
-    depends on their number or positions (no rotary embedding), so that some can be left out.
+    Variants of an image that differ only in some tokens are embedded once and combined before the first block.
+    largest: bytes of the widest tensor of one image; only_tokens: whether the block takes tokens and nothing that
+    depends on their number or positions (no rotary embedding), so that tokens can be left out.
     """
 
     _model: "ref[Model]"
@@ -100,29 +100,26 @@ class Entry:
     def logits(self, tokens: Tokens) -> Logits:
         """The logits (batch, classes) for the stream before the first block."""
         record = ReplayRecord({**self.fixed, self.stream: tokens})
-        what = Pass(PassKind(0, True, whole=False), (), 1, slice(0, len(tokens)), len(tokens))
+        batch = ReplayBatch(PassKind(0, True, whole=False), (), 1, slice(0, len(tokens)), len(tokens))
         with evaluating(self._owner()):
-            return replay_pass(self._owner(), self.method, record, what)[0].float()
+            return replay_pass(self._owner(), self.method, record, batch)[0].float()
 
     def _owner(self) -> Model:
         model = self._model()
         if model is None:
-            raise LensError("expected the model of this entry, found it gone; keep it as long as its entry")
+            raise LensError("expected the model of this entry, found it deleted; keep a reference to the model")
         return model
 
 
 @once_per_model
 @torch.no_grad()
 def entry_of(model: Model) -> Entry | None:
-    """The way into the first block where every patch is a token of its own.
-
-    None for a CNN, windows, or a stem in which a patch depends on others.
-    """
+    """The entry of a model in which every patch is one token; None for a CNN, windows, or a stem that mixes patches."""
     if model.anatomy.layout is None:
         return None
     try:
         first, method = layers(model)[0], method_of(model)
-    except UnsupportedError:  # patches, and no attention between them
+    except UnsupportedError:  # a token layout, but no attention
         return None
     if not method.exact or first.stream is None or first.tokens != model.layout.tokens:
         return None
@@ -130,30 +127,30 @@ def entry_of(model: Model) -> Entry | None:
     if start.batched != {first.stream} or start.carried:
         return None
     with evaluating(model), torch.autocast(model.device.type, enabled=False):
-        given = _arguments(model, probe_images(model, 2))
-        fixed = {key: value for key, value in given.items() if key != first.stream}
+        block_arguments = _arguments(model, probe_images(model, 2))
+        fixed = {key: value for key, value in block_arguments.items() if key != first.stream}
         only = not any(isinstance(value, Tensor) for value in fixed.values())
         entry = Entry(ref(model), method, first.stream, fixed, method.plan.largest, only)
         return entry if _is_exact(model, entry) else None
 
 
 def _is_exact(model: Model, entry: Entry) -> bool:
-    """Whether tokens of two images, mixed, are those of the images mixed, and their logits the model's."""
-    one, other = probe_images(model, 2).split(1)
+    """Whether mixing the tokens of two images gives the logits of the images mixed patch by patch."""
+    first, second = probe_images(model, 2).split(1)
     rows, columns = model.layout.grid
-    taken = torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(one.device) < 0.5
+    taken = torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(first.device) < 0.5
     large = taken.view(1, 1, rows, columns).float()
     pixels = torch.nn.functional.interpolate(large, size=model.input_size, mode="nearest-exact") > 0.5
-    mixed = torch.where(pixels, one, other)
+    mixed = torch.where(pixels, first, second)
     prefix = taken.new_zeros(len(model.layout.prefix))
-    tokens = torch.where(torch.cat([prefix, taken])[:, None], entry.tokens(one), entry.tokens(other))
+    tokens = torch.where(torch.cat([prefix, taken])[:, None], entry.tokens(first), entry.tokens(second))
     plain: Tensor = model(mixed)
     scale = max(1.0, plain.abs().max().item())
     return (entry.logits(tokens) - plain).abs().max().item() <= TOLERANCE * scale
 
 
 def _arguments(model: Model, images: Images) -> Arguments:
-    """What the first block is given for these images."""
+    """The arguments of the first block for these images."""
     records: dict[int, ReplayRecord] = {}
     with suppress(StopForward), recording(model, records, which=(0,), keep="inputs", stop=True):
         model(images)

@@ -1,6 +1,6 @@
-"""One replayed forward: the model's own, with what comes before a layer skipped and that layer's inputs put in.
+"""One replayed forward: the model's own, which skips the modules before a layer and gives that layer its kept inputs.
 
-Where the classifier reads a few tokens alone, the last block computes no others.
+Where the classifier reads a few tokens alone, the last block computes only these.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,22 +19,19 @@ from vitlens.lens.interventions import HeadReplaced, KnockedOut, PreparedInterve
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord
 from vitlens.models.anatomy import heads_of
-from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.known_modules import is_known_block
 from vitlens.models.model import Model
-from vitlens.models.vit import TransformerBlock
 from vitlens.shapes import Tokens
 
 FirstTokens = Float[Tensor, "batch rows dim"]
-_TIMM_BLOCK = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
-_TIMM_ATTENTION = {"qkv", "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
 
 
 @dataclass(frozen=True)
 class ReplayMethod:
     """How a model is replayed.
 
-    rows: tokens computed in the last block (None: all); exact: whether it is replayed at all; note: why not, or why all
-    tokens of the last block are computed where the classifier reads fewer.
+    rows: tokens computed in the last block (None: all); exact: whether replaying gives the model's logits; note: why it
+    does not, or why all tokens of the last block are computed where the classifier reads fewer.
     """
 
     plan: ReplayPlan
@@ -45,10 +42,10 @@ class ReplayMethod:
 
 @dataclass(frozen=True, order=True)
 class PassKind:
-    """What interventions that are run in one batch have in common.
+    """The settings that interventions in one batch share.
 
     start: the first layer that is run; attention: whether its attention is run again; whole: whether all images must be
-    in one forward, as one's result depends on another's.
+    in one forward, as their results depend on each other.
     """
 
     start: int
@@ -57,11 +54,11 @@ class PassKind:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ReplayBatch:
     """One replayed forward.
 
-    copies: how often the images stand in the batch, each copy with its own changes; part: which of the images; images:
-    how many there are.
+    copies: how many copies of the images the batch holds, each with its own changes; part: the images of this forward;
+    images: the number of all images.
     """
 
     kind: PassKind
@@ -73,42 +70,43 @@ class Pass:
 
 def kind_of(method: ReplayMethod, changes: Sequence[PreparedIntervention]) -> PassKind:
     """The kind of pass that some simultaneous changes need."""
-    start = min(change.what.layer for change in changes)
-    first = [change.what for change in changes if change.what.layer == start]
-    attention = any(isinstance(what, KnockedOut | StreamPatched) for what in first)
+    start = min(change.intervention.layer for change in changes)
+    first = [change.intervention for change in changes if change.intervention.layer == start]
+    attention = any(isinstance(intervention, KnockedOut | StreamPatched) for intervention in first)
     attention = attention or not method.plan.starts[start].branch
-    mixing = [change.what.layer for change in changes if getattr(change.what, "by", "") == "resample"]
-    # the heads of the first layer are known for all images
+    mixing = [change.intervention.layer for change in changes if getattr(change.intervention, "by", "") == "resample"]
+    # outputs of the first layer's heads are kept for all images
     return PassKind(start, attention, whole=any(layer > start or attention for layer in mixing))
 
 
 def replay_pass(
-    model: Model, method: ReplayMethod, record: ReplayRecord, what: Pass
+    model: Model, method: ReplayMethod, record: ReplayRecord, batch: ReplayBatch
 ) -> Float[Tensor, "copies part classes"]:
     """The logits of each copy of the images under its changes."""
     known = layers(model)
-    layer, last = known[what.kind.start], known[-1]
-    count = what.part.stop - what.part.start
-    changes = [change.of_images(what.part) for change in what.changes]
+    layer, last = known[batch.kind.start], known[-1]
+    count = batch.part.stop - batch.part.start
+    changes = [change.of_images(batch.part) for change in batch.changes]
     rows = method.rows
     if rows is not None:
-        changes = [change.of_rows(rows) if change.what.layer == last.index else change for change in changes]
-    here = [each for each in changes if each.what.layer == layer.index and isinstance(each.what, HeadReplaced)]
+        changes = [change.of_rows(rows) if change.intervention.layer == last.index else change for change in changes]
+    of_layer = [change for change in changes if change.intervention.layer == layer.index]
+    replaced_heads = [change for change in of_layer if isinstance(change.intervention, HeadReplaced)]
     with ExitStack() as stack:
         if rows is not None:
             stack.enter_context(first_rows(model, rows))
-        if not what.kind.attention:
+        if not batch.kind.attention:
             own_rows = rows if layer.index == last.index else None
-            output = _branch(model, layer, record, here, what, own_rows)
+            output = _branch(model, layer, record, replaced_heads, batch, own_rows)
             attention = model.module.get_submodule(layer.attention)
             stack.enter_context(overridden(attention, _returning(output)))
-            changes = [each for each in changes if each not in here]
-        stack.enter_context(in_force(model, changes, copies=what.copies))
-        stack.enter_context(_started(model, method.plan, layer, record, what))
+            changes = [change for change in changes if change not in replaced_heads]
+        stack.enter_context(in_force(model, changes, copies=batch.copies))
+        stack.enter_context(_started(model, method.plan, layer, record, batch))
         height, width = model.input_size
-        blank = model.mean.new_zeros(1, 3, 1, 1).expand(what.copies * count, 3, height, width)  # read by no layer
+        blank = model.mean.new_zeros(1, 3, 1, 1).expand(batch.copies * count, 3, height, width)  # not read by any layer
         logits: Tensor = model.module(blank)
-    by_copy: Tensor = logits.unflatten(0, (what.copies, -1))
+    by_copy: Tensor = logits.unflatten(0, (batch.copies, -1))
     return by_copy
 
 
@@ -121,47 +119,47 @@ def _branch(
     layer: Layer,
     record: ReplayRecord,
     changes: Sequence[PreparedIntervention],
-    what: Pass,
+    batch: ReplayBatch,
     rows: int | None,
 ) -> Any:
-    """The output of the first layer's attention: that of the clean pass, plus what the replaced heads add to it."""
+    """The output of the first layer's attention: the clean one plus the contribution of the replaced heads."""
     projection = projection_of(model.module.get_submodule(layer.attention))
-    assert record.branch is not None  # all three are there where the plan says that attention need not run
+    assert record.branch is not None  # the plan skips attention only where these are known
     assert record.heads is not None
     assert projection is not None
-    calls = slice(what.part.start * layer.windows, what.part.stop * layer.windows)
+    calls = slice(batch.part.start * layer.windows, batch.part.stop * layer.windows)
     branch = record.branch[calls][:, :rows]
     every = record.heads.unflatten(0, (-1, layer.windows)).flatten(1, 2)[:, :rows]  # (batch, tokens, heads x head_dim)
-    heads = every[what.part]
-    made = []
-    for copy in range(what.copies):
-        own = [change for change in changes if change.copy == copy]
-        if not own:
-            made.append(branch)
+    heads = every[batch.part]
+    branches = []
+    for copy in range(batch.copies):
+        of_copy = [change for change in changes if change.copy == copy]
+        if not of_copy:
+            branches.append(branch)
             continue
-        columns = [head_columns(layer, change.what) for change in own]
+        columns = [head_columns(layer, change.intervention) for change in of_copy]
         instead = [
-            every[..., at][other_images(change, what.images)[what.part].to(every.device)]  # also of another part
-            if getattr(change.what, "by", "") == "resample"
+            every[..., at][other_images(change, batch.images)[batch.part].to(every.device)]  # also of another part
+            if getattr(change.intervention, "by", "") == "resample"
             else substitute(change, heads[..., at])
-            for change, at in zip(own, columns)
+            for change, at in zip(of_copy, columns)
         ]
         difference = [new - heads[..., at] for new, at in zip(instead, columns)]
         weight = torch.cat([projection.weight[:, at] for at in columns], dim=1)
         added = F.linear(torch.cat(difference, dim=-1), weight)  # (part, tokens, dim)
-        made.append(branch + added.view_as(branch))
-    output = made[0] if len(made) == 1 else torch.cat(made)
+        branches.append(branch + added.view_as(branch))
+    output = branches[0] if len(branches) == 1 else torch.cat(branches)
     return output if record.rest is None else (output, *record.rest)
 
 
 @contextmanager
-def _started(model: Model, plan: ReplayPlan, layer: Layer, record: ReplayRecord, what: Pass) -> Iterator[None]:
+def _started(model: Model, plan: ReplayPlan, layer: Layer, record: ReplayRecord, batch: ReplayBatch) -> Iterator[None]:
     start = plan.starts[layer.index]
-    own = {key: _stacked(record.arguments[key], what) for key in start.batched}
-    later: dict[str, dict[Any, Tensor]] = {layer.unit: own}
+    own_arguments = {key: _stacked(record.arguments[key], batch) for key in start.batched}
+    later: dict[str, dict[Any, Tensor]] = {layer.unit: own_arguments}
     for index, there, here in start.carried:
-        later.setdefault(layers(model)[index].unit, {})[there] = own[here]
-    count = what.copies * (what.part.stop - what.part.start)
+        later.setdefault(layers(model)[index].unit, {})[there] = own_arguments[here]
+    count = batch.copies * (batch.part.stop - batch.part.start)
     with ExitStack() as stack:
         for unit, values in later.items():
             fixed = record.arguments if unit == layer.unit else {}
@@ -183,39 +181,26 @@ def _given(values: Arguments) -> Callable[[Forward], Forward]:
     return wrap
 
 
-def _stacked(tensor: Tensor, what: Pass) -> Tensor:
-    calls = len(tensor) // what.images
-    part = tensor[what.part.start * calls : what.part.stop * calls]
-    return part if what.copies == 1 else part.repeat(what.copies, *[1] * (part.dim() - 1))
+def _stacked(tensor: Tensor, batch: ReplayBatch) -> Tensor:
+    calls = len(tensor) // batch.images
+    part = tensor[batch.part.start * calls : batch.part.stop * calls]
+    return part if batch.copies == 1 else part.repeat(batch.copies, *[1] * (part.dim() - 1))
 
 
 def rows_read(model: Model) -> int | None:
-    """How many tokens, from the first, the classifier reads of the last block; None: all, or an unknown block."""
+    """How many of the first tokens the classifier reads from the last block; None: all, or a block of unknown form."""
     layout, last = model.anatomy.layout, layers(model)[-1]
-    if layout is None or not _known(model.module.get_submodule(last.unit)):
+    if layout is None or not is_known_block(model.module.get_submodule(last.unit)):
         return None
     if model.anatomy.readout == "cls" and layout.positions("cls") == (0,):
         return 1
-    both = layout.positions("cls") + layout.positions("distillation")
-    return 2 if model.anatomy.readout == "cls+distillation" and both == (0, 1) else None
-
-
-def _known(block: nn.Module) -> bool:
-    """Our block, or one made like timm's: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x)))."""
-    if isinstance(block, TransformerBlock):
-        return block.residual and isinstance(block.attn, MultiHeadSelfAttention) and block.mlp is not None
-    names = {name for name, _ in block.named_children()}
-    attention = getattr(block, "attn", None)
-    if names != _TIMM_BLOCK or not isinstance(attention, nn.Module):
-        return False
-    inner = {name for name, _ in attention.named_children()}
-    plain = isinstance(getattr(attention, "norm", None), nn.Identity | None)
-    return inner <= _TIMM_ATTENTION and {"qkv", "proj"} <= inner and plain
+    read_positions = layout.positions("cls") + layout.positions("distillation")
+    return 2 if model.anatomy.readout == "cls+distillation" and read_positions == (0, 1) else None
 
 
 @contextmanager
 def first_rows(model: Model, rows: int) -> Iterator[None]:
-    """The last block computes its first tokens alone, (batch, rows, dim): keys and values of all, the rest of these."""
+    """Inside, the last block computes its first tokens alone, (batch, rows, dim), from the keys and values of all."""
     last = layers(model)[-1]
     block, attention = (model.module.get_submodule(name) for name in (last.unit, last.attention))
     with ExitStack() as stack:
@@ -228,9 +213,9 @@ def _block(block: nn.Module, rows: int) -> Callable[..., FirstTokens]:
     first, second = (getattr(block, name, nn.Identity()) for name in ("ls1", "ls2"))  # no drop path in evaluation
 
     def forward(tokens: Tokens, *_args: Any, **_kwargs: Any) -> FirstTokens:
-        few = tokens[:, :rows]
-        few = few + first(block.attn(block.norm1(tokens)))  # type: ignore[operator]
-        result: Tensor = few + second(block.mlp(block.norm2(few)))  # type: ignore[operator]
+        kept_tokens = tokens[:, :rows]
+        kept_tokens = kept_tokens + first(block.attn(block.norm1(tokens)))  # type: ignore[operator]
+        result: Tensor = kept_tokens + second(block.mlp(block.norm2(kept_tokens)))  # type: ignore[operator]
         return result
 
     return forward
@@ -244,8 +229,8 @@ def _attention(attention: Any, rows: int) -> Callable[..., FirstTokens]:
 
     def forward(tokens: Tokens, *_args: Any, **_kwargs: Any) -> FirstTokens:
         query = F.linear(tokens[:, :rows], weight[:width], biases[0]).unflatten(-1, (heads, -1)).transpose(1, 2)
-        both = F.linear(tokens, weight[width:], biases[1]).unflatten(-1, (2, heads, -1))
-        key, value = both.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, head_dim)
+        keys_and_values = F.linear(tokens, weight[width:], biases[1]).unflatten(-1, (2, heads, -1))
+        key, value = keys_and_values.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, head_dim)
         read = F.scaled_dot_product_attention(norms[0](query), norms[1](key), value)
         result: Tensor = attention.proj(read.transpose(1, 2).flatten(2))  # (batch, rows, dim)
         return result

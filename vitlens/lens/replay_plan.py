@@ -1,4 +1,4 @@
-"""What a replay needs to know: the record of a clean pass, and how to start the model again at one of its layers."""
+"""The record of a clean pass, and the plan for starting the model again at one of its layers."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,8 +30,8 @@ Shape = tuple[int, ...]
 class ReplayRecord:
     """What is kept of one layer in a clean pass.
 
-    arguments: of its unit, by position or name; branch: its attention's output, before LayerScale; rest: what the
-    attention returned besides; heads: what the output projection read, (calls, places, heads x head_dim).
+    arguments: of its unit, by position or name; branch: its attention's output, before LayerScale; rest: further return
+    values of the attention; heads: the output projection's input, (calls, tokens, heads x head_dim).
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -48,8 +48,8 @@ class LayerMeans:
     mlp: dict[int, Tensor] = field(default_factory=dict)
 
 
-class StopForward(Exception):  # noqa: N818  it is no error
-    """Ends a forward pass after the last layer that is to be recorded."""
+class StopForward(Exception):  # noqa: N818  not an error
+    """Stops the forward pass after the last layer that is recorded."""
 
 
 @contextmanager
@@ -136,10 +136,10 @@ def _mlp(layer: Layer, means: LayerMeans) -> Callable[[Forward], Forward]:
 class ReplayStart:
     """How to start a forward pass at one layer.
 
-    skipped: modules whose calls end before it begins, and the shape of their output for one image; batched: which
-    arguments of its unit have the images as their first axis; carried: arguments that a later unit is given unchanged
-    (layer, its name there, its name here); branch: whether attention's output is that of its projection, so that
-    changes of heads can be added to it; bytes: of one image's arguments, and of its branch with the heads' outputs.
+    skipped: modules whose calls end before it begins, and the shape of their output for one image; batched: arguments
+    of its unit whose first axis is the batch; carried: arguments that are passed unchanged to a later unit (layer, name
+    there, name here); branch: whether attention's output is that of its projection, so that changes of heads can be
+    added to it; bytes: of one image's arguments, and of its branch with the heads' outputs.
     """
 
     skipped: tuple[tuple[str, Shape], ...]
@@ -151,7 +151,7 @@ class ReplayStart:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """starts: one a layer; largest: bytes of the largest output of a module for one image."""
+    """starts: one per layer; largest: bytes of the largest module output for one image."""
 
     starts: tuple[ReplayStart, ...]
     largest: int
@@ -174,13 +174,13 @@ class _Calls:
         """Watch all modules, and the inside of attention, for one forward pass."""
         units = {layer.unit for layer in layers(model)}
 
-        def enter(name: str, given: Arguments) -> None:
+        def enter(name: str, call_arguments: Arguments) -> None:
             self.clock += 1
             self._begun.append(self.clock)
             if name in units:
-                self.arguments[name] = given
+                self.arguments[name] = call_arguments
 
-        def leave(name: str, _given: Arguments, output: Any) -> None:
+        def leave(name: str, _arguments: Arguments, output: Any) -> None:
             self.clock += 1
             self.spans.setdefault(name, []).append((self._begun.pop(), self.clock))
             self.shapes[name] = tuple(output.shape) if isinstance(output, Tensor) else None
@@ -203,8 +203,8 @@ class _Calls:
                 projection = projection_of(module)
                 branch = False
                 if joined and projection is not None and layer.attention != layer.unit:
-                    made = torch.nn.functional.linear(joined[0], projection.weight, projection.bias)
-                    branch = made.shape == output.shape and torch.allclose(made, output, atol=1e-5, rtol=1e-4)
+                    projected = torch.nn.functional.linear(joined[0], projection.weight, projection.bias)
+                    branch = projected.shape == output.shape and torch.allclose(projected, output, atol=1e-5, rtol=1e-4)
                 self.branch[layer.attention] = branch
                 self.sizes[layer.attention] = sum(map(_bytes, (*joined, output)))
                 return result
@@ -215,52 +215,54 @@ class _Calls:
 
 
 def make_plan(model: Model) -> ReplayPlan:
-    """The plan of a model, from a forward pass of one image and of two: an axis that doubles is the images'."""
-    one, two = _Calls(), _Calls()
+    """The plan of a model, from a forward pass of one image and of two: the axis that doubles is the batch."""
+    single, double = _Calls(), _Calls()
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        for count, calls in ((1, one), (2, two)):
+        for count, calls in ((1, single), (2, double)):
             with calls.watching(model):
                 model(probe_images(model, count))
-    starts = tuple(_start(model, layer, one, two) for layer in layers(model))
-    largest = max(4 * torch.Size(shape).numel() for name, shape in one.shapes.items() if _is_batched(name, one, two))  # type: ignore[arg-type]
+    starts = tuple(_start(model, layer, single, double) for layer in layers(model))
+    batched = [shape for name, shape in single.shapes.items() if shape and _is_batched(name, single, double)]
+    largest = max(4 * torch.Size(shape).numel() for shape in batched)
     return ReplayPlan(starts, largest)
 
 
-def _start(model: Model, layer: Layer, one: _Calls, two: _Calls) -> ReplayStart:
-    begin = two.spans[layer.unit][0][0]
-    own, own_one = two.arguments[layer.unit], one.arguments[layer.unit]
+def _start(model: Model, layer: Layer, single: _Calls, double: _Calls) -> ReplayStart:
+    begin = double.spans[layer.unit][0][0]
+    batch_arguments, single_arguments = double.arguments[layer.unit], single.arguments[layer.unit]
     batched = frozenset(
         key
-        for key, value in own.items()
-        if isinstance(value, Tensor) and value.dim() and len(value) == 2 * len(own_one[key])
+        for key, value in batch_arguments.items()
+        if isinstance(value, Tensor) and value.dim() and len(value) == 2 * len(single_arguments[key])
     )
     carried = tuple(
         (later.index, there, here)
         for later in layers(model)[layer.index + 1 :]
-        for there, value in two.arguments[later.unit].items()
+        for there, value in double.arguments[later.unit].items()
         for here in batched
-        if value is own[here]
+        if value is batch_arguments[here]
     )
-    skipped = tuple(_skippable(model.module, "", begin, one, two))
-    sizes = sum(_bytes(own_one[key]) for key in batched), one.sizes[layer.attention]
-    return ReplayStart(skipped, batched, carried, two.branch[layer.attention] and one.branch[layer.attention], sizes)
+    skipped = tuple(_skippable(model.module, "", begin, single, double))
+    sizes = sum(_bytes(single_arguments[key]) for key in batched), single.sizes[layer.attention]
+    branch = double.branch[layer.attention] and single.branch[layer.attention]
+    return ReplayStart(skipped, batched, carried, branch, sizes)
 
 
-def _skippable(module: nn.Module, name: str, begin: int, one: _Calls, two: _Calls) -> Iterator[tuple[str, Shape]]:
-    """The outermost modules whose calls end before `begin` and whose outputs have the images as their first axis."""
+def _skippable(module: nn.Module, name: str, begin: int, single: _Calls, double: _Calls) -> Iterator[tuple[str, Shape]]:
+    """The outermost modules whose calls end before `begin` and whose outputs have the batch as their first axis."""
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
-        spans = two.spans.get(full, [])
-        if spans and all(end < begin for _, end in spans) and _is_batched(full, one, two):
-            shape = one.shapes[full]
+        spans = double.spans.get(full, [])
+        if spans and all(end < begin for _, end in spans) and _is_batched(full, single, double):
+            shape = single.shapes[full]
             assert shape is not None
             yield full, shape
         else:
-            yield from _skippable(child, full, begin, one, two)
+            yield from _skippable(child, full, begin, single, double)
 
 
-def _is_batched(name: str, one: _Calls, two: _Calls) -> bool:
-    first, second = one.shapes.get(name), two.shapes.get(name)
+def _is_batched(name: str, single: _Calls, double: _Calls) -> bool:
+    first, second = single.shapes.get(name), double.shapes.get(name)
     return bool(first) and second is not None and second == (2 * first[0], *first[1:])  # type: ignore[index]
 
 

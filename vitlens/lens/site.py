@@ -8,20 +8,20 @@ from typing import Final, Literal
 Kind = Literal["patch", "class", "window", "pooled", "channel"]
 
 KIND_WORDS = {
-    "patch": "every token looks at every token",
-    "class": "one pooling or CLS query looks at all patches",
-    "window": "patches look at patches of their window",
-    "pooled": "tokens look at fewer, pooled keys",
-    "channel": "channels look at channels: not where, but what",
+    "patch": "every token attends to every token",
+    "class": "one query (CLS or attention pooling) attends to all patches",
+    "window": "patches attend to the patches of their window",
+    "pooled": "tokens attend to fewer, pooled keys",
+    "channel": "channels attend to channels, not positions to positions",
 }
 
 NO_PLACE: Final[Mapping[str, str]] = MappingProxyType(
-    {  # why a layer of this kind may have no place in the image
-        "patch": "their tokens are no square grid of patches",
-        "class": "the query is no patch",
-        "window": "where the windows lie is not known",
+    {  # why the attention of a layer of this kind may have no place in the image
+        "patch": "tokens do not form a square grid of patches",
+        "class": "the query is not a patch",
+        "window": "the positions of the windows are not known",
         "pooled": "keys are pooled from several patches",
-        "channel": "channels look at channels",
+        "channel": "channels attend to channels",
     }
 )
 
@@ -60,7 +60,7 @@ class Site:
 
 
 def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: bool) -> Kind:
-    """Which tokens attend to which, from shapes alone.
+    """The kind of attention, from shapes alone.
 
     calls: windows an image (1 without windows); tokens: of an image that enter the attention module; channels: whether
     there are as many queries as channels a head.

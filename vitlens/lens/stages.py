@@ -1,6 +1,6 @@
-"""Where a model's features are read: every block of a transformer, every stage of a CNN; and its final norm.
+"""The layers at which a model's features are read: blocks of a transformer, stages of a CNN; and its final norm.
 
-Both are read from the shapes in one forward pass of two images, so that registers and grids of any shape are right.
+They are determined from the shapes in one forward pass of two images, for any number of registers and any grid.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ class FeatureStage:
     """One layer at which features are read.
 
     index: from 0; kind: a transformer's "block", a CNN's "stage" (the last map of one resolution or group of blocks);
-    module: the name within the model of what puts it out; width: dim of its tokens, or channels; grid: (rows, columns)
+    module: the name of the module whose output it is; width: dim of its tokens, or channels; grid: (rows, columns)
     of patches or cells, None where their order is unknown; prefix: tokens before them; channel_axis: of the output.
     """
 
@@ -44,11 +44,11 @@ class FeatureStage:
 
     @property
     def title(self) -> str:
-        """As a report names it: "block 5", "stage 2"."""
+        """Its name in reports: "block 5", "stage 2"."""
         return f"{self.kind} {self.index}"
 
     def tokens(self, output: Any) -> Tokens:
-        """The module's output as (batch, tokens, width); a map's cells stand row by row."""
+        """The module's output as (batch, tokens, width); a map is flattened row by row."""
         first: Tensor = output[0] if isinstance(output, tuple) else output
         return first if first.dim() == 3 else first.movedim(self.channel_axis, 3).flatten(1, 2)
 
@@ -57,7 +57,7 @@ class FeatureStage:
 class FinalNorm:
     """The norm between the last block and the classifier.
 
-    width: of what it normalises; on_tokens: whether it is given all tokens, or the pooled vector (timm's fc_norm).
+    width: of its input; on_tokens: whether its input is all tokens, or the pooled vector (timm's fc_norm).
     """
 
     module: str
@@ -72,9 +72,10 @@ class _Places:
 
 
 def stages(model: Model) -> tuple[FeatureStage, ...]:
-    """Every layer at which features can be read, in forward order; read once and remembered.
+    """Every layer at which features can be read, in forward order; determined once per model.
 
-    Blocks of other tokens (CaiT's late class attention) are passed over. Raises UnsupportedError where none is left.
+    Blocks with a different number of tokens (CaiT's class attention) are skipped. Raises UnsupportedError where no
+    layer is left.
     """
     return _places(model).stages
 
@@ -126,9 +127,9 @@ def _shapes(model: Model) -> list[tuple[str, Shape]]:
 
 def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[FeatureStage, ...]:
     shapes, layout = dict(seen), model.anatomy.layout
-    wanted = None if layout is None else layout.tokens
+    token_count = None if layout is None else layout.tokens
     order = {name: place for place, (name, _) in enumerate(seen)}
-    blocks = [name for name in model.anatomy.blocks if name in shapes and _is_stream(shapes[name], wanted)]
+    blocks = [name for name in model.anatomy.blocks if name in shapes and _is_stream(shapes[name], token_count)]
     names = sorted((name for name in blocks if not _holds_another(name, blocks)), key=order.__getitem__)
     kind: StageKind = "block"
     if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
@@ -151,24 +152,24 @@ def _stage(model: Model, index: int, kind: StageKind, name: str, shape: Shape) -
 
 
 def _is_stream(shape: Shape, tokens: int | None) -> bool:
-    """Whether it holds the patches of each of the two images."""
+    """Whether an output has the patches of each of the two images."""
     if shape[0] != 2 or len(shape) not in (3, 4):
         return False
     return len(shape) == 4 or (shape[1] > 1 if tokens is None else shape[1] == tokens)
 
 
 def _holds_another(name: str, blocks: Sequence[str]) -> bool:
-    """Whether there are blocks inside of it (ConvNeXt's stages are repeated units too)."""
+    """Whether it contains other blocks (ConvNeXt's stages are repeated units too)."""
     return any(block.startswith(f"{name}.") for block in blocks)
 
 
 def _reads(block: nn.Module, width: int) -> bool:
-    """Whether the block has layers that read a last axis of this width: its channels stand last."""
+    """Whether the block has linear layers of this input width: then the last axis is the channels."""
     return any(isinstance(module, nn.Linear) and module.in_features == width for module in block.modules())
 
 
 def _norm(model: Model, seen: Sequence[tuple[str, Shape]], last: FeatureStage) -> FinalNorm | None:
-    """The first norm of the stream's width that runs after the last block, outside of any."""
+    """The first norm of the stream's width that runs after the last block, outside all blocks."""
     if last.kind == "stage":
         return None
     behind = max(place for place, (name, _) in enumerate(seen) if name == last.module)
@@ -180,6 +181,6 @@ def _norm(model: Model, seen: Sequence[tuple[str, Shape]], last: FeatureStage) -
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """LayerNorm, RMSNorm and their kin, which normalise each vector by itself."""
+    """LayerNorm, RMSNorm and similar norms, which normalise each vector separately."""
     kind = type(module).__name__.lower()
     return "norm" in kind and not any(word in kind for word in ("batch", "group", "instance", "2d"))

@@ -1,1 +1,1 @@
-"""The models: a ViT and a ResNet of our own, and those of other libraries, as one type."""
+"""Models: our own ViT and ResNet, and those of other libraries, as one type."""

@@ -1,4 +1,4 @@
-"""What a model is made of, read from its modules: family, blocks, token layout, readout."""
+"""A model's anatomy, read from its modules: family, blocks, token layout, readout."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -16,7 +16,7 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
     if not attention:
         family: Family = "cnn" if any(isinstance(module, nn.Conv2d) for module in model.modules()) else "other"
         layout = read_layout(model, image_size)
-        if layout is None:  # a ViT with its attention taken out still has tokens
+        if layout is None:  # a ViT built without attention still has tokens
             return Anatomy(family, tuple(_residual_blocks(model)))
         return Anatomy("vit", tuple(_numbered(model, "blocks")), layout, _readout(model, layout))
     blocks = tuple(name.rpartition(".")[0] for name in attention if "." in name)
@@ -31,7 +31,7 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
 
 def is_headless(model: nn.Module) -> bool:
     """Whether a model ends in features: its classifier is the identity (timm's num_classes=0)."""
-    find: Any = getattr(model, "get_classifier", None)  # timm's; two of a distilled model
+    find: Any = getattr(model, "get_classifier", None)  # timm's method; two classifiers of a distilled model
     named = find() if find is not None else [getattr(model, name, None) for name in ("head", "heads", "fc")]
     heads = [head for head in (named if isinstance(named, tuple | list) else [named]) if isinstance(head, nn.Module)]
     ends = [part for head in heads for part in head.modules() if not any(True for _ in part.children())]
@@ -61,10 +61,10 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
 
 
 def read_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
-    """What stands before the patches in most blocks, or None for a model without one sequence of tokens."""
-    own = getattr(model, "layout", None)
-    if isinstance(own, TokenLayout):
-        return own.prefix
+    """The tokens before the patches in most blocks, or None for a model without one sequence of tokens."""
+    layout = getattr(model, "layout", None)
+    if isinstance(layout, TokenLayout):
+        return layout.prefix
     if _joins_late(model):
         return ()
     if isinstance(getattr(model, "class_token", None), nn.Parameter):  # torchvision
@@ -93,7 +93,7 @@ def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
 
 
 def _joins_late(model: nn.Module) -> bool:
-    """CaiT and XCiT: CLS joins after the blocks of self-attention, in class-attention blocks of its own."""
+    """Whether CLS is added after the self-attention blocks, for class-attention blocks (CaiT and XCiT)."""
     return hasattr(model, "blocks_token_only") or hasattr(model, "cls_attn_blocks")
 
 

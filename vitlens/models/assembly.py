@@ -1,4 +1,4 @@
-"""From an architecture, written down as data, to a module, and from a module to a Model."""
+"""From an architecture, as data, to a module, and from a module to a Model."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,12 +26,11 @@ Overrides = Mapping[str, int | float | bool | str | list[int]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything that is needed to make the same model again, without its weights. Raises InputError for a source whose
-    models cannot be built from this.
+    """Everything that is needed to build the same model again, without its weights.
 
     kind: of the source; name: in the source's list; classes: of the head; image_size: (height, width) in pixels, None
-    for the model's own; overrides: fields of a ViTConfig that differ from the preset's; pruned: by attention module,
-    the heads that were cut out (see `prune_heads`).
+    for the model's own; overrides: fields of a ViTConfig that differ from the preset's; pruned: the removed heads of
+    each attention module (see `prune_heads`). Raises InputError for a source whose models cannot be built from this.
     """
 
     kind: Annotated[str, Length(1, 40)]
@@ -47,19 +46,19 @@ class Architecture:
             raise InputError(f"expected an architecture of {' or '.join(built)}, found {self.kind[:40]!r}")
 
     @classmethod
-    def from_json(cls, found: Mapping[str, object]) -> "Architecture":
-        """An architecture as it was written by dataclasses.asdict and JSON. Raises ModelError for anything else."""
-        return read_as(cls, dict(found), source="an architecture written by vitlens", error=ModelError)
+    def from_json(cls, fields: Mapping[str, object]) -> "Architecture":
+        """An architecture from the JSON of dataclasses.asdict. Raises ModelError for anything else."""
+        return read_as(cls, dict(fields), source="an architecture written by vitlens", error=ModelError)
 
 
 def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
-    """The module of an architecture and the input that it takes: with these weights, with the hub's, or random."""
-    made: tuple[nn.Module, Preprocessing] = resolved(SOURCES[architecture.kind].build)(
+    """The module of an architecture and its preprocessing: with these weights, with the hub's, or random."""
+    built: tuple[nn.Module, Preprocessing] = resolved(SOURCES[architecture.kind].build)(
         architecture, state=state, pretrained=pretrained
     )
-    return made
+    return built
 
 
 def assemble(
@@ -83,25 +82,25 @@ def assemble(
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide what a model computes."""
+    """The versions of the libraries that determine a model's outputs."""
     return {"vitlens": __version__} | {name: version(name) for name in ("torch", "torchvision", "timm")}
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A random state of its own for initialisation; the caller's comes back on exit."""
+    """Inside, torch's random state is seeded; the caller's state is restored on exit."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 def default_classes(count: int) -> tuple[str, ...]:
-    """ImageNet's names for 1000 logits, numbers for any other count."""
+    """ImageNet's class names for 1000 logits, numbers for any other count."""
     return imagenet_classes() if count == 1000 else tuple(str(index) for index in range(count))
 
 
 def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
-    """Width of the logits, measured: no two libraries keep it in the same place."""
+    """The number of logits, measured in a forward pass, as every library stores it elsewhere."""
     with evaluating(module), torch.no_grad():
         logits = module(torch.zeros(1, 3, *size))
     return int(logits.shape[-1])

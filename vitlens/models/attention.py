@@ -15,7 +15,7 @@ Keys = Float[Tensor, "batch heads key head_dim"]
 def attention_weights(
     query: Queries, key: Keys, *, mask: Tensor | None = None, scale: float | None = None
 ) -> Float[Tensor, "batch heads query key"]:
-    """Attention weights softmax(q kᵀ · scale): each query's over all keys sum to 1.
+    """Attention weights softmax(q kᵀ · scale); each query's weights over all keys sum to 1.
 
     mask, broadcast to (batch, heads, query, key): boolean (True = take part; nn.MultiheadAttention's masks are the
     opposite) or additive. A row that is masked everywhere is all zeros. scale: 1/√head_dim unless given.
@@ -25,9 +25,9 @@ def attention_weights(
     if mask is None:
         return scores.softmax(dim=-1)
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    # softmax of -inf alone is NaN, forward and backward: such rows pass through it as equal scores and are zeroed after
-    nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    return scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
+    # softmax of only -inf is NaN, forward and backward: such rows get equal scores, and are set to zero afterwards
+    empty = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    return scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
 
 
 def scaled_dot_product_attention(
@@ -49,11 +49,11 @@ def scaled_dot_product_attention(
 
 
 class MultiHeadSelfAttention(nn.Module):
-    """Multi-head self-attention (Vaswani 2017); parameters bear timm's names (qkv, proj).
+    """Multi-head self-attention (Vaswani 2017); parameters have timm's names (qkv, proj).
 
     fused: torch's fused kernel (the default), or the matrix products above; the results are equal, and the second
-    computes the weights. dropout: on the weights; projection_dropout: on the output; both in training mode alone.
-    Raises InputError when dim cannot be shared out equally among the heads.
+    computes the weights. dropout: on the weights; projection_dropout: on the output; both in training mode only.
+    Raises InputError when dim is not divisible by heads.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MultiHeadSelfAttention(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (batch, heads, tokens, head_dim)
         dropout = self.dropout if self.training else 0.0
         if self.fused:
-            # through torch.nn.functional: the lens sees this call, whoever makes it
+            # called through torch.nn.functional, where the lens intercepts it
             read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         else:
             read = scaled_dot_product_attention(query, key, value, mask=mask, dropout=dropout)

@@ -1,4 +1,4 @@
-"""Attention modules with some heads cut out: fewer rows of the joint projection, fewer columns of the output's."""
+"""Attention modules without some of their heads: fewer rows of the qkv projection, fewer columns of the output's."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,22 +10,23 @@ from torch.nn import functional as F
 from vitlens.errors import ModelError, UnsupportedError
 from vitlens.models.anatomy import heads_of
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.known_modules import TIMM
 from vitlens.shapes import Tokens
 
-Pruned = Mapping[str, Sequence[int]]  # attention module -> its heads that are gone, in the whole model's numbering
+Pruned = Mapping[str, Sequence[int]]  # attention module -> its removed heads, as numbered in the whole model
 
 _ROWS = ("qkv.weight", "qkv.bias", "in_proj_weight", "in_proj_bias")
 _COLUMNS = ("proj.weight", "out_proj.weight")
 
 
 class MultiheadCut(nn.Module):
-    """nn.MultiheadAttention with fewer heads than its width would hold; self-attention, batch first, no mask."""
+    """nn.MultiheadAttention with fewer heads than width / head_dim; self-attention, batch first, no mask."""
 
-    def __init__(self, whole: nn.MultiheadAttention, kept: Sequence[int]) -> None:
+    def __init__(self, whole: nn.MultiheadAttention, kept_heads: Sequence[int]) -> None:
         super().__init__()
-        rows, columns = _places(kept, whole.num_heads, whole.head_dim)
+        rows, columns = _places(kept_heads, whole.num_heads, whole.head_dim)
         assert whole.in_proj_weight is not None
-        self.heads = len(kept)
+        self.heads = len(kept_heads)
         self.dropout = whole.dropout
         self.in_proj_weight = _part(whole.in_proj_weight, 0, rows)
         self.in_proj_bias = None if whole.in_proj_bias is None else _part(whole.in_proj_bias, 0, rows)
@@ -41,9 +42,9 @@ class MultiheadCut(nn.Module):
 
 
 class Headless(nn.Module):
-    """Attention that lost all its heads: the bias of its output projection, for every token.
+    """Attention without any heads: the bias of its output projection, for every token.
 
-    pair: answer as nn.MultiheadAttention does, with no weights beside.
+    pair: return (output, None), as nn.MultiheadAttention does.
     """
 
     def __init__(self, projection: nn.Linear, name: str, *, pair: bool) -> None:
@@ -54,12 +55,12 @@ class Headless(nn.Module):
 
     def forward(self, tokens: Tokens, *_args: object, **_kwargs: object) -> Tokens | tuple[Tokens, None]:
         """The bias as (batch, tokens, dim)."""
-        made: Tensor = self.get_submodule(self._name)(tokens[..., :0])
-        return (made, None) if self._pair else made
+        bias: Tensor = self.get_submodule(self._name)(tokens[..., :0])
+        return (bias, None) if self._pair else bias
 
 
 def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
-    """The name and the module of what reads the heads. Raises UnsupportedError for attention that cannot be cut."""
+    """The name and the module of the output projection. Raises UnsupportedError for attention that cannot be cut."""
     if isinstance(attention, nn.MultiheadAttention | MultiheadCut):
         plain = isinstance(attention, MultiheadCut) or (
             attention.in_proj_weight is not None and attention.batch_first and attention.bias_k is None
@@ -67,13 +68,9 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
         if plain:
             return "out_proj", attention.out_proj
     kind = f"{type(attention).__module__}.{type(attention).__name__}"
-    timms = kind == "timm.layers.attention.Attention" and hasattr(
-        attention, "attn_dim"
-    )  # older timm takes no other width
-    if timms:
-        norm, gate = getattr(attention, "norm", None), getattr(attention, "gate", None)
-        timms = isinstance(norm, nn.Identity | None) and gate is None
-    if timms or isinstance(attention, MultiHeadSelfAttention):
+    is_timms = kind == "timm.layers.attention.Attention" and TIMM["attention"].matches(attention)
+    variable_width = hasattr(attention, "attn_dim")  # older timm does not support another width
+    if (is_timms and variable_width) or isinstance(attention, MultiHeadSelfAttention):
         projection = attention.proj
         assert isinstance(projection, nn.Linear)
         return "proj", projection
@@ -84,27 +81,27 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
 
 
 def cut_heads(model: nn.Module, pruned: Pruned) -> None:
-    """Cut the heads out of a model, in place."""
+    """Remove the heads from a model, in place."""
     for name, removed in pruned.items():
         parent_name, _, leaf = name.rpartition(".")
         parent, whole = model.get_submodule(parent_name), model.get_submodule(name)
-        made = _cut(whole, removed).train(whole.training)
-        setattr(parent, leaf, made)
-        if isinstance(made, Headless):  # torchvision's blocks keep the number of heads themselves
+        replacement = _cut(whole, removed).train(whole.training)
+        setattr(parent, leaf, replacement)
+        if isinstance(replacement, Headless):  # torchvision's blocks have the number of heads as well
             vars(parent).pop("num_heads", None)
 
 
 def _cut(attention: nn.Module, removed: Collection[int]) -> nn.Module:
-    """What stands in the place of attention without these heads (of its own numbering)."""
+    """The attention module without these heads (in its own numbering)."""
     name, projection = output_projection(attention)
     heads = heads_of(attention) or 0
-    kept = [head for head in range(heads) if head not in removed]
+    kept_heads = [head for head in range(heads) if head not in removed]
     pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
-    if not kept:
+    if not kept_heads:
         return Headless(projection, name, pair=pair)
     if isinstance(attention, nn.MultiheadAttention):
-        return MultiheadCut(attention, kept)
-    rows, columns = _places(kept, heads, projection.in_features // heads)
+        return MultiheadCut(attention, kept_heads)
+    rows, columns = _places(kept_heads, heads, projection.in_features // heads)
     if isinstance(attention, MultiheadCut):
         attention.in_proj_weight = _part(attention.in_proj_weight, 0, rows)
         attention.in_proj_bias = None if attention.in_proj_bias is None else _part(attention.in_proj_bias, 0, rows)
@@ -115,14 +112,14 @@ def _cut(attention: nn.Module, removed: Collection[int]) -> nn.Module:
         joint.bias = None if joint.bias is None else _part(joint.bias, 0, rows)
         joint.out_features = len(rows)
     setattr(attention, name, _without_columns(projection, columns))
-    for word, value in (("heads", len(kept)), ("num_heads", len(kept)), ("attn_dim", len(columns))):
+    for word, value in (("heads", len(kept_heads)), ("num_heads", len(kept_heads)), ("attn_dim", len(columns))):
         if hasattr(attention, word):
             setattr(attention, word, value)
     return attention
 
 
 def with_lost_heads(state: Mapping[str, Tensor], whole: nn.Module, pruned: Pruned) -> dict[str, Tensor]:
-    """The weights of a cut model with zeros where heads were, as the whole model takes them.
+    """The weights of a pruned model for the whole model: zeros where heads were removed.
 
     Raises ModelError where they do not fit.
     """
@@ -134,16 +131,16 @@ def with_lost_heads(state: Mapping[str, Tensor], whole: nn.Module, pruned: Prune
             heads = heads_of(attention) or 0
             if not set(removed) <= set(range(heads)):
                 raise IndexError(f"expected heads from 0 to {heads - 1} of {name}")
-            kept = [head for head in range(heads) if head not in removed]
-            rows, columns = _places(kept, heads, projection.in_features // heads)
+            kept_heads = [head for head in range(heads) if head not in removed]
+            rows, columns = _places(kept_heads, heads, projection.in_features // heads)
             for key, tensor in attention.state_dict().items():
                 if key in _ROWS or key in _COLUMNS:
                     axis, index = (0, rows) if key in _ROWS else (1, columns)
-                    nothing = torch.zeros_like(tensor)
+                    zeros = torch.zeros_like(tensor)
                     filled[f"{name}.{key}"] = (
-                        nothing.index_copy(axis, index, state[f"{name}.{key}"]) if kept else nothing
+                        zeros.index_copy(axis, index, state[f"{name}.{key}"]) if kept_heads else zeros
                     )
-                elif not kept:
+                elif not kept_heads:
                     filled.setdefault(f"{name}.{key}", tensor)
     except (UnsupportedError, AttributeError, KeyError, IndexError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -151,9 +148,9 @@ def with_lost_heads(state: Mapping[str, Tensor], whole: nn.Module, pruned: Prune
     return filled
 
 
-def _places(kept: Sequence[int], heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Rows of the joint projection (queries, keys, values) and columns of the output's that belong to kept heads."""
-    columns = (torch.tensor(kept, dtype=torch.long)[:, None] * head_dim + torch.arange(head_dim)).flatten()
+def _places(kept_heads: Sequence[int], heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Rows of the qkv projection and columns of the output projection that belong to the kept heads."""
+    columns = (torch.tensor(kept_heads, dtype=torch.long)[:, None] * head_dim + torch.arange(head_dim)).flatten()
     rows = (torch.arange(3)[:, None] * heads * head_dim + columns).flatten()
     return rows, columns
 

@@ -1,4 +1,4 @@
-"""Which models are the same: hashes of a model's weights and of all that decides its outputs, and what two share."""
+"""Hashes of a model's weights and of everything that determines its outputs; comparisons of two models."""
 
 import hashlib
 import json
@@ -22,9 +22,9 @@ def fingerprint(module: nn.Module) -> str:
 
 
 def model_fingerprint(model: Model) -> str:
-    """SHA-256 of everything that decides what a model computes: weights, architecture, modules, preprocessing.
+    """SHA-256 of everything that determines a model's outputs: weights, architecture, modules, preprocessing.
 
-    Its alias, its file and its class names are left out: the same model under another name is the same.
+    Alias, file and class names are left out: the same model under another name has the same hash.
     """
     architecture = json.dumps(model.architecture, sort_keys=True, default=str)
     parts = (fingerprint(model.module), architecture, repr(model.module), repr(model.preprocessing))
@@ -32,24 +32,28 @@ def model_fingerprint(model: Model) -> str:
 
 
 def same_anatomy(first: Model, second: Model) -> bool:
-    """Whether heads of the same number stand at the same place: the same blocks, tokens and readout."""
+    """Whether two models have the same blocks, token layout and readout, so that heads correspond by number."""
     return first.anatomy == second.anatomy
 
 
 def same_backbone(first: Model, second: Model) -> bool:
-    """Whether all that comes before the classifiers is equal: every parameter, every buffer, the preprocessing.
+    """Whether everything before the classifiers is equal: every parameter, every buffer, the preprocessing.
 
-    Values are compared, not names of files: then attention is the same on every image.
+    Values are compared, not file names: attention is then the same on every image.
     """
-    one, two = backbone(first), backbone(second)
-    alike = same_anatomy(first, second) and first.preprocessing == second.preprocessing and one.keys() == two.keys()
-    return alike and all(torch.equal(one[name].cpu(), two[name].cpu()) for name in one)
+    first_state, second_state = backbone(first), backbone(second)
+    alike = (
+        same_anatomy(first, second)
+        and first.preprocessing == second.preprocessing
+        and first_state.keys() == second_state.keys()
+    )
+    return alike and all(torch.equal(first_state[name].cpu(), second_state[name].cpu()) for name in first_state)
 
 
 def backbone(model: Model) -> Mapping[str, Tensor]:
-    """Parameters and buffers by name, but for those of the classifier."""
+    """Parameters and buffers by name, without those of the classifier."""
     try:
         heads = tuple(f"{name}." for name in classifiers(model.module))
-    except UnsupportedError:  # no linear map at all
+    except UnsupportedError:  # no linear layer at all
         heads = ()
     return {name: value for name, value in model.module.state_dict().items() if not name.startswith(heads)}

@@ -1,9 +1,9 @@
-"""Models of images and texts: the image tower as a module, the text tower beside it, and zero-shot classifiers of them.
+"""Models of images and texts: the image tower as a module, its text tower, and zero-shot classifiers built from them.
 
-Contrastive models (CLIP, Radford 2021; SigLIP, Zhai 2023) embed images and texts in one space. With the embeddings of
-some prompts in place, the logits are the similarities of an image to each: everything that works on a classifier works
-on these, rollout and relevance included. The embedding of a class is the mean of those of its prompts, one a template,
-each of length 1, scaled to length 1 again (Radford 2021, section 3.1.4).
+Contrastive models (CLIP, Radford 2021; SigLIP, Zhai 2023) embed images and texts in one space. With prompts, the logits
+are the similarities of an image to each prompt, so that everything that works on a classifier works on these, rollout
+and relevance included. The embedding of a class is the mean of the normalised embeddings of its prompts, one per
+template, normalised again (Radford 2021, section 3.1.4).
 """
 
 from collections.abc import Callable, Sequence
@@ -26,56 +26,56 @@ Embeddings = Float[Tensor, "texts dim"]
 Tokenizer = Callable[[list[str]], Tensor]
 _AT_ONCE = 256  # texts
 PHOTO: Final = ("a photo of a {}.",)
-PLACE: Final = "{}"  # of the class in a template
+PLACE: Final = "{}"  # placeholder of the class in a template
 ByTemplate = Float[Tensor, "templates classes dim"]
 
 
 @dataclass(eq=False)
 class TextTower:
-    """What a model makes of texts.
+    """The text encoder of a model.
 
-    model: the whole model, which encodes token ids with encode_text; tokenizer: makes it, when it is first needed;
-    context: tokens that a text may have, its first and last included; name: of the model, for messages.
+    model: the whole model, which encodes token ids with encode_text; tokenizer: builds the tokenizer on first use;
+    context: most tokens of a text, start and end tokens included; name: of the model, for messages.
     """
 
     model: nn.Module
     tokenizer: Callable[[], Tokenizer]
     context: int
     name: str
-    _made: list[Tokenizer] = field(default_factory=list)
+    _tokenizers: list[Tokenizer] = field(default_factory=list)
 
     @property
     def scale(self) -> float:
-        """What a cosine is multiplied by to be a logit."""
+        """The factor from cosine similarity to logit."""
         return float(self.model.logit_scale.detach().exp())  # type: ignore[operator]
 
     @property
     def bias(self) -> float:
-        """What is then added (SigLIP's; 0 elsewhere)."""
+        """The bias added to the scaled similarity (SigLIP's; 0 elsewhere)."""
         value = getattr(self.model, "logit_bias", None)
         return 0.0 if value is None else float(value.detach())
 
     def tokens(self, texts: Sequence[str]) -> Tensor:
-        """Token ids (texts, context). Raises InputError for no text, an empty one, or one that would be cut off."""
+        """Token ids (texts, context). Raises InputError for no text, an empty one, or one that would be truncated."""
         if not texts or any(not text.strip() for text in texts):
             raise InputError(
                 "expected texts with at least a word, found an empty one; give --prompt 'a photo of a dog'"
             )
-        if not self._made:
-            self._made.append(self.tokenizer())
-        encode = getattr(self._made[0], "encode", None)
+        if not self._tokenizers:
+            self._tokenizers.append(self.tokenizer())
+        encode = getattr(self._tokenizers[0], "encode", None)
         for text in texts:
-            if encode is None:  # a tokenizer that does not say how long a text becomes
+            if encode is None:  # this tokenizer does not give the number of tokens
                 break
-            length = 2 + len(encode(text))  # a first and a last token
+            length = 2 + len(encode(text))  # with the start and end tokens
             if length > self.context:
                 raise InputError(
                     f"expected texts of at most {self.context} tokens for {self.name}, found {length}: {text!r}"
                 )
-        return self._made[0](list(texts))
+        return self._tokenizers[0](list(texts))
 
     def embed(self, texts: Sequence[str], *, device: torch.device | str = "cpu") -> Embeddings:
-        """Embeddings (texts, dim) of length 1, on a device; the towers are moved there. Errors as of tokens."""
+        """Normalised embeddings (texts, dim) on a device, to which the towers are moved. Raises like `tokens`."""
         ids = self.tokens(texts)
         self.model.to(device)
         parts = []
@@ -87,11 +87,11 @@ class TextTower:
 
 
 class LanguageImage(nn.Module):
-    """The image tower; with prompts it answers with the similarity of an image to each, without with the embedding.
+    """The image tower; its output is the similarity of an image to each prompt, without prompts its embedding.
 
-    pooling: how the tower makes one vector of its tokens ("token", "avg", "map"), in timm's words; layout: of its
-    tokens, None for a CNN; prompts: embeddings (prompts, dim) of length 1, or None. The text tower is no part of it: it
-    has no parameters here and takes no part in a forward pass.
+    pooling: of the tower's tokens, as timm names it ("token", "avg", "map"); layout: of its tokens, None for a CNN;
+    prompts: normalised embeddings (prompts, dim), or None. The text tower is not a submodule: it adds no parameters
+    and does not run in a forward pass.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class LanguageImage(nn.Module):
 
     @property
     def norm(self) -> nn.Module | None:
-        """The norm after the last block, where it has one of its own."""
+        """The norm after the last block, or None."""
         trunk = getattr(self.visual, "trunk", self.visual)
         module = getattr(trunk, "ln_post", None) or getattr(trunk, "norm", None)
         return module if isinstance(module, nn.Module) else None
@@ -129,7 +129,7 @@ class LanguageImage(nn.Module):
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch outputs"]:
         """Logits (batch, prompts) = scale · cosine + bias; without prompts embeddings (batch, dim), any length."""
         output = self.visual(images)
-        embedding: Tensor = output[0] if isinstance(output, tuple) else output  # CoCa gives its tokens, too
+        embedding: Tensor = output[0] if isinstance(output, tuple) else output  # CoCa returns its tokens as well
         if self.prompts is None:
             return embedding
         logits: Tensor = self.text.scale * F.normalize(embedding, dim=-1) @ self.prompts.to(embedding).T
@@ -137,7 +137,7 @@ class LanguageImage(nn.Module):
 
 
 def text_tower(model: Model) -> TextTower:
-    """A model's text tower. Raises UnsupportedError for one without, naming models that have one."""
+    """A model's text tower. Raises UnsupportedError, with models that have one, for a model without."""
     if not isinstance(model.module, LanguageImage):
         known = [source for source in SOURCES.values() if source.texts]
         raise UnsupportedError(
@@ -149,22 +149,22 @@ def text_tower(model: Model) -> TextTower:
 
 
 def has_text_tower(model: Model) -> bool:
-    """Whether a model embeds texts, too."""
+    """Whether a model also embeds texts."""
     return isinstance(model.module, LanguageImage)
 
 
 def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None) -> Model:
-    """The same image tower with other prompts, whose names become the classes; None: embeddings again.
+    """The same image tower with other prompts, whose names become the classes; prompts None: embeddings as outputs.
 
     Raises UnsupportedError for a model without a text tower, InputError unless there is one name a prompt, each once.
     """
     tower = text_tower(model)
-    old = model.module
-    assert isinstance(old, LanguageImage)  # text_tower has let nothing else through
+    current = model.module
+    assert isinstance(current, LanguageImage)  # text_tower raises for any other module
     if len(set(names)) != len(names) or (prompts is not None and len(prompts) != len(names)):
         raise InputError(f"expected {0 if prompts is None else len(prompts)} names, each once, found {list(names)[:5]}")
-    module = LanguageImage(old.visual, tower, layout=old.layout, pooling=old.global_pool, prompts=prompts)
-    made = Model(
+    module = LanguageImage(current.visual, tower, layout=current.layout, pooling=current.global_pool, prompts=prompts)
+    prompted = Model(
         module,
         alias=model.alias,
         anatomy=replace(model.anatomy),
@@ -173,7 +173,7 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
         provenance=model.provenance,
         architecture=model.architecture,
     )
-    return made.to(model.device).eval().requires_grad_(False)
+    return prompted.to(model.device).eval().requires_grad_(False)
 
 
 def zero_shot_classifier(
@@ -183,7 +183,7 @@ def zero_shot_classifier(
     templates: Sequence[str] = PHOTO,
     names: Sequence[str] | None = None,
 ) -> Model:
-    """The model as a classifier of these classes; names: what prompts call them, by default their `prompt_names`.
+    """The model as a zero-shot classifier; names: of the classes in prompts, by default their `prompt_names`.
 
     Raises UnsupportedError for a model without a text tower, InputError for a template without {}.
     """
@@ -195,7 +195,7 @@ def zero_shot_classifier(
 def by_template(
     tower: TextTower, names: Sequence[str], templates: Sequence[str], *, device: torch.device | str = "cpu"
 ) -> ByTemplate:
-    """Embeddings of length 1 of every class in every template. Raises InputError for a template without {}."""
+    """Normalised embeddings of every class in every template. Raises InputError for a template without {}."""
     for template in templates:
         if PLACE not in template:
             raise InputError(
@@ -209,12 +209,12 @@ def by_template(
 
 
 def ensemble(each: ByTemplate) -> Float[Tensor, "classes dim"]:
-    """The ensemble of all templates: the mean of each class, of length 1."""
+    """The ensemble of all templates: each class's mean embedding, normalised."""
     return F.normalize(each.mean(0), dim=-1)
 
 
 def prompt_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """What prompts call the classes: ImageNet's in words that tell them apart, others without underscores."""
+    """The classes' names in prompts: open_clip's unambiguous names for ImageNet, others without underscores."""
     if tuple(classes) == imagenet_classes():
         from vitlens.models.sources.open_clip import imagenet_prompt_names
 

@@ -34,10 +34,10 @@ def load(
     """The model for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
 
     NAME: vit-digits, cnn-digits, a run folder, a weights file (with arch), timm:NAME, torchvision:NAME,
-    open-clip:ARCH/TAG, or a preset with weights; "random" in place of the weights: the same architecture, untrained.
-    A name that was parsed already (parse_model) is taken as it is.
+    open-clip:ARCH/TAG, or a preset with weights; "random" instead of the weights: the same architecture, untrained. A
+    `ModelName` (from `parse_model`) is used as it is.
     image_size: (height, width) in pixels; mean, std: of the model's training, for pixels in [0, 1]; classes: names of
-    the logits. A model without a classifier (timm's num_classes=0) has no classes, and answers with features. Raises
+    the logits. A model without a classifier (timm's num_classes=0) has no classes; its outputs are features. Raises
     UnknownNameError and ModelError, and UnsupportedError for classes of a model without a classifier.
     """
     if isinstance(name, str):
@@ -47,12 +47,13 @@ def load(
     request = _requested(name, weights, random_weights)
     source = request.source
     if (mean or std) and source.own_input:
-        raise InputError(f"expected no --mean and no --std for {name.name}, whose weights say theirs; leave them out")
+        raise InputError(f"expected no --mean and no --std for {name.name}, whose weights define them; leave them out")
     request = replace(request, arch=arch, image_size=image_size, seed=seed)
     model: Model = resolved(source.load)(request)
     if mean or std:
-        own = model.preprocessing
-        model = _remade(model, replace(own, mean=mean or own.mean, std=std or own.std), model.classes)
+        preprocessing = model.preprocessing
+        preprocessing = replace(preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std)
+        model = _remade(model, preprocessing, model.classes)
     if classes:
         model = zero_shot_classifier(model, classes) if has_text_tower(model) else _renamed(model, classes)
     return model.to(device).eval().requires_grad_(False)
@@ -74,7 +75,7 @@ def untrained(
     architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
     with seeded(seed):
         module, preprocessing = build(architecture)
-    # the size is saved too, in case the preset's changes
+    # the size is recorded, in case the preset's changes
     architecture = replace(architecture, image_size=preprocessing.size)
     return assemble(
         module, architecture, preprocessing, classes, alias or name, Provenance(name, "training", None, versions())
@@ -82,21 +83,25 @@ def untrained(
 
 
 def _requested(name: ModelName, weights: str | Path | None, random_weights: bool) -> ModelRequest:
-    """The source of a name, and where its weights come from. Raises InputError for weights that exclude each other."""
+    """The request for a name: its source and weights. Raises InputError for weights that exclude each other."""
     random = name.weights == RANDOM
-    given = weights or (None if random else name.weights)
-    if given and (random_weights or random):
+    weights_file = weights or (None if random else name.weights)
+    if weights_file and (random_weights or random):
         raise InputError(f"expected either weights or --random-weights for {name.name}, found both")
     source = require_source(name.name)
     there = name.name in source.names or Path(name.name).exists()
-    if (given or random_weights) and source.weights == "own" and there:
+    if (weights_file or random_weights) and source.weights == "own" and there:
         usages = [other.usage for other in SOURCES.values() if other.weights != "own"]
         raise InputError(
             f"expected {', '.join(usages[:-1])} or {usages[-1]} with --weights or --random-weights, found "
             f"{name.name!r}, which has its own"
         )
     return ModelRequest(
-        source, name.name, name.alias, file=Path(given) if given else None, random=random or random_weights
+        source,
+        name.name,
+        name.alias,
+        file=Path(weights_file) if weights_file else None,
+        random=random or random_weights,
     )
 
 

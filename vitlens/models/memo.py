@@ -1,9 +1,9 @@
-"""Caches per model: what trial passes find out about a model is computed once and dropped with the model.
+"""Caches per model: results of trial forward passes are computed once and freed with the model.
 
     @per_model
     def layers(model: Model) -> tuple[Layer, ...]: ...
 
-A value must not hold the model itself (weakref.ref where it has to): such a model would never be freed.
+A value must not hold a reference to the model (weakref.ref where needed): the model would never be freed.
 """
 
 from collections.abc import Callable, Hashable
@@ -23,8 +23,8 @@ _MEMOS: Final["WeakSet[Memo[Any]]"] = WeakSet()
 class Memo(Generic[T]):
     """Values by model, and by key where a model has several; models are held weakly.
 
-    Two threads may compute a value at the same time; the first to finish is kept, and both get that one. Exceptions are
-    not kept.
+    Two threads may compute a value at the same time; the first result is kept, and both return it. Exceptions are not
+    kept.
     """
 
     def __init__(self) -> None:
@@ -32,18 +32,18 @@ class Memo(Generic[T]):
         self._lock = Lock()  # not held while a value is computed, which may need other values
         _MEMOS.add(self)
 
-    def get(self, model: Model, find: Callable[[], T], *, key: Hashable = None) -> T:
-        """The value kept for a model and key; computed by `find` where there is none."""
+    def get(self, model: Model, compute: Callable[[], T], *, key: Hashable = None) -> T:
+        """The value kept for a model and key; computed where there is none."""
         with self._lock:
-            kept = self._values.setdefault(model, {})
-            if key in kept:
-                return kept[key]
-        value = find()
+            values = self._values.setdefault(model, {})
+            if key in values:
+                return values[key]
+        value = compute()
         with self._lock:
-            return kept.setdefault(key, value)
+            return values.setdefault(key, value)
 
     def clear(self, model: Model | None = None) -> None:
-        """Drop what is kept for a model, or for all."""
+        """Drop the values of a model, or of all."""
         with self._lock:
             if model is None:
                 self._values.clear()
@@ -52,7 +52,7 @@ class Memo(Generic[T]):
 
 
 class PerModel(Generic[P, T]):
-    """A function of a model, and of hashable positional arguments, that is called once for each; `memo` keeps it."""
+    """A function of a model and of hashable positional arguments, called once for each; `memo` holds the values."""
 
     def __init__(self, function: Callable[Concatenate[Model, P], T]) -> None:
         update_wrapper(self, function)
@@ -82,6 +82,6 @@ def once_per_model(function: Callable[Concatenate[Model, P], T]) -> Callable[Con
 
 
 def forget(model: Model) -> None:
-    """Drop everything that is kept for a model: for whoever changes its modules in place."""
+    """Drop all values kept for a model; call it after changing the model's modules in place."""
     for memo in list(_MEMOS):
         memo.clear(model)

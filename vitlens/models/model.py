@@ -23,9 +23,9 @@ Family = Literal["vit", "windowed", "cnn", "other"]
 class Provenance:
     """Where a model comes from.
 
-    name: as the user gave it; weights: file name, "hub", "bundled", "random" or "training"; sha256: of the weights
-    file; versions: of the libraries that built it; notes: whatever was done to load it (wrappers taken off,
-    positions resized), in words.
+    name: as the user typed it; weights: file name, "hub", "bundled", "random" or "training"; sha256: of the weights
+    file; versions: of the libraries that built it; notes: changes made on loading (prefixes removed, positions
+    resized), as sentences.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What the model is made of, read from the model and never guessed.
+    """The structure of a model, read from its modules.
 
-    family: "vit" (one sequence of tokens all the way), "windowed" (Swin), "cnn" or "other"; blocks: module names of
-    its blocks in forward order; layout: of the token sequence (None where there is none); readout: what the
-    classifier reads (None for a CNN).
+    family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other"; blocks: module names of
+    its blocks in forward order; layout: of the token sequence (None where there is none); readout: the classifier's
+    input (None for a CNN).
     """
 
     family: Family
@@ -75,9 +75,7 @@ class Model(nn.Module):
         self.preprocessing = preprocessing
         self.classes = classes
         self.provenance = provenance
-        self.architecture = dict(
-            architecture
-        )  # an assembly.Architecture as JSON: what it takes to build the model again
+        self.architecture = dict(architecture)  # the JSON of an assembly.Architecture, from which it is built again
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
         self.mean: Tensor
@@ -99,7 +97,7 @@ class Model(nn.Module):
         if self.anatomy.layout is None:
             raise UnsupportedError(
                 f"expected a vision transformer, found {self.alias!r} ({self.anatomy.family}), "
-                "which has no one sequence of tokens; see vitlens models"
+                "which has no single sequence of tokens; see vitlens models"
             )
         return self.anatomy.layout
 
@@ -109,7 +107,7 @@ class Model(nn.Module):
         return bool(self.classes)
 
     def require_classifier(self) -> None:
-        """Raise UnsupportedError, with what works without a classifier and how to add one, where it has none."""
+        """Raise UnsupportedError, with the commands that need no classifier and how to add one, where it has none."""
         from vitlens.models.support import require_classifier
 
         require_classifier(self)
@@ -127,7 +125,7 @@ class Model(nn.Module):
         return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
 
     def supports(self, command: str) -> str | None:
-        """Why this model cannot do what a command does, and which commands it supports; None where it can.
+        """Why this model does not support a command, and which commands it supports; None where it does.
 
         Raises UnknownNameError for a command that takes no model.
         """
@@ -142,7 +140,7 @@ class Model(nn.Module):
 
 @contextmanager
 def trainable(model: Model) -> Iterator[Model]:
-    """The model in training mode with gradients on its parameters; both come back as they were on exit."""
+    """Inside, the model is in training mode and its parameters require gradients; both are restored on exit."""
     flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     modes = {name: module.training for name, module in model.named_modules()}
     model.train().requires_grad_(True)

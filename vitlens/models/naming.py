@@ -1,8 +1,8 @@
 """How a model is named: `[alias=]NAME[@weights]`.
 
-An alias names a model in metrics, tables and files, so it follows a rule: letters, digits, ".", "_" and "-", of which a
-letter or digit comes first, at most ALIAS_LENGTH characters. One that is given is refused unless it does; one that is
-taken from the model's name is made to.
+An alias names a model in metrics, tables and files, so it is restricted: letters, digits, ".", "_" and "-", beginning
+with a letter or digit, at most ALIAS_LENGTH characters. An alias that the user types is refused otherwise; one that is
+derived from the model's name is made to fit.
 """
 
 import os
@@ -15,16 +15,16 @@ from vitlens.errors import InputError
 from vitlens.models.sources.registry import SOURCES
 from vitlens.schema import is_name
 
-RANDOM = "random"  # in place of a weights file: the architecture untrained
+RANDOM = "random"  # instead of a weights file: random weights
 ALIAS_LENGTH = 80
-_DERIVED_LENGTH = 60  # of what is taken from a name; a number may have to follow it
+_DERIVED_LENGTH = 60  # of an alias derived from a name, to which a number may be added
 ALIAS_RULE = f"letters, digits, '.', '_' and '-', beginning with a letter or digit, at most {ALIAS_LENGTH} characters"
 _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
 
 
 @dataclass(frozen=True)
 class ModelName:
-    """name: without alias and weights; alias: what reports call it; weights: the file after @, if any, or "random"."""
+    """name: without alias and weights; alias: its name in reports; weights: the file after @, "random", or None."""
 
     name: str
     alias: str
@@ -32,31 +32,31 @@ class ModelName:
 
 
 def parse_model(text: str) -> ModelName:
-    """The parts of `[alias=]NAME[@weights]`; the alias is the last part of the name where none is given."""
+    """The parts of `[alias=]NAME[@weights]`; without an alias, it is derived from the last part of the name."""
     match = _ALIAS.match(text)
     alias, rest = match.groups() if match else (None, text)
     name, _, weights = rest.partition("@")
     if not name:
         raise InputError(f"expected MODEL as [alias=]NAME[@weights], found {text!r}; see vitlens models")
-    own = _last_part(name) + (f"-{RANDOM}" if weights == RANDOM else "")
-    if not is_name(alias or own):  # it becomes part of file names
+    derived = _last_part(name) + (f"-{RANDOM}" if weights == RANDOM else "")
+    if not is_name(alias or derived):  # it is part of file names
         raise InputError(
-            f"expected a name for files and reports, found {(alias or own)[:80]!r}; write alias={name[:80]}"
+            f"expected a name for files and reports, found {(alias or derived)[:80]!r}; write alias={name[:80]}"
         )
-    return ModelName(name, alias or own, weights or None)
+    return ModelName(name, alias or derived, weights or None)
 
 
 def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
-    """Several names, each alias unique: those given stay as they are, derived ones get a number where they must.
+    """Several names with unique aliases: typed ones stay as they are, derived ones get a number where needed.
 
     Raises InputError for an alias given twice.
     """
     parsed = [parse_model(text) for text in texts]
-    given = [text.partition("=")[0] for text in texts if _ALIAS.match(text)]
-    twice = {alias for alias in given if given.count(alias) > 1}
+    typed = [text.partition("=")[0] for text in texts if _ALIAS.match(text)]
+    twice = {alias for alias in typed if typed.count(alias) > 1}
     if twice:
         raise InputError(f"expected every alias once, found {sorted(twice)[0]!r} twice; write first=NAME second=NAME")
-    taken = set(given)
+    taken = set(typed)
     unique = []
     for text, model in zip(texts, parsed):
         alias, number = model.alias, 2
@@ -68,9 +68,9 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
 
 
 def require_rule(texts: Sequence[str]) -> None:
-    """Raise InputError for an alias that does not follow the rule: before anything is loaded, for all names at once.
+    """Raise InputError for an alias that does not follow ALIAS_RULE; for all names, before anything is loaded.
 
-    What stands before "=" is no alias where it belongs to the name of a file or folder that is there, or of a hub.
+    Text before "=" is not an alias where it is part of an existing file or folder, or of a name with a source's prefix.
     """
     prefixes = tuple(source.prefix for source in SOURCES.values() if source.prefix)
     for text in texts:
@@ -82,7 +82,7 @@ def require_rule(texts: Sequence[str]) -> None:
 
 
 def _last_part(name: str) -> str:
-    """The last part of a name as an alias by the rule."""
+    """The last part of a name as a valid alias."""
     last = Path(name.split(":")[-1]).name or name
     if last in (".", "..", "/"):
         last = Path(name).resolve().name or "model"

@@ -1,4 +1,4 @@
-"""A trained model with a new classifier for other classes; its backbone stays as it is."""
+"""A trained model with a new classifier for other classes; its backbone is unchanged."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -15,32 +15,32 @@ from vitlens.models.vit import VisionTransformer, interpolate_positions
 
 
 def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
-    """The model with a head for these classes, all zeros (Dosovitskiy 2021, section 3.2), unless it has them.
+    """The model with a zero-initialised head for these classes (Dosovitskiy 2021, section 3.2), unless it has them.
 
-    A ViT of ours gets position embeddings of the grid of its input size, to be trained like any others. What was
-    done stands in the provenance's notes. The given model is not changed. Raises UnsupportedError for a model
-    whose classifier is not found.
+    Our ViTs get position embeddings for the grid of the input size, which are trained like the others. The changes are
+    recorded in the provenance's notes. The given model is not changed. Raises UnsupportedError for a model whose
+    classifier cannot be identified.
     """
-    module, notes = deepcopy(model.module), list(_placed(model))
+    module, notes = deepcopy(model.module), list(_resizing_notes(model))
     if notes:
-        _place(module, model.input_size)
+        _resize_positions(module, model.input_size)
     if model.classes != classes:
         known = len(model.classes)
         module = _with_zeroed_head(module, len(classes), name=model.alias)
         outputs = count_classes(module, model.input_size)
         if outputs != len(classes):
             raise UnsupportedError(f"expected {len(classes)} logits of {model.alias} with a new head, found {outputs}")
-        done = f"replaced the head of {known} classes by one of" if known else "added a head for"
-        notes.append(f"{done} the data's {len(classes)}{'' if known else ' classes'}, all zeros")
+        change = f"replaced the head of {known} classes by one of" if known else "added a head for"
+        notes.append(f"{change} the data's {len(classes)}{'' if known else ' classes'}, all zeros")
     architecture = Architecture.from_json(model.architecture)
     architecture = replace(architecture, classes=len(classes), image_size=model.input_size)
     provenance = replace(model.provenance, notes=(*model.provenance.notes, *notes))
-    made = assemble(module, architecture, model.preprocessing, classes, model.alias, provenance)
-    return made.to(model.device).eval().requires_grad_(False)
+    adapted = assemble(module, architecture, model.preprocessing, classes, model.alias, provenance)
+    return adapted.to(model.device).eval().requires_grad_(False)
 
 
 def require_replaceable(model: Model) -> None:
-    """Raise UnsupportedError for a model that cannot be given a head for other classes."""
+    """Raise UnsupportedError for a model whose head cannot be replaced."""
     if isinstance(model.module, LanguageImage):
         raise UnsupportedError(f"expected a model that ends in a classifier, found the image tower {model.alias!r}")
     if not hasattr(model.module, "reset_classifier"):
@@ -49,10 +49,10 @@ def require_replaceable(model: Model) -> None:
 
 
 def classifiers(model: nn.Module) -> tuple[str, ...]:
-    """Names of the modules that make the logits: one, or two of a distilled model.
+    """Names of the modules that compute the logits: one, or two of a distilled model.
 
-    Of timm's models those that their pretrained_cfg names; else head and head_dist, or the last linear map. Raises
-    UnsupportedError.
+    For timm's models, those in pretrained_cfg; else head and head_dist, or the last linear layer. Raises
+    UnsupportedError for a model without a linear layer.
     """
     config = getattr(model, "pretrained_cfg", None)
     named = config.get("classifier") if isinstance(config, dict) else None
@@ -60,13 +60,13 @@ def classifiers(model: nn.Module) -> tuple[str, ...]:
         return (named,) if isinstance(named, str) else tuple(named)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise UnsupportedError("expected a model that ends in a linear map, found none; choose another model")
+        raise UnsupportedError("expected a model that ends in a linear layer, found none; choose another model")
     return ("head", "head_dist") if linear[-1] == "head_dist" else (linear[-1],)
 
 
 def _with_zeroed_head(model: nn.Module, classes: int, *, name: str) -> nn.Module:
-    """The model with a classifier of that width, zeros throughout."""
-    reset: Any = getattr(model, "reset_classifier", None)  # timm's own way: some heads are more than a linear map
+    """The model with a zero-initialised classifier for so many classes."""
+    reset: Any = getattr(model, "reset_classifier", None)  # timm's method: some heads are more than a linear layer
     if reset is not None:
         reset(classes)
     else:
@@ -86,20 +86,20 @@ def _with_zeroed_head(model: nn.Module, classes: int, *, name: str) -> nn.Module
 def _require_linear(model: nn.Module, path: str, *, name: str) -> nn.Linear:
     module = model.get_submodule(path)
     if not isinstance(module, nn.Linear):
-        raise UnsupportedError(f"expected a linear map at {path!r} of {name}, found {type(module).__name__}")
+        raise UnsupportedError(f"expected a linear layer at {path!r} of {name}, found {type(module).__name__}")
     return module
 
 
-def _placed(model: Model) -> Iterator[str]:
-    """A note where the position embeddings must be resized to the input size; nothing where they fit."""
+def _resizing_notes(model: Model) -> Iterator[str]:
+    """A note for the provenance where the position embeddings must be resized to the input size."""
     module = model.module
     if isinstance(module, VisionTransformer) and module.config.image_size != model.input_size:
         (height, width), (new_height, new_width) = module.config.image_size, model.input_size
         yield f"resized the position embeddings from {height}x{width} to {new_height}x{new_width} px"
 
 
-def _place(model: nn.Module, image_size: tuple[int, int]) -> None:
-    """Give a ViT of ours the position embeddings of another image size."""
+def _resize_positions(model: nn.Module, image_size: tuple[int, int]) -> None:
+    """Resize the position embeddings of our ViT to another image size."""
     assert isinstance(model, VisionTransformer)
     config = replace(model.config, image_size=image_size)
     if model.pos_embed is not None:

@@ -1,4 +1,4 @@
-"""The same architecture for images of another size, whose cost is then measured."""
+"""The same architecture for images of another size, to measure its cost."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from vitlens.preprocessing import require_side_lengths
 def untrained_at(model: Model, size: tuple[int, int], *, seed: int = 0) -> Model:
     """A model of the same architecture for images of (height, width) pixels, with seeded random weights.
 
-    A ViT has as many positions as it then needs; our ResNets keep their stem, whatever the size. Raises ModelError
+    A ViT has positions for the new size; our ResNets keep their stem. Raises ModelError
     where the model cannot be built or does not run at this size.
     """
     if size == model.input_size:
@@ -34,7 +34,7 @@ def untrained_at(model: Model, size: tuple[int, int], *, seed: int = 0) -> Model
         raise ModelError(
             f"expected {model.alias} to run at {size[0]}x{size[1]} px, found: {reason}; check --sizes"
         ) from error
-    made = assemble(
+    resized = assemble(
         module,
         architecture,
         replace(model.preprocessing, size=size, resize=None),
@@ -42,13 +42,13 @@ def untrained_at(model: Model, size: tuple[int, int], *, seed: int = 0) -> Model
         model.alias,
         Provenance(model.provenance.name, "random", None, versions()),
     )
-    return made.to(model.device).eval().requires_grad_(False)
+    return resized.to(model.device).eval().requires_grad_(False)
 
 
 def _built(architecture: Architecture, model: Model) -> nn.Module:
     whole = replace(architecture, pruned={})
     if SOURCES[whole.kind].any_size and model.anatomy.layout is None:
-        # below 64 px ResNet-18 and 50 are built with another stem: built as before, they take any size
+        # ResNet-18 and 50 have another stem below 64 px: build them for the old size, as they accept any
         whole = replace(whole, image_size=model.input_size)
     module, _ = build(whole)
     cut_heads(module, architecture.pruned)

@@ -1,4 +1,4 @@
-"""ResNet baselines (He 2016) on torchvision's blocks, with a stem that leaves small images their pixels."""
+"""ResNet baselines (He 2016) on torchvision's blocks, with a stem that does not downsample small images."""
 
 from typing import Final
 
@@ -15,11 +15,11 @@ import torchvision  # noqa: E402
 from torchvision.models.resnet import BasicBlock  # noqa: E402
 
 RESNET_PRESETS: Final = ("resnet20", "resnet18", "resnet50")
-SMALL_IMAGE: Final = 64  # px; the stem of stride 4 would leave a 32 px image a single pixel in the last stage
+SMALL_IMAGE: Final = 64  # px; the stem of stride 4 would reduce a 32 px image to a single pixel in the last stage
 
 
 class PaddedShortcut(nn.Module):
-    """The shortcut without parameters (He 2016, option A): every second pixel, new channels filled with zeros."""
+    """The parameter-free shortcut (He 2016, option A): every second pixel, new channels filled with zeros."""
 
     def __init__(self, new_channels: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PaddedShortcut(nn.Module):
     def forward(
         self, maps: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch more half_height half_width"]:
-        """Maps of half the size with the new channels behind the old ones."""
+        """Maps of half the size, the new channels after the old ones."""
         return F.pad(maps[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
 
 
@@ -36,7 +36,7 @@ class CifarResNet(nn.Module):
     """CIFAR's ResNet: a 3x3 stem and three stages of 16, 32 and 64 channels, each of blocks two convolutions deep.
 
     blocks: per stage; 3 make ResNet-20 (He 2016, section 4.2). Images (batch, 3, height, width), already normalised,
-    -> logits (batch, classes). Layers bear torchvision's names.
+    -> logits (batch, classes). Layers have torchvision's names.
     """
 
     def __init__(self, blocks: int, classes: int) -> None:

@@ -1,4 +1,4 @@
-"""A model as one safetensors file whose metadata describes the model."""
+"""A model as one safetensors file, whose metadata describes the model."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from vitlens.version import __version__
 
 WEIGHTS_FILE = "model.safetensors"
 _HINT = "take another copy of the file, or train it again"
-_ROOM = 1 << 26  # parameters that a model may have beyond twice its file's: positions of a larger image
+_ROOM = 1 << 26  # parameters allowed beyond twice the file's, for the positions of a larger image
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class About:
 
 
 def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
-    """The model as one safetensors file that load reads by itself; written to a temporary name, then renamed.
+    """Save the model as one safetensors file, from which `load` restores it; written atomically.
 
     half: store 16-bit floats; state: other weights than its own (an average, the best so far).
     """
@@ -64,8 +64,8 @@ def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Te
 def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
     """The model in a file that `save` wrote, with its weights, or seeded random ones where they were asked for.
 
-    request.image_size: (height, width) other than that of its training; weights: what provenance calls the file.
-    Raises ModelError when the file is no such file, or its weights do not fit what it says of itself.
+    request.image_size: (height, width) other than that of its training; weights: the file's name in the provenance.
+    Raises ModelError for a file that `save` did not write, or whose weights do not fit its description.
     """
     stored = read_weights(file)
     about = _about(stored, file)
@@ -86,14 +86,14 @@ def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
 def _build_random(
     architecture: Architecture, stored: Weights, size: tuple[int, int], file: Path, *, seed: int
 ) -> nn.Module:
-    """A preset's architecture with random weights; a library's models have a name for that themselves."""
+    """A preset's architecture with random weights; other libraries' models have a name of their own for that."""
     source = SOURCES[architecture.kind]
     if source.prefix:
         raise ModelError(
             f"expected a preset's architecture in {file} for random weights, found {architecture.kind}; write "
             f"{source.prefix}{architecture.name}@random"
         )
-    _built(architecture, stored.state, size, file)  # what its weights do not fit is not built
+    _built(architecture, stored.state, size, file)  # checks that the weights fit the description
     with seeded(seed):
         module, _ = build(architecture)
     cut_heads(module, architecture.pruned)
@@ -101,12 +101,12 @@ def _build_random(
 
 
 def _built(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int], file: Path) -> nn.Module:
-    """The model that a file describes, with its weights. Raises ModelError for a description that they do not fit."""
+    """The model that a file describes, with its weights. Raises ModelError where they do not fit the description."""
     try:
         _require_room(architecture, state, size)
         model = _build(architecture, state, size)
         if isinstance(model, VisionTransformer):
-            replace(model.config, image_size=size)  # a ViT of ours takes any size that its patches divide
+            replace(model.config, image_size=size)  # raises for a size that is not divisible by the patch size
         return model
     except ModelError:
         raise
@@ -120,22 +120,22 @@ def _built(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[
 
 
 def _require_room(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int]) -> None:
-    """Refuse a description that would take far more memory than the file's own tensors, before any is taken."""
+    """Refuse a description whose model would need far more memory than the file's tensors, before allocating it."""
     with torch.device("meta"):
         model = _build_whole(architecture, None, size)
     if not SOURCES[architecture.kind].resizes_weights and not architecture.pruned:
         require_fitting(model, state, where=architecture.name)
-    asked, own = (sum(tensor.numel() for tensor in one.values()) for one in (model.state_dict(), state))
-    if asked > 2 * own + _ROOM:
+    asked, stored = (sum(tensor.numel() for tensor in tensors.values()) for tensors in (model.state_dict(), state))
+    if asked > 2 * stored + _ROOM:
         raise ModelError(
-            f"expected weights of {architecture.kind}:{architecture.name}, {asked:,} numbers, found {own:,}; {_HINT}"
+            f"expected weights of {architecture.kind}:{architecture.name}, {asked:,} numbers, found {stored:,}; {_HINT}"
         )
 
 
 def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int]) -> nn.Module:
     if not architecture.pruned:
         return _build_whole(architecture, state, size)
-    # the loaders know whole models alone: lost heads are put back as zeros, and cut out again
+    # libraries load whole models only: removed heads are filled with zeros, and cut out again afterwards
     state = with_lost_heads(state, _build_whole(architecture, None, size), architecture.pruned)
     model = _build_whole(architecture, state, size)
     cut_heads(model, architecture.pruned)
@@ -143,7 +143,7 @@ def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[
 
 
 def _build_whole(architecture: Architecture, state: Mapping[str, Tensor] | None, size: tuple[int, int]) -> nn.Module:
-    """The model before any head was cut out; without a state its weights are random."""
+    """The model with all its heads; without a state its weights are random."""
     takes_any = SOURCES[architecture.kind].any_size
     return build(architecture if takes_any else replace(architecture, image_size=size), state=state)[0]
 

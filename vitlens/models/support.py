@@ -1,7 +1,7 @@
-"""What a command needs of a model, and why a model cannot do what a command does.
+"""What each command requires of a model, and why a model does not support a command.
 
-A need is checked by the function in which the command itself would fail, so that what is listed, what is refused and
-what works agree. Those functions lie above the models; the table refers to them as module:function.
+A need is checked by the function in which the command itself would fail, so that listing, refusals and behaviour agree.
+Those functions are in higher layers; the table refers to them as module:function.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from vitlens.references import resolved
 Need = Literal["classifier", "new head", "attention", "maps", "chain", "statistics", "heads", "features", "cam"]
 
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
-    {  # module:function of a model, which raises UnsupportedError
+    {  # module:function that takes a model and raises UnsupportedError
         "classifier": "vitlens.models.support:require_classifier",
         "new head": "vitlens.models.new_head:require_replaceable",
         "attention": "vitlens.analysis.attention.weights:require_attention",
@@ -26,20 +26,20 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
         "statistics": "vitlens.analysis.heads.statistics:require_statistics",
         "heads": "vitlens.analysis.ablation.ablate:require_heads",
         "features": "vitlens.lens.stages:stages",
-        "cam": "vitlens.attribution.place:cam_place",
+        "cam": "vitlens.attribution.target_layer:target_layer",
     }
 )
-_SUPPORTS = " supports "  # before the commands that a model supports, at the end of every reason
+_SUPPORTS = " supports "  # precedes the supported commands at the end of every reason
 
 
 def _commands() -> Mapping[str, Any]:
-    """The command registry, which lies above the models."""
+    """The command registry, which is in a higher layer."""
     commands: Mapping[str, Any] = resolved("vitlens.commands.registry:COMMANDS")
     return commands
 
 
 def needs_of(command: str) -> tuple[Need, ...]:
-    """What a command needs of a model. Raises UnknownNameError for a command that takes no model."""
+    """The needs of a command. Raises UnknownNameError for a command that takes no model."""
     if command not in model_commands():
         raise UnknownNameError("command that takes a model", command, model_commands(), hint="vitlens --help")
     needs: tuple[Need, ...] = _commands()[command].needs
@@ -57,9 +57,9 @@ def without_weights() -> tuple[str, ...]:
 
 
 def unsupported(model: Model, command: str) -> str | None:
-    """Why a model cannot do what a command does, and which commands it supports; None where it can.
+    """Why a model does not support a command, and which commands it supports; None where it does.
 
-    Shapes alone decide, so a model on the meta device will do. Raises UnknownNameError for a command that takes no
+    Only shapes matter, so the model may be on the meta device. Raises UnknownNameError for a command that takes no
     model.
     """
     return _first_reason(model, needs_of(command))
@@ -78,17 +78,17 @@ def require(model: Model, *needs: Need) -> None:
 
 
 def require_supported(model: Model, command: str) -> None:
-    """Raise UnsupportedError, with its reason, where the model cannot do what the command does."""
+    """Raise UnsupportedError, with the reason, where the model does not support the command."""
     require(model, *needs_of(command))
 
 
 def meets(model: Model, need: Need) -> bool:
-    """Whether a need is met."""
+    """Whether a model meets a need."""
     return not _why_not(model, need)
 
 
 def require_classifier(model: Model) -> None:
-    """Raise UnsupportedError, with what works without a classifier and how to add one, where it has none."""
+    """Raise UnsupportedError, with the commands that need no classifier and how to add one, where it has none."""
     if model.has_classifier:
         return
     if has_text_tower(model):

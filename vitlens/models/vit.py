@@ -1,4 +1,4 @@
-"""The vision transformer (Dosovitskiy 2021) from scratch; parameters bear timm's names, so timm's weights load."""
+"""The vision transformer (Dosovitskiy 2021) from scratch; parameters have timm's names, so timm's weights load."""
 
 import torch
 from jaxtyping import Float
@@ -44,7 +44,7 @@ class PatchEmbedding(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with an exact GELU between, for each token by itself."""
+    """Two linear layers with an exact GELU between them, for each token separately."""
 
     def __init__(self, dim: int, hidden: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ class MLP(nn.Module):
 class TransformerBlock(nn.Module):
     """One pre-norm block: attention, then an MLP, each added to the residual stream.
 
-    drop_path: the chance, per image and in training, that a branch is left out. The config can take attention, MLP,
-    norms or the residual connection away; without the latter a block's output is its branch's.
+    drop_path: probability, per image and in training, that a branch is dropped. The config can remove attention, MLP,
+    norms or the residual connection; without the latter, a block's output is that of its branch.
     """
 
     def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
@@ -104,9 +104,9 @@ class TransformerBlock(nn.Module):
 class VisionTransformer(nn.Module):
     """Images (batch, 3, height, width), already normalised -> logits (batch, classes).
 
-    Tokens stand as CLS, distillation token, registers, patches. Positions are added to all but the registers, which
-    have no place in the image. Images of another size than the config's are taken as they are, with the positions
-    interpolated. A distilled model has two heads: forward is their average, forward_heads gives both.
+    The order of tokens is CLS, distillation token, registers, patches. Positions are added to all but the registers,
+    which have no position in the image. For images of another size than the config's, the positions are interpolated.
+    A distilled model has two heads: forward returns their average, forward_heads both.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -125,7 +125,7 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(
             [TransformerBlock(config, drop_path=config.drop_path * index / steps) for index in range(config.depth)]
         )
-        # as in timm: CLS is read from normalised tokens, the mean of the patches is taken first and then normalised
+        # as in timm: CLS is taken from normalised tokens; the mean of the patches is normalised after pooling
         self.norm = _norm(config) if config.pooling == "cls" else nn.Identity()
         self.fc_norm = _norm(config) if config.pooling == "mean" else nn.Identity()
         self.head = nn.Linear(dim, config.classes)
@@ -134,7 +134,7 @@ class VisionTransformer(nn.Module):
 
     @property
     def layout(self) -> TokenLayout:
-        """Where its tokens stand, for images of the config's size."""
+        """The layout of its tokens, for images of the config's size."""
         return self.config.layout
 
     def tokens(self, images: Images) -> Tokens:
@@ -161,7 +161,7 @@ class VisionTransformer(nn.Module):
         return result
 
     def pool(self, features: Tokens) -> Float[Tensor, "batch dim"]:
-        """What the head reads of forward_features: the CLS token, or the normalised mean of the patches."""
+        """The head's input from forward_features: the CLS token, or the normalised mean of the patches."""
         read = features[:, 0] if self.cls_token is not None else features[:, len(self.layout.prefix) :].mean(dim=1)
         result: Tensor = self.fc_norm(read)
         return result
@@ -196,7 +196,7 @@ def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
     elif isinstance(module, nn.Conv2d):
-        # of the patches: 0.02 suits a fan-in of 2,500; a patch of 4 px has 48, and would start too faint
+        # patch embedding: 0.02 suits a fan-in of 2,500; a patch of 4 px has 48, whose embeddings would start too small
         nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
     if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
         nn.init.zeros_(module.bias)
@@ -208,7 +208,7 @@ def interpolate_positions(
     """Position embeddings learned for one grid of patches, resampled to another (bicubic, antialiased).
 
     positions: prefix rows, kept as they are, then one row a patch; grid, to: (rows, columns) before and after.
-    On its own grid it returns what it was given.
+    Where the grids are equal, positions are returned unchanged.
     """
     if grid == to:
         return positions

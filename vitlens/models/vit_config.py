@@ -1,4 +1,4 @@
-"""ViTConfig: everything that decides the shape of a vision transformer, and the presets."""
+"""ViTConfig: the architecture of a vision transformer, and the presets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.schema import Between
 
 Pooling = Literal["cls", "mean"]
-CLASSES: Final = 100_000  # that a head may have
+CLASSES: Final = 100_000  # most classes of a head
 # upper bounds for files and command lines; __post_init__ checks the lower ones and suggests a value
 _Blocks: TypeAlias = Annotated[int, Between(-(2**31), 1000)]
 _Width: TypeAlias = Annotated[int, Between(-(2**31), 65_536)]
@@ -21,15 +21,15 @@ _Ratio: TypeAlias = Annotated[float, Between(-1000, 1000)]
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """What a vision transformer is made of; raises InputError for what cannot be built.
+    """The architecture of a vision transformer; raises InputError for one that cannot be built.
 
     image_size, patch_size: (height, width) in pixels; dim: width of the residual stream; mlp_ratio: hidden width of
-    the MLP over dim. pooling: what the classifier reads, "cls" (a CLS token) or "mean" (no CLS token; the mean of the
-    patches, then the final norm). registers: learned tokens without a meaning (Darcet 2024); distillation: a second
-    token and head for a teacher (Touvron 2021). dropout: on tokens, projections and MLP; attention_dropout: on the
-    weights; drop_path: of the last block, growing linearly from 0 in the first. position_spread: standard deviation of
-    the initial positions; a short training needs it near that of the patch embeddings, beside which 0.02 has hardly any
-    effect for many steps. attention, mlp, residual, norm, positions: False takes that part away.
+    the MLP over dim. pooling: the classifier's input, "cls" (a CLS token) or "mean" (no CLS token; the mean of the
+    patches, then the final norm). registers: learned extra tokens (Darcet 2024); distillation: a second token and head
+    for a teacher (Touvron 2021). dropout: on tokens, projections and MLP; attention_dropout: on the weights; drop_path:
+    of the last block, growing linearly from 0 in the first. position_spread: standard deviation of the initial
+    positions; in a short training it should be near that of the patch embeddings, as 0.02 has hardly any effect for
+    many steps. attention, mlp, residual, norm, positions: False removes that part.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -59,7 +59,7 @@ class ViTConfig:
 
     @property
     def layout(self) -> TokenLayout:
-        """Where CLS, distillation token, registers and patches stand, in this order."""
+        """The layout of CLS, distillation token, registers and patches, in this order."""
         prefix: list[PrefixKind] = ["cls"] if self.pooling == "cls" else []
         prefix += ["distillation"] if self.distillation else []
         prefix += ["register"] * self.registers

@@ -1,4 +1,4 @@
-"""Weights from files, as data: safetensors or a plain state dict, never a pickle that runs code."""
+"""Weights from files: safetensors or a plain state dict, never a pickle that could run code."""
 
 import pickle
 import warnings
@@ -16,15 +16,15 @@ from vitlens.errors import ModelError
 SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")  # of files that are read as weights
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "module")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "ema.", "backbone.")
-_NESTED = 8  # wrappers within each other, and prefixes one after the other
+_NESTED = 8  # nested wrappers, and prefixes one after the other
 _TENSORS = 100_000
 _NAME = 1000  # characters of a tensor's name
-_SPREAD = 16  # times the file's size that tensors may take: some share their memory
+_SPREAD = 16  # limit of the tensors' memory over the file's size; tensors may share memory
 _SLACK = 1 << 20  # bytes
 
 
 class Weights(NamedTuple):
-    """state: tensors by name; metadata: of a safetensors file; notes: the wrappers taken off, in words."""
+    """state: tensors by name; metadata: of a safetensors file; notes: the wrappers and prefixes removed, in words."""
 
     state: dict[str, Tensor]
     metadata: dict[str, str]
@@ -63,7 +63,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, without its tensors; nothing for a file that is none."""
+    """The metadata of a safetensors file, without its tensors; empty for any other file."""
     try:
         with safe_open(str(path), framework="pt") as file:
             return dict(file.metadata() or {})
@@ -72,7 +72,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Every tensor into its place. Raises ModelError with the first missing, unexpected and misshapen key."""
+    """Load a state dict. Raises ModelError with the first missing, unexpected and misshapen key."""
     require_fitting(model, state, where=where)
     model.load_state_dict(dict(state), strict=True)
 
@@ -130,7 +130,7 @@ def _unwrap(stored: object, metadata: dict[str, str]) -> Weights:
 
 
 def require_unpacked(path: Path) -> None:
-    """Refuse a zip that would take far more memory than it has bytes: torch.save packs nothing."""
+    """Refuse a zip that would need far more memory than its size: torch.save does not compress."""
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
@@ -147,7 +147,7 @@ def require_unpacked(path: Path) -> None:
 
 
 def _checked(weights: Weights, path: Path) -> Weights:
-    """Weights that a model can compute with: plain tensors of finite real numbers, no larger than their file."""
+    """The weights, if they are plain tensors of finite real numbers, no larger than their file. Raises ModelError."""
     room = _SPREAD * path.stat().st_size + _SLACK
     for name, value in weights.state.items():
         fault = _fault(value)
@@ -164,14 +164,14 @@ def _checked(weights: Weights, path: Path) -> Weights:
 
 
 def _fault(value: Tensor) -> str:
-    """Why a tensor is no weight of a model here; empty where it may be one."""
+    """Why a tensor cannot be a weight of a model; empty where it can."""
     if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
         return f"a tensor of another kind ({value.layout}, {value.dtype}, {value.device})"
     return str(value.dtype) if value.is_complex() else ""
 
 
 def require_finite(name: str, value: Tensor, path: Path) -> None:
-    """Refuse NaN and infinity: with one of them in the weights every logit and every map would be NaN.
+    """Refuse NaN and infinity, with which every logit and every map would be NaN.
 
     Attention masks (-inf at what is masked) are not weights.
     """
@@ -185,7 +185,7 @@ def require_finite(name: str, value: Tensor, path: Path) -> None:
         kind = "NaN" if bool(wide.isnan().any()) else "infinity"
         raise ModelError(
             f"expected finite weights in {path}, found {kind} in {name[:80]!r} ({count:,} of {value.numel():,} "
-            "values); every answer would be NaN: take an earlier checkpoint"
+            "values); every prediction would be NaN: take an earlier checkpoint"
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from vitlens.display import as_cell, as_code_block, as_markdown
+from vitlens.display import as_alternative, as_cell, as_code_block, as_markdown
 from vitlens.recorded import ModelEntry
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table
@@ -45,7 +45,7 @@ def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:
 
 
 def _figure(figure: FigureSpec, number: int) -> str:
-    alt = as_markdown(figure.alt or figure.name.replace("_", " "))
+    alt = as_alternative(figure.alt or figure.name.replace("_", " "))
     return f"![{alt}](figures/{quote(figure.name)}.png)\n\n*Figure {number}. {as_markdown(figure.caption)}*"
 
 

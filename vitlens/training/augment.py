@@ -1,9 +1,8 @@
 """Augmentation of a whole batch on its device, seeded per image: crops, flips, RandAugment, erasing, mixing.
 
-Each view's random numbers come from a hash of (seed, epoch, key), not from a generator's state: however a batch is
-split among processes, and wherever a killed run is resumed, an image is augmented in the same way. The key is the
-image's place in its split, or that plus the split's size times the number of the view. Mixing alone draws from torch's
-generator.
+Each view's random numbers come from a hash of (seed, epoch, key), not from a generator's state, so the augmentation of
+an image does not depend on how a batch is split among processes or where a killed run is resumed. The key is the
+image's index in its split, plus the split's size times the number of the view. Only mixing uses torch's generator.
 """
 
 import math
@@ -39,24 +38,24 @@ def augment(
     magnitude: int = 9,
     erasing: float = 0.0,
 ) -> Images:
-    """The images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each where it is asked for.
+    """The images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each where it is enabled.
 
-    keys: (batch,) of the views; crop_padding: pixels that a view is shifted by at most (black comes in); flip: left
-    and right exchanged half of the time; operations, magnitude: see rand_augment; erasing: see erase. Raises
-    InputError on a negative padding or when there is not one key a view.
+    keys: (batch,) of the views; crop_padding: largest shift of a view in pixels (filled with black); flip:
+    mirrored left to right half of the time; operations, magnitude: see rand_augment; erasing: see erase. Raises
+    InputError for a negative padding or unless there is one key per view.
     """
     if crop_padding < 0 or len(keys) != len(pixels):
         raise InputError(f"expected crop padding >= 0 and {len(pixels)} keys, found {crop_padding} and {len(keys)}")
     keys = keys.to(pixels.device)
     if crop_padding or flip:
-        pixels = _shifted(pixels, uniforms(keys, 3, seed=seed, epoch=epoch), crop_padding, flip)
+        pixels = _shift_and_flip(pixels, uniforms(keys, 3, seed=seed, epoch=epoch), crop_padding, flip)
     if operations:
         pixels = rand_augment(pixels, keys, seed=seed, epoch=epoch, operations=operations, magnitude=magnitude)
     images = pixels.float().div_(255)
     return erase(images, keys, seed=seed, epoch=epoch, chance=erasing) if erasing else images
 
 
-def _shifted(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pixels:
+def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pixels:
     """Each image shifted and flipped by its three numbers in [0, 1)."""
     height, width = pixels.shape[-2:]
     shift = (draw[:, :2] * (2 * crop_padding + 1)).long()
@@ -66,14 +65,14 @@ def _shifted(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pix
         columns = torch.where(draw[:, 2:] < 0.5, columns.flip(1), columns)
     padded = F.pad(pixels, (crop_padding,) * 4)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
-    taken = padded[image, :, rows[:, :, None], columns[:, None, :]]  # (batch, height, width, 3)
-    return taken.permute(0, 3, 1, 2).contiguous()
+    shifted = padded[image, :, rows[:, :, None], columns[:, None, :]]  # (batch, height, width, 3)
+    return shifted.permute(0, 3, 1, 2).contiguous()
 
 
 def uniforms(keys: Tensor, count: int, *, seed: int, epoch: int, stream: int = 0) -> Float[Tensor, "batch count"]:
-    """Numbers in [0, 1) for each view, that depend on (seed, epoch, key, stream, place) alone; 24 bits each.
+    """Numbers in [0, 1) for each view, which depend only on (seed, epoch, key, stream, index); 24 bits each.
 
-    stream: who draws, so that two that draw for the same view have nothing in common.
+    stream: of the caller, so that two callers get independent numbers for the same view.
     """
     views = draws.keys(seed, torch.full_like(keys, seed >> 32), torch.full_like(keys, epoch), keys)
     return draws.uniform(views, count, stream=stream)
@@ -83,23 +82,23 @@ Operation = Callable[[Tensor, float], Tensor]
 
 
 def _affine(
-    pixels: Tensor, *, move: tuple[float, float] = (0.0, 0.0), shear: tuple[float, float] = (0.0, 0.0)
+    pixels: Tensor, *, translate: tuple[float, float] = (0.0, 0.0), shear: tuple[float, float] = (0.0, 0.0)
 ) -> Tensor:
-    """Moved right and down by whole pixels, then sheared by slopes, about the upper left corner."""
+    """Translated right and down by whole pixels, then sheared by slopes, about the upper left corner."""
     degrees = [math.degrees(math.atan(slope)) for slope in shear]
-    whole = [int(one) for one in move]
-    moved: Tensor = V.affine(pixels, angle=0.0, translate=whole, scale=1.0, shear=degrees, center=[0, 0])
-    return moved
+    whole = [int(distance) for distance in translate]
+    transformed: Tensor = V.affine(pixels, angle=0.0, translate=whole, scale=1.0, shear=degrees, center=[0, 0])
+    return transformed
 
 
-# what the value is at magnitude 30 (translations: as a share of the side), whether it has a sign, and what is done;
-# ranges are torchvision's (Cubuk 2020)
+# value at magnitude 30 (translations: as a share of the side), whether it is signed, and the function; the ranges are
+# torchvision's (Cubuk 2020)
 OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
     "identity": (0.0, False, lambda pixels, _: pixels),
     "shear-x": (0.3, True, lambda pixels, value: _affine(pixels, shear=(value, 0.0))),
     "shear-y": (0.3, True, lambda pixels, value: _affine(pixels, shear=(0.0, value))),
-    "translate-x": (150 / 331, True, lambda pixels, value: _affine(pixels, move=(value * pixels.shape[-1], 0.0))),
-    "translate-y": (150 / 331, True, lambda pixels, value: _affine(pixels, move=(0.0, value * pixels.shape[-2]))),
+    "translate-x": (150 / 331, True, lambda pixels, value: _affine(pixels, translate=(value * pixels.shape[-1], 0.0))),
+    "translate-y": (150 / 331, True, lambda pixels, value: _affine(pixels, translate=(0.0, value * pixels.shape[-2]))),
     "rotate": (30.0, True, lambda pixels, value: V.rotate(pixels, value)),
     "brightness": (0.9, True, lambda pixels, value: V.adjust_brightness(pixels, 1 + value)),
     "colour": (0.9, True, lambda pixels, value: V.adjust_saturation(pixels, 1 + value)),
@@ -113,27 +112,27 @@ OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
 
 
 def strength(top: float, magnitude: int) -> float:
-    """An operation's value at a magnitude: linear up to top at 30, in float32 as torchvision has it."""
+    """An operation's value at a magnitude: linear up to top at 30, in float32 as in torchvision."""
     return float(torch.linspace(0.0, top, BINS)[magnitude])
 
 
 def rand_augment(pixels: Pixels, keys: Tensor, *, seed: int, epoch: int, operations: int, magnitude: int) -> Pixels:
-    """Each image changed by so many operations of one strength, drawn for each view (Cubuk 2020, RandAugment).
+    """Each image changed by random operations of one strength, drawn for each view (Cubuk 2020, RandAugment).
 
     pixels: uint8; keys: (batch,) of the views; magnitude: 0 to 30 of 30. Raises InputError for another magnitude.
     """
     if not 0 <= magnitude < BINS or operations < 0:
         raise InputError(f"expected a magnitude from 0 to {BINS - 1}, found {magnitude} ({operations} operations)")
     draw = uniforms(keys, 2 * operations, seed=seed, epoch=epoch, stream=_RAND_AUGMENT).to("cpu")
-    known = list(OPERATIONS.values())
+    table = list(OPERATIONS.values())
     for turn in range(operations):
-        chosen = (draw[:, 2 * turn] * len(known)).long()
+        chosen = (draw[:, 2 * turn] * len(table)).long()
         negative = draw[:, 2 * turn + 1] < 0.5
         changed = pixels.clone()
-        for index, (top, signed, operation) in enumerate(known[1:], start=1):
+        for index, (top, signed, operation) in enumerate(table[1:], start=1):
             for sign in (1, -1) if signed else (1,):
-                drawn = (chosen == index) & (negative == (sign < 0)) if signed else chosen == index
-                views = drawn.nonzero()[:, 0].to(pixels.device)
+                selected = (chosen == index) & (negative == (sign < 0)) if signed else chosen == index
+                views = selected.nonzero()[:, 0].to(pixels.device)
                 if len(views):
                     changed[views] = operation(pixels[views], sign * strength(top, magnitude))
         pixels = changed
@@ -143,7 +142,7 @@ def rand_augment(pixels: Pixels, keys: Tensor, *, seed: int, epoch: int, operati
 def erase(images: Images, keys: Tensor, *, seed: int, epoch: int, chance: float) -> Images:
     """The images, each with the given chance one rectangle of uniform noise in it (Zhong 2020; noise as in timm).
 
-    images: in [0, 1]; keys: (batch,) of the views. Area and log aspect are uniform; a side is cut at the image's.
+    images: in [0, 1]; keys: (batch,) of the views. Area and log aspect ratio are uniform; sides are clamped.
     """
     height, width = images.shape[-2:]
     draw = uniforms(keys, 5, seed=seed, epoch=epoch, stream=_ERASE)
@@ -161,8 +160,8 @@ def erase(images: Images, keys: Tensor, *, seed: int, epoch: int, chance: float)
 
 def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
     """(batch, size): whether a row or column lies in [start, start + length)."""
-    place = torch.arange(size, device=start.device)
-    return (place >= start[:, None]) & (place < (start + length)[:, None])
+    index = torch.arange(size, device=start.device)
+    return (index >= start[:, None]) & (index < (start + length)[:, None])
 
 
 def mix(
@@ -170,11 +169,11 @@ def mix(
 ) -> tuple[Images, Tensor]:
     """The images, each mixed with another one of the batch, and their targets (batch, classes).
 
-    mixup, cutmix: parameters of the Beta distribution of the share (Zhang 2018; Yun 2019), 0: not this one; where
-    both are given one is drawn a batch; chance: that the batch is mixed at all. Draws come from torch's generator.
-    A batch left as it is keeps its labels (batch,).
+    mixup, cutmix: parameters of the Beta distribution of the mixing share (Zhang 2018; Yun 2019), 0: disabled; where
+    both are enabled, one is drawn per batch; chance: probability that the batch is mixed. Random numbers come from
+    torch's generator. A batch that is not mixed keeps its labels (batch,).
     """
-    kinds = [made for alpha, made in ((mixup, v2.MixUp), (cutmix, v2.CutMix)) if alpha]
+    kinds = [transform for alpha, transform in ((mixup, v2.MixUp), (cutmix, v2.CutMix)) if alpha]
     if not kinds or len(images) < 2 or torch.rand(()).item() >= chance:
         return images, labels
     kind = kinds[int(torch.randint(len(kinds), ()).item())]

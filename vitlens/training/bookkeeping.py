@@ -1,4 +1,4 @@
-"""The bookkeeping of a run, over images and over cached features: time, epochs, progress, checkpoint, result."""
+"""The bookkeeping of a training on images or cached features: time, epochs, progress, checkpoint, result."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ PROGRESS_INTERVAL = 0.1  # seconds
 
 
 class Clock:
-    """The time and rate of a training, measured from when the clock is made; tests do not count as training.
+    """The time and throughput of a training, from the creation of the clock; tests do not count as training.
 
     seconds: spent by earlier runs of the same training.
     """
@@ -37,7 +37,7 @@ class Clock:
         self._images += images
 
     def pause(self) -> None:
-        """Training pauses from here on."""
+        """Start a pause, which the next epoch ends."""
         self._pause_began = time.perf_counter()
 
     @contextmanager
@@ -50,26 +50,26 @@ class Clock:
             self._paused += time.perf_counter() - began
 
     def begin_epoch(self) -> None:
-        """Training goes on; the epoch's rate is measured from here."""
+        """End a pause, and measure the epoch's throughput from here."""
         if self._pause_began is not None:
             self._paused += time.perf_counter() - self._pause_began
             self._pause_began = None
         self._epoch = (self._training(), self._images)
 
     def seconds(self) -> float:
-        """Spent by all runs of this training, tests included."""
+        """Total time of all runs of this training, including tests."""
         return self._earlier + time.perf_counter() - self._began
 
     def epoch_rate(self) -> float:
-        """Images a second in this epoch."""
+        """Images per second in this epoch."""
         return (self._images - self._epoch[1]) / max(self._training() - self._epoch[0], 1e-9)
 
     def rate(self) -> float:
-        """Images a second since this run began."""
+        """Images per second since this run began."""
         return self._images / max(self._training(), 1e-9)
 
     def seconds_left(self, images: int) -> float:
-        """Until so many more images are done, at the rate so far, pauses included."""
+        """Estimated time for this number of further images, at the throughput so far, pauses included."""
         return images * (time.perf_counter() - self._began) / max(self._images, 1)
 
     def _training(self) -> float:
@@ -79,7 +79,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a checkpoint keeps besides tensors: of which run it is, after how many steps, and in what time."""
+    """The part of a checkpoint that is not tensors: the run's identity, steps, seconds and history."""
 
     identity: Mapping[str, object]
     step: Count
@@ -88,7 +88,7 @@ class Facts:
 
 
 class Bookkeeping:
-    """The epochs, times and progress of a run: all that is known besides tensors.
+    """The epochs, times and progress of a run: its state apart from tensors.
 
     clock: started when the run began; on_progress: called in the first process.
     """
@@ -99,10 +99,10 @@ class Bookkeeping:
         self.task, self.clock = task, clock
         self.standing = Standing()
         self._listener = on_progress if processes.is_first else None
-        self._reported = 0.0  # when, in seconds
+        self._reported = 0.0  # seconds, of the last report
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint. Raises InputError when it is of another run."""
+        """Continue from a checkpoint. Raises InputError when it belongs to another run."""
         source = f"the checkpoint in {self.task.directory}"
         facts = read_as(Facts, dict(checkpoint.facts), source=source, hint="train anew in another folder")
         require_same(facts.identity, self.task.identity(), folder=self.task.directory)
@@ -110,14 +110,14 @@ class Bookkeeping:
         tested = not history or facts.step < self.task.steps or history[-1].test_accuracy is not None
         if facts.step > self.task.steps or len(history) != done or not tested:
             raise InputError(
-                f"expected {source} to tell of {done} epochs, at most {self.task.recipe.epochs}, found {len(history)}; "
+                f"expected {source} to hold {done} epochs, at most {self.task.recipe.epochs}, found {len(history)}; "
                 "train anew in another folder"
             )
         self.standing = facts.standing
         self.clock = Clock(seconds=facts.seconds + self.clock.seconds())
 
     def facts(self, step: int) -> dict[str, Any]:
-        """What a checkpoint keeps besides tensors."""
+        """The part of a checkpoint that is not tensors."""
         return {
             "identity": self.task.identity(),
             "step": step,
@@ -126,7 +126,7 @@ class Bookkeeping:
         }
 
     def is_due(self, epoch: int) -> bool:
-        """Whether the model is tested after this epoch; after the last one it always is."""
+        """Whether the model is tested after this epoch; always after the last one."""
         recipe = self.task.recipe
         return epoch + 1 == recipe.epochs or (epoch + 1) % recipe.evaluate_every == 0
 
@@ -135,8 +135,8 @@ class Bookkeeping:
     ) -> EpochMetrics:
         """Record an epoch.
 
-        sums: over its images and processes: loss, correct ones, images, norms of gradients; tested: loss and accuracy
-        on the test images.
+        sums: over its images and processes: loss, correct predictions, images, gradient norms; tested: loss and
+        accuracy on the test images.
         """
         task, (loss, correct, images, norms) = self.task, sums
         metrics = EpochMetrics(
@@ -176,7 +176,7 @@ class Bookkeeping:
         )
 
     def result(self, notes: tuple[str, ...]) -> TrainingResult:
-        """How the run ended."""
+        """The result of the finished run."""
         standing, last = self.standing, self.standing.history[-1]
         assert last.test_accuracy is not None  # the last epoch is always tested
         return TrainingResult(

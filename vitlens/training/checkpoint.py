@@ -1,6 +1,6 @@
-"""Files of tensors that a run writes: its checkpoint, to go on from exactly, and weights kept every so many epochs.
+"""The tensor files of a run: its checkpoint, from which it resumes exactly, and weights kept at intervals of epochs.
 
-No pickle, and no state of a random generator: orders, augmentation and dropout derive from (seed, epoch, step).
+No pickle, and no state of a random generator: image order, augmentation and dropout derive from (seed, epoch, step).
 """
 
 import json
@@ -31,7 +31,7 @@ _KEPT_FILE = re.compile(r"epoch-(\d{4,})\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name (model/..., average/..., optimiser/...) and facts that JSON can hold."""
+    """Tensors by name (model/..., average/..., optimiser/...) and facts that are stored as JSON."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
@@ -46,9 +46,9 @@ def collect(module: nn.Module, optimiser: Optimiser, average: Average | None) ->
 
 
 def restore(checkpoint: Checkpoint, module: nn.Module, optimiser: Optimiser, average: Average | None) -> None:
-    """Write a checkpoint's tensors over a model, its optimiser and its average.
+    """Copy a checkpoint's tensors into a model, its optimiser and its average.
 
-    Raises InputError where they do not fit these.
+    Raises InputError where they do not match.
     """
     _require_fitting(checkpoint, module, optimiser, average)
     copy_into(module, _below("model/", checkpoint.tensors))
@@ -68,7 +68,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Errors that safetensors wraps in a type of its own become StorageError, in one line."""
+    """Raise errors of safetensors as StorageError."""
     try:
         yield
     except SafetensorError as error:
@@ -91,9 +91,9 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         raise InputError(f"expected a checkpoint in {path}, found: {error}; train anew in another folder") from error
 
 
-def require_same(found: Mapping[str, object], expected: Mapping[str, object], *, folder: Path) -> None:
-    """Refuse to go on with another model, data or recipe than the checkpoint's; names the first difference."""
-    then, now = _flat(found), _flat(json.loads(json.dumps(expected)))
+def require_same(saved_facts: Mapping[str, object], expected: Mapping[str, object], *, folder: Path) -> None:
+    """Raise InputError for another model, data or recipe than the checkpoint's; names the first difference."""
+    then, now = _flat(saved_facts), _flat(json.loads(json.dumps(expected)))
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
             raise InputError(
@@ -103,27 +103,27 @@ def require_same(found: Mapping[str, object], expected: Mapping[str, object], *,
 
 
 def _require_fitting(checkpoint: Checkpoint, module: nn.Module, optimiser: Optimiser, average: Average | None) -> None:
-    """Refuse tensors that are not those of this model and optimiser, or that are no finite numbers."""
+    """Raise InputError for tensors that do not match this model and optimiser, or are not finite."""
     expected = {f"model/{name}": value for name, value in module.state_dict().items()}
     if average is not None:
         expected |= {f"average/{name}": value for name, value in average.tensors.items()}
-    found = checkpoint.tensors
-    held = {name: value for name, value in found.items() if name.startswith("optimiser/")}
-    expected |= {f"optimiser/{name}": value for name, value in optimiser.blank(begun=bool(held)).items()}
-    own = {name for name in found if name.startswith(("model/", "average/", "optimiser/"))}
-    odd = sorted(own ^ expected.keys())
-    odd += [name for name, value in expected.items() if name in own and not _is_like(found[name], value)]
-    if odd:
+    tensors = checkpoint.tensors
+    started = any(name.startswith("optimiser/") for name in tensors)
+    expected |= {f"optimiser/{name}": value for name, value in optimiser.expected_state(started=started).items()}
+    names = {name for name in tensors if name.startswith(("model/", "average/", "optimiser/"))}
+    wrong = sorted(names ^ expected.keys())
+    wrong += [name for name, value in expected.items() if name in names and not _is_like(tensors[name], value)]
+    if wrong:
         raise InputError(
-            f"expected a checkpoint of this model, found {len(odd)} that do not fit it (first {odd[0][:80]!r}); "
+            f"expected a checkpoint of this model, found {len(wrong)} other tensors (first {wrong[0][:80]!r}); "
             "train anew in another folder"
         )
 
 
-def _is_like(found: Tensor, expected: Tensor) -> bool:
-    """Whether a tensor can stand in another's place: its shape and kind of number, finite."""
-    alike = found.shape == expected.shape and found.is_floating_point() == expected.is_floating_point()
-    return alike and not found.is_complex() and bool(found.isfinite().all())
+def _is_like(tensor: Tensor, expected: Tensor) -> bool:
+    """Whether a tensor is finite and has the expected shape and kind of number."""
+    alike = tensor.shape == expected.shape and tensor.is_floating_point() == expected.is_floating_point()
+    return alike and not tensor.is_complex() and bool(tensor.isfinite().all())
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,50 +139,51 @@ def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Weights at one moment of a training: after how many epochs (0: before the first), and the file that has them."""
+class KeptWeights:
+    """Weights kept during training: the number of epochs done (0: before the first), and their file."""
 
     epochs: int
     file: Path
 
 
 def require_interval(every: int | None) -> None:
-    """Raise InputError unless epochs between kept weights are at least 1 (None: none are kept)."""
+    """Raise InputError unless the interval is at least 1 epoch (None: no weights are kept)."""
     if every is not None and every < 1:
         raise InputError(f"expected --keep-every at least 1, found {every}; leave it out to keep none")
 
 
 def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:
-    """Write the model's present weights, in half precision, as those after so many epochs; all or nothing."""
+    """Write the model's current weights in half precision, named by the number of epochs done; all or nothing."""
     path = folder / KEPT_FOLDER / f"epoch-{epochs:04}.safetensors"
     with storage_errors(path):
         saved.save(model, path, half=True)
 
 
-def read_kept(folder: Path) -> tuple[Kept, ...]:
-    """The kept weights of a training folder by epoch; none where there are none."""
+def read_kept_weights(folder: Path) -> tuple[KeptWeights, ...]:
+    """The kept weights of a training folder, by epoch."""
     files = ((_KEPT_FILE.fullmatch(path.name), path) for path in (folder / KEPT_FOLDER).glob("*.safetensors"))
-    return tuple(sorted((Kept(int(match[1]), path) for match, path in files if match), key=lambda kept: kept.epochs))
+    kept = (KeptWeights(int(match[1]), path) for match, path in files if match)
+    return tuple(sorted(kept, key=lambda weights: weights.epochs))
 
 
 def delete_kept_after(folder: Path, epochs: int) -> None:
-    """Delete what was kept after so many epochs (-1: all), and temporary files of a run killed while writing."""
-    unwanted = [kept.file for kept in read_kept(folder) if kept.epochs > epochs]
+    """Delete the weights of later epochs (-1: all), and temporary files of a run killed while writing."""
+    unwanted = [kept.file for kept in read_kept_weights(folder) if kept.epochs > epochs]
     for path in (*unwanted, *(folder / KEPT_FOLDER).glob(".epoch-*.safetensors")):
         with suppress(OSError):
             path.unlink()
 
 
-def weights_over_training(folder: Path) -> tuple[Kept, ...]:
+def weights_over_training(folder: Path) -> tuple[KeptWeights, ...]:
     """The kept weights and, at the end, the last ones (model.safetensors, in full precision).
 
     Empty for a folder without kept weights. Raises InputError where metrics.jsonl is missing or broken.
     """
-    kept = read_kept(folder)
+    kept = read_kept_weights(folder)
     if not kept:
         return ()
     done = len(read_metrics(folder))
     last = folder / saved.WEIGHTS_FILE
-    if not last.is_file():  # stopped within its first epoch
+    if not last.is_file():  # stopped in its first epoch
         return kept
-    return (*(one for one in kept if one.epochs < done), Kept(done, last))
+    return (*(weights for weights in kept if weights.epochs < done), KeptWeights(done, last))

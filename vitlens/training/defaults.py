@@ -1,6 +1,6 @@
-"""What training and its reports share, free of torch."""
+"""Constants that training shares with its reports; free of torch."""
 
 from typing import Final
 
-KEPT_FOLDER: Final = "kept"  # of weights that a run keeps on its way
-LEAST_STEPS: Final = 10  # batches in an epoch, where the recipe decides how large they are
+KEPT_FOLDER: Final = "kept"  # of the weights kept at intervals of epochs
+LEAST_STEPS: Final = 10  # smallest number of batches in an epoch, where the batch size comes from the recipe

@@ -27,7 +27,7 @@ Loss = Callable[..., PerImage]  # (*, student, teacher, temperature) -> nats
 
 
 def soft(*, student: Logits, teacher: Logits, temperature: float) -> PerImage:
-    """Divergence of the student's softened prediction from the teacher's, times temperature^2, in nats.
+    """KL divergence of the student's softened prediction from the teacher's, times temperature^2, in nats.
 
     KL(softmax(teacher / temperature) || softmax(student / temperature)): Hinton 2015; Touvron 2021, eq. 2, second term.
     """
@@ -35,7 +35,7 @@ def soft(*, student: Logits, teacher: Logits, temperature: float) -> PerImage:
     return temperature**2 * (target.exp() * (target - predicted)).sum(-1)
 
 
-def hard(*, student: Logits, teacher: Logits, temperature: float = 1.0) -> PerImage:  # noqa: ARG001  a label has none
+def hard(*, student: Logits, teacher: Logits, temperature: float = 1.0) -> PerImage:  # noqa: ARG001  unused
     """Cross-entropy with the teacher's prediction as the label, in nats: Touvron 2021, eq. 3, second term."""
     return F.cross_entropy(student, teacher.argmax(-1), reduction="none")
 
@@ -48,10 +48,10 @@ TEMPERATURE: Final = 3.0
 
 @dataclass(frozen=True)
 class Distillation:
-    """How a student learns from a teacher; raises InputError for what cannot be run.
+    """How a student learns from a teacher; raises InputError for invalid settings.
 
     kind: "soft" or "hard"; weight: the teacher's share of the loss; temperature: of the soft form; token: whether a
-    token and head of their own learn from the teacher (the other head then learns from the labels alone).
+    separate token and head learn from the teacher (the other head then learns only from the labels).
     """
 
     kind: str = "hard"
@@ -69,7 +69,7 @@ class Distillation:
 
 
 def distilled(*, labelled: PerImage, student: Logits, teacher: Logits, how: Distillation) -> PerImage:
-    """The whole loss of each image: (1 - weight) of the labels' loss, weight of the teacher's; nats."""
+    """The loss of each image: (1 - weight) x label loss + weight x distillation loss; nats."""
     distillation = LOSSES[how.kind](student=student, teacher=teacher, temperature=how.temperature)
     return (1 - how.weight) * labelled + how.weight * distillation
 
@@ -77,8 +77,8 @@ def distilled(*, labelled: PerImage, student: Logits, teacher: Logits, how: Dist
 class Student(nn.Module):
     """A model with two outputs: logits that learn from the labels, and logits that learn from the teacher.
 
-    token: the two heads of a distilled ViT, else the same logits twice. Raises UnsupportedError where the model has
-    no such token.
+    token: use the two heads of a distilled ViT; else the same logits twice. Raises UnsupportedError where the model has
+    no distillation token.
     """
 
     def __init__(self, model: Model, *, token: bool) -> None:
@@ -100,19 +100,19 @@ class Student(nn.Module):
 
 
 def has_distillation_token(model: Model) -> bool:
-    """Whether it is a ViT with a distillation token and a head that reads it."""
+    """Whether the model is a ViT with a distillation token and its head."""
     layout = model.anatomy.layout
     return layout is not None and "distillation" in layout.prefix and hasattr(model.module, "head_dist")
 
 
-class Distilled:
-    """The objective of a distillation: labels and a teacher, which is given the same augmented (and mixed) images."""
+class DistillationObjective:
+    """The objective of a distillation: labels and a teacher, which sees the same augmented (and mixed) images."""
 
     def __init__(self, teacher: Callable[[Images], Logits], how: Distillation, *, identity: Mapping[str, object]):
         self.teacher, self.how, self._identity = teacher, how, identity
 
     def module(self, model: Model) -> nn.Module:
-        """The student with both its outputs."""
+        """The student with both outputs."""
         return Student(model, token=self.how.token)
 
     def logits(self, outputs: tuple[Logits, Logits]) -> Logits:
@@ -126,14 +126,14 @@ class Distilled:
         return distilled(labelled=labelled, student=for_teacher, teacher=self.teacher(images), how=self.how).sum()
 
     def identity(self) -> Mapping[str, object]:
-        """The teacher, and the form of the loss."""
+        """The teacher, and the settings of the loss."""
         return {"distillation": self._identity}
 
 
 class Teacher:
-    """A trained model's logits for a student's images, in the order of the data's classes; it resizes them itself.
+    """A trained model's logits for a student's images, in the order of the data's classes; images are resized.
 
-    classes: the data's; precision: "fp32" or "bf16". Raises InputError when its classes are others than these.
+    classes: the data's; precision: "fp32" or "bf16". Raises InputError when the model has other classes.
     """
 
     def __init__(self, model: Model, *, classes: Sequence[str], precision: str = "fp32") -> None:
@@ -153,7 +153,7 @@ class Teacher:
         return logits
 
     def identity(self) -> dict[str, object]:
-        """What decides its logits."""
+        """What determines its logits."""
         return {
             "architecture": self.model.architecture,
             "input": list(self.model.input_size),
@@ -162,47 +162,47 @@ class Teacher:
 
 
 def _columns(model: Model, classes: Sequence[str]) -> list[int]:
-    """Which of its logits stands for which class of the data."""
+    """The index of the model's logit for each class of the data."""
     model.require_classifier()
     try:
-        columns, known = match_classes(model.classes, classes)
+        columns, union = match_classes(model.classes, classes)
     except InputError as error:
-        raise InputError(f"the teacher {model.alias} knows other classes than the data: {error}") from error
-    more = known[len(classes) :]
-    if more:
-        some = ", ".join(map(repr, more[:5])) + (f" and {len(more) - 5} more" if len(more) > 5 else "")
+        raise InputError(f"the teacher {model.alias} has other classes than the data: {error}") from error
+    extra = union[len(classes) :]
+    if extra:
+        named = ", ".join(map(repr, extra[:5])) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
         raise InputError(
-            f"expected a teacher of the data's {len(classes)} classes, found {model.alias} with {len(known)}; only "
-            f"in the teacher: {some}; train one on this data first: vitlens train {model.alias} --data DATA"
+            f"expected a teacher of the data's {len(classes)} classes, found {model.alias} with {len(union)}; only "
+            f"in the teacher: {named}; train one on this data first: vitlens train {model.alias} --data DATA"
         )
     return columns
 
 
-MOST: Final = 100_000_000  # numbers to remember: 400 MB
-_CHANGES = ("crop_padding", "randaugment", "erasing", "mixup", "cutmix")  # each changes every view of an image
+MAX_CACHED_LOGITS: Final = 100_000_000  # numbers: 400 MB
+_AUGMENTATIONS = ("crop_padding", "randaugment", "erasing", "mixup", "cutmix")  # each makes every view different
 
 
-def forms_of(recipe: Recipe, split: Split) -> int:
-    """How many forms of each image are worth remembering: 1, 2 where it may be mirrored, 0 where it does not pay.
+def cacheable_views(recipe: Recipe, split: Split) -> int:
+    """The number of views of each image whose logits are worth caching: 1, 2 with mirroring, 0 for no caching.
 
-    It pays when the recipe changes no pixels, the data is not drawn anew, and each form comes more than once.
+    Caching is worthwhile when no augmentation but mirroring is used, the data is not rendered anew, and each view
+    occurs more than once.
     """
-    forms = 1 + recipe.flip
-    changes = any(getattr(recipe, name) for name in _CHANGES) or split.epoch(1).source is not split.source
-    fits = forms * len(split) * len(split.classes) <= MOST
-    return forms if not changes and recipe.epochs > forms and fits else 0
+    views = 1 + recipe.flip
+    augmented = any(getattr(recipe, name) for name in _AUGMENTATIONS) or split.epoch(1).source is not split.source
+    fits = views * len(split) * len(split.classes) <= MAX_CACHED_LOGITS
+    return views if not augmented and recipe.epochs > views and fits else 0
 
 
-class Remembered:
-    """A teacher's logits, from memory where the image was remembered.
+class CachedTeacher:
+    """A teacher's logits, from memory where they are cached.
 
-    An image is recognised by a 64-bit hash of all its bits: with a single pixel changed it is a new one, for which the
-    teacher itself is run.
+    An image is identified by a 64-bit hash of all its bits; for an image that is not cached the teacher is run.
     """
 
     def __init__(self, teacher: Teacher) -> None:
         self.teacher = teacher
-        self.computed = 0  # images that the teacher was run on since `remember`
+        self.computed = 0  # images on which the teacher was run since `remember`
         self._weights: Tensor | None = None
         self._hashes = torch.zeros(0, dtype=torch.int64)  # sorted
         self._logits = torch.zeros(0, 0)
@@ -210,15 +210,15 @@ class Remembered:
     def remember(
         self, split: Split, *, mirrored: bool, device: torch.device, advance: Callable[[int], object] = lambda _: None
     ) -> None:
-        """Remember the logits of every image, and of its mirror image where asked, always in the same order."""
+        """Cache the logits of every image and, where mirrored, of its mirror image, in a fixed order."""
         hashes, logits = [], []
         batches = torch.arange(len(split)).split(fitting_batch_size(self.teacher.model))
         for portion in portions(split.source, batches, pin=device.type == "cuda"):
             images = portion.pixels.to(device, non_blocking=True).float().div_(255)
-            for form in (images, images.flip(-1))[: 1 + mirrored]:
-                hashes.append(self._hash(form))
-                logits.append(self.teacher(form))
-                advance(len(form))
+            for view in (images, images.flip(-1))[: 1 + mirrored]:
+                hashes.append(self._hash(view))
+                logits.append(self.teacher(view))
+                advance(len(view))
         order = torch.cat(hashes).argsort()
         self._hashes, self._logits, self.computed = torch.cat(hashes)[order], torch.cat(logits)[order], 0
 
@@ -227,8 +227,8 @@ class Remembered:
         if not len(self._hashes):
             return self.teacher(images)
         hashes = self._hash(images)
-        place = torch.searchsorted(self._hashes, hashes).clamp_max(len(self._hashes) - 1)
-        logits, new = self._logits[place], self._hashes[place] != hashes
+        index = torch.searchsorted(self._hashes, hashes).clamp_max(len(self._hashes) - 1)
+        logits, new = self._logits[index], self._hashes[index] != hashes
         if new.any():
             logits[new] = self.teacher(images[new])
             self.computed += int(new.sum())
@@ -239,6 +239,6 @@ class Remembered:
         bits = images.contiguous().view(torch.int32).flatten(1)
         if self._weights is None or self._weights.shape[0] != bits.shape[1] or self._weights.device != bits.device:
             generator = torch.Generator().manual_seed(0)
-            drawn = torch.randint(-(2**63), 2**63 - 1, (bits.shape[1],), generator=generator)
-            self._weights = drawn.to(bits.device)
+            weights = torch.randint(-(2**63), 2**63 - 1, (bits.shape[1],), generator=generator)
+            self._weights = weights.to(bits.device)
         return (bits.long() * self._weights).sum(1)

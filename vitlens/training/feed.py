@@ -1,4 +1,4 @@
-"""Which image comes when, and how it gets there: seeded orders, one share per process, memory or workers."""
+"""The order of the training images and how they are read: seeded permutations, process shares, memory or workers."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitlens.data.split import Chosen, InMemory, Renewable, Source
+from vitlens.data.split import InMemory, Renewable, Source, Subset
 from vitlens.errors import RunError
 from vitlens.shapes import Pixels
 
-_MOST_WORKERS = 8  # decoding gains little beyond
-_KILLED = ("is killed by signal", "exited unexpectedly")  # PyTorch of a worker, at once or at its next batch
+_MOST_WORKERS = 8  # more speed up decoding little
+_KILLED = ("is killed by signal", "exited unexpectedly")  # PyTorch's messages, at once or at the next batch
 
 
 class Portion(NamedTuple):
     """pixels (batch, 3, height, width) uint8, their indices (batch,) within the split, and the views' keys (batch,).
 
-    A key is the image's index plus the split's size times the number of the view: what augmentation is drawn from.
+    A key is the image's index plus the split's size times the number of the view; it seeds the augmentation.
     """
 
     pixels: Pixels
@@ -28,10 +28,10 @@ class Portion(NamedTuple):
     keys: Tensor
 
 
-def derive(*numbers: int) -> int:
-    """One seed from several numbers, such that neighbours have nothing in common (63 bits)."""
+def derive_seed(*numbers: int) -> int:
+    """One seed from several numbers, unrelated for neighbouring numbers (63 bits)."""
     state = 0
-    for number in numbers:  # splitmix64 (Steele 2014), one round a number
+    for number in numbers:  # splitmix64 (Steele 2014), one round per number
         state = (state ^ (number & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
         state = (state ^ state >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
@@ -40,75 +40,75 @@ def derive(*numbers: int) -> int:
 
 
 def epoch_batches(count: int, batch_size: int, *, seed: int, epoch: int, views: int = 1) -> tuple[Tensor, ...]:
-    """The keys of each batch of an epoch: a permutation that depends on (seed, epoch) alone, cut into full batches.
+    """The keys of each batch of an epoch: a permutation that depends only on (seed, epoch), divided into full batches.
 
-    views: times that an image stands in its batch, each time augmented anew (repeated augmentation, Hoffer 2020); an
-    epoch is as many images long as without, and shows one in `views` of them. The rest that fills no batch waits for
-    another epoch's order; fewer images than a batch are one batch.
+    views: of each image in a batch, each augmented differently (repeated augmentation, Hoffer 2020); the length of an
+    epoch stays the same, so it contains one in `views` of the images. Images that do not fill a batch are left out of
+    the epoch; fewer images than a batch form one batch.
     """
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(derive(seed, epoch)))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(derive_seed(seed, epoch)))
     if views > 1:
         order = (order[:, None] + count * torch.arange(views)).flatten()[:count]
     size = min(batch_size, count)
     return tuple(order[start : start + size] for start in range(0, count - size + 1, size))
 
 
-def share(batch: Tensor, process: int, processes: int) -> Tensor:
-    """One process's part of a batch: every processes-th, so that parts differ by one image at most."""
+def process_share(batch: Tensor, process: int, processes: int) -> Tensor:
+    """One process's part of a batch: every processes-th image, so that sizes differ by at most one."""
     return batch[process::processes]
 
 
-def at_hand(source: Source) -> bool:
-    """Whether its pixels lie in memory or are drawn, so that no worker has to decode files ahead of time."""
-    return isinstance(source, InMemory | Renewable) or (isinstance(source, Chosen) and at_hand(source.source))
+def needs_no_workers(source: Source) -> bool:
+    """Whether its pixels are in memory or rendered, so that no worker has to decode files in advance."""
+    return isinstance(source, InMemory | Renewable) or (isinstance(source, Subset) and needs_no_workers(source.source))
 
 
 def resident(source: Source, device: torch.device) -> Source:
-    """The source with its pixels on a CUDA device where they take less than a quarter of its free memory."""
+    """The source with its pixels moved to a CUDA device, if they take less than a quarter of its free memory."""
     if device.type != "cuda":
         return source
-    if isinstance(source, Chosen):
+    if isinstance(source, Subset):
         inner = resident(source.source, device)
         if inner is source.source:
             return source
-        return Chosen(inner, source.indices.to(device))
+        return Subset(inner, source.indices.to(device))
     if isinstance(source, InMemory) and source.pixels.nbytes < torch.cuda.mem_get_info(device)[0] / 4:
         return InMemory(source.pixels.to(device))
     return source
 
 
 def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterator[Portion]:
-    """The batches' pixels in order: read here when they are at hand, else ahead of time by worker processes.
+    """The batches' pixels in order: read directly where they are in memory, else in advance by worker processes.
 
-    batches: keys; pin: page-locked memory, from which a CUDA device copies while it computes.
+    batches: keys; pin: use page-locked memory, from which a CUDA device copies asynchronously.
     """
     count = len(source)
-    if at_hand(source):
+    if needs_no_workers(source):
         for keys in batches:
             yield Portion(source.read(keys % count), keys % count, keys)
         return
     workers = min(_MOST_WORKERS, len(batches), _cores())
-    loader = DataLoader(_Reads(source), batch_size=None, sampler=list(batches), num_workers=workers, pin_memory=pin)
+    loader = DataLoader(_Batches(source), batch_size=None, sampler=list(batches), num_workers=workers, pin_memory=pin)
     for pixels, keys in loader:
         yield Portion(pixels, keys % count, keys)
 
 
 @contextmanager
-def decoding() -> Iterator[None]:
-    """What is said, wherever the program then is, when a process that decodes was killed: RunError, how to go on."""
+def decoding_errors() -> Iterator[None]:
+    """Raise RunError, with how to resume, when a worker process was killed: PyTorch may raise anywhere."""
     try:
         yield
     except (RuntimeError, ConnectionError, EOFError) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in _KILLED):
             raise
         raise RunError(
-            "expected the processes that decode images to work on, found one that was killed (for its memory, maybe); "
-            "go on with vitlens train --resume FOLDER"
+            "expected the processes that decode images to keep running, found one that was killed (perhaps for its "
+            "memory); continue with vitlens train --resume FOLDER"
         ) from error
 
 
-class _Reads(Dataset[tuple[Tensor, Tensor]]):
-    """A source that a DataLoader asks for whole batches."""
+class _Batches(Dataset[tuple[Tensor, Tensor]]):
+    """A source as a data set of whole batches, for DataLoader."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""What a frozen model's head reads of each image, computed once; training the head on it takes seconds an epoch."""
+"""The input of a frozen model's head for each image, computed once and cached for training the head."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,50 +25,50 @@ from vitlens.training.feed import portions
 from vitlens.training.task import Task
 
 FOLDER = "features"
-_TOLERANCE = 1e-3  # of logits: another order of the same sums; a head that is not the last step is far off
+_TOLERANCE = 1e-3  # of logits: rounding; a head that is not the last step differs by far more
 
-Read = Float[Tensor, "batch heads dim"]  # what each classifier reads; one head, or two of a distilled model
+HeadInputs = Float[Tensor, "batch heads dim"]  # of each classifier: one, or the two of a distilled model
 Cached = Float[Tensor, "views images heads dim"]
 CachedTest = Float[Tensor, "1 test_images heads dim"]
 
 
 class HeadOnly(nn.Module):
-    """A model's classifiers alone, sharing their parameters with it: what they read -> logits."""
+    """A model's classifiers, sharing their parameters with it: their inputs -> logits."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.heads = nn.ModuleList([model.module.get_submodule(name) for name in classifiers(model.module)])
 
-    def forward(self, features: Read) -> Logits:
+    def forward(self, features: HeadInputs) -> Logits:
         """Logits (batch, classes); of a distilled model, the mean of its two heads."""
-        return torch.stack([head(features[:, place]) for place, head in enumerate(self.heads)]).mean(0)
+        return torch.stack([head(features[:, index]) for index, head in enumerate(self.heads)]).mean(0)
 
 
-class FromFeatures:
-    """The objective of a head on cached features: cross-entropy with the labels; "images" are what the head reads."""
+class FeatureObjective:
+    """The objective of a head on cached features: cross-entropy with the labels; "images" are the head's inputs."""
 
     def __init__(self, facts: Mapping[str, object]) -> None:
         self.facts = facts  # which backbone, how many views
 
     def module(self, model: Model) -> nn.Module:
-        """The head of a model that is nothing else (see head_alone)."""
+        """The network of a model that consists of a head (see head_alone)."""
         return model.module
 
     def logits(self, outputs: Logits) -> Logits:
         """The outputs."""
         return outputs
 
-    def loss(self, outputs: Logits, targets: Tensor, images: Read, *, smoothing: float) -> Tensor:  # noqa: ARG002
+    def loss(self, outputs: Logits, targets: Tensor, images: HeadInputs, *, smoothing: float) -> Tensor:  # noqa: ARG002
         """Cross-entropy in nats, summed over the images."""
         return F.cross_entropy(outputs.float(), targets, label_smoothing=smoothing, reduction="sum")
 
     def identity(self) -> Mapping[str, object]:
-        """The backbone that does not change."""
+        """The frozen backbone."""
         return {"frozen": self.facts}
 
 
 def head_alone(model: Model) -> Model:
-    """A model whose network is the head of this one, sharing its parameters: to be run on features, not on images."""
+    """A model whose network is the head of this one, sharing its parameters; it is run on features, not on images."""
     return Model(
         HeadOnly(model),
         alias=model.alias,
@@ -81,17 +81,17 @@ def head_alone(model: Model) -> Model:
 
 
 @torch.no_grad()
-def read_features(model: Model, images: Images, *, precision: str = "fp32") -> Read:
-    """What the classifiers read of these images: fp32, on the model's device.
+def read_features(model: Model, images: Images, *, precision: str = "fp32") -> HeadInputs:
+    """The classifiers' inputs for these images: fp32, on the model's device.
 
-    Raises UnsupportedError where the classifiers alone do not give the model's logits.
+    Raises UnsupportedError where the classifiers, run on them, do not give the model's logits.
     """
     with _classifier_inputs(model) as inputs, evaluating(model), autocast(model.device, precision):
         logits = model(images).float()
     if any(part.ndim != 2 for part in inputs) or len(inputs) != len(classifiers(model.module)):
         shapes = ", ".join(str(tuple(part.shape)) for part in inputs) or "nothing"
         raise UnsupportedError(
-            f"expected a head of {model.alias} that reads one vector an image, found {shapes}; train it with "
+            f"expected a head of {model.alias} that reads one vector per image, found {shapes}; train it with "
             "--train-last 1 in place of --freeze-backbone"
         )
     features = torch.stack([part.float() for part in inputs], 1)
@@ -108,7 +108,7 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> R
 def cached_features(
     model: Model,
     count: int,
-    shown: Callable[[int, Sequence[Tensor]], Iterator[Images]],
+    images_of: Callable[[int, Sequence[Tensor]], Iterator[Images]],
     processes: Processes,
     *,
     views: int = 1,
@@ -116,40 +116,39 @@ def cached_features(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Cached:
-    """What the head reads of every image in each of its views, on the CPU; each process computes its share.
+    """The head's inputs for every image in each of its views, on the CPU; each process computes its share.
 
-    shown: (view, batches of indices) -> their images in [0, 1] on the model's device, one batch after another;
-    batch_size: images at a time (None: chosen to fit); advance: called with the number of images just done, each
-    view counted.
+    images_of: (view, batches of indices) -> their images in [0, 1] on the model's device, batch by batch; batch_size:
+    images at a time (None: chosen to fit); advance: called with the number of images just done, each view counted.
     """
-    mine = torch.arange(processes.index, count, processes.count)
-    batches = mine.split(batch_size or fitting_batch_size(model))
-    gathered = []
+    indices = torch.arange(processes.index, count, processes.count)
+    batches = indices.split(batch_size or fitting_batch_size(model))
+    by_view = []
     for view in range(views):
         parts = []
-        for images in shown(view, batches):
+        for images in images_of(view, batches):
             parts.append(read_features(model, images, precision=precision).cpu())
             advance(len(images))
-        gathered.append(processes.gathered(torch.cat(parts)))
-    return torch.stack(gathered)
+        by_view.append(processes.gathered(torch.cat(parts)))
+    return torch.stack(by_view)
 
 
 def save_features(folder: Path, name: str, features: Cached, about: Mapping[str, object]) -> None:
-    """Write features and what identifies them into a run's folder, so that a killed run need not compute them again."""
+    """Write features and their identity into a run's folder, so that a killed run need not compute them again."""
     write_bytes(_file(folder, name), save({"features": features}, metadata={"about": _identity(about)}))
 
 
 def load_features(folder: Path, name: str, about: Mapping[str, object]) -> Cached | None:
-    """The features that a run wrote, or None where there are none, or none of just this."""
+    """The features that a run wrote, or None where there are none with this identity."""
     with suppress(OSError, SafetensorError), safe_open(str(_file(folder, name)), framework="pt") as file:
         if (file.metadata() or {}).get("about") == _identity(about):
-            kept: Tensor = file.get_tensor("features")
-            return kept
+            features: Tensor = file.get_tensor("features")
+            return features
     return None
 
 
 def delete_features(folder: Path) -> None:
-    """Delete the written features, when the run is complete."""
+    """Delete the written features, once the run is complete."""
     for file in (folder / FOLDER).glob("*.safetensors"):
         file.unlink()
     with suppress(OSError):
@@ -157,7 +156,7 @@ def delete_features(folder: Path) -> None:
 
 
 class FrozenFeatures:
-    """The features of both parts of the data: computed, or read where a killed run had written them.
+    """The features of both parts of the data: computed, or read from the folder of a killed run.
 
     views: of each training image; advance: called with the number of images just read.
     """
@@ -175,13 +174,13 @@ class FrozenFeatures:
         self.precision, self.advance = precision, advance
 
     def of(self, part: str) -> Cached:
-        """Those of "train" (in all its views) or of "test"."""
+        """The features of "train" (in all its views) or of "test"."""
         task, processes = self.task, self.processes
         about = {"part": part, "precision": self.precision, **task.identity()}
-        kept = load_features(task.directory, part, about)
-        everywhere = processes.total(torch.tensor(float(kept is not None))) == processes.count
-        if kept is not None and everywhere and self._fits(kept, part):
-            return kept
+        saved = load_features(task.directory, part, about)
+        in_all_processes = processes.total(torch.tensor(float(saved is not None))) == processes.count
+        if saved is not None and in_all_processes and self._fits(saved, part):
+            return saved
         features = cached_features(
             self.model,
             len(task.train if part == "train" else task.test),
@@ -195,14 +194,14 @@ class FrozenFeatures:
             save_features(task.directory, part, features, about)
         return features
 
-    def _fits(self, kept: Tensor, part: str) -> bool:
-        """Whether a file's features have the shape of these, (views, images, heads, dim), and are finite."""
+    def _fits(self, features: Tensor, part: str) -> bool:
+        """Whether features have the expected shape, (views, images, heads, dim), and are finite."""
         task, heads = self.task, list(self.task.model.module.modules())
         widths = {module.in_features for module in heads if isinstance(module, nn.Linear)}
         count = len(task.train if part == "train" else task.test)
         views = self.views if part == "train" else 1
-        alike = kept.ndim == 4 and kept.dtype == torch.float32 and kept.shape[:2] == (views, count)
-        return alike and {kept.shape[3]} == widths and bool(kept.isfinite().all())
+        alike = features.ndim == 4 and features.dtype == torch.float32 and features.shape[:2] == (views, count)
+        return alike and {features.shape[3]} == widths and bool(features.isfinite().all())
 
     def _plain(self, part: str, batches: Sequence[Tensor]) -> Iterator[Images]:
         source = (self.task.train if part == "train" else self.task.test).source
@@ -210,14 +209,14 @@ class FrozenFeatures:
             yield portion.pixels.to(self.task.device, non_blocking=True).float().div_(255)
 
     def _augmented(self, view: int, batches: Sequence[Tensor]) -> Iterator[Images]:
-        """The images of epoch `view` in a training without a cache."""
+        """The images as epoch `view` of a training without a cache would augment them."""
         for portion in portions(self.task.source(view), batches, pin=self.task.device.type == "cuda"):
             yield self.task.augmented(portion, view)
 
 
 @contextmanager
 def _classifier_inputs(model: Model) -> Iterator[list[Tensor]]:
-    """What each classifier is given while the context lasts, in the order of their calls."""
+    """The inputs of the classifiers while the context lasts, in the order of their calls."""
     inputs: list[Tensor] = []
 
     def before(_name: str, arguments: Arguments) -> None:

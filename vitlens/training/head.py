@@ -1,7 +1,7 @@
-"""Training a head on a frozen model: the backbone runs once, later epochs take next to no time.
+"""Training a head on a frozen backbone, whose features are computed once and cached.
 
-Orders, steps and tests are those of `fit`. An epoch takes less time than writing a file, so that checkpoints are
-written at intervals of time, and the whole model once, at the end.
+Orders, steps and tests are those of `fit`. An epoch takes less time than writing a file, so checkpoints are written at
+intervals of time, and the whole model once, at the end.
 """
 
 import time
@@ -23,9 +23,9 @@ from vitlens.models.weights import require_fitting as require_fitting_weights
 from vitlens.processes import Processes, accelerated
 from vitlens.training.bookkeeping import BEST_FILE, Bookkeeping, Clock
 from vitlens.training.checkpoint import Checkpoint, read_checkpoint, storage_errors, write_checkpoint
-from vitlens.training.feed import epoch_batches, share
+from vitlens.training.feed import epoch_batches, process_share
 from vitlens.training.finetune import partly_trainable
-from vitlens.training.frozen import Cached, CachedTest, FromFeatures, FrozenFeatures, delete_features, head_alone
+from vitlens.training.frozen import Cached, CachedTest, FeatureObjective, FrozenFeatures, delete_features, head_alone
 from vitlens.training.metrics import (
     Progress,
     StepFacts,
@@ -60,14 +60,14 @@ def fit_head(
     on_progress: Callable[[Progress], None] | None = None,
     reading: AbstractContextManager[Callable[[int], object]] | None = None,
 ) -> TrainingResult:
-    """Train a model's head on the features that the rest of it gives for each image, computed once; the rest is frozen.
+    """Train a model's head on the cached features of its frozen backbone.
 
-    The steps are those of `fit` with the classifier alone trainable: same orders, same gradients. views: of each
-    training image, augmented as the recipe says and cached, of which an epoch shows one, in turn (1: the image as it
-    is); directory: as in `fit`, but that weights are written at the end alone; while the run lasts it also holds the
-    features, so that a killed one need not compute them again; reading: entered while they are computed, its value
-    called with the number of images just read. Raises what `fit` raises, UnsupportedError for a head that is not the
-    model's last step, InputError for a recipe whose images cannot be cached.
+    The steps are those of `fit` with only the classifier trainable: same orders, same gradients. views: of each
+    training image, augmented by the recipe and cached, of which each epoch uses one, in turn (1: the unchanged image);
+    directory: as in `fit`, except that weights are written only at the end; during the run it also holds the features,
+    so that a killed run need not compute them again; reading: entered while they are computed, its value called with
+    the number of images just read. Raises what `fit` raises, UnsupportedError for a head that is not the model's last
+    step, InputError for a recipe whose images cannot be cached.
     """
     require_fitting(model, train, test)
     require_cacheable(recipe, views=views)
@@ -77,9 +77,9 @@ def fit_head(
         raise InputError(f"expected --batch-size of at least {processes.count}, found {recipe.batch_size}")
     chosen = choose(device, precision=precision, compiling="off", steps=1)
     model.to(device)
-    objective = FromFeatures({"backbone": fingerprint(model.module), "views": views})
+    objective = FeatureObjective({"backbone": fingerprint(model.module), "views": views})
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), partly_trainable(model, last=0):
-        # the head itself is trained in fp32: its steps are cheap, and half precision would only add noise
+        # the head is trained in fp32: its steps are cheap
         task = Task(head_alone(model), train, test, recipe, directory, seed, device, "fp32", None, None, objective)
         with reading or nullcontext(lambda _: None) as advance:
             cache = FrozenFeatures(model, task, processes, views, chosen.precision, advance)
@@ -97,29 +97,29 @@ def fit_head(
 
 
 def require_cacheable(recipe: Recipe, *, views: int) -> None:
-    """Raise InputError for a recipe whose images cannot be computed once and kept."""
+    """Raise InputError for a recipe whose features cannot be computed once and cached."""
     if views < 1:
         raise InputError(f"expected --cached-views at least 1, found {views}")
     for name, none in (("mixup", 0), ("cutmix", 0), ("views", 1)):
         if getattr(recipe, name) > none:
             raise InputError(
-                f"expected images that are computed once with --freeze-backbone, found a recipe with {name} "
+                f"expected features that are computed once with --freeze-backbone, found a recipe with {name} "
                 f"{getattr(recipe, name)}; add --set {name}={none}, or train with --train-last 1"
             )
     changing = [name for name in ("crop_padding", "flip", "randaugment", "erasing") if getattr(recipe, name)]
     if changing and views == 1:
         raise InputError(
-            f"expected images as they are with --freeze-backbone, found a recipe with {', '.join(changing)}; "
-            "add --cached-views 4 to cache so many views of each, or take the augmentation out"
+            f"expected unchanged images with --freeze-backbone, found a recipe with {', '.join(changing)}; "
+            "add --cached-views 4 to cache four views of each image, or disable the augmentation"
         )
 
 
 class _HeadTraining:
     """One run of the loop over features in one process.
 
-    model: the whole one; task: of its head alone (see head_alone); train (views, images, heads, dim) and test (1,
-    images, heads, dim): what the head reads of each image; clock: runs since before they were computed; watchers,
-    on_progress: see `fit`.
+    model: the whole model; task: of its head (see head_alone); train (views, images, heads, dim) and test (1, images,
+    heads, dim): the head's inputs for each image; clock: started before they were computed; watchers, on_progress: see
+    `fit`.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class _HeadTraining:
     def begin(self, *, resume: bool) -> None:
         """Continue from the checkpoint, or write the first one."""
         checkpoint = read_checkpoint(self.task.directory) if resume else None
-        self.processes.total(torch.zeros(1))  # nobody writes before all have read
+        self.processes.total(torch.zeros(1))  # no process writes before all have read
         if checkpoint is not None:
             self.books.resume(checkpoint)
             self.updates.resume(checkpoint)
@@ -171,7 +171,7 @@ class _HeadTraining:
         for name, tensors in (
             (BEST_FILE, self.best or last),
             (saved.WEIGHTS_FILE, last),
-        ):  # the model ends with the last ones
+        ):  # in this order, so that the model ends with the last weights
             copy_into(head, tensors)
             if self.processes.is_first:
                 with storage_errors(directory / name):
@@ -179,25 +179,25 @@ class _HeadTraining:
         return self.books.result(notes)
 
     def _epoch(self) -> None:
-        task, place, clock = self.task, self.processes.index, self.books.clock
+        task, clock = self.task, self.books.clock
         epoch = self.updates.step // task.steps_per_epoch
         clock.begin_epoch()
         features = self.train[epoch % len(self.train)]
-        sums = torch.zeros(4, dtype=torch.float64)  # loss, correct ones, images, norms of gradients over the processes
+        sums = torch.zeros(4, dtype=torch.float64)  # loss, correct predictions, images, gradient norms / processes
         for batch in epoch_batches(len(task.train), task.recipe.batch_size, seed=task.seed, epoch=epoch):
-            mine = share(batch, place, self.processes.count).to(task.device)
-            update = self.updates.apply(features[mine], task.labels(mine), whole=len(batch))
-            norm = update.norm / self.processes.count  # all have the same
-            sums += torch.tensor((update.loss, update.correct, len(mine), norm), dtype=torch.float64)
+            share = process_share(batch, self.processes.index, self.processes.count).to(task.device)
+            update = self.updates.apply(features[share], task.labels(share), whole=len(batch))
+            norm = update.norm / self.processes.count  # the same in all of them
+            sums += torch.tensor((update.loss, update.correct, len(share), norm), dtype=torch.float64)
             clock.count(len(batch))
             for watcher in self.watchers:
                 step = self.updates.step
-                rate, loss = task.learning_rate(step - 1), update.loss / max(len(mine), 1)
+                rate, loss = task.learning_rate(step - 1), update.loss / max(len(share), 1)
                 watcher.on_step(StepFacts(step, epoch, loss, rate, update.norm, clock.rate()))
         self._end_epoch(epoch, self.processes.total(sums).tolist())
 
     def _end_epoch(self, epoch: int, sums: list[float]) -> None:
-        """Test when it is due, and record the epoch."""
+        """Test if due, and record the epoch."""
         task, books = self.task, self.books
         books.clock.pause()
         with self.updates.averaged():
@@ -216,7 +216,7 @@ class _HeadTraining:
 
     @torch.inference_mode()
     def _test(self) -> tuple[float, float]:
-        """Mean loss (nats) and accuracy (fraction) on the test images; every process takes all of them."""
+        """Mean loss (nats) and accuracy (fraction) on the test images; every process evaluates all of them."""
         labels = self.task.test.labels
         assert labels is not None
         with autocast(self.task.device, self.task.precision):
@@ -235,6 +235,6 @@ class _HeadTraining:
 
 
 def _note(train: Cached, test: CachedTest) -> str:
-    views = "as they are" if len(train) == 1 else f"in {len(train)} augmented views"
+    views = "unchanged" if len(train) == 1 else f"in {len(train)} augmented views"
     megabytes = (train.nbytes + test.nbytes) / 1e6
     return f"the backbone frozen and its features computed once (images {views}, {megabytes:.1f} MB)"

@@ -1,9 +1,9 @@
-"""The loop: epochs of steps, a test, a checkpoint, until the recipe is complete.
+"""The training loop: epochs of steps, each followed by a test and a checkpoint.
 
-The result depends on (model, data, recipe, seed, number of processes) alone. Orders, augmentation and dropout are
-derived from (seed, epoch, step), so a run that was killed continues from its checkpoint exactly.
-Several processes take shares of the same global batches; their averaged gradients are those of one process, except for
-batch normalisation, whose statistics are per process (a CNN then sees smaller batches), and dropout, drawn per process.
+The result depends only on (model, data, recipe, seed, number of processes). Orders, augmentation and dropout derive
+from (seed, epoch, step), so a killed run resumes exactly from its checkpoint.
+Several processes take shares of the same global batches; their averaged gradients equal those of one process, except
+for batch normalisation, whose statistics are per process (over smaller batches), and dropout, drawn per process.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from vitlens.data.split import Split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models import saved
 from vitlens.models.model import Model
-from vitlens.processes import Processes, accelerated, meeting
+from vitlens.processes import Processes, accelerated, peer_errors
 from vitlens.training.bookkeeping import BEST_FILE, Bookkeeping, Clock
 from vitlens.training.checkpoint import (
     Checkpoint,
@@ -31,7 +31,7 @@ from vitlens.training.checkpoint import (
     storage_errors,
     write_checkpoint,
 )
-from vitlens.training.feed import Portion, decoding, epoch_batches, portions, share
+from vitlens.training.feed import Portion, decoding_errors, epoch_batches, portions, process_share
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.metrics import (
     Progress,
@@ -44,8 +44,8 @@ from vitlens.training.metrics import (
 )
 from vitlens.training.optimiser import copy_into
 from vitlens.training.recipe import Recipe
-from vitlens.training.speed import Computation, attending, choose, recomputing
-from vitlens.training.task import FromLabels, Objective, Task, require_fitting
+from vitlens.training.speed import Computation, choose, fast_attention, gradient_checkpointing
+from vitlens.training.task import LabelObjective, Objective, Task, require_fitting
 from vitlens.training.update import Updates
 
 
@@ -70,18 +70,18 @@ def fit(
     watchers: Sequence[Watcher] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainingResult:
-    """Train a model, which ends with the last weights (averaged ones where the recipe averages).
+    """Train a model; afterwards it has the last weights (averaged ones where the recipe averages).
 
     directory: gets metrics.jsonl, model.safetensors (those weights), best.safetensors and checkpoint/, each written
-    whole; resume: go on from its checkpoint, or begin when there is none yet; checkpoint_every: steps between
-    checkpoints within an epoch (None: one at each epoch's end); keep_every: epochs between copies of the weights that
-    stay, as kept/epoch-NNNN.safetensors in half precision, the first one before training (None: none); objective: what
-    is minimised (None: cross-entropy with the labels); train_last: the last K blocks and what comes after them alone
-    (0: the head; None: everything); precision, compiling: see speed.choose; recompute: activations of the
-    blocks in the backward pass, to spare memory; watchers: called at every step and epoch in the first process, and
-    closed at the end. Raises InputError when data, model, or the checkpoint do not fit together, NonFiniteError when
-    the loss becomes NaN or infinite (the files keep the last good weights), StorageError when the disk is full (the
-    previous checkpoint survives), RunError when another process has ended.
+    atomically; resume: continue from its checkpoint, or start where there is none; checkpoint_every: steps between
+    checkpoints within an epoch (None: one at each epoch's end); keep_every: epochs between kept copies of the
+    weights, kept/epoch-NNNN.safetensors in half precision, the first one before training (None: none); objective: the
+    loss (None: cross-entropy with the labels); train_last: train only the last K blocks and the layers after them
+    (0: the head; None: everything); precision, compiling: see speed.choose; recompute: the blocks' activations in the
+    backward pass, to save memory; watchers: called at every step and epoch in the first process, and closed at the
+    end. Raises InputError when data, model and checkpoint do not match, NonFiniteError when the loss becomes NaN or
+    infinite (the files keep the last good weights), StorageError when the disk is full (the previous checkpoint
+    survives), RunError when another process has ended.
     """
     require_interval(keep_every)
     require_fitting(model, train, test)
@@ -89,19 +89,20 @@ def fit(
     accelerator, processes = accelerated(torch.device(device))
     device = processes.device
     if batch_size < processes.count:
-        raise InputError(f"expected --batch-size of at least {processes.count}, an image a process, found {batch_size}")
+        raise InputError(f"expected --batch-size of at least {processes.count}, one per process, found {batch_size}")
     steps = recipe.epochs * (len(train) // batch_size)
     speed = choose(device, precision=precision, compiling=compiling, steps=steps)
     task = Task(
         model, train, test, recipe, directory, seed, device, speed.precision, checkpoint_every, keep_every,
-        objective or FromLabels(), train_last,
+        objective or LabelObjective(), train_last,
     )  # fmt: skip
     model.to(device)
-    if model.anatomy.family == "cnn":  # the layout in which convolutions are fast; the values are the same
+    if model.anatomy.family == "cnn":  # the memory layout in which convolutions are fast
         model.module.to(memory_format=torch.channels_last)
     fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    watching, learning = watched(watchers if processes.is_first else ()), partly_trainable(model, last=train_last)
-    with fork, learning, recomputing(model, on=recompute), attending(model, device), watching as active, decoding():
+    watching, training_part = watched(watchers if processes.is_first else ()), partly_trainable(model, last=train_last)
+    computing, attention = gradient_checkpointing(model, on=recompute), fast_attention(model, device)
+    with fork, training_part, computing, attention, watching as active, decoding_errors():
         training = _Training(task, accelerator, processes, speed, active, on_progress)
         training.begin(resume=resume)
         return training.run()
@@ -122,15 +123,15 @@ class _Training:
         self.task, self.accelerator, self.processes = task, accelerator, processes
         self.speed, self.watchers = speed, watchers
         self.updates = Updates(task, accelerator, compiled=speed.compiled)
-        # of this epoch, in this process: loss, correct ones, images, and norms of gradients over the processes
+        # of this epoch, in this process: loss, correct predictions, images, gradient norms / processes
         self.sums = torch.zeros(4, dtype=torch.float64)
         self.books = Bookkeeping(task, processes, Clock(), on_progress)
 
     def begin(self, *, resume: bool) -> None:
         """Continue from the checkpoint, or write the first one."""
         checkpoint = read_checkpoint(self.task.directory) if resume else None
-        with meeting():
-            self.accelerator.wait_for_everyone()  # nobody writes before all have read
+        with peer_errors():
+            self.accelerator.wait_for_everyone()  # no process writes before all have read
         if checkpoint is not None:
             self._resume(checkpoint)
         if self.processes.is_first:
@@ -152,7 +153,7 @@ class _Training:
     def _resume(self, checkpoint: Checkpoint) -> None:
         self.books.resume(checkpoint)
         self.updates.resume(checkpoint)
-        if self.processes.is_first:  # the others' sums are in the first one's
+        if self.processes.is_first:  # its sums include those of the others
             sums = checkpoint.tensors.get("sums")
             if sums is None or sums.shape != self.sums.shape or not sums.isfinite().all():
                 raise InputError(
@@ -162,15 +163,15 @@ class _Training:
             self.sums.copy_(sums)
 
     def _epoch(self) -> None:
-        task, recipe, place = self.task, self.task.recipe, self.processes.index
+        task, recipe, process = self.task, self.task.recipe, self.processes.index
         epoch, within = divmod(self.updates.step, task.steps_per_epoch)
         self.books.clock.begin_epoch()
         batches = epoch_batches(len(task.train), recipe.batch_size, seed=task.seed, epoch=epoch, views=recipe.views)[
             within:
         ]
-        mine = [share(batch, place, self.processes.count) for batch in batches]
+        shares = [process_share(batch, process, self.processes.count) for batch in batches]
         source = task.source(epoch)
-        for portion, batch in zip(portions(source, mine, pin=task.device.type == "cuda"), batches):
+        for portion, batch in zip(portions(source, shares, pin=task.device.type == "cuda"), batches):
             self._step(portion, epoch, whole=len(batch))
             step = self.updates.step
             # the last step of an epoch writes its checkpoint after the test
@@ -179,10 +180,10 @@ class _Training:
         self._end_epoch(epoch)
 
     def _step(self, portion: Portion, epoch: int, *, whole: int) -> None:
-        """Update the weights from a portion of a batch of `whole` images, and count it."""
+        """Update the weights from a portion of a batch of `whole` images, and add it to the sums."""
         labels = self.task.labels(portion.indices)
         update = self.updates.apply(self.task.augmented(portion, epoch), labels, whole=whole)
-        norm = update.norm / self.processes.count  # all have the same
+        norm = update.norm / self.processes.count  # the same in all of them
         self.sums += torch.tensor((update.loss, update.correct, len(labels), norm), dtype=torch.float64)
         clock = self.books.clock
         clock.count(whole)
@@ -194,7 +195,7 @@ class _Training:
         self._report(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
-        """Test when it is due, and record the epoch."""
+        """Test if due, and record the epoch."""
         task = self.task
         self.updates.require_finite()
         sums = self.processes.total(self.sums).tolist()
@@ -223,7 +224,7 @@ class _Training:
                 saved.save(self.task.model, path)
 
     def _keep_weights(self, *, epochs: int) -> None:
-        """Keep a copy of the weights, when it is due."""
+        """Keep a copy of the weights, if due."""
         if self.task.keep_every and epochs % self.task.keep_every == 0:
             keep_weights(self.task.directory, self.task.model, epochs=epochs)
 
@@ -237,7 +238,7 @@ class _Training:
 
     def _report(self, epoch: int, *, now: bool = False) -> None:
         loss, correct, images, _ = self.sums.tolist()
-        images = max(images, 1)  # a process may have had none yet
+        images = max(images, 1)  # a process may have no images yet
         self.books.report(epoch, self.updates.step, loss / images, correct / images, now=now)
 
 
@@ -246,11 +247,11 @@ def shared_test(model: Model, split: Split, processes: Processes, *, precision: 
 
     Raises NonFiniteError for a logit that is NaN or infinite.
     """
-    _agree_on_buffers(model, processes)
-    mine = share(torch.arange(len(split)), processes.index, processes.count)
+    _broadcast_buffers(model, processes)
+    indices = process_share(torch.arange(len(split)), processes.index, processes.count)
     sums = torch.zeros(2, dtype=torch.float64)
-    if len(mine):  # fewer images than processes leave some without
-        part = split.pick(mine)
+    if len(indices):  # with fewer images than processes, some have none
+        part = split.pick(indices)
         assert part.labels is not None
         logits, labels = answers(model, part, precision=precision), part.labels.cpu().long()
         sums[0] = F.cross_entropy(logits, labels, reduction="sum")
@@ -259,9 +260,9 @@ def shared_test(model: Model, split: Split, processes: Processes, *, precision: 
     return loss, accuracy
 
 
-def _agree_on_buffers(module: nn.Module, processes: Processes) -> None:
-    """Give every process the first one's buffers: batch statistics are each process's own while training."""
+def _broadcast_buffers(module: nn.Module, processes: Processes) -> None:
+    """Give every process the buffers of the first: batch statistics differ between processes in training."""
     if processes.count > 1:
         for buffer in module.buffers():
-            with meeting():
+            with peer_errors():
                 broadcast(buffer, from_process=0)

@@ -1,4 +1,4 @@
-"""What training reports: progress and steps while it runs, a line of metrics.jsonl an epoch, a result at the end."""
+"""What training reports: progress and steps while it runs, a line of metrics.jsonl per epoch, a final result."""
 
 import json
 import os
@@ -20,10 +20,10 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands: epoch counted from 0, steps done of all steps, running means of this epoch.
+    """The progress of a training: epoch from 0, steps done and in all, running means of this epoch.
 
     loss: nats; accuracy: fraction of this epoch's training images so far; test_accuracy: fraction, at the last test
-    (None before the first); images_per_second: training alone, since start or resume; seconds_left: estimated.
+    (None before the first); images_per_second: of training without tests, since start or resume
     """
 
     epoch: int
@@ -42,8 +42,8 @@ class EpochMetrics:
     """One line of metrics.jsonl: an epoch (from 0), the steps and images seen by its end, its means.
 
     learning_rate: of its last step; losses in nats; accuracies: fractions, the test's None where it was not measured;
-    seconds: since training began, pauses left out; images_per_second: of training alone, over this epoch;
-    gradient_norm: before clipping, mean over its steps (None in files of before it was kept).
+    seconds: since training began, without pauses; images_per_second: of training without tests, in this epoch;
+    gradient_norm: before clipping, mean over its steps (None in older files).
     """
 
     epoch: int
@@ -61,14 +61,14 @@ class EpochMetrics:
 
 @dataclass(frozen=True)
 class Standing:
-    """The epochs done, and the best accuracy on the test images so far."""
+    """The finished epochs, and the best accuracy on the test images so far."""
 
     history: tuple[EpochMetrics, ...] = ()
     best_accuracy: float = -1.0
     best_epoch: int = -1
 
     def after(self, metrics: EpochMetrics) -> "Standing":
-        """The standing one epoch later."""
+        """The standing after one more epoch."""
         history, accuracy = (*self.history, metrics), metrics.test_accuracy
         if accuracy is None or accuracy <= self.best_accuracy:
             return replace(self, history=history)
@@ -77,12 +77,11 @@ class Standing:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How training ended.
+    """The result of a training.
 
-    history: one entry per epoch; accuracy: fraction of test images that the last weights get right, which
-    model.safetensors holds; best_accuracy, best_epoch: the highest of all tests, whose weights best.safetensors holds
-    (chosen on the test images, so it flatters); seconds: of all its runs together; notes: how it was
-    computed, in words.
+    history: one entry per epoch; accuracy: test accuracy (fraction) of the last weights, in model.safetensors;
+    best_accuracy, best_epoch: the highest of all tests, whose weights are in best.safetensors (selected on the test
+    images, so optimistic); seconds: of all its runs together; notes: how it was computed, in words.
     """
 
     history: tuple[EpochMetrics, ...]
@@ -101,7 +100,7 @@ class StepFacts:
 
     step: updates done, this one included; epoch: from 0; loss: nats, mean over this process's images of the batch;
     learning_rate: the update's; gradient_norm: Euclidean, over all parameters, before clipping; images_per_second: of
-    training alone, over all processes, since start or resume.
+    training without tests, over all processes, since start or resume.
     """
 
     step: int
@@ -114,9 +113,9 @@ class StepFacts:
 
 @runtime_checkable
 class Watcher(Protocol):
-    """What `fit` reports its steps and epochs to, in the first process alone.
+    """An observer to which `fit` reports its steps and epochs, in the first process only.
 
-    What it raises ends the training: one that may fail without harm catches its own errors.
+    An exception that it raises ends the training.
     """
 
     def on_step(self, facts: StepFacts) -> None:
@@ -124,17 +123,17 @@ class Watcher(Protocol):
         ...
 
     def on_epoch(self, metrics: EpochMetrics, model: "Model") -> None:
-        """After an epoch and its test, with the weights that were tested; they are not to be changed."""
+        """After an epoch and its test, with the tested weights, which must not be changed."""
         ...
 
     def close(self) -> None:
-        """At the end, also of a training that failed."""
+        """At the end, also after an exception."""
         ...
 
 
 @contextmanager
 def watched(watchers: Sequence[Watcher]) -> Iterator[Sequence[Watcher]]:
-    """The watchers, each closed on exit, by success or error, the last one first."""
+    """The watchers, closed on exit in reverse order, also after an exception."""
     with ExitStack() as stack:
         for watcher in watchers:
             stack.callback(watcher.close)
@@ -142,7 +141,7 @@ def watched(watchers: Sequence[Watcher]) -> Iterator[Sequence[Watcher]]:
 
 
 def append_metrics(folder: Path, metrics: EpochMetrics) -> None:
-    """Add one line, and wait until the disk has it. Raises StorageError when it cannot."""
+    """Append one line, and wait until it is on the disk. Raises StorageError."""
     path = folder / METRICS_FILE
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -154,14 +153,14 @@ def append_metrics(folder: Path, metrics: EpochMetrics) -> None:
 
 
 def rewrite_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
-    """The file with these epochs alone: what a killed run wrote after its last checkpoint will be written again."""
+    """Write the file with only these epochs; those that a killed run wrote after its checkpoint are trained again."""
     write_text(folder / METRICS_FILE, "".join(json.dumps(asdict(metrics)) + "\n" for metrics in history))
 
 
 def read_metrics(folder: Path) -> tuple[EpochMetrics, ...]:
     """The epochs of a training folder. Raises InputError when the file is missing or broken."""
     path = folder / METRICS_FILE
-    content = read_bounded(path, 1 << 28, what="one JSON line an epoch")
+    content = read_bounded(path, 1 << 28, what="one JSON line per epoch")
     return tuple(
         read_as(EpochMetrics, parse_json(line, source=str(path)), source=f"line {number} of {path}")
         for number, line in enumerate(content.splitlines(), start=1)

@@ -1,4 +1,4 @@
-"""What changes the weights: AdamW or Muon, the learning rate of each step, the moving average of the weights."""
+"""AdamW and Muon, the learning-rate schedule, and the moving average of the weights."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,39 +16,39 @@ MOMENTUM: Final = 0.95  # Muon's
 
 
 def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the trainable parameters that decay, and of those that do not, each in the module's order.
+    """Names of the trainable parameters with weight decay, and of those without, each in the module's order.
 
-    A parameter of one axis or none (bias, scale of a norm) or named as a token or a position does not.
+    Parameters of at most one axis (biases, scales of norms), tokens and position embeddings do not decay.
     """
     decayed: list[str] = []
     undecayed: list[str] = []
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
-        spared = parameter.ndim <= 1 or name.rpartition(".")[2] in UNDECAYED
-        (undecayed if spared else decayed).append(name)
+        excluded = parameter.ndim <= 1 or name.rpartition(".")[2] in UNDECAYED
+        (undecayed if excluded else decayed).append(name)
     return decayed, undecayed
 
 
 def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> dict[str, float]:
     """Each parameter's share of the learning rate: decay^(layers above it) (layer-wise decay, Bao 2022, BEiT).
 
-    blocks: module names in forward order. What comes before the first block counts as a layer below it, what comes
-    after the last block (norm, head) has the whole rate; what stands between two blocks goes with the one before.
+    blocks: module names in forward order. Parameters before the first block count as a layer below it, those after the
+    last block (norm, head) have the full rate; those between two blocks count with the block before.
     """
     names = [name for name, _ in module.named_parameters()]
-    own = {name: _block_of(name, blocks) for name in names}
-    last = max((place for place, name in enumerate(names) if own[name] is not None), default=-1)
+    block_of = {name: _block_of(name, blocks) for name in names}
+    last = max((index for index, name in enumerate(names) if block_of[name] is not None), default=-1)
     shares, layer = {}, 0
-    for place, name in enumerate(names):
-        block = own[name]
+    for index, name in enumerate(names):
+        block = block_of[name]
         layer = block + 1 if block is not None else layer
-        shares[name] = 1.0 if place > last else decay ** (len(blocks) + 1 - layer)
+        shares[name] = 1.0 if index > last else decay ** (len(blocks) + 1 - layer)
     return shares
 
 
 class Group(NamedTuple):
-    """Parameters with the same settings: which optimiser, whether they decay, their share of the learning rate."""
+    """Parameters with the same settings: optimiser, weight decay, share of the learning rate."""
 
     muon: bool
     decays: bool
@@ -56,10 +56,10 @@ class Group(NamedTuple):
 
 
 class Optimiser:
-    """One optimiser over all trainable parameters of a module; its state goes by the parameters' names.
+    """One optimiser over all trainable parameters of a module; its state is named by parameter.
 
     kind: "adamw" (Loshchilov & Hutter 2019) or "muon" (Jordan 2024: orthogonalised momentum for the matrices of the
-    blocks, scaled to AdamW's update size, so that one learning rate serves both; AdamW for the rest); blocks: module
+    blocks, scaled to AdamW's update size, so that both take the same learning rate; AdamW for the rest); blocks: module
     names in forward order; layer_decay: see rate_shares. Raises InputError when nothing is trainable.
     """
 
@@ -80,24 +80,24 @@ class Optimiser:
         named = dict(module.named_parameters())
         self._parts: list[tuple[torch.optim.Optimizer, list[str]]] = []
         for muon in (False, True):
-            mine = {group: names for group, names in self.groups.items() if group.muon == muon}
-            if mine:
+            matching = {group: names for group, names in self.groups.items() if group.muon == muon}
+            if matching:
                 groups = [
                     {"params": [named[name] for name in names], "weight_decay": weight_decay * group.decays,
                      "share": group.share}
-                    for group, names in mine.items()
+                    for group, names in matching.items()
                 ]  # fmt: skip
                 optimizer = _muon(groups) if muon else torch.optim.AdamW(groups, lr=1.0, betas=betas)
-                self._parts.append((optimizer, [name for names in mine.values() for name in names]))
+                self._parts.append((optimizer, [name for names in matching.values() for name in names]))
 
     def set_rate(self, rate: float) -> None:
-        """The learning rate of the next step; each group takes its share of it."""
+        """Set the learning rate of the next step; each group takes its share of it."""
         for optimizer, _ in self._parts:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["share"]
 
     def step(self) -> None:
-        """Change the parameters by their gradients, and set these to None."""
+        """Update the parameters by their gradients, and set the gradients to None."""
         for optimizer, _ in self._parts:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -110,10 +110,10 @@ class Optimiser:
                 state |= {f"{names[index]}/{key}": value for key, value in values.items()}
         return state
 
-    def blank(self, *, begun: bool) -> dict[str, Tensor]:
-        """Tensors of the names and shapes of all state after a first step, or before it (none)."""
+    def expected_state(self, *, started: bool) -> dict[str, Tensor]:
+        """Tensors with the names and shapes of the state after the first step; before it there is none."""
         state: dict[str, Tensor] = {}
-        for optimizer, names in self._parts if begun else ():
+        for optimizer, names in self._parts if started else ():
             muon = not isinstance(optimizer, torch.optim.AdamW)
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for name, parameter in zip(names, parameters):
@@ -124,13 +124,13 @@ class Optimiser:
         return state
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the state of another one of the same kind and parameters."""
-        held: dict[str, dict[str, Tensor]] = {}
+        """Load the state of an optimiser of the same kind and parameters."""
+        by_parameter: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             parameter, _, key = name.rpartition("/")
-            held.setdefault(parameter, {})[key] = value
+            by_parameter.setdefault(parameter, {})[key] = value
         for optimizer, names in self._parts:
-            state = {index: held[name] for index, name in enumerate(names) if name in held}
+            state = {index: by_parameter[name] for index, name in enumerate(names) if name in by_parameter}
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -152,7 +152,7 @@ def _matrices(module: nn.Module, blocks: Sequence[str]) -> Iterator[str]:
 
 
 def _block_of(name: str, blocks: Sequence[str]) -> int | None:
-    """The block that a parameter lies in, or None."""
+    """The block that contains a parameter, or None."""
     return next((index for index, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
 
 
@@ -164,14 +164,14 @@ def _require_kind(kind: str) -> None:
 
 
 def _muon(groups: list[dict[str, object]]) -> torch.optim.Optimizer:
-    made: torch.optim.Optimizer = torch.optim.Muon(
+    optimizer: torch.optim.Optimizer = torch.optim.Muon(
         groups, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
     )
-    return made
+    return optimizer
 
 
 def learning_rate(step: int, *, total: int, warmup: int, peak: float, minimum: float) -> float:
-    """The rate for one step, counted from 0: peak/warmup at the first, peak after the warm-up, minimum at the last.
+    """The learning rate of a step, from 0: peak/warmup at the first, peak after the warm-up, minimum at the last.
 
     total, warmup: steps. The cosine is Loshchilov & Hutter 2017, eq. 5, without restarts. Raises InputError when the
     step or the warm-up lies outside the total.
@@ -187,8 +187,8 @@ def learning_rate(step: int, *, total: int, warmup: int, peak: float, minimum: f
 class Average:
     """Averaged parameters and buffers of a module, by name.
 
-    decay: share of the old average kept at each update; the first updates keep less, min(decay, (1 + n) / (10 + n))
-    after n of them, so that the random start is forgotten.
+    decay: weight of the old average at each update; min(decay, (1 + n) / (10 + n)) after n updates, so that the initial
+    weights are soon forgotten.
     """
 
     def __init__(self, module: nn.Module, *, decay: float) -> None:
@@ -198,7 +198,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        """Move the average towards the module's present weights; counters are copied."""
+        """Move the average towards the module's current weights; integer buffers are copied."""
         keep = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         for name, value in module.state_dict().items():
@@ -209,7 +209,7 @@ class Average:
 
     @contextmanager
     def applied(self, module: nn.Module) -> Iterator[None]:
-        """The module with the averaged weights; its own come back on exit."""
+        """The module with the averaged weights; its own are restored on exit."""
         own = {name: value.detach().clone() for name, value in module.state_dict().items()}
         copy_into(module, self.tensors)
         try:
@@ -220,6 +220,6 @@ class Average:
 
 @torch.no_grad()
 def copy_into(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Write tensors over a module's parameters and buffers, all of them, in place."""
+    """Copy tensors into all parameters and buffers of a module, in place."""
     for name, value in module.state_dict().items():
         value.copy_(tensors[name])

@@ -1,4 +1,4 @@
-"""Recipe: every number that decides how a model is trained, and what it is known to reach."""
+"""Recipe: all settings of a training, and the accuracy measured with them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -9,26 +9,26 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import OPTIMISERS, RECIPE_NAMES
 from vitlens.training.defaults import LEAST_STEPS
 
-_WORDS = ("source", "measured")  # about the recipe; they change nothing
+_NOTES = ("source", "measured")  # about the recipe, without effect on training
 LEAST_BATCH: Final = 8  # images: the statistics of a smaller batch are too noisy for batch normalisation
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "two numbers: A,B"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train, for one preset; raises InputError for what cannot be run.
+    """The settings of a training; raises InputError for invalid ones.
 
-    epochs: passes over the training images (a pass is one view of each, freshly rendered where the data can);
-    batch_size: images over all processes; accumulate: parts that a batch is cut into, whose gradients are added up;
-    optimiser: "adamw" or "muon"; learning_rate: its peak; betas: AdamW's; layer_decay: share of the learning rate that
-    each layer has of the one above it; warmup: share of the steps; minimum: last learning rate as a share of the peak;
-    clip: largest gradient norm (0: none); label_smoothing: share of the target spread over all classes; drop_path: of
-    a preset's last block; average: decay of the averaged weights (0: none), which are then what is tested and kept;
-    crop_padding: pixels; flip: left and right exchanged half of the time; randaugment, magnitude: operations an image
-    and their strength of 30; erasing: chance of a rectangle of noise; mixup, cutmix: of the Beta distribution (0:
-    none), mix_chance: that a batch is mixed; views: of an image in its batch; evaluate_every: epochs between tests on
-    the test images; source: where the numbers come from; measured: accuracy and time reached, and on what ("" where
-    nobody has measured).
+    epochs: passes over the training images (one view of each, newly rendered where the data is generated); batch_size:
+    images over all processes; accumulate: parts of a batch whose gradients are accumulated; optimiser: "adamw" or
+    "muon"; learning_rate: its peak; betas: AdamW's; layer_decay: ratio of a layer's learning rate to that of the layer
+    above; warmup: share of the steps; minimum: last learning rate as a share of the peak; clip: largest gradient norm
+    (0: none); label_smoothing: share of the target spread over all classes; drop_path: of a preset's last block;
+    average: decay of the averaged weights (0: none), which are then tested and saved; crop_padding: pixels; flip:
+    mirrored left to right half of the time; randaugment, magnitude: operations per image and their strength, of 30;
+    erasing: probability of a rectangle of noise; mixup, cutmix: of the Beta distribution (0: none), mix_chance:
+    probability that a batch is mixed; views: of an image in its batch; evaluate_every: epochs between tests on the test
+    images; source: where the numbers come from; measured: accuracy and time, and on which data and machine ("" where
+    not measured).
     """
 
     epochs: int = 100
@@ -74,14 +74,14 @@ class Recipe:
         _require("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "shares in [0, 1)")
 
     def numbers(self) -> dict[str, object]:
-        """What decides the result, without the words about it; as JSON would have it."""
-        values = {name: value for name, value in asdict(self).items() if name not in _WORDS}
+        """The settings that determine the result, as JSON values."""
+        values = {name: value for name, value in asdict(self).items() if name not in _NOTES}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
-    """The recipe with some fields changed; what was measured no longer holds. Raises InputError for unknown fields."""
-    known = [field.name for field in fields(Recipe) if field.name not in _WORDS]
+    """The recipe with some fields changed and `measured` cleared. Raises InputError for unknown fields."""
+    known = [field.name for field in fields(Recipe) if field.name not in _NOTES]
     changes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
     for name in changes:
         if name not in known:
@@ -96,9 +96,9 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
 
 
 def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
-    """The recipe for a model's name on a data set's name: the pair's own, else the preset's, else fine-tuning's.
+    """The recipe for a preset and a data set: the pair's, else the preset's, else that of fine-tuning.
 
-    named: one of the recipes that serve any model, in place of these. Raises UnknownNameError.
+    named: a recipe for any model, used instead. Raises UnknownNameError.
     """
     if named is not None:
         if named not in NAMED:
@@ -108,11 +108,11 @@ def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
 
 
 def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool = False) -> Recipe:
-    """The recipe for so few training images that its batches are too few: smaller batches, at a lower rate.
+    """The recipe with smaller batches and a lower learning rate where an epoch has too few batches.
 
-    An epoch of fewer than LEAST_STEPS batches gets the largest batch, a power of two, of which there are that many, of
-    at least LEAST_BATCH images and one a process; the learning rate goes with the square root of the batch size
-    (Malladi 2022), unless it was given by the user. Other recipes come back as they are.
+    If an epoch has fewer than LEAST_STEPS batches, the batch size becomes the largest power of two that gives as many,
+    but at least LEAST_BATCH and one image per process; the learning rate is scaled by the square root of the batch size
+    (Malladi 2022), unless the user gave it. Other recipes are returned unchanged.
     """
     if images >= LEAST_STEPS * recipe.batch_size:
         return recipe
@@ -141,7 +141,7 @@ _LARGE_VIT = Recipe(
     source="Touvron 2021 (DeiT), table 9, with crops by padding for random resized ones",
 )  # fmt: skip
 _RESNET = Recipe(crop_padding=4, flip=True, learning_rate=3e-3, source="He 2016, section 4.2, with AdamW for SGD")
-# digits are never flipped: a mirrored 2 is no 2
+# digits are never mirrored: a mirrored 2 is not a 2
 _SHORT_TRIALS = "rate and epochs from a few short trainings on digits, whose test accuracy was seen"
 _DIGITS_VIT = Recipe(epochs=9, batch_size=64, learning_rate=2e-3, average=0.99, source=_SHORT_TRIALS)
 _DIGITS_RESNET = Recipe(epochs=3, batch_size=64, learning_rate=3e-3, average=0.99, source=_SHORT_TRIALS)

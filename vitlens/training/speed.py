@@ -1,4 +1,4 @@
-"""How to compute: precision, compilation and gradient checkpointing, chosen for the machine and reported."""
+"""Precision, compilation and gradient checkpointing, chosen for the machine and reported."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.model import Model
 from vitlens.names import COMPILES, PRECISIONS
 
-FEW_TOKENS: Final = 256  # up to which attention is faster on a CPU from matrix products than by its fused kernel
-COMPILE_FROM: Final = {"cuda": 2000, "cpu": 2000}  # steps that repay a compilation, which takes about a minute
+FEW_TOKENS: Final = 256  # up to this number, attention on a CPU is faster as matrix products than in the fused kernel
+COMPILE_FROM: Final = {"cuda": 2000, "cpu": 2000}  # steps from which a compilation, about a minute, saves time
 
 
 @dataclass(frozen=True)
 class Computation:
-    """How steps are computed: "fp32" or "bf16", whether the model is compiled, and both in words."""
+    """How steps are computed: "fp32" or "bf16", whether the model is compiled, and both as notes."""
 
     precision: str
     compiled: bool
@@ -31,7 +31,7 @@ class Computation:
 
 
 def choose(device: torch.device, *, precision: str = "auto", compiling: str = "auto", steps: int) -> Computation:
-    """Precision and compilation for a device and so many steps.
+    """Precision and compilation for a device and a number of steps.
 
     precision auto: bf16 where the device multiplies matrices in it (CUDA from Ampere on; processors with AMX or
     AVX-512 bf16), else fp32; compiling auto: from COMPILE_FROM steps on, where there is a compiler. Raises
@@ -41,54 +41,54 @@ def choose(device: torch.device, *, precision: str = "auto", compiling: str = "a
         raise UnknownNameError("precision", precision, PRECISIONS)
     if compiling not in COMPILES:
         raise UnknownNameError("--compile", compiling, COMPILES)
-    asked = "asked for" if precision != "auto" else "chosen"
+    origin = "given" if precision != "auto" else "chosen"
     if precision == "auto":
         precision = "bf16" if multiplies_bf16(device) else "fp32"
-    enough, able = steps >= COMPILE_FROM.get(device.type, steps + 1), _can_compile(device)
-    compiled = compiling == "on" or (compiling == "auto" and enough and able)
-    why = "asked for" if compiling != "auto" else f"{steps} steps" if able else "no compiler found"
+    enough, available = steps >= COMPILE_FROM.get(device.type, steps + 1), _can_compile(device)
+    compiled = compiling == "on" or (compiling == "auto" and enough and available)
+    reason = "given" if compiling != "auto" else f"{steps} steps" if available else "no compiler found"
     return Computation(
-        precision, compiled, (f"precision {precision} ({asked})", f"compile {'on' if compiled else 'off'} ({why})")
+        precision, compiled, (f"precision {precision} ({origin})", f"compile {'on' if compiled else 'off'} ({reason})")
     )
 
 
 def _can_compile(device: torch.device) -> bool:
-    """Whether torch.compile has what it needs: Triton on CUDA, a C++ compiler on the CPU."""
+    """Whether torch.compile can run: it needs Triton on CUDA, a C++ compiler on the CPU."""
     if device.type == "cuda":
         return torch.utils._triton.has_triton()
     return device.type == "cpu" and any(map(shutil.which, ("g++", "clang++")))
 
 
 @contextmanager
-def attending(model: Model, device: torch.device) -> Iterator[None]:
-    """Our attention from matrix products where that is faster: few tokens on a CPU; undone on exit.
+def fast_attention(model: Model, device: torch.device) -> Iterator[None]:
+    """Our attention computed as matrix products where that is faster, for few tokens on a CPU; undone on exit.
 
     At 65 tokens the fused kernel's backward pass took ten times as long in bf16 (benchmarks/training.md).
     """
     layout = model.anatomy.layout
     few = device.type == "cpu" and layout is not None and layout.tokens <= FEW_TOKENS
     modules = [module for module in model.modules() if isinstance(module, MultiHeadSelfAttention)] if few else []
-    held = [module.fused for module in modules]
+    flags = [module.fused for module in modules]
     try:
         for module in modules:
             module.fused = False
         yield
     finally:
-        for module, fused in zip(modules, held):
+        for module, fused in zip(modules, flags):
             module.fused = fused
 
 
 @contextmanager
-def recomputing(model: Model, *, on: bool = True) -> Iterator[None]:
-    """Blocks whose activations are computed again in the backward pass, not kept (Chen 2016); undone on exit."""
+def gradient_checkpointing(model: Model, *, on: bool = True) -> Iterator[None]:
+    """Recompute the blocks' activations in the backward pass (Chen 2016); undone on exit."""
     blocks = [model.module.get_submodule(name) for name in model.anatomy.blocks] if on else []
-    held: list[tuple[nn.Module, Any]] = [(block, block.__dict__.get("forward")) for block in blocks]
+    forwards: list[tuple[nn.Module, Any]] = [(block, block.__dict__.get("forward")) for block in blocks]
     try:
         for block in blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         yield
     finally:
-        for block, forward in held:
+        for block, forward in forwards:
             if forward is None:
                 block.__dict__.pop("forward", None)
             else:

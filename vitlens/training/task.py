@@ -1,4 +1,4 @@
-"""Task: what is to be trained on what, and towards which objective."""
+"""Task: the model, data, recipe and objective of a training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ from vitlens.training.recipe import Recipe
 
 @runtime_checkable
 class Objective(Protocol):
-    """What training minimises: which module is run, and the loss of its output."""
+    """The objective of a training: the module that is run, and the loss of its output."""
 
     def module(self, model: Model) -> nn.Module:
-        """The module that is run (and wrapped for several processes): images -> outputs."""
+        """The module that is run (wrapped for several processes): images -> outputs."""
         ...
 
     def logits(self, outputs: Any) -> Tensor:
-        """The logits whose largest is the prediction (batch, classes)."""
+        """The logits (batch, classes), for the accuracy."""
         ...
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
@@ -36,11 +36,11 @@ class Objective(Protocol):
         ...
 
     def identity(self) -> Mapping[str, object]:
-        """What a checkpoint must share with the run that goes on from it, besides model, data and recipe."""
+        """What must be the same in a resumed run, besides model, data and recipe."""
         ...
 
 
-class FromLabels:
+class LabelObjective:
     """Cross-entropy of the logits with the labels."""
 
     def module(self, model: Model) -> nn.Module:
@@ -51,18 +51,18 @@ class FromLabels:
         """The outputs."""
         return outputs
 
-    def loss(self, outputs: Tensor, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:  # noqa: ARG002 - a teacher sees the images
+    def loss(self, outputs: Tensor, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:  # noqa: ARG002 - for a teacher
         """Cross-entropy in nats, summed over the images."""
         return F.cross_entropy(outputs.float(), targets, label_smoothing=smoothing, reduction="sum")
 
     def identity(self) -> Mapping[str, object]:
-        """Nothing besides."""
+        """Nothing further."""
         return {}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What was asked for, and the numbers that follow from it."""
+    """The settings of a training, and the numbers that follow from them."""
 
     model: Model
     train: Split
@@ -74,8 +74,8 @@ class Task:
     precision: str
     checkpoint_every: int | None
     keep_every: int | None = None
-    objective: Objective = field(default_factory=FromLabels)
-    train_last: int | None = None  # blocks, and what comes after them; None: everything
+    objective: Objective = field(default_factory=LabelObjective)
+    train_last: int | None = None  # blocks, with the layers after them; None: everything
 
     @property
     def batch_size(self) -> int:
@@ -89,11 +89,11 @@ class Task:
 
     @property
     def steps(self) -> int:
-        """Steps in all."""
+        """Steps of the whole training."""
         return self.recipe.epochs * self.steps_per_epoch
 
     def learning_rate(self, step: int) -> float:
-        """The rate of a step."""
+        """The learning rate of a step."""
         recipe = self.recipe
         return learning_rate(
             step,
@@ -108,7 +108,7 @@ class Task:
         return resident(self.train.source, self.device)
 
     def source(self, epoch: int) -> Source:
-        """Where an epoch's pixels come from: drawn anew where the data can, on the device where they fit."""
+        """The source of an epoch's pixels: newly rendered where the data is generated, on the device where they fit."""
         source = self.train.epoch(epoch).source
         return self._stored if source is self.train.source else source
 
@@ -128,7 +128,7 @@ class Task:
         )
 
     def mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Images mixed with one another where the recipe says so, and their targets; draws from torch's generator."""
+        """Images mixed by the recipe's mixup and cutmix, and their targets; draws from torch's generator."""
         recipe = self.recipe
         if not (recipe.mixup or recipe.cutmix):
             return images, labels
@@ -136,12 +136,12 @@ class Task:
         return mix(images, labels, classes=classes, mixup=recipe.mixup, cutmix=recipe.cutmix, chance=chance)
 
     def labels(self, indices: Tensor) -> Tensor:
-        """Their labels on the device."""
+        """The labels of these images, on the device."""
         assert self.train.labels is not None
         return self.train.labels[indices.to(self.train.labels.device)].to(self.device)
 
     def identity(self) -> dict[str, object]:
-        """What a checkpoint must share with the run that goes on from it."""
+        """What must be the same in a resumed run."""
         return {
             "architecture": self.model.architecture,
             "classes": list(self.model.classes),
@@ -159,16 +159,16 @@ class Task:
 
 
 def require_fitting(model: Model, train: Split, test: Split) -> None:
-    """Refuse data that this model cannot be trained or tested on."""
+    """Raise InputError or DataError for data on which this model cannot be trained or tested."""
     if len(model.classes) < 2:
         raise DataError(
-            f"expected at least 2 classes to tell apart in {train.name}, found {len(model.classes)}; "
+            f"expected at least 2 classes in {train.name}, found {len(model.classes)}; "
             "give a folder with a subfolder for each class"
         )
     for split in (train, test):
         if not len(split) or split.labels is None:
-            given = "none" if not len(split) else "images without labels"
-            raise DataError(f"expected labelled {split.part} images in {split.name}, found {given}; see vitlens data")
+            problem = "none" if not len(split) else "images without labels"
+            raise DataError(f"expected labelled {split.part} images in {split.name}, found {problem}; see vitlens data")
         if split.classes != model.classes:
             raise InputError(
                 f"expected a model of {split.name}'s {len(split.classes)} classes, found {model.alias} with "
@@ -183,13 +183,13 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
 
 
 def _require_examples(train: Split, test: Split) -> None:
-    """Refuse test images of a class that no training image shows."""
+    """Raise DataError for a class of the test images without training images."""
     assert train.labels is not None
     assert test.labels is not None
-    lacking = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
-    if lacking:
-        names = ", ".join(test.classes[label] for label in lacking[:5]) + (" ..." if len(lacking) > 5 else "")
+    missing = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
+    if missing:
+        names = ", ".join(test.classes[label] for label in missing[:5]) + (" ..." if len(missing) > 5 else "")
         raise DataError(
-            f"expected training images of every class tested in {train.name}, found none of {len(lacking)} ({names}); "
-            "take these out of the test part, or raise --limit"
+            f"expected training images of every class tested in {train.name}, found none of {len(missing)} ({names}); "
+            "remove these from the test part, or raise --limit"
         )

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from vitlens.devices import autocast
 from vitlens.errors import NonFiniteError
-from vitlens.processes import meeting
+from vitlens.processes import peer_errors
 from vitlens.training.checkpoint import Checkpoint, collect, restore
-from vitlens.training.feed import derive
+from vitlens.training.feed import derive_seed
 from vitlens.training.optimiser import Average, Optimiser
 from vitlens.training.task import Task
 
 
 class UpdateFacts(NamedTuple):
-    """One update in this process: summed loss, number of correct predictions, and the whole gradient's norm."""
+    """One update in this process: summed loss, number of correct predictions, norm of the whole gradient."""
 
     loss: float
     correct: float
@@ -26,9 +26,9 @@ class UpdateFacts(NamedTuple):
 
 
 class Updates:
-    """The weights in training: model, optimiser and average after so many steps.
+    """The state of a training: model, optimiser and average of the weights.
 
-    step: updates done; average: of the weights, None where the recipe keeps none.
+    step: updates done; average: of the weights, None where the recipe has none.
     """
 
     def __init__(self, task: Task, accelerator: Accelerator, *, compiled: bool = False) -> None:
@@ -52,16 +52,16 @@ class Updates:
         Raises NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
         """
         task, recipe, accelerator = self.task, self.task.recipe, self.accelerator
-        torch.manual_seed(derive(task.seed, self.step, accelerator.process_index))  # of mixing and dropout
+        torch.manual_seed(derive_seed(task.seed, self.step, accelerator.process_index))  # for mixing and dropout
         images, targets = task.mixed(images, labels)
         sums = torch.zeros(2, device=images.device)
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
-        for number, (part, aims) in enumerate(parts, start=1):
+        for number, (part, part_targets) in enumerate(parts, start=1):
             synchronised = nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
-            with synchronised, meeting():
-                sums += self._backward(part, aims, accelerator.num_processes / whole)
+            with synchronised, peer_errors():
+                sums += self._backward(part, part_targets, accelerator.num_processes / whole)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip or math.inf)
-        loss, correct, length = torch.cat((sums, norm.detach()[None])).tolist()  # one wait for the device
+        loss, correct, length = torch.cat((sums, norm.detach()[None])).tolist()  # one synchronisation with the device
         if not math.isfinite(loss + length):
             raise self._not_finite(f"loss {loss / len(labels):g}, gradient norm {length:g}")
         self.optimiser.set_rate(task.learning_rate(self.step))
@@ -72,10 +72,10 @@ class Updates:
         return UpdateFacts(loss, correct, length)
 
     def _backward(self, images: Tensor, targets: Tensor, weight: float) -> Tensor:
-        """Add the gradient of some images; their summed loss and number of correct predictions.
+        """Accumulate the gradient of some images; returns their summed loss and number of correct predictions.
 
-        weight: of the summed loss. Gradients are averaged over processes: scaled by their number over the whole
-        batch, uneven shares weigh by their images.
+        weight: of the summed loss. Gradients are averaged over processes; with the weight processes / images of the
+        whole batch, every image counts the same in uneven shares.
         """
         task, objective = self.task, self.task.objective
         with autocast(task.device, task.precision):
@@ -87,15 +87,15 @@ class Updates:
         return torch.stack((summed.detach(), correct))
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The weights that are tested and saved, in place of the trained ones while the context lasts."""
+        """The model with the averaged weights, which are tested and saved, while the context lasts."""
         return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that are needed to continue from here."""
+        """All tensors that are needed to resume."""
         return collect(self.model, self.optimiser, self.average)
 
     def require_finite(self) -> None:
-        """Raise NonFiniteError when the last updates left a NaN or an infinity, before it reaches a file."""
+        """Raise NonFiniteError for a NaN or an infinity in any tensor, before it is written to a file."""
         for name, value in self.tensors().items():
             if not value.isfinite().all():
                 raise self._not_finite(f"NaN or infinity in {name}")
@@ -107,16 +107,16 @@ class Updates:
         if self.average is not None:
             self.average.updates = self.step
 
-    def _not_finite(self, found: str) -> NonFiniteError:
-        """The error when numbers are no longer finite, with what to try."""
+    def _not_finite(self, values: str) -> NonFiniteError:
+        """The error for values that are not finite, with what to try."""
         epoch = self.step // self.task.steps_per_epoch
         return NonFiniteError(
-            f"expected a finite loss, found {found} in epoch {epoch + 1}, step {self.step + 1}; {self.task.directory} "
+            f"expected a finite loss, found {values} in epoch {epoch + 1}, step {self.step + 1}; {self.task.directory} "
             f"keeps the last good weights; try --learning-rate {self.task.recipe.learning_rate / 3:.1g}"
         )
 
 
 def _wrapped(accelerator: Accelerator, module: nn.Module, compiled: bool) -> nn.Module:
-    """The module as it is run: compiled where asked, its backward averaging gradients over all processes."""
+    """The module as it is run: compiled where enabled, with gradients averaged over all processes."""
     wrapped: nn.Module = module if accelerator.num_processes == 1 else accelerator.prepare_model(module)
     return torch.compile(wrapped) if compiled else wrapped  # type: ignore[return-value]

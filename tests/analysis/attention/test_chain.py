@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Callable[[], Model], str, str]] = {  # model, its layer
     "xcit": (
         made("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32, depth=1),
         "'blocks.0.attn'",
-        "channels look at channels",
+        "channels attend to channels",
     ),
     "pvt": (made("pvt_v2_b0", **PVT), "'stages.0.blocks.0.attn'", "fewer, pooled keys"),
     "hiera": (made("hiera_tiny_224", size=64, **HIERA), "'blocks.0.attn'", "patches of their window"),

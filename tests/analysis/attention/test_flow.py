@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.lens.tiny import FAMILIES, images, ours
 from vitlens.analysis.attention import chain as chain_module
-from vitlens.analysis.attention.flow import flow, maximum_flows, mixed, require_few
+from vitlens.analysis.attention.flow import flow, maximum_flows, mixed, require_flow
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture
 from vitlens.models.model import Model
@@ -180,7 +180,7 @@ def test_dinov2_at_its_own_size_is_refused():
 
 def test_256_tokens_are_not_too_many():
     model = ours(size=(128, 256), pooling="mean", dim=4, depth=1, heads=1)
-    require_few(model, images((128, 256), batch=1))
+    require_flow(model, images((128, 256), batch=1))
 
 
 def test_refusals(monkeypatch):

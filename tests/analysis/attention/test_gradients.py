@@ -71,7 +71,7 @@ def test_the_gradient_says_how_the_logit_changes():
     for sign in (1, -1):
 
         def add(_module: object, inputs: tuple[Tensor], sign: int = sign) -> Tensor:
-            value = calls[1].scored.value[0, 1, 5]  # head 1, key 5
+            value = calls[1].inputs.value[0, 1, 5]  # head 1, key 5
             heads = inputs[0].unflatten(-1, (2, -1)).clone()  # (batch, query, heads, head_dim), before the projection
             heads[0, 0, 1] += sign * step * value
             return heads.flatten(-2)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
 from vitlens.analysis.attention.flow import flow
-from vitlens.analysis.attention.methods import Way, require_possible, trace
+from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass, require_possible
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
 from vitlens.analysis.attention.relevance import gradient_rollout, relevance
 from vitlens.analysis.attention.rollout import rollout
@@ -58,7 +58,7 @@ def test_the_settings_of_a_method_are_those_of_its_function_with_the_same_defaul
         for name, parameter in inspect.signature(attention_method(method).maps).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    assert Way(method).settings == options
+    assert MethodSettings(method).settings == options
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
@@ -67,7 +67,7 @@ def test_maps_and_logits(method, name):
     batch = images(model.input_size)
     with torch.no_grad():
         plain = model(batch)
-    traced = trace(model, batch, [Way(method)], targets=TARGETS)
+    traced = maps_in_one_pass(model, batch, [MethodSettings(method)], targets=TARGETS)
     assert torch.equal(batch, images(model.input_size))
     assert not batch.requires_grad
     (maps,) = traced.maps
@@ -90,11 +90,16 @@ def test_maps_and_logits(method, name):
 def test_only_gradients_need_a_target(method):
     model = ours()
     batch = images((32, 48))
-    one, other = (trace(model, batch, [Way(method)], targets=torch.full((2,), target)).maps[0] for target in (0, 3))
+    one, other = (
+        maps_in_one_pass(model, batch, [MethodSettings(method)], targets=torch.full((2,), target)).maps[0]
+        for target in (0, 3)
+    )
     assert torch.equal(one, other) is not ATTENTION_METHODS[method].gradients
     with torch.no_grad():
         predicted = model(batch).argmax(-1)
-    (own,), (named,) = (trace(model, batch, [Way(method)], targets=given).maps for given in (None, predicted))
+    (own,), (named,) = (
+        maps_in_one_pass(model, batch, [MethodSettings(method)], targets=given).maps for given in (None, predicted)
+    )
     assert torch.equal(own, named)
 
 
@@ -102,13 +107,17 @@ def test_only_gradients_need_a_target(method):
 def test_several_ways_from_one_pass_are_each_alone(name):
     model = FAMILIES[name]()
     batch = images(model.input_size)
-    ways = [Way(method) for method in ATTENTION_METHODS if defined(method, name)]
-    ways += [Way("rollout", "max", 0.3, 0.2, 1), Way("relevance", start_layer=1), Way("attention", layer=0)]
-    ways += [Way("gradient-rollout", alpha=0.1, start_layer=1)]
-    together = trace(model, batch, ways, targets=TARGETS)
+    ways = [MethodSettings(method) for method in ATTENTION_METHODS if defined(method, name)]
+    ways += [
+        MethodSettings("rollout", "max", 0.3, 0.2, 1),
+        MethodSettings("relevance", start_layer=1),
+        MethodSettings("attention", layer=0),
+    ]
+    ways += [MethodSettings("gradient-rollout", alpha=0.1, start_layer=1)]
+    together = maps_in_one_pass(model, batch, ways, targets=TARGETS)
     assert len(together.maps) == len(ways)
     for way, maps in zip(ways, together.maps):
-        alone = trace(model, batch, [way], targets=TARGETS)
+        alone = maps_in_one_pass(model, batch, [way], targets=TARGETS)
         torch.testing.assert_close(maps, alone.maps[0], atol=1e-7, rtol=1e-5)
         torch.testing.assert_close(together.logits, alone.logits, atol=1e-5, rtol=1e-5)
 
@@ -116,10 +125,10 @@ def test_several_ways_from_one_pass_are_each_alone(name):
 def test_settings_reach_their_method():
     model, batch = ours(depth=3), images((32, 48))
     ways = [
-        Way("rollout", "min", 0.3, 0.2, 1),
-        Way("relevance", start_layer=2),
-        Way("gradient-rollout", alpha=0.1, start_layer=1),
-        Way("flow", alpha=0.2),
+        MethodSettings("rollout", "min", 0.3, 0.2, 1),
+        MethodSettings("relevance", start_layer=2),
+        MethodSettings("gradient-rollout", alpha=0.1, start_layer=1),
+        MethodSettings("flow", alpha=0.2),
     ]
     expected = [
         rollout(model, batch, fusion="min", discard=0.3, alpha=0.2, start_layer=1),
@@ -127,7 +136,7 @@ def test_settings_reach_their_method():
         gradient_rollout(model, batch, alpha=0.1, start_layer=1),
         flow(model, batch, alpha=0.2),
     ]
-    for maps, own in zip(trace(model, batch, ways).maps, expected):
+    for maps, own in zip(maps_in_one_pass(model, batch, ways).maps, expected):
         torch.testing.assert_close(maps, own, atol=1e-7, rtol=1e-5)
 
 
@@ -138,20 +147,25 @@ def test_attention_of_a_layer_is_that_layers(name):
     batch = images(model.input_size)
     layers = attention_maps(model, batch)
     for number, layer in enumerate(layers):
-        (maps,) = trace(model, batch, [Way("attention", layer=number)]).maps
+        (maps,) = maps_in_one_pass(model, batch, [MethodSettings("attention", layer=number)]).maps
         assert torch.equal(maps, layer.maps.mean(1))
     if "swin" in name:
         assert [layer.maps.shape[2:] for layer in layers] == [(16, 16)] * 2 + [(8, 8)] * 2
-    (last,) = trace(model, batch, [Way("attention")]).maps
+    (last,) = maps_in_one_pass(model, batch, [MethodSettings("attention")]).maps
     assert torch.equal(last, maps)
 
 
 @pytest.mark.parametrize("readout", ["mean", "cls"])
 def test_another_readout(readout):
     model, batch = ours(distillation=True), images((32, 48))
-    ways = [Way("rollout"), Way("relevance"), Way("gradient-rollout"), Way("flow")]
+    ways = [
+        MethodSettings("rollout"),
+        MethodSettings("relevance"),
+        MethodSettings("gradient-rollout"),
+        MethodSettings("flow"),
+    ]
     expected = [method(model, batch, readout=readout) for method in (rollout, relevance, gradient_rollout, flow)]
-    for maps, own in zip(trace(model, batch, ways, readout=readout).maps, expected):
+    for maps, own in zip(maps_in_one_pass(model, batch, ways, readout=readout).maps, expected):
         torch.testing.assert_close(maps, own, atol=1e-7, rtol=1e-5)
 
 
@@ -160,10 +174,10 @@ def test_mixed_precision(precision):
     for name in ("ours", "cait", "swin"):
         model = FAMILIES[name]()
         batch = images(model.input_size)
-        ways = [Way(method) for method in ATTENTION_METHODS if defined(method, name)]
-        plain = trace(model, batch, ways, targets=TARGETS)
+        ways = [MethodSettings(method) for method in ATTENTION_METHODS if defined(method, name)]
+        plain = maps_in_one_pass(model, batch, ways, targets=TARGETS)
         with torch.autocast("cpu", dtype=precision):
-            found = trace(model, batch, ways, targets=TARGETS)
+            found = maps_in_one_pass(model, batch, ways, targets=TARGETS)
         for way, maps, expected in zip(ways, found.maps, plain.maps):
             assert torch.isfinite(maps).all(), way
             assert (maps - expected).abs().max() < 0.1 * expected.max(), way
@@ -172,55 +186,65 @@ def test_mixed_precision(precision):
 
 
 def test_names_in_reports():
-    assert Way("rollout").name == "rollout-mean"
-    assert Way("rollout", "max").name == "rollout-max"
-    assert [Way(method).name for method in ATTENTION_METHODS if method != "rollout"] == [
+    assert MethodSettings("rollout").name == "rollout-mean"
+    assert MethodSettings("rollout", "max").name == "rollout-max"
+    assert [MethodSettings(method).name for method in ATTENTION_METHODS if method != "rollout"] == [
         m for m in ATTENTION_METHODS if m != "rollout"
     ]
 
 
-def check(model: Model, way: Way, error: type[Exception], message: str) -> None:
+def check(model: Model, way: MethodSettings, error: type[Exception], message: str) -> None:
     """Both before any work and from the work itself."""
     batch = images(model.input_size)
     for ask in (require_possible, trace):
         with pytest.raises(error, match=message):
-            ask(model, batch, [Way("attention"), way])
+            ask(model, batch, [MethodSettings("attention"), way])
 
 
 @pytest.mark.parametrize("layer", [-1, 2, 7])
 def test_a_layer_that_is_not_there(layer):
-    check(ours(), Way("attention", layer=layer), InputError, f"--layer from 0 to 1, found {layer}")
+    check(ours(), MethodSettings("attention", layer=layer), InputError, f"--layer from 0 to 1, found {layer}")
 
 
 @pytest.mark.parametrize("method", ["rollout", "relevance", "gradient-rollout", "flow"])
 def test_a_start_that_is_not_there(method):
-    check(ours(), Way(method, start_layer=2), InputError, "--start-layer of at least 0 and below 2 layers, found 2")
+    check(
+        ours(),
+        MethodSettings(method, start_layer=2),
+        InputError,
+        "--start-layer of at least 0 and below 2 layers, found 2",
+    )
 
 
 @pytest.mark.parametrize("method", [name for name, method in ATTENTION_METHODS.items() if method.needs == "chain"])
 def test_a_chain_that_is_not_there(method):
     xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
-    with pytest.raises(UnsupportedError, match="channels look at channels"):
-        require_possible(xcit, images(), [Way(method)])
+    with pytest.raises(UnsupportedError, match="channels attend to channels"):
+        require_possible(xcit, images(), [MethodSettings(method)])
 
 
 def test_attention_of_channels_is_in_no_map():
     """XCiT's last layer is a CLS that reads the patches; those before it are channels."""
     xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
-    assert trace(xcit, images(), [Way("attention")]).maps[0].shape == (2, 2, 2)
+    assert maps_in_one_pass(xcit, images(), [MethodSettings("attention")]).maps[0].shape == (2, 2, 2)
     with pytest.raises(UnsupportedError, match="pooled keys or channels in that of tiny; choose another --layer"):
-        trace(xcit, images(), [Way("attention", layer=0)])
+        maps_in_one_pass(xcit, images(), [MethodSettings("attention", layer=0)])
 
 
 def test_flow_of_many_tokens_is_refused():
-    check(ours(size=(136, 272)), Way("flow"), UnsupportedError, "at most 256 tokens for attention flow, found 290")
+    check(
+        ours(size=(136, 272)),
+        MethodSettings("flow"),
+        UnsupportedError,
+        "at most 256 tokens for attention flow, found 290",
+    )
 
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_a_model_without_attention(method):
     cnn = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
     with pytest.raises(UnsupportedError, match="softmax attention in the forward pass of cnn, found none"):
-        require_possible(cnn, images(), [Way(method)])
+        require_possible(cnn, images(), [MethodSettings(method)])
 
 
 @pytest.mark.parametrize(
@@ -229,11 +253,11 @@ def test_a_model_without_attention(method):
 )
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(InputError, match=message):
-        Way("rollout", **settings)
+        MethodSettings("rollout", **settings)
 
 
 def test_an_unknown_method_names_the_known():
-    way = Way("rollout")
+    way = MethodSettings("rollout")
     object.__setattr__(way, "method", "relevence")  # the type checker of the tests would stop it at the constructor
     with pytest.raises(UnknownNameError, match="no method 'relevence'; did you mean 'relevance'"):
         way.__post_init__()

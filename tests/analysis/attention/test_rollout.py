@@ -287,7 +287,7 @@ def test_refusals():
     cnn = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)), alias="cnn")
     with pytest.raises(UnsupportedError, match="softmax attention in the forward pass of cnn"):
         rollout(cnn, batch)
-    with pytest.raises(UnsupportedError, match="channels look at channels"):
+    with pytest.raises(UnsupportedError, match="channels attend to channels"):
         rollout(timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32), batch)
     with pytest.raises(InputError, match=r"found none"):
         rollout_matrix([])

@@ -79,16 +79,16 @@ def test_a_cnn_has_a_stem_and_stages_and_a_head():
         blocks[channels] = 9 * channels * channels // 2 + 5 * 9 * channels * channels + 6 * 2 * channels
     assert found == {
         STEM: 27 * 16 + 2 * 16,
-        "stage 1": blocks[16],
-        "stage 2": blocks[32],
-        "stage 3": blocks[64],
+        "stage 0": blocks[16],
+        "stage 1": blocks[32],
+        "stage 2": blocks[64],
         HEAD: 650,
     }
 
 
 def test_downsampling_is_counted_with_the_stage_that_it_leads_to():
     parts = Parts(load("torchvision:convnext_tiny", random_weights=True))
-    places = {"features.0.0": STEM, "features.1.2.block.0": "stage 1", "features.2.1": "stage 2", "classifier.2": HEAD}
+    places = {"features.0.0": STEM, "features.1.2.block.0": "stage 0", "features.2.1": "stage 1", "classifier.2": HEAD}
     assert {name: parts.of_module(name) for name in places} == places
 
 

@@ -30,6 +30,6 @@ def test_results_do_not_depend_on_the_batch_size():
 
 
 def test_an_unknown_kind_names_the_known():
-    with pytest.raises(UnknownNameError, match="no way to make images harder 'lowpass'; did you mean 'low-pass'"):
+    with pytest.raises(UnknownNameError, match="no disturbance 'lowpass'; did you mean 'low-pass'"):
         robustness(load("cnn-digits"), digits("test").limit(2), kinds=("lowpass",))
     assert set(KINDS) == {"low-pass", "high-pass", "shuffle", "occlusion"}

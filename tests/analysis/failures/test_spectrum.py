@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from vitlens.analysis.failures.spectrum import divided, high_pass, low_pass, power, radius
+from vitlens.analysis.failures.spectrum import frequency_bands, high_pass, low_pass, power, radius
 from vitlens.errors import InputError
 
 
@@ -22,7 +22,7 @@ def grating(*, cycles: int, size: tuple[int, int] = (32, 32), across: bool = Tru
 
 @pytest.mark.parametrize("cutoff", [0.0, 0.1, 0.5, 1.0])
 def test_low_and_high_make_the_image(images, cutoff):
-    low, high = divided(images, cutoff=cutoff)
+    low, high = frequency_bands(images, cutoff=cutoff)
     torch.testing.assert_close(low + high, images)
     torch.testing.assert_close(low.mean((2, 3)), images.mean((2, 3)))
     torch.testing.assert_close(high.mean((2, 3)), torch.zeros(3, 3), atol=1e-6, rtol=0)

@@ -9,13 +9,13 @@ from torch import Tensor
 from tests.analysis.linear import linear_model, worth
 from tests.lens.tiny import images, ours
 from vitlens.analysis.faithfulness.counterfactual import along_map, by_search
-from vitlens.analysis.faithfulness.masking import answers_without
+from vitlens.analysis.faithfulness.masking import logits_without_patches
 from vitlens.models.model import Model
 
 
 def predictions(model: Model, image: Tensor, sets: Tensor, grid: tuple[int, int]) -> Tensor:
     which = torch.zeros(len(sets), dtype=torch.long)
-    return answers_without(model, image[None], which, sets, grid=grid, substrate="black").argmax(-1)
+    return logits_without_patches(model, image[None], which, sets, grid=grid, substrate="black").argmax(-1)
 
 
 def leaning(seed: int = 0) -> tuple[Model, Tensor]:

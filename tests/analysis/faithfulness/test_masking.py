@@ -7,9 +7,9 @@ from torch.nn import functional as F
 
 from tests.lens.tiny import images, ours, timm_model
 from vitlens.analysis.faithfulness.masking import (
-    answers_without,
     blurred,
     distinct_variants,
+    logits_without_patches,
     pixel_masks,
     substrate_images,
 )
@@ -52,7 +52,7 @@ def one_by_one(model: Model, batch: Tensor, which: Tensor, removed: Tensor, subs
 def test_many_at_once_are_each_by_itself(name, by_tokens):
     model = MODELS[name]()
     batch, which, removed = variants(model)
-    found = answers_without(
+    found = logits_without_patches(
         model,
         batch,
         which,
@@ -69,7 +69,7 @@ def test_many_at_once_are_each_by_itself(name, by_tokens):
 def test_every_substrate_is_what_stands_there(substrate):
     model = ours()
     batch, which, removed = variants(model)
-    found = answers_without(model, batch, which, removed, grid=model.layout.grid, substrate=substrate)
+    found = logits_without_patches(model, batch, which, removed, grid=model.layout.grid, substrate=substrate)
     torch.testing.assert_close(found, one_by_one(model, batch, which, removed, substrate), **SAME)
 
 
@@ -87,7 +87,9 @@ def test_absent_patches_are_no_tokens():
     model = ours()
     batch, which, removed = variants(model)
     removed[1, 0] = False
-    found = answers_without(model, batch, which, removed, grid=model.layout.grid, substrate="absent", batch_size=2)
+    found = logits_without_patches(
+        model, batch, which, removed, grid=model.layout.grid, substrate="absent", batch_size=2
+    )
     module = model.module
     for row, index, gone in zip(found, which, removed):
         tokens = module.tokens(model.prepare(batch[index : index + 1]))
@@ -101,7 +103,7 @@ def test_nothing_removed_and_absent_is_the_image():
     model = ours()
     batch = images(model.input_size, batch=2)
     nothing = torch.zeros(2, model.layout.patches, dtype=torch.bool)
-    found = answers_without(model, batch, torch.arange(2), nothing, grid=model.layout.grid, substrate="absent")
+    found = logits_without_patches(model, batch, torch.arange(2), nothing, grid=model.layout.grid, substrate="absent")
     with torch.no_grad():
         torch.testing.assert_close(found, model(batch), **SAME)
 
@@ -111,8 +113,8 @@ def test_images_of_another_size_are_resized_first():
     batch, which, removed = variants(model)
     large = F.interpolate(batch, size=(64, 96), mode="bilinear")
     small = F.interpolate(large, size=model.input_size, mode="bilinear", antialias=True, align_corners=False)
-    found = answers_without(model, large, which, removed, grid=model.layout.grid)
-    torch.testing.assert_close(found, answers_without(model, small, which, removed, grid=model.layout.grid))
+    found = logits_without_patches(model, large, which, removed, grid=model.layout.grid)
+    torch.testing.assert_close(found, logits_without_patches(model, small, which, removed, grid=model.layout.grid))
 
 
 def test_a_variant_asked_for_twice_is_computed_once():
@@ -129,12 +131,12 @@ def test_wrong_calls():
     batch, which, removed = variants(model)
     grid = model.layout.grid
     with pytest.raises(InputError, match="expected removed of shape"):
-        answers_without(model, batch, which, removed[:, :-1], grid=grid)
+        logits_without_patches(model, batch, which, removed[:, :-1], grid=grid)
     with pytest.raises(InputError, match="at least one patch"):
-        answers_without(model, batch, which, removed, grid=grid, substrate="absent")
+        logits_without_patches(model, batch, which, removed, grid=grid, substrate="absent")
     swin = MODELS["swin"]()
     with pytest.raises(UnsupportedError, match="left out of the sequence"):
-        answers_without(
+        logits_without_patches(
             swin, images(), torch.zeros(1, dtype=torch.long), torch.zeros(1, 64, dtype=torch.bool), grid=(8, 8),
             substrate="absent",
         )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.lens.tiny import images, model_of, ours
-from tests.together import together
+from tests.simulated_processes import run_in_processes
 from vitlens.analysis.features import cache as feature_cache
 from vitlens.analysis.features.extraction import extract
 from vitlens.analysis.features.features import Features, features
@@ -150,7 +150,7 @@ def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cac
         extract(model, data, batch_size=2, cache=cache, processes=processes)
         return found, [sum(first), sum(seen) - sum(first)]
 
-    results = together(count, work, monkeypatch)
+    results = run_in_processes(count, work, monkeypatch)
     found, _ = results[0]
     assert_same(found, expected, within=1e-5)
     assert [features for features, _ in results[1:]] == [None] * (count - 1)

@@ -171,7 +171,7 @@ def test_bad_input():
         knn(bank, truth[:19], bank, truth, classes=5)
     with pytest.raises(InputError, match="expected labels from 0 to 3, found 0 to 4"):
         knn(bank, truth, bank, truth, classes=4)
-    with pytest.raises(InputError, match="expected k from 1 to 5, the neighbours looked for, found 6"):
+    with pytest.raises(InputError, match="expected k from 1 to 5, the number of neighbours, found 6"):
         vote(nearest(bank, bank, k=5), truth, k=6, classes=5)
     with pytest.raises(UnknownNameError, match="no weighting of neighbours 'cosine'"):
         vote.__wrapped__(nearest(bank, bank, k=5), truth, k=5, classes=5, weighting="cosine")

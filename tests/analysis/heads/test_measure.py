@@ -100,10 +100,10 @@ def exact_weights(model: Model, batch: Tensor) -> dict[int, np.ndarray]:
     found: dict[int, np.ndarray] = {}
 
     def keep(call: AttentionCall) -> None:
-        assert call.scored is not None
-        assert call.scored.bias is None
-        query, key = call.scored.query.double().numpy(), call.scored.key.double().numpy()
-        logits = query @ key.swapaxes(-1, -2) * call.scored.scale
+        assert call.inputs is not None
+        assert call.inputs.bias is None
+        query, key = call.inputs.query.double().numpy(), call.inputs.key.double().numpy()
+        logits = query @ key.swapaxes(-1, -2) * call.inputs.scale
         powers = np.exp(logits - logits.max(-1, keepdims=True))
         found[call.site.layer] = powers / powers.sum(-1, keepdims=True)
 
@@ -381,7 +381,7 @@ def test_in_bf16_everything_is_computed_in_fp32(monkeypatch):
     monkeypatch.setattr(rows, "entropy", spy)
     with torch.autocast("cpu", torch.bfloat16):
         kinds: list[torch.dtype] = []
-        observe(model, batch, lambda call: kinds.append(call.scored.query.dtype))
+        observe(model, batch, lambda call: kinds.append(call.inputs.query.dtype))
         assert set(kinds) == {torch.bfloat16}
         found = differences(model, batch, place)
     assert max(sums) <= 1e-6

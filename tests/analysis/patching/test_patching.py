@@ -8,9 +8,16 @@ import torch
 from torch import Tensor
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
-from vitlens.analysis.patching.corruption import CORRUPTIONS
-from vitlens.analysis.patching.patching import PARTS, Patching, corrupt, patch
-from vitlens.analysis.patching.transplant import heads_given, mlp_outputs, tokens_given, transplants
+from vitlens.analysis.patching.corruption import CORRUPTIONS, corrupt
+from vitlens.analysis.patching.patching import (
+    PARTS,
+    Patching,
+    head_interventions,
+    mlp_outputs,
+    patch,
+    patched_logits,
+    token_interventions,
+)
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import MLPReplaced
@@ -52,9 +59,9 @@ def test_every_number_is_that_of_a_full_forward(name):
     mlps = mlp_outputs(model, clean)
     with replaying(model, clean) as donor:
         for layer in layers(model):
-            heads = heads_given(layer, donor.head_output(layer.index))
+            heads = head_interventions(layer, donor.head_output(layer.index))
             mlp = {} if layer.index not in mlps else {MLPReplaced(layer.index, "given"): mlps[layer.index]}
-            places = tokens_given(layer, donor.block_input(layer.index), tokens)
+            places = token_interventions(layer, donor.block_input(layer.index), tokens)
             sets = [({what: heads[what]}, found.heads[:, layer.index, head]) for head, what in enumerate(heads)]
             sets += [({what: mlp[what]}, found.mlps[:, layer.index]) for what in mlp]
             sets += [({**heads, **mlp}, found.blocks[:, layer.index])]
@@ -104,7 +111,7 @@ def test_all_tokens_before_the_first_block_are_the_clean_run(name):
     clean, corrupted = pair(model)
     first = layers(model)[0]
     with replaying(model, clean) as donor:
-        what = tokens_given(first, donor.block_input(0), range(first.tokens))
+        what = token_interventions(first, donor.block_input(0), range(first.tokens))
         with intervened(model, what, replacements=what):
             torch.testing.assert_close(model(corrupted), donor.logits, atol=1e-6, rtol=0)
 
@@ -114,7 +121,7 @@ def test_a_run_put_into_itself_changes_nothing(name):
     model = MADE[name]()
     clean, _ = pair(model)
     with replaying(model, clean) as donor:
-        for part, runs in transplants(donor, donor, mlps=mlp_outputs(model, clean), tokens=(0, 1)).items():
+        for part, runs in patched_logits(donor, donor, mlps=mlp_outputs(model, clean), tokens=(0, 1)).items():
             for logits in runs:
                 there = logits[~logits.isnan().any(-1).any(-1)]
                 torch.testing.assert_close(there, donor.logits.expand_as(there), atol=1e-6, rtol=0)

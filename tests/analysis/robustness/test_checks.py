@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.attacks.models import answers, perceptron, pictures
+from tests.attacks.models import perceptron, pictures, predictions
 from tests.lens.tiny import images, ours
 from vitlens.analysis.robustness import checks as checks
 from vitlens.analysis.robustness.curve import Outcome
@@ -247,7 +247,7 @@ def test_a_search_that_finds_nothing_is_seen():
 
 def test_deepfool_is_as_near_and_cw_with_too_few_steps_is_not():
     attacked, six = perceptron(), pictures(6, seed=3)
-    labels = answers(attacked, six)
+    labels = predictions(attacked, six)
 
     def attempt(name):
         return lambda some, labels, *, epsilon, steps=None, **_: attack(

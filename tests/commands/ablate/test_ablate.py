@@ -1,4 +1,4 @@
-"""The ablation report says what the functions compute; a killed run goes on; wrong calls are refused."""
+"""The record of `vitlens ablate` holds what the functions compute; killed runs are resumed; wrong calls refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.together import together
+from tests.simulated_processes import run_in_processes
 from vitlens.analysis.ablation import joint as analysis
 from vitlens.analysis.ablation.ablate import measure_effects, units_of
 from vitlens.analysis.ablation.importance import summarise
@@ -70,8 +70,8 @@ def test_numbers_are_those_of_the_functions(tiny_vit, tmp_path):
         assert metric.low <= metric.value <= metric.high
         assert record.rows(UNITS)[index].loss.value == pytest.approx(metric.value)
     assert [row.unit for row in record.rows(UNITS)] == [unit.name for unit in units]
-    kept = record.arrays(EFFECT_ARRAYS, replace="zero")
-    np.testing.assert_allclose(kept.delta_loss, effects.delta_loss.numpy(), rtol=1e-3, atol=1e-5)
+    arrays = record.arrays(EFFECT_ARRAYS, replace="zero")
+    np.testing.assert_allclose(arrays.delta_loss, effects.delta_loss.numpy(), rtol=1e-3, atol=1e-5)
     assert not (tmp_path / "out" / "progress").exists()
 
 
@@ -85,7 +85,7 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, monkeyp
 
     def dying(*args: object) -> object:
         calls.append(1)
-        if len(calls) == 5:  # in the second batch: its clean pass, and the units of its layers, come after
+        if len(calls) == 5:  # in the second batch
             raise KilledError
         return plain(*args)
 
@@ -93,18 +93,18 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at(tiny_vit, tmp_path, monkeyp
     with pytest.raises(KilledError):
         run(tiny_vit, tmp_path / "out")
     assert read_run(tmp_path / "out").status == "failed"
-    kept = len(list((tmp_path / "out" / "progress").glob("*.npz")))
-    assert kept > 0
+    stored = len(list((tmp_path / "out" / "progress").glob("*.npz")))
+    assert stored > 0
     calls.clear()
     monkeypatch.setattr(analysis, "loss_and_correct", lambda *args: calls.append(1) or plain(*args))
     again = run(tiny_vit, None, resume=tmp_path / "out")
     first = len(calls)
     assert again.status == "done"
-    assert again.metrics == whole.metrics  # what was recalled cost something: forward equivalents are equal too
+    assert again.metrics == whole.metrics  # also the forward equivalents: recalled outcomes are counted at their cost
     assert all(again.rows(table) == whole.rows(table) for table in RECORD.tables)
     calls.clear()
     run(tiny_vit, tmp_path / "anew")
-    assert first == len(calls) - kept  # what was kept was not measured again
+    assert first == len(calls) - stored  # what was stored was not measured again
     assert not (tmp_path / "out" / "progress").exists()
 
 
@@ -113,14 +113,14 @@ def test_resume_refuses_another_model_other_data_and_other_commands(tiny_vit, tm
     other = load(str(tiny_vit))
     other.module.head.bias.data.add_(1)
     save(other, tmp_path / "other" / "model.safetensors")
-    for changes, said in (
+    for changes, message in (
         ({"model": tmp_path / "other"}, "its model"),
         ({"limit": 11}, "its images"),
         ({"seed": 1}, "its seed"),
         ({"replace": ("zero",)}, "its replace"),
     ):
         whole = {"model": tiny_vit, **changes}
-        with pytest.raises(InputError, match=f"with {said}"):
+        with pytest.raises(InputError, match=f"with {message}"):
             run(whole.pop("model"), None, resume=tmp_path / "out", **whole)
     with pytest.raises(InputError, match="folder of a run"):
         run(tiny_vit, None, resume=tmp_path / "nothing")
@@ -143,10 +143,11 @@ def test_resume_refuses_other_images_of_the_same_number(tiny_vit, tmp_path, monk
         run(tiny_vit, None, data=str(tmp_path / "a.npz"), resume=tmp_path / "out")
 
 
-def test_one_image_has_no_interval_and_says_so(tiny_vit, tmp_path):
+def test_one_image_has_no_interval_and_no_test(tiny_vit, tmp_path):
     record = run(tiny_vit, tmp_path / "out", limit=1)
     assert record.metric(DELTA_LOSS(model="tiny-vit", layer=0, part=0)).low is None
     assert {row.p_holm for row in record.rows(UNITS)} == {None}
+    assert ranking_of(record.rows(UNITS)) is Ranking.UNTESTED
     assert "fewer than two images" in (tmp_path / "out" / "report.md").read_text()
 
 
@@ -162,14 +163,14 @@ def test_a_pruned_model_is_a_model_for_other_commands(tiny_vit, tmp_path):
     assert (cut.layer, cut.heads) == (least.layer, (least.head,))
 
 
-def test_two_processes_find_what_one_does(tiny_vit, tmp_path, monkeypatch):
+def test_two_processes_give_the_results_of_one(tiny_vit, tmp_path, monkeypatch):
     options = replace(PLAIN, model=str(tiny_vit), curves=True, pairs=2)
     one = run(tiny_vit, tmp_path / "one", options)
 
     def work(_processes: object) -> Path | None:
         return measure(replace(options, run=replace(RUN, out=tmp_path / "two")))
 
-    assert together(2, work, monkeypatch) == [tmp_path / "two" / "report.md", None]
+    assert run_in_processes(2, work, monkeypatch) == [tmp_path / "two" / "report.md", None]
     two = read(read_run(tmp_path / "two"))
     assert two.metrics.keys() == one.metrics.keys()
     for name, metric in one.metrics.items():
@@ -187,7 +188,7 @@ def test_refusals_write_nothing(tiny_vit, tiny_cnn, pictures, tmp_path):
         assert not (tmp_path / "out").exists()
 
 
-def test_images_that_are_all_wrong_are_said(tmp_path):
+def test_a_note_says_that_all_images_are_misclassified(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.neg_()
     save(model, tmp_path / "wrong" / "model.safetensors")
@@ -198,7 +199,7 @@ def test_images_that_are_all_wrong_are_said(tmp_path):
 
 
 def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
-    """Labels become the model's columns once: the data's two classes are its 3 and its 9."""
+    """Labels become columns of the logits exactly once: the two classes of the data are 3 and 9 of the model."""
     for batch in digits("test").limit(40).batches(1):
         if int(batch.labels[0]) in (3, 9):
             place = tmp_path / "data" / "test" / str(int(batch.labels[0]))
@@ -228,14 +229,14 @@ def test_few_images_take_another_replacement_than_their_mean(images, by, tiny_vi
 def test_a_mean_over_few_images_is_refused_where_it_is_asked_for(tiny_vit, tmp_path, capsys):
     asked = ["--data", "digits", "--limit", "5", "--replace", "mean,zero"]
     assert typed(tiny_vit, tmp_path / "out", *asked) == 2
-    said = capsys.readouterr().err
-    assert "at least 8 images" in said
-    assert "--replace resample" in said
+    message = capsys.readouterr().err
+    assert "at least 8 images" in message
+    assert "--replace resample" in message
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_not_shown_is_not_ranked(tiny_vit, tmp_path):
-    """Five images cannot show an effect: no order, no removal in order, no share that can go, no ranking drawn."""
+def test_heads_without_a_significant_effect_are_not_ranked(tiny_vit, tmp_path):
+    """Five images cannot show an effect: no ranking, no removal in order, no removable share, no ranking figure."""
     out = tmp_path / "out"
     assert typed(tiny_vit, out, "--data", "digits", "--limit", "5", "--prune", "0.5") == 0
     record = read(read_run(out))
@@ -268,20 +269,20 @@ def row(kind: str, rise: float, p: float | None) -> UnitRow:
 
 
 def test_a_ranking_needs_an_effect():
-    sure, unsure, helped = row("head", 0.5, 0.01), row("head", 0.9, 0.2), row("head", -0.5, 0.01)
-    assert ranking_of([sure, unsure]) is Ranking.SHOWN
-    assert ranking_of([unsure]) is Ranking.NO_EFFECT
+    significant, uncertain, harmful = row("head", 0.5, 0.01), row("head", 0.9, 0.2), row("head", -0.5, 0.01)
+    assert ranking_of([significant, uncertain]) is Ranking.SHOWN
+    assert ranking_of([uncertain]) is Ranking.NO_EFFECT
     assert ranking_of([]) is Ranking.NO_EFFECT
     assert ranking_of([row("head", 0.5, None)]) is Ranking.UNTESTED
-    assert most_harmful_to_remove([unsure, helped, sure], "head") == [sure]
+    assert most_harmful_to_remove([uncertain, harmful, significant], "head") == [significant]
     block = row("block", 3.0, 0.2)
-    assert ranked_rows([sure, unsure, block]) == [sure, unsure]
+    assert ranked_rows([significant, uncertain, block]) == [significant, uncertain]
     # two-sided sign flips of n images: 2 / 2^n, times Holm's number of units
     assert [fewest_images(units) for units in (1, 36, 144)] == [6, 11, 13]
     assert 36 * 2 / 2**11 <= 0.05 < 36 * 2 / 2**10
 
 
-def test_the_users_two_images_are_called_by_their_names(pictures, tmp_path):
+def test_the_images_of_clean_and_corrupted_have_their_file_names(pictures, tmp_path):
     shown = {"clean": pictures / "0.png", "corrupted": pictures / "1.png"}
     options = replace(PLAIN, patch=True, units=("head",), replace=("zero",), **shown)
     [patching] = run("vit-digits", tmp_path / "out", options, limit=2).rows(PATCHING)
@@ -289,13 +290,13 @@ def test_the_users_two_images_are_called_by_their_names(pictures, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"clean": Path("a.png")}, "--clean and --corrupted together"),
         ({"save": Path("there")}, "--save with --prune"),
         ({"prune": 0.5, "top": 2}, "--prune or --top"),
     ],
 )
-def test_options_that_do_not_fit_together_are_refused(options, said):
-    with pytest.raises(InputError, match=said):
+def test_options_that_do_not_fit_together_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
         AblateOptions("vit-digits", **options)

@@ -1,4 +1,4 @@
-"""`vitlens attack`: what a run leaves, resumes, shares out, refuses and says."""
+"""`vitlens attack`: records and reports, resumed runs, several processes, refusals."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.together import together
+from tests.simulated_processes import run_in_processes
 from vitlens.analysis.robustness.curve import Outcome
 from vitlens.commands.attack.measure import checks as checks_module
 from vitlens.commands.attack.measure import measure
 from vitlens.commands.attack.measure import sweep as sweep_module
-from vitlens.commands.attack.measure.sample import spread
+from vitlens.commands.attack.measure.sample import evenly_spaced
 from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import (
@@ -69,7 +69,7 @@ def recorded(folder: Path) -> Record:
 
 @pytest.fixture(scope="module", autouse=True)
 def _checked_on_few() -> Iterator[None]:
-    """The self-checks attack an image about a hundred times: two are enough here."""
+    """The self-checks attack an image about a hundred times: two images are enough here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks_module, "CHECKED", 2)
         yield
@@ -77,13 +77,13 @@ def _checked_on_few() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled pair attacked in what it predicts, all looked at."""
+    """The bundled pair, attacked with its predictions as labels, with all measurements."""
     out = tmp_path_factory.mktemp("attack") / "run"
     run(out, ["vit-digits", "cnn-digits"], replace(FEW, inside=True))
     return out
 
 
-def test_the_folder_is_whole(folder):
+def test_the_record_is_complete(folder):
     record = recorded(folder)
     assert record.status == "done"
     assert not (folder / "progress").exists()
@@ -141,23 +141,23 @@ def test_the_report_has_every_part(folder):
         "curves", "transfer", "examples_vit-digits", "examples_cnn-digits", "paths", "shifts"
     ]  # fmt: skip
     tables = {table.caption.partition(",")[0]: table for section in document.sections for table in section.tables}
-    left = tables["Accuracy left"]
-    assert left.columns == ("attack", "epsilon", "vit-digits", "cnn-digits")
-    assert [row[:2] for row in left.rows[:3]] == [("none", "0"), ("FGSM L∞", "4/255"), ("FGSM L∞", "32/255")]
-    assert len(left.rows) == 1 + 3 * 2
+    accuracies = tables["Accuracy under attack"]
+    assert accuracies.columns == ("attack", "epsilon", "vit-digits", "cnn-digits")
+    assert [row[:2] for row in accuracies.rows[:3]] == [("none", "0"), ("FGSM L∞", "4/255"), ("FGSM L∞", "32/255")]
+    assert len(accuracies.rows) == 1 + 3 * 2
     assert len(tables["Self-checks"].rows) == len(recorded(folder).rows(CHECKS))
-    text = (folder / "report.md").read_text()
-    assert "clean accuracy is 100 % by definition" in text
-    assert "The attacks on vit-digits look " in text
+    summary = document.sections[0]
+    checks = tuple(row for row in recorded(folder).rows(CHECKS) if row.model == "vit-digits")
+    assert any(sentence.rows == checks for sentence in summary.sentences)
 
 
 def test_checks_cover_every_attack(folder):
     rows = [row for row in recorded(folder).rows(CHECKS) if row.model == "vit-digits"]
     assert {row.attack for row in rows} >= {"fgsm-linf", "pgd-linf", "cw-l2", "gradients"}
     by_attack = {row.name for row in rows if row.attack == "pgd-linf"}
-    found_far = {row.name: row for row in rows if row.attack == "cw-l2"}
-    assert {"no limit", "more steps"} <= found_far.keys()
-    assert found_far["no limit"].passed is (found_far["no limit"].found == "none found for 0 of 4")
+    of_cw = {row.name: row for row in rows if row.attack == "cw-l2"}
+    assert {"no limit", "more steps"} <= of_cw.keys()
+    assert of_cw["no limit"].passed is (of_cw["no limit"].found == "none found for 0 of 4")
     assert by_attack == {
         "curve", "gradients read", "epsilon 0", "within the budget", "batch size", "more steps", "no limit"
     }  # fmt: skip
@@ -178,10 +178,10 @@ class StoppedError(Exception):
     """Raised in the middle of a sweep."""
 
 
-def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, tiny_vit):
+def test_a_stopped_run_is_resumed(tmp_path, monkeypatch, tiny_vit):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     models, options = [str(tiny_vit)], replace(FEW, attacks=("fgsm", "noise", "deepfool"))
-    monkeypatch.setattr(sweep_module, "A_PART", 1)
+    monkeypatch.setattr(sweep_module, "PART_BATCHES", 1)
     run(whole, models, options)
     real, calls = sweep_module.sweep, []
 
@@ -203,7 +203,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, tiny_vit):
     assert read_run(stopped).status == "done"
 
 
-def test_downwards_is_said_checked_and_not_resumed_upwards(tmp_path, tiny_vit, monkeypatch):
+def test_downwards_is_reported_checked_and_not_resumed_upwards(tmp_path, tiny_vit, monkeypatch):
     models, both, real = [str(tiny_vit)], [], checks_module.attempted
 
     def watched(work: ModelAttack, name: str, rows: torch.Tensor, **more: Any) -> object:
@@ -217,7 +217,7 @@ def test_downwards_is_said_checked_and_not_resumed_upwards(tmp_path, tiny_vit, m
     run(tmp_path / "down", models, below)
     same_arrays(tmp_path / "up", tmp_path / "down", "tiny-vit")
     costs = [recorded(tmp_path / way).rows(ATTACKED)[0].forwards for way in ("up", "down")]
-    assert costs[0] > costs[1] > 0  # an image that stands at the largest epsilon is tried there alone
+    assert costs[0] > costs[1] > 0  # an image that stays correct at the largest epsilon is tried at that one only
     assert both == [("pgd", True), ("pgd", False)]
     checks = {(row.name, row.attack): row for row in recorded(tmp_path / "down").rows(CHECKS)}
     assert checks["from below", "pgd-linf"].passed
@@ -255,11 +255,11 @@ def test_another_run_cannot_be_resumed(tmp_path, folder):
         run(tmp_path, models, replace(FEW, attacks=("pgd",)), resume=folder)
 
 
-def test_several_processes_find_what_one_does(tmp_path, monkeypatch, tiny_vit):
+def test_several_processes_give_the_results_of_one(tmp_path, monkeypatch, tiny_vit):
     models = [str(tiny_vit)]
     options = replace(FEW, attacks=("fgsm", "noise"), epsilons=(8.0, 64.0))
     one = run(tmp_path / "one", models, options)
-    reports = together(2, lambda processes: run(tmp_path / str(processes.index), models, options), monkeypatch)
+    reports = run_in_processes(2, lambda processes: run(tmp_path / str(processes.index), models, options), monkeypatch)
     assert reports == [tmp_path / "0" / "report.md", None]
     assert one is not None
     same_arrays(tmp_path / "one", tmp_path / "0", "tiny-vit")
@@ -279,7 +279,7 @@ def test_corruptions_and_classes_of_labelled_images(tmp_path):
     assert figures == ["curves", "distances", "classes", "corruptions"]
 
 
-def test_a_model_that_is_wrong_everywhere_is_said(tmp_path, tiny_vit):
+def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vit):
     model = load(str(tiny_vit))
     with torch.no_grad():
         model.module.head.weight.zero_()
@@ -287,7 +287,7 @@ def test_a_model_that_is_wrong_everywhere_is_said(tmp_path, tiny_vit):
     save(model, tmp_path / "nine" / "model.safetensors")
     images, labels = np.zeros((30, 32, 32, 3), np.uint8), np.zeros(30, np.int64)  # a fifth is the test part
     np.savez(tmp_path / "zeros.npz", images=images, labels=labels)
-    written = measure(
+    path = measure(
         AttackOptions(
             (str(tmp_path / "nine"),), str(tmp_path / "zeros.npz"), attacks=("pgd",), steps=2,
             run=RunOptions(device="cpu", quiet=True, out=tmp_path / "run"),
@@ -295,18 +295,16 @@ def test_a_model_that_is_wrong_everywhere_is_said(tmp_path, tiny_vit):
     )  # fmt: skip
     assert {(row.accuracy, row.n) for row in recorded(tmp_path / "run").rows(CURVES)} == {(0.0, 6)}
     assert recorded(tmp_path / "run").rows(CHECKS) == ()
-    text = written.read_text()
-    assert "nine classifies none of the 6 images correctly: there is nothing to attack" in text
-    assert "could not be checked" in text
+    assert "nine classifies none of the 6 images correctly: there is nothing to attack" in path.read_text()
 
 
 def test_what_cannot_be_attacked_is_refused(tmp_path, tiny_vit, pictures):
     models, out = [str(tiny_vit)], tmp_path / "run"
-    for options, says in (
+    for options, message in (
         (AttackOptions((), baseline="x"), "model for --baseline"),
         (AttackOptions((), attacks=("patch",), patch_side=33), "a patch of 1 to 32 px, found 33"),
     ):
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             run(out, models, options)
     with pytest.raises(DataError, match="add --predicted"):
         run(out, models, AttackOptions(()), images=[str(pictures)])
@@ -319,11 +317,11 @@ def test_a_pair_without_a_transferable_image_has_no_rate():
     assert replace(row, rate=0.5, low=0.2, high=0.8, n=4).estimate == Estimate(0.5, 0.2, 0.8, 4)
 
 
-def test_of_images_that_come_class_by_class_some_of_each_are_looked_at():
+def test_images_of_a_sample_are_evenly_spaced():
     rows = torch.arange(100) * 3
-    assert spread(rows, 4).tolist() == [0, 75, 150, 225]
-    assert spread(rows[:4], 4).tolist() == spread(rows[:4], 9).tolist() == [0, 3, 6, 9]
+    assert evenly_spaced(rows, 4).tolist() == [0, 75, 150, 225]
+    assert evenly_spaced(rows[:4], 4).tolist() == evenly_spaced(rows[:4], 9).tolist() == [0, 3, 6, 9]
     for most in range(1, 100):
-        found = spread(rows, most)
-        assert len(found.unique()) == most
-        assert set(found.diff().tolist()) <= {3 * (100 // most), 3 * (100 // most + 1)}
+        chosen = evenly_spaced(rows, most)
+        assert len(chosen.unique()) == most
+        assert set(chosen.diff().tolist()) <= {3 * (100 // most), 3 * (100 // most + 1)}

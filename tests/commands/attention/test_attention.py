@@ -1,4 +1,4 @@
-"""The attention report: all layers, whatever the family."""
+"""The record and report of `vitlens attention`, for every family of models."""
 
 import json
 from dataclasses import replace
@@ -14,6 +14,7 @@ from vitlens.analysis.attention.weights import attention_maps
 from vitlens.cli.main import run as main
 from vitlens.commands.attention.measure import measure
 from vitlens.commands.attention.options import AttentionOptions
+from vitlens.commands.attention.report.maps import SHARED
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.sheets import DRAWN, sheets
 from vitlens.errors import InputError, UnsupportedError
@@ -33,13 +34,13 @@ def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **
 def test_the_maps_are_the_cls_rows(tiny_vit, pictures, tmp_path):
     results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
     assert [row["layer"] for row in results["tables"]["layers"]] == [0, 1]
-    kept = np.load(tmp_path / "out" / "arrays" / "attention.npz")
+    arrays = np.load(tmp_path / "out" / "arrays" / "attention.npz")
     import vitlens
 
     model = load(str(tiny_vit))
-    images = torch.from_numpy(kept["images"]).float() / 255
+    images = torch.from_numpy(arrays["images"]).float() / 255
     for layer, weights in enumerate(vitlens.attention(model, images)):
-        assert torch.from_numpy(kept[f"layer{layer}"]).flatten(2).allclose(weights[:, :, 0, 1:], atol=1e-6)
+        assert torch.from_numpy(arrays[f"layer{layer}"]).flatten(2).allclose(weights[:, :, 0, 1:], atol=1e-6)
 
 
 def test_a_windowed_model_has_a_grid_of_heads_for_each_stage(pictures, tmp_path):
@@ -62,7 +63,7 @@ def test_all_images_asked_for_are_drawn_on_as_many_sheets_as_it_takes(tiny_vit, 
     assert {"evolution_1", "evolution_2", "last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
 
 
-def test_images_that_are_not_drawn_are_said(tiny_vit, pictures, tmp_path, monkeypatch, capsys):
+def test_the_number_of_images_left_out_is_reported(tiny_vit, pictures, tmp_path, monkeypatch, capsys):
     assert DRAWN == 24
     monkeypatch.setattr("vitlens.commands.attention.measure.DRAWN", 2)
     line = ["attention", str(tiny_vit), "--images", str(pictures), "--device", "cpu"]
@@ -77,9 +78,9 @@ def test_images_that_are_not_drawn_are_said(tiny_vit, pictures, tmp_path, monkey
 
 @pytest.mark.parametrize(("count", "each", "names"), [(1, 6, ["a"]), (6, 6, ["a"]), (13, 6, ["a_1", "a_2", "a_3"])])
 def test_sheets_hold_every_image_once(count, each, names):
-    found = sheets("a", count, each)
-    assert [name for name, _ in found] == names
-    assert [index for _, part in found for index in range(count)[part]] == list(range(count))
+    figures = sheets("a", count, each)
+    assert [name for name, _ in figures] == names
+    assert [index for _, part in figures for index in range(count)[part]] == list(range(count))
 
 
 def figures(out: Path) -> set[str]:
@@ -102,20 +103,20 @@ def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
     model = load(str(tiny_vit))
     images = torch.from_numpy(np.load(out / "arrays" / "attention.npz")["images"]).float() / 255
     views = query_maps(model, images, query=(1, 2))
-    for name, found in (("query", views), ("key", key_maps(model, images, key=(0, 3)))):
-        kept = np.load(out / "arrays" / f"{name}.npz")
-        for layer, view in enumerate(found):
-            np.testing.assert_allclose(kept[f"mean{layer}"], view.maps.mean(1), atol=1e-7)
-            np.testing.assert_allclose(kept[f"head{layer}"], view.maps[:, 0], atol=1e-7)
+    for name, expected in (("query", views), ("key", key_maps(model, images, key=(0, 3)))):
+        arrays = np.load(out / "arrays" / f"{name}.npz")
+        for layer, view in enumerate(expected):
+            np.testing.assert_allclose(arrays[f"mean{layer}"], view.maps.mean(1), atol=1e-7)
+            np.testing.assert_allclose(arrays[f"head{layer}"], view.maps[:, 0], atol=1e-7)
     for row, view in zip(results["tables"]["query"], views, strict=True):
         assert (row["row"], row["column"], row["grid"]) == (1, 2, "4x4")
         assert row["prefix_mass"] == pytest.approx(view.prefix.mean().item())
         assert row["head_prefix_mass"] == pytest.approx(view.prefix[:, 0].mean().item())
-    told = (out / "report.md").read_text()
-    assert "## Where the patch in row 1, column 2 looks" in told
-    assert "## Which patches look at the patch in row 0, column 3" in told
-    assert "| head 0: on prefix (%) |" in told
-    assert told.count("One scale of colours for all panels") == 7
+    for row in results["tables"]["key"]:
+        assert (row["row"], row["column"], row["grid"]) == (0, 3, "4x4")
+    report = (out / "report.md").read_text()
+    assert "| head 0: on prefix (%) |" in report
+    assert report.count(SHARED) == 7
 
 
 def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_path):
@@ -130,18 +131,16 @@ def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_pa
         ("7x7", 6, 0),
     ]
     assert all(row["padding"] < 1e-5 for row in rows if row["padding"] is not None)
-    told = (tmp_path / "out" / "report.md").read_text()
-    assert "on prefix (%)" not in told.partition("## Where")[2]
-    assert "on padding" not in told
+    assert all(row["prefix_mass"] is None for row in rows)
+    assert "on padding" not in (tmp_path / "out" / "report.md").read_text()
     # head 20 is there in the last stage alone
     assert {name for name in np.load(tmp_path / "out" / "arrays" / "query.npz") if "head" in name} == {
         "head10",
         "head11",
     }
-    assert "Layers without such a head are left out." in told
 
 
-def test_what_a_padded_window_takes_is_said(pictures, tmp_path):
+def test_attention_to_padding_is_reported(pictures, tmp_path):
     out = tmp_path / "out"
     size = (40, 40)  # 10x10 patches in windows of 7x7
     run("torchvision:swin_t", out, size=size, images=(str(pictures / "0.png"),), query=(9, 9), key=(9, 9))
@@ -154,16 +153,13 @@ def test_what_a_padded_window_takes_is_said(pictures, tmp_path):
 def test_another_layer_large(tiny_vit, pictures, tmp_path):
     run(tiny_vit, tmp_path / "out", images=(str(pictures),), layer=0)
     assert figures(tmp_path / "out") == OVERVIEW - {"last_layer"} | {"layer"}
-    assert "Layer 0: each head on each image" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_more_images_than_a_page_holds_take_several(tiny_vit, tmp_path):
     options = replace(OPTIONS, limit=8, out=tmp_path / "out")
     run(tiny_vit, tmp_path / "out", data="digits", query=(0, 0), run=options)
-    assert {"last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
-    told = (tmp_path / "out" / "report.md").read_text()
-    assert "One scale of colours for all panels of these 2 figures." in told
-    assert "(mean of heads, the first 6 of 8 images)" in told
+    assert {"last_layer_1", "last_layer_2", "query"} <= figures(tmp_path / "out")
+    assert "(mean of heads, the first 6 of 8 images)" in (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +187,7 @@ def test_a_cnn_has_no_views(tiny_cnn, pictures, tmp_path):
 
 @pytest.fixture(scope="module")
 def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven epochs, each kept: eight moments, two more than a figure holds."""
+    """The weights after 0 to 7 epochs: eight checkpoints, two more than a figure holds."""
     folder = tmp_path_factory.mktemp("runs") / "kept"
     shape = {"dim": 8, "depth": 2, "heads": 2, "patch_size": [8, 8]}
     options = replace(OPTIONS, limit=20, batch_size=10, out=folder)
@@ -215,9 +211,7 @@ def test_a_head_over_training(kept_run, pictures, tmp_path):
     images = torch.from_numpy(overview["images"]).float() / 255
     np.testing.assert_allclose(maps[:, 0], attention_maps(first, images)[1].maps[:, 0], atol=1e-6)
     assert np.abs(maps[:, 0] - maps[:, -1]).max() > 1e-4
-    told = (out / "report.md").read_text()
-    assert "## Head L1.H0 over training" in told
-    assert "Of 8 moments, 6 are shown" in told
+    assert results["tables"]["kept"] == [{"kept": 8}]
 
 
 def test_a_head_of_a_patch_in_a_run_that_kept_its_weights_is_drawn_both_ways(kept_run, pictures, tmp_path):
@@ -253,4 +247,3 @@ def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pict
     results = run("timm:maxvit_rmlp_pico_rw_256", tmp_path / "out", images=(str(pictures / "0.png"),), size=(64, 64))
     assert [row["layer"] for row in results["tables"]["layers"]] == [18, 19, 20, 21]
     assert [row["layer"] for row in results["tables"]["without_map"]] == list(range(18))
-    assert "layers 0 to 17" in (tmp_path / "out" / "report.md").read_text()

@@ -1,4 +1,4 @@
-"""The sentences of a comparison follow the intervals that they report."""
+"""The wording of a comparison's sentences follows the intervals that they report."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +19,14 @@ def around(value: float, half: float = 0.01, *, unit: str = "fraction") -> Estim
 
 
 def maps(**changes: Estimate) -> dict[str, Estimate]:
-    found = {}
+    metrics = {}
     for alias in PAIR:
-        found |= {f"maps/{alias}/half": around(0.2), f"maps/{alias}/central": around(0.4)}
-        found |= {f"maps/{alias}/row": around(0.5), f"maps/{alias}/column": around(0.5)}
-    found["half_difference/vit/cnn"] = around(0.0)
-    found |= {"agreement/vit/cnn/spearman": around(0.3, unit=""), "agreement/vit/cnn/top": around(0.4)}
-    found["agreement/vit/cnn/shared"] = around(0.5)
-    return {**found, **changes}
+        metrics |= {f"maps/{alias}/half": around(0.2), f"maps/{alias}/central": around(0.4)}
+        metrics |= {f"maps/{alias}/row": around(0.5), f"maps/{alias}/column": around(0.5)}
+    metrics["half_difference/vit/cnn"] = around(0.0)
+    metrics |= {"agreement/vit/cnn/spearman": around(0.3, unit=""), "agreement/vit/cnn/top": around(0.4)}
+    metrics["agreement/vit/cnn/shared"] = around(0.5)
+    return {**metrics, **changes}
 
 
 def recorded(out: Path, metrics: dict[str, Estimate]) -> Record:
@@ -38,17 +38,17 @@ def recorded(out: Path, metrics: dict[str, Estimate]) -> Record:
         return Record(folder.record(), RECORD)
 
 
-def said(out: Path, **changes: Estimate) -> str:
+def map_text(out: Path, **changes: Estimate) -> str:
     return " ".join(sentence.text for sentence in map_sentences(recorded(out, maps(**changes))))
 
 
 def test_which_is_better_follows_the_test(tmp_path):
-    found = {f"accuracy/{alias}": around(0.9) for alias in PAIR}
-    found |= {"accuracy_difference/vit/cnn": around(-2.0, unit="points"), "mcnemar_p/vit/cnn": Estimate(0.2, unit="")}
-    words = [sentence.text for sentence in verdict(recorded(tmp_path / "a", found))]
-    assert "these images do not show which is better" in words[-1]
-    found["mcnemar_p/vit/cnn"] = Estimate(0.01, unit="")
-    words = [sentence.text for sentence in verdict(recorded(tmp_path / "b", found))]
+    metrics = {f"accuracy/{alias}": around(0.9) for alias in PAIR}
+    metrics |= {"accuracy_difference/vit/cnn": around(-2.0, unit="points"), "mcnemar_p/vit/cnn": Estimate(0.2, unit="")}
+    words = [sentence.text for sentence in verdict(recorded(tmp_path / "a", metrics))]
+    assert "neither is shown to be better" in words[-1]
+    metrics["mcnemar_p/vit/cnn"] = Estimate(0.01, unit="")
+    words = [sentence.text for sentence in verdict(recorded(tmp_path / "b", metrics))]
     assert "cnn is significantly better" in words[-1]
 
 
@@ -60,55 +60,57 @@ def test_errors_shared_and_alone():
     rows = [counted(50, 3, 2, 1, 0), counted(40, 1, 0, 2, 1)]
     text = " ".join(sentence.text for sentence in shared_errors(rows, tuple("abcde")))
     assert "a: 90; b: 4; c: 2; d: 3; e: 1." in text
-    assert "60 % of the images that at least one model gets wrong are wrong in one model alone (6 of 10)" in text
-    assert "the same class on 3 of 4" in text
+    assert (
+        "Of the 10 images that at least one model misclassifies, 6 (60 %) are misclassified by one model only" in text
+    )
+    assert "Of the 4 that both misclassify, 3 get the same prediction" in text
     assert len(list(shared_errors([counted(5, 0, 0, 0, 0)], tuple("abcde")))) == 1
 
 
 def test_the_position_of_maps_follows_the_intervals(tmp_path):
-    text = said(tmp_path / "a")
-    assert text.count("not shown to be off the middle") == 2
-    assert text.count("more than an even map's 25 %") == 2
-    moved = said(tmp_path / "b", **{"maps/vit/row": around(0.4), "maps/cnn/central": around(0.255)})
-    assert "10.0 % of the side above the middle" in moved
-    assert "not shown to differ from an even map's 25 %" in moved
+    text = map_text(tmp_path / "a")
+    assert text.count("not shown to differ from the centre of the image") == 2
+    assert text.count("more than a uniform map's 25 %") == 2
+    moved = map_text(tmp_path / "b", **{"maps/vit/row": around(0.4), "maps/cnn/central": around(0.255)})
+    assert "10.0 % of the side above the centre of the image" in moved
+    assert "not shown to differ from a uniform map's 25 %" in moved
 
 
-def test_which_is_the_more_concentrated(tmp_path):
-    assert "Which model's maps are the more concentrated is not shown" in said(tmp_path / "a")
-    assert "vit's maps are the more concentrated: half of cnn's needs 20.0 % (19.0 to 21.0" in said(
-        tmp_path / "b", **{"half_difference/vit/cnn": around(-0.2)}
-    )
-    assert "cnn's maps are the more concentrated: half of vit's needs 20.0 %" in said(
-        tmp_path / "c", **{"half_difference/vit/cnn": around(0.2)}
-    )
+def test_which_maps_are_more_concentrated(tmp_path):
+    assert "Neither model's maps are shown to be more concentrated" in map_text(tmp_path / "a")
+    vit = map_text(tmp_path / "b", **{"half_difference/vit/cnn": around(-0.2)})
+    assert "The maps of vit are more concentrated" in vit
+    assert "larger by 20.0 % (19.0 to 21.0" in vit
+    cnn = map_text(tmp_path / "c", **{"half_difference/vit/cnn": around(0.2)})
+    assert "The maps of cnn are more concentrated" in cnn
+    assert "larger by 20.0 % (19.0 to 21.0" in cnn
 
 
 def test_how_maps_agree(tmp_path):
-    assert "the same places tend to be high in both" in said(tmp_path / "a")
-    unrelated = said(tmp_path / "b", **{"agreement/vit/cnn/spearman": around(0.0, unit="")})
+    assert "the same patches tend to have high values in both" in map_text(tmp_path / "a")
+    unrelated = map_text(tmp_path / "b", **{"agreement/vit/cnn/spearman": around(0.0, unit="")})
     assert "no relation between them is shown" in unrelated
-    opposite = said(tmp_path / "c", **{"agreement/vit/cnn/spearman": around(-0.3, unit="")})
-    assert "tends to be low in the other" in opposite
-    chance = said(tmp_path / "d", **{"agreement/vit/cnn/top": around(0.1)})
-    assert "not shown to differ from what chance (10 %)" in chance
+    opposite = map_text(tmp_path / "c", **{"agreement/vit/cnn/spearman": around(-0.3, unit="")})
+    assert "high values in one tend to be low values in the other" in opposite
+    chance = map_text(tmp_path / "d", **{"agreement/vit/cnn/top": around(0.1)})
+    assert "not shown to differ from chance (10 %)" in chance
 
 
 def test_the_object_and_its_area(tmp_path):
-    found = {"object_area/vit/cnn": around(0.1)}
+    metrics = {"object_area/vit/cnn": around(0.1)}
     for alias, inside in zip(PAIR, (0.5, 0.1)):
-        found[f"maps/{alias}/inside"], found[f"localisation/{alias}/pointing"] = around(inside), around(0.7)
-    text = said(tmp_path / "a", **found)
-    assert "Of vit's maps 50.0 % (49.0 to 51.0) lies on the object, more than the object's share" in text
+        metrics[f"maps/{alias}/inside"], metrics[f"localisation/{alias}/pointing"] = around(inside), around(0.7)
+    text = map_text(tmp_path / "a", **metrics)
+    assert "50.0 % (49.0 to 51.0) of the mass of vit's maps lies on the object, more than the object's share" in text
     assert "not shown to be more or less than the object's share" in text
 
 
 def test_failures():
     row = SEPARATION
     [text] = separation_words([row, replace(row, number="contrast", p_holm=0.5)], "image")
-    assert "blur greater (median 0.4 against 0.3; area 0.7, 0.6 to 0.8) (1 of 2 numbers)" in text
+    assert "blur greater (median 0.4 and 0.3; area 0.7, 0.6 to 0.8) (1 of 2 quantities)" in text
     [text] = separation_words([replace(row, p_holm=0.5)], "image")
-    assert text == "vit: none of 1 numbers is shown to differ between failures and successes."
+    assert text == "vit: no difference between failures and successes is shown (quantities tested: 1)."
     [text] = separation_words([replace(row, p=None, p_holm=None)], "image")
-    assert text == "vit: 20 failures and 80 successes are too few to test."
+    assert text == "vit: too few images to test (failures: 20, successes: 80)."
     assert not list(separation_words([row], "map"))

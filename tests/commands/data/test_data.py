@@ -4,13 +4,13 @@ from PIL import Image
 
 from vitlens.commands.data.measure import data_table
 from vitlens.data.catalogue import load_data
-from vitlens.data.registry import SETS
+from vitlens.data.registry import LAYOUTS, SETS
 from vitlens.errors import DataError, UnknownNameError
 
 
 def test_every_name_is_listed():
     listed = [line.split()[0] for line in data_table()]
-    assert listed == [*SETS, "FOLDER", "FILE.npz"]
+    assert listed == [*SETS, *(layout.usage for layout in LAYOUTS if layout.usage)]
 
 
 def test_digits_are_counted_as_they_are_loaded():

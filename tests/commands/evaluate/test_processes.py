@@ -1,4 +1,4 @@
-"""`vitlens evaluate` in several processes: the results of one, written and told once."""
+"""`vitlens evaluate` in several processes: the same results as in one, written and printed once."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.together import together
+from tests.simulated_processes import run_in_processes
 from tests.waiting import HANGS
 from vitlens.cli.main import run as vitlens
 from vitlens.commands.evaluate.measure import measure
@@ -34,16 +34,16 @@ def command(out: Path, limit: int = 40) -> list[str]:
     return ["evaluate", "vit-digits", "--limit", str(limit), "--device", "cpu", "--out", str(out)]
 
 
-def near(found: Mapping[str, object], expected: Mapping[str, object], rel: float) -> bool:
+def near(actual: Mapping[str, object], expected: Mapping[str, object], rel: float) -> bool:
     """Whether all values are equal, floats to a relative difference."""
     floats = {name for name, value in expected.items() if isinstance(value, float)}
-    return found.keys() == expected.keys() and all(
-        found[name] == (pytest.approx(value, rel=rel) if name in floats else value) for name, value in expected.items()
+    return actual.keys() == expected.keys() and all(
+        actual[name] == (pytest.approx(value, rel=rel) if name in floats else value) for name, value in expected.items()
     )
 
 
 def require_same(one: Path, other: Path, *, rel: float) -> None:
-    """The results in two folders are the same: accuracy, counts and predictions exactly, floats as near as said."""
+    """Both folders hold the same results: accuracy, counts and predictions exactly, other floats within rel."""
     first, second = read_run(one), read_run(other)
     assert second.status == "done"
     metrics, expected = second.results["metrics"], first.results["metrics"]
@@ -55,12 +55,12 @@ def require_same(one: Path, other: Path, *, rel: float) -> None:
     for name, rows in first.results["tables"].items():
         for row, wanted in zip(second.table(name), rows, strict=True):
             assert near(row, wanted, rel), name
-    found, arrays = second.arrays("predictions-vit-digits"), first.arrays("predictions-vit-digits")
+    actual, arrays = second.arrays("predictions-vit-digits"), first.arrays("predictions-vit-digits")
     for name, values in arrays.items():
         if values.dtype.kind == "f":
-            assert np.allclose(found[name], values, rtol=rel), name
+            assert np.allclose(actual[name], values, rtol=rel), name
         else:
-            assert (found[name] == values).all(), name
+            assert (actual[name] == values).all(), name
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +73,10 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # shares of 20 fill batches of 10 as the whole does; batches of other sizes are rounded otherwise (1e-7)
 @pytest.mark.parametrize(("count", "rel"), [(2, 1e-9), (3, 1e-5)])
-def test_several_find_what_one_does(
+def test_several_processes_give_the_results_of_one(
     count: int, rel: float, one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = together(
+    written = run_in_processes(
         count, lambda processes: evaluate(["vit-digits"], options=options(tmp_path / str(processes.index))), monkeypatch
     )
     assert written == [tmp_path / "0" / "report.md"] + [None] * (count - 1)
@@ -84,12 +84,12 @@ def test_several_find_what_one_does(
     require_same(one, tmp_path / "0", rel=rel)
 
 
-def test_the_first_alone_speaks(
+def test_only_the_first_process_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("vitlens.commands.scaffold.progress.PATIENCE", 0.0)
     monkeypatch.setenv("TERM", "dumb")
-    assert together(2, lambda _: vitlens(command(tmp_path / "run")), monkeypatch) == [0, 0]
+    assert run_in_processes(2, lambda _: vitlens(command(tmp_path / "run")), monkeypatch) == [0, 0]
     printed = capsys.readouterr()
     assert printed.out == f"{tmp_path}/run/report.md\n"
     assert len([line for line in printed.err.splitlines() if line.startswith("evaluating")]) == 1
@@ -98,7 +98,7 @@ def test_the_first_alone_speaks(
 def test_more_processes_than_images_are_refused_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert together(3, lambda _: vitlens(command(tmp_path / "run", limit=2)), monkeypatch) == [2, 2, 2]
+    assert run_in_processes(3, lambda _: vitlens(command(tmp_path / "run", limit=2)), monkeypatch) == [2, 2, 2]
     printed = capsys.readouterr()
     assert printed.out == ""
     assert set(printed.err.splitlines()) == {
@@ -109,16 +109,20 @@ def test_more_processes_than_images_are_refused_by_all(
 
 def test_a_wrong_folder_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
-    first, second = together(2, lambda _: evaluate(["vit-digits"], options=options(tmp_path / "run")), monkeypatch)
+    first, second = run_in_processes(
+        2, lambda _: evaluate(["vit-digits"], options=options(tmp_path / "run")), monkeypatch
+    )
     assert isinstance(first, InputError)
     assert isinstance(second, RunError)
 
 
 def test_wrong_data_is_refused_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = options(tmp_path / "run")
-    found = together(2, lambda _: evaluate(["vit-digits"], data=str(tmp_path / "no"), options=work), monkeypatch)
-    assert all(isinstance(error, DataError | InputError) for error in found)
-    assert str(found[0]) == str(found[1])
+    errors = run_in_processes(
+        2, lambda _: evaluate(["vit-digits"], data=str(tmp_path / "no"), options=work), monkeypatch
+    )
+    assert all(isinstance(error, DataError | InputError) for error in errors)
+    assert str(errors[0]) == str(errors[1])
 
 
 def launched(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The checks in a run's record: their numbers are the analysis' own, and verdicts follow from them."""
+"""The checks in a run's record: their numbers equal those of the functions, and verdicts follow from them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from vitlens.commands.explain.measure import measure
 from vitlens.commands.explain.measure.verdict import Evidence, verdict
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import AGREEMENT, AGREEMENTS, CHECKS, CURVES, LEAGUE, SETTINGS, TURNED
+from vitlens.commands.explain.report import report
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
 from vitlens.data.digits import digits
@@ -47,11 +48,11 @@ def test_numbers_are_the_functions_own(record, tiny_vit):
     assert auc.n == 6
     assert auc.low <= auc.value <= auc.high
     functions = {"relevance": lambda s, i, t: explain(s, i, targets=t, method="relevance")}
-    (mark, *_) = league(model, batch.images, batch.labels, functions, masks=split.masks)
-    for column, value in (("gap", mark.fidelity.gaps), ("deletion", mark.fidelity.deletion.areas)):
-        found = record.metric(CHECKS[column](model="tiny-vit", method="relevance"))
-        assert found.value == pytest.approx(value.mean().item(), abs=1e-6)
-    assert 1.5 < mark.forwards < 3  # a forward, and a backward that asks for no weight of the model
+    (checks, *_) = league(model, batch.images, batch.labels, functions, masks=split.masks)
+    for column, value in (("gap", checks.fidelity.gaps), ("deletion", checks.fidelity.deletion.areas)):
+        metric = record.metric(CHECKS[column](model="tiny-vit", method="relevance"))
+        assert metric.value == pytest.approx(value.mean().item(), abs=1e-6)
+    assert 1.5 < checks.forwards < 3  # a forward pass, and a backward pass without gradients of the weights
 
 
 def test_every_method_and_baseline_is_in_the_table(record):
@@ -81,9 +82,9 @@ def test_every_method_and_baseline_is_in_the_table(record):
 
 
 def test_the_folder_is_complete(record):
-    text = (record.folder / "report.md").read_text()
-    for word in ("Which map can be trusted", "On the object", "weights are randomised", "Agreement", "Counterfactuals"):
-        assert word in text
+    titles = [section.title for section in report(record).sections]
+    checks = ["Checks of the methods", "Localisation", "Randomisation check"]
+    assert titles == ["Summary", *checks, "Agreement between methods", "Counterfactuals", "Methods", "Images"]
     assert {path.name for path in (record.folder / "figures").iterdir()} == {
         "explain.png", "league.png", "faithfulness.png", "counterfactuals.png",
     }  # fmt: skip
@@ -109,13 +110,13 @@ def test_maps_that_are_broken_are_flagged(tiny_vit):
         "even": lambda _s, i, _t: torch.ones(len(i), 8, 8),
     }
     settings = Settings(steps=2, road=False, counterfactuals=False)
-    marks = league(model, batch.images, batch.labels, functions, masks=split.masks, settings=settings)
-    assert marks[0].faults.words.startswith("4 of 4 not finite")
-    assert marks[0].randomisation is None
-    assert marks[1].faults.words == "4 of 4 constant"
-    assert marks[1].randomisation.flagged
-    assert marks[1].scores["roc_auc"].tolist() == [0.5] * 4
-    assert marks[0].road is None
+    checks = league(model, batch.images, batch.labels, functions, masks=split.masks, settings=settings)
+    assert checks[0].faults.words.startswith("4 of 4 not finite")
+    assert checks[0].randomisation is None
+    assert checks[1].faults.words == "4 of 4 constant"
+    assert checks[1].randomisation.flagged
+    assert checks[1].scores["roc_auc"].tolist() == [0.5] * 4
+    assert checks[0].road is None
 
 
 def test_images_without_masks_have_no_localisation(tiny_vit):
@@ -123,26 +124,26 @@ def test_images_without_masks_have_no_localisation(tiny_vit):
     (batch,) = split.batches(3)
     functions = {"noise": lambda _s, i, _t: i[:, 0]}
     settings = Settings(steps=2, road=False, counterfactuals=False)
-    marks = league(model, batch.images, batch.labels, functions, settings=settings)
-    assert marks[0].scores == {}
+    checks = league(model, batch.images, batch.labels, functions, settings=settings)
+    assert checks[0].scores == {}
     masks = split.masks.clone()
     masks[0] = False
-    marks = league(model, batch.images, batch.labels, functions, masks=masks, settings=settings)
-    assert len(marks[0].scores["roc_auc"]) == 2
+    checks = league(model, batch.images, batch.labels, functions, masks=masks, settings=settings)
+    assert len(checks[0].scores["roc_auc"]) == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "more faithful than random and centre, and lies on the object better than both"),
+        ({}, "more faithful than random and centre, and localises the object better than both"),
         ({"has_masks": False, "localised": ()}, "more faithful than random and centre"),
-        ({"localised": ("random",)}, "not shown to lie on the object better than centre"),
+        ({"localised": ("random",)}, "not shown to localise the object better than centre"),
         ({"faithful": ("centre",)}, "not shown to be more faithful than random"),
         ({"faithful": ()}, "not shown to be more faithful than random or centre"),
         ({"flagged": True}, "flagged: its maps hardly change when the weights are randomised; more faithful"),
         ({"randomised": False}, "; the randomisation check was not run"),
-        ({"usable": 7}, "; 3 of 10 maps say nothing"),
-        ({"usable": 0}, "says nothing: every map is constant or not finite"),
+        ({"usable": 7}, "; 3 of 10 maps are not usable"),
+        ({"usable": 0}, "not usable: every map is constant or not finite"),
     ],
 )
 def test_verdicts(changes, words):
@@ -154,8 +155,7 @@ def test_verdicts(changes, words):
         "faithful": BASELINES,
         "localised": BASELINES,
     }
-    found = verdict(Evidence(**{**common, "has_masks": True, **changes}))
-    assert words in found
+    assert words in verdict(Evidence(**{**common, "has_masks": True, **changes}))
 
 
 def test_refusals_come_before_any_work(tiny_vit, tiny_cnn, tmp_path):

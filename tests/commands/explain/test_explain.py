@@ -45,44 +45,42 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
         expected = attribute(model, batch.images, targets=batch.labels, method=name, seed=4)
         torch.testing.assert_close(maps[name], expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
     error = completeness_error(model, batch.images, batch.labels, maps["integrated-gradients"]).abs().mean().item()
-    found = record.metric(COMPLETENESS(model=model.alias, method="integrated-gradients"))
-    assert (found.value, found.n) == (pytest.approx(error, rel=1e-2, abs=1e-5), 5)
+    metric = record.metric(COMPLETENESS(model=model.alias, method="integrated-gradients"))
+    assert (metric.value, metric.n) == (pytest.approx(error, rel=1e-2, abs=1e-5), 5)
     gains = {row.method: row.gain for row in record.rows(METHODS)}
     assert gains.pop("integrated-gradients") > 0
     assert set(gains.values()) == {None}
     assert [row.target for row in record.rows(IMAGES)] == [str(int(label)) for label in batch.labels]
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert "differs from F(image) - F(black)" in text
-    assert "Each map is of the logit of the true class." in text
+    assert "Each map is of the logit of the true class." in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_models_beside_each_other_take_the_methods_they_have(tiny_vit, tiny_cnn, pictures, tmp_path):
+def test_each_model_gets_the_methods_defined_for_it(tiny_vit, tiny_cnn, pictures, tmp_path):
     record = run([tiny_vit, tiny_cnn], tmp_path / "out", images=(str(pictures),), method=("relevance", "gradcam"))
     rows = [(row.model, row.method) for row in record.rows(METHODS)]
     assert rows == [("tiny-vit", "relevance"), ("tiny-vit", "gradcam"), ("tiny-cnn", "gradcam")]
     assert not record.rows(LEAGUE)
-    assert "tiny-cnn has no relevance" in (tmp_path / "out" / "report.md").read_text()
+    assert "Not run on tiny-cnn: relevance" in (tmp_path / "out" / "report.md").read_text()
     assert sorted(path.name for path in (tmp_path / "out" / "figures").iterdir()) == [
         "explain_tiny-cnn.png",
         "explain_tiny-vit.png",
     ]
 
 
-def test_the_usual_methods_and_all_of_them(tiny_vit, tiny_cnn):
+def test_the_default_methods_and_all_of_them(tiny_vit, tiny_cnn):
     vit, cnn = load(str(tiny_vit)), load(str(tiny_cnn))
     assert chosen_methods([vit], ()) == [default_methods()]
     assert chosen_methods([cnn], ()) == [("gradcam", "integrated-gradients", "occlusion")]
     assert chosen_methods([vit, cnn], ("all",)) == [tuple(ATTRIBUTIONS), methods_for(cnn)]
 
 
-def test_maps_that_say_nothing_are_flagged_and_not_drawn(tmp_path):
+def test_constant_maps_are_reported_and_not_drawn(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.zero_()  # no pixel changes a logit
     save(model, tmp_path / "blind" / "model.safetensors")
     record = run([tmp_path / "blind"], tmp_path / "out", data="digits", method=("relevance", "saliency"))
     assert [(row.constant, row.maps) for row in record.rows(METHODS)] == [(5, 5), (5, 5)]
     assert not list((tmp_path / "out").glob("figures/*"))
-    assert "5 of 5 maps of saliency of blind are the same everywhere" in (tmp_path / "out" / "report.md").read_text()
+    assert "5 of 5 maps of saliency of blind are constant" in (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -110,9 +108,7 @@ def test_a_verified_run_has_the_league_beside_the_maps(tiny_vit, tmp_path):
     record = run([tiny_vit], tmp_path / "out", data="digits", method=("relevance", "gradcam"), verify=True)
     assert {row.method for row in record.rows(LEAGUE)} == {"relevance", "gradcam", "random", "centre"}
     assert record.metric(CHECKS["gap"](model="tiny-vit", method="gradcam")).n == 5
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert text.count("## Limits") == 1
-    assert "Which map can be trusted" in text
+    assert (tmp_path / "out" / "report.md").read_text().count("## Limits") == 1
 
 
 def test_the_packages_own_maps_are_kept_and_said_to_be_its(tiny_vit, tmp_path):

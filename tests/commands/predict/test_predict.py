@@ -38,7 +38,7 @@ def test_one_line_an_image_in_order(model: str, images: tuple[str, ...]) -> None
     assert [Path(row.image).name for row in rows] == ["a.png", "b.png"]
     pixels = torch.from_numpy(np.array(Image.open(images[0]))).permute(2, 0, 1)[None].float() / 255
     expected = load(model)(pixels).softmax(-1)[0].sort(descending=True)
-    names, probabilities = zip(*rows[0].likeliest)
+    names, probabilities = zip(*rows[0].top_classes)
     assert probabilities == pytest.approx(expected.values[:5].tolist(), abs=1e-6)
     assert names == tuple(str(index) for index in expected.indices[:5].tolist())
     assert "\n" not in str(rows[0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitlens.analysis.attention.methods import Way, trace
+from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
 from vitlens.analysis.attention.rollout import rollout as rollout_maps
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.cli.main import run as main
@@ -73,8 +73,8 @@ def test_every_method_is_the_function_of_its_name(tiny_vit, tmp_path):
     methods = ("rollout", "relevance", "gradient-rollout", "attention", "flow")
     results = run(tiny_vit, tmp_path / "out", data="digits", fusion=("min",), method=methods, target="true")
     split, model = digits("test").limit(12), load(str(tiny_vit))
-    ways = [Way(name, "min" if name == "rollout" else "mean") for name in methods]
-    found = [trace(model, batch.images, ways, targets=batch.labels) for batch in split.batches(12)]
+    ways = [MethodSettings(name, "min" if name == "rollout" else "mean") for name in methods]
+    found = [maps_in_one_pass(model, batch.images, ways, targets=batch.labels) for batch in split.batches(12)]
     kept = np.load(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
     for index, maps in enumerate(found[0].maps):
         torch.testing.assert_close(torch.from_numpy(kept[:, index]), maps.float(), atol=1e-6, rtol=1e-4)

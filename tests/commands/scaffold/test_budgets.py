@@ -1,4 +1,4 @@
-"""Models that were not trained alike are not compared as if they were."""
+"""Models that were trained differently are not compared as if they were trained alike."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.scaffold.budgets import budget_of
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read
-from vitlens.commands.scaffold.trainings import Budget, Difference, differences, training_sentences
+from vitlens.commands.scaffold.trainings import TRAINING, Budget, Difference, differences, training_sentences
 from vitlens.files import read_run
 
 OPTIONS = RunOptions(device="cpu", quiet=True, limit=20)
@@ -20,7 +20,7 @@ LONG = Budget("vit", "random weights", "digits", 40, 10, 50, 8, "none", 0, "none
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "expected"),
     [
         ({}, ()),
         ({"epochs": 5, "steps": 25}, (Difference("epochs", (10, 5)), Difference("steps", (50, 25)))),
@@ -30,8 +30,8 @@ LONG = Budget("vit", "random weights", "digits", 40, 10, 50, 8, "none", 0, "none
         ({"epochs": None}, ()),  # what is not known of one is no difference
     ],
 )
-def test_what_differs_is_named_with_its_values(changes, found):
-    assert differences([LONG, replace(LONG, model="cnn", **changes)]) == found
+def test_what_differs_is_named_with_its_values(changes, expected):
+    assert differences([LONG, replace(LONG, model="cnn", **changes)]) == expected
 
 
 def test_the_bundled_pair_is_known():
@@ -53,10 +53,11 @@ def test_runs_of_unequal_budgets_say_so_first(tmp_path: Path):
         )
     models = (str(tmp_path / "long"), str(tmp_path / "short"))
     written = measure(EvaluateOptions(models, run=replace(OPTIONS, out=tmp_path / "both")))
-    record = read_run(tmp_path / "both")
-    rows = record.table("training")
-    assert [(row["model"], row["epochs"], row["steps"]) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
-    assert [row["augmentation"] for row in rows] == ["none", "flip"]
-    assert [row["images"] for row in rows] == [20, 20]
-    (sentence,) = training_sentences(read(record))
-    assert sentence.text in "\n".join(written.read_text().splitlines()[:8])
+    record = read(read_run(tmp_path / "both"))
+    rows = record.rows(TRAINING)
+    assert [(row.model, row.epochs, row.steps) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
+    assert [row.augmentation for row in rows] == ["none", "flip"]
+    assert [row.images for row in rows] == [20, 20]
+    (said,) = training_sentences(record)
+    assert said.rows == rows
+    assert said.text in "\n".join(written.read_text().splitlines()[:8])

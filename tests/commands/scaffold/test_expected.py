@@ -1,4 +1,4 @@
-"""How long a run may take: the arithmetic, the counts, and that it is said before the run or not at all."""
+"""How long a run may take: the arithmetic, the counts, and that it is printed before the run or not at all."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ BROKEN = Part("attack", backwards=200, shorter="--steps")
 
 def test_images_times_the_pace_of_each_model():
     loads = [Load(Pace(0.1, 0.5), (ANSWERS, DAMAGE, BROKEN)), Load(Pace(1.0, 2.0), (ANSWERS,))]
-    found = seconds_of(loads)
-    assert {part.what: spent for part, spent in found.items()} == pytest.approx(
+    seconds = seconds_of(loads)
+    assert {part.name: spent for part, spent in seconds.items()} == pytest.approx(
         {"answers": 10 + 100, "damage": 100, "attack": 100}
     )
     assert sum(seconds_of(loads, processes=2).values()) == pytest.approx(310 / 2)
@@ -29,19 +29,19 @@ def test_images_times_the_pace_of_each_model():
 
 def test_a_run_of_two_minutes_needs_no_word_and_a_longer_one_has_the_options_that_count():
     assert advice({ANSWERS: 60.0, DAMAGE: 60.0}) is None
-    said = advice({ANSWERS: 60.0, DAMAGE: 600.0, BROKEN: 1.0})
-    assert said is not None
-    assert "11 min" in said
-    assert "--no-damage (10 min" in said
-    assert "--limit N" in said
-    assert "--steps" not in said  # it would save a second of eleven minutes
+    line = advice({ANSWERS: 60.0, DAMAGE: 600.0, BROKEN: 1.0})
+    assert line is not None
+    assert "11 min" in line
+    assert "--no-damage (10 min" in line
+    assert "--limit N" in line
+    assert "--steps" not in line  # it would save a second of eleven minutes
 
 
 @pytest.mark.parametrize(("size", "patch", "proposed"), [(518, 14, True), (224, 14, False), (518, None, False)])
 def test_smaller_images_are_proposed_where_they_are_large_and_made_of_patches(size, patch, proposed):
-    said = advice({ANSWERS: 500.0}, size=(size, size), patch=patch)
-    assert said is not None
-    assert ("--image-size 224" in said) == proposed
+    line = advice({ANSWERS: 500.0}, size=(size, size), patch=patch)
+    assert line is not None
+    assert ("--image-size 224" in line) == proposed
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_smaller_images_are_proposed_where_they_are_large_and_made_of_patches(si
 def test_few_images_are_timed_and_of_a_slow_model_one(tiny_vit, readings, forward, backward):
     clock = iter(readings)
     model, split = vitlens.load(str(tiny_vit)), digits("test").limit(4)
-    found = pace_of(model, split, backward=True, options=RunOptions(device="cpu"), clock=lambda: next(clock))
-    assert (found.forward, found.backward) == pytest.approx((forward, backward))
+    pace = pace_of(model, split, backward=True, options=RunOptions(device="cpu"), clock=lambda: next(clock))
+    assert (pace.forward, pace.backward) == pytest.approx((forward, backward))
     assert not any(parameter.grad is not None for parameter in model.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Trackers are told the truth, change nothing, and may fail without harm."""
+"""Trackers are calls the truth, change nothing, and may fail without harm."""
 
 import math
 from importlib.util import find_spec
@@ -48,18 +48,18 @@ def events(folder: Path) -> Any:
 def test_tensorboard_is_told_what_metrics_say(tmp_path, heard):
     model, result = trained(tmp_path, watchers=[watcher(tmp_path, heard)])
     found = events(tmp_path)
-    told = {name: [(event.step, event.value) for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    calls = {name: [(event.step, event.value) for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
     for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "gradient_norm"):
         expected = [(metrics.step, getattr(metrics, name)) for metrics in result.history]
-        assert [step for step, _ in told[f"epoch/{name}"]] == [5, 10, 15]
-        np.testing.assert_allclose([v for _, v in told[f"epoch/{name}"]], [v for _, v in expected], rtol=1e-5)
+        assert [step for step, _ in calls[f"epoch/{name}"]] == [5, 10, 15]
+        np.testing.assert_allclose([v for _, v in calls[f"epoch/{name}"]], [v for _, v in expected], rtol=1e-5)
     for name in ("loss", "learning_rate", "gradient_norm", "images_per_second"):
-        assert [step for step, _ in told[f"train/{name}"]] == [10]
+        assert [step for step, _ in calls[f"train/{name}"]] == [10]
     images = next(TEST.batches(len(TEST))).images
     table = statistics(model.eval(), images)
     for rows, values in (("patches", table.normalised_entropy), ("cls", table.cls_normalised_entropy)):
         for layer in range(2):
-            step, value = told[f"attention_entropy/{rows}/layer_{layer:02}"][-1]
+            step, value = calls[f"attention_entropy/{rows}/layer_{layer:02}"][-1]
             assert (step, value) == (15, pytest.approx(values[layer].mean().item(), rel=1e-5))
     [picture] = found.Images("attention_rollout")
     assert (picture.step, min(picture.width, picture.height) > 100) == (5, True)
@@ -96,14 +96,14 @@ def test_an_overlay_is_a_picture():
 
 
 class Recording:
-    """A tracker's library that keeps what it is told, and fails where asked."""
+    """A tracker's library that keeps what it is calls, and fails where asked."""
 
     def __init__(self, *_: object, **settings: object) -> None:
-        self.settings, self.told, self.fails = settings, [], ()
+        self.settings, self.calls, self.fails = settings, [], ()
 
     def __getattr__(self, name: str) -> Any:
         def do(*values: object, **settings: object) -> None:
-            self.told.append((name, settings.get("step")))
+            self.calls.append((name, settings.get("step")))
             if name in self.fails:
                 raise ConnectionError("no route\nto host")
 
@@ -112,7 +112,7 @@ class Recording:
 
 @pytest.fixture
 def backends(monkeypatch) -> dict[str, Recording]:
-    """Libraries that fail cannot be had to order: these stand in for them."""
+    """Stand-ins for the libraries, which can be made to fail."""
     from accelerate import tracking
 
     made = {"tensorboard": Recording(), "wandb": Recording()}
@@ -123,48 +123,48 @@ def backends(monkeypatch) -> dict[str, Recording]:
 
 
 @pytest.mark.parametrize("failing", ["start", "store_init_configuration", "log", "log_images", "finish"])
-def test_a_failing_tracker_is_said_once_and_does_no_harm(failing, backends, tmp_path, heard):
+def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_training(failing, backends, tmp_path, heard):
     backends["wandb"].fails = (failing,)
     alone, _ = trained(tmp_path / "alone")
     seen, _ = trained(tmp_path / "seen", watchers=[watcher(tmp_path / "seen", heard, "tensorboard", "wandb")])
     assert same(state(seen), state(alone))
-    assert heard == ["wandb tracks no more (no route to host); the training goes on"]
-    calls = [name for name, _ in backends["wandb"].told]
-    assert calls.count(failing) == 1
-    assert calls[-1] == failing
-    whole = [name for name, _ in backends["tensorboard"].told]
+    assert heard == ["wandb failed and is left out from here on (no route to host); the training goes on"]
+    names = [name for name, _ in backends["wandb"].calls]
+    assert names.count(failing) == 1
+    assert names[-1] == failing
+    whole = [name for name, _ in backends["tensorboard"].calls]
     assert whole[:2] == ["start", "store_init_configuration"]
     assert whole[-1] == "finish"
     assert whole.count("log_images") == 1
-    assert [step for name, step in backends["tensorboard"].told if name == "log"] == [5, 5, 10, 10, 10, 15, 15]
+    assert [step for name, step in backends["tensorboard"].calls if name == "log"] == [5, 5, 10, 10, 10, 15, 15]
 
 
-def test_a_look_that_fails_does_no_harm(backends, tmp_path, heard, monkeypatch):
+def test_a_failure_to_measure_attention_does_not_stop_the_training(backends, tmp_path, heard, monkeypatch):
     def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("in the look")
+        raise ZeroDivisionError("in the statistics")
 
     monkeypatch.setattr("vitlens.commands.scaffold.tracking.statistics", broken)
     trained(tmp_path, watchers=[watcher(tmp_path, heard)])
-    assert heard == ["attention is tracked no more (in the look); the training goes on"]
-    assert [step for name, step in backends["tensorboard"].told if name == "log"] == [5, 10, 10, 15]
+    assert heard == ["attention failed and is left out from here on (in the statistics); the training goes on"]
+    assert [step for name, step in backends["tensorboard"].calls if name == "log"] == [5, 10, 10, 15]
 
 
 def test_a_cnn_is_tracked_without_attention(backends, tmp_path, heard):
     cnn = loading.untrained("resnet20", classes=tiny_model().classes, image_size=(8, 12))
     trained(tmp_path, cnn, recipe=tiny_recipe(epochs=1), watchers=[watcher(tmp_path, heard)])
     assert heard == []
-    assert [name for name, _ in backends["tensorboard"].told] == ["start", "store_init_configuration", "log", "finish"]
+    assert [name for name, _ in backends["tensorboard"].calls] == ["start", "store_init_configuration", "log", "finish"]
 
 
 def test_one_step_in_so_many(backends, tmp_path, heard):
-    told = watcher(tmp_path, heard)
-    assert isinstance(told, Watcher)
+    tracking = watcher(tmp_path, heard)
+    assert isinstance(tracking, Watcher)
     for step in range(1, 3 * EVERY_STEPS):
-        told.on_step(StepFacts(step, 0, 1.0, 1e-3, 0.5, 100.0))
-    assert [step for name, step in backends["tensorboard"].told if name == "log"] == [EVERY_STEPS, 2 * EVERY_STEPS]
+        tracking.on_step(StepFacts(step, 0, 1.0, 1e-3, 0.5, 100.0))
+    assert [step for name, step in backends["tensorboard"].calls if name == "log"] == [EVERY_STEPS, 2 * EVERY_STEPS]
 
 
-def test_what_was_never_told_anything_leaves_nothing(tmp_path, heard):
+def test_a_tracker_without_values_writes_nothing(tmp_path, heard):
     watcher(tmp_path, heard).close()
     assert not list(tmp_path.iterdir())
 

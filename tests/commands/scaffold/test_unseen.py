@@ -65,13 +65,13 @@ def test_a_test_folder_is_whole_and_the_training_folder_is_not(place, tmp_path, 
     out = tmp_path / "out"
     arguments = [word, str(place / "run"), "--data", str(place / data), "--seed", "7", "--out", str(out)]
     assert run([*arguments, "--device", "cpu"]) == 0
-    kept = config(out)["data"]
-    assert kept["images"] == count
+    data = config(out)["data"]
+    assert data["images"] == count
     if word == "evaluate":
         assert json.loads((out / "results.json").read_text())["metrics"]["accuracy/run"]["n"] == count
-    assert kept["notes"][0] in capsys.readouterr().err
+    assert data["notes"][0] in capsys.readouterr().err
     first = "\n".join((out / "report.md").read_text().splitlines()[:6])
-    assert kept["notes"][0][1:] in first
+    assert data["notes"][0][1:] in first
     assert f"{count} images of" in first
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.together import together
+from tests.simulated_processes import run_in_processes
 from vitlens.analysis.attention.weights import position_similarity
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.scaffold.options import RunOptions
@@ -101,7 +101,7 @@ def test_two_processes_find_what_one_does(trained, monkeypatch):
         moments = statistics_over_training(kept, split, processes, OPTIONS, renormalise=True)
         return torch.stack([moment.table.normalised_entropy for moment in moments])
 
-    (alone,), (first, second) = (together(count, work, monkeypatch) for count in (1, 2))
+    (alone,), (first, second) = (run_in_processes(count, work, monkeypatch) for count in (1, 2))
     torch.testing.assert_close(first, alone, rtol=1e-6, atol=1e-9)
     assert torch.equal(first, second)
 

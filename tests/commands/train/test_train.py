@@ -16,7 +16,7 @@ from tests.waiting import interrupt, interruptible
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import report
-from vitlens.commands.scaffold.training_progress import in_one_line
+from vitlens.commands.scaffold.training_progress import progress_line
 from vitlens.commands.train import measure as module
 from vitlens.errors import InputError, OutputError, UnknownNameError
 from vitlens.training.metrics import Progress
@@ -157,9 +157,9 @@ def test_a_folder_that_is_there_is_not_touched(trained):
 
 
 def test_progress_in_one_line():
-    line = in_one_line(Progress(2, 20, 5, 10, 0.5124, 0.841, 0.902, 1240.4, 102.2))
+    line = progress_line(Progress(2, 20, 5, 10, 0.5124, 0.841, 0.902, 1240.4, 102.2))
     assert line == "epoch 3/20, loss 0.512, accuracy 84.1 %, test 90.2 %, 1,240 images/s, 1:42 left"
-    assert "test" not in in_one_line(Progress(0, 1, 1, 1, 0.5, 0.5, None, 1.0, 0.0))
+    assert "test" not in progress_line(Progress(0, 1, 1, 1, 0.5, 0.5, None, 1.0, 0.0))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT, which Windows has not")

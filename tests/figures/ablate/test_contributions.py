@@ -20,8 +20,7 @@ def titled(figure, title):
     return next(axes for axes in figure.axes if axes.get_title() == title)
 
 
-@pytest.mark.parametrize("unit", ["logit", "probability"])
-@pytest.mark.parametrize("shape", [(1, 1), (2, 6), (24, 5)])
+@pytest.mark.parametrize(("shape", "unit"), [((1, 1), "logit"), ((24, 6), "probability")])
 def test_lens_is_not_cut_off(shape, unit, random):
     figure = logit_lens(
         values=random.uniform(0, 1, shape),
@@ -61,8 +60,7 @@ def test_lens_refused(options, message):
         logit_lens(**{"values": np.eye(2), "names": ["a", "b"], "title": "x", **options})
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (6, 4), (24, 16)])
-@pytest.mark.parametrize("size", [1.0, 50.0])
+@pytest.mark.parametrize(("shape", "size"), [((1, 1), 50.0), ((24, 16), 1.0), ((24, 16), 50.0)])
 def test_contributions_fit_on_a_page(shape, size, random):
     figure = contribution_bars(
         heads=random.normal(size=shape),

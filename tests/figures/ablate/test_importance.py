@@ -27,8 +27,9 @@ def mapped(heads, **options):
     return importance_map(heads=heads, **{**given, **options})
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (6, 4), (12, 12), (24, 16), (32, 2)])
-@pytest.mark.parametrize("beside", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize(
+    ("shape", "beside"), [((1, 1), 0.0), ((1, 1), 100.0), ((24, 16), 1.0), ((24, 16), 100.0), ((32, 2), 100.0)]
+)
 def test_maps_fit_on_a_page(shape, beside, random):
     heads = random.normal(size=shape)
     heads[0, 0] = 30.0
@@ -148,7 +149,7 @@ def ranked(values, **options):
     return importance_ranking(values=values, **{**given, **options})
 
 
-@pytest.mark.parametrize(("count", "skew"), [(1, 0.5), (4, 4.0), (40, 0.5), (384, 4.0)])
+@pytest.mark.parametrize(("count", "skew"), [(1, 0.5), (40, 0.5), (384, 4.0)])
 def test_rankings_fit_on_a_page(count, skew, random):
     values = random.lognormal(-3, skew, count) * random.choice([1, 1, -1], count)
     figure = ranked(
@@ -237,7 +238,7 @@ def agreement(values, **options):
     return replacement_agreement(**{"values": values, "rho": rho, "unit": "nats", **options})
 
 
-@pytest.mark.parametrize(("count", "skew"), [(2, 0.5), (2, 4.0), (4, 4.0), (5, 0.5)])
+@pytest.mark.parametrize(("count", "skew"), [(2, 4.0), (5, 0.5)])
 def test_agreement_fits_on_a_page(count, skew, random):
     values = {name: random.lognormal(-3, skew, 36) for name in NAMES[:count]}
     figure = agreement(values)

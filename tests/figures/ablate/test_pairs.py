@@ -18,7 +18,7 @@ def symmetric(random, count, diagonal):
     return values
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (12, 3), (6, 6), (24, 16)])
+@pytest.mark.parametrize("shape", [(1, 1), (24, 16)])
 def test_similarity_is_not_cut_off(shape, random):
     layers = np.repeat(np.arange(shape[0]), shape[1])
     figure = redundancy_matrix(
@@ -70,7 +70,7 @@ def synergy(values, **options):
     return synergy_matrix(synergy=values, **{**given, **options})
 
 
-@pytest.mark.parametrize("count", [2, 3, 10, 20, 40])
+@pytest.mark.parametrize("count", [2, 10, 40])
 def test_synergy_is_not_cut_off(count, random):
     values = symmetric(random, count, NAN) - 0.3
     figure = synergy(values, significant=np.abs(values) > 0.1)

@@ -32,10 +32,7 @@ def titled(figure, title):
     ("shape", "prefix"),
     [
         ((1, 1), ()),
-        ((2, 2), ("CLS",)),
-        ((6, 4), ()),
         ((12, 3), ("CLS", "distillation")),
-        ((12, 12), ("CLS", "register 1", "register 2", "register 3", "register 4")),
         ((24, 16), ("CLS", "register 1", "register 2", "register 3", "register 4")),
     ],
 )
@@ -56,8 +53,7 @@ def test_patching_fits_on_a_page(shape, prefix, random):
     assert {"heads patched", "layer 0", "tabby", *prefix} <= set(texts(figure))
 
 
-@pytest.mark.parametrize("size", [(32, 96), (96, 32)])
-@pytest.mark.parametrize("kind", ["heads", "positions"])
+@pytest.mark.parametrize(("size", "kind"), [((32, 96), "heads"), ((96, 32), "positions")])
 def test_one_kind_alone_fits(size, kind, random):
     values = {"heads": random.normal(size=(6, 3)), "positions": random.normal(size=(6, 2, 5))}
     figure = patched(clean=flat(RED, size), corrupted=flat(SKY, size), **{kind: values[kind]})

@@ -11,7 +11,7 @@ from vitlens.figures.profile.speed import SpeedCurve, speed_by_batch
 
 VIT = {"patch embedding": 10, "attention projections": 30, "attention products": 0, "MLP": 50, "head": 10}
 WORK = {"patch embedding": 5, "attention projections": 25, "attention products": 20, "MLP": 50, "head": 0}
-CNN = {"stem": 5, "stage 1": 20, "stage 2": 70, "head": 5}
+CNN = {"stem": 5, "stage 0": 20, "stage 1": 70, "head": 5}
 
 
 def speed(name, sizes=(1, 2, 4, 8), each=0.01):
@@ -44,7 +44,7 @@ def test_bars_are_shares_and_say_their_totals():
     np.testing.assert_allclose(colour_at(figure, left, 0.15, 0.25), blue, atol=0.02)
 
 
-@pytest.mark.parametrize("models", [1, 3, 8])
+@pytest.mark.parametrize("models", [1, 8])
 def test_bars_of_many_models_are_not_cut_off(models):
     named = {f"model with a long name, number {index}": {**VIT, **CNN, "norms": 3} for index in range(models)}
     figure = cost_by_part(parameters=named, flops=named)
@@ -80,8 +80,7 @@ def test_throughput_is_the_batch_over_its_time():
     assert not cut_off(figure)
 
 
-@pytest.mark.parametrize("models", [1, 2, 6])
-@pytest.mark.parametrize("sizes", [(1,), (1, 2, 4, 8, 16, 32, 64), (3, 5, 7)])
+@pytest.mark.parametrize(("models", "sizes"), [(1, (1,)), (2, (3, 5, 7)), (6, (1, 2, 4, 8, 16, 32, 64))])
 def test_speeds_are_not_cut_off(models, sizes):
     figure = speed_by_batch(speeds=[speed(f"a model {index}", sizes, 0.01 * 4**index) for index in range(models)])
     assert not cut_off(figure)

@@ -33,7 +33,7 @@ def dashed(figure):
     return [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
 
 
-@pytest.mark.parametrize("shapes", [[(1, 1)], [(6, 3)], [(12, 12)], [(24, 16), (12, 3)], [(2, 4)] * 6])
+@pytest.mark.parametrize("shapes", [[(1, 1)], [(24, 16), (12, 3)], [(2, 4)] * 6])
 def test_distance_is_not_cut_off(shapes, random):
     distance = [random.uniform(5, 100, shape) for shape in shapes]
     figure = distance_by_layer(
@@ -127,8 +127,7 @@ def test_distance_refused(options, message):
         distance_by_layer(**{"distance": [np.ones((2, 3))], "uniform": [[1.0, 1.0]], **options})
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (6, 3), (12, 12), (2, 16), (24, 16), (32, 2)])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(("shape", "count"), [((1, 1), 1), ((2, 16), 3), ((24, 16), 6), ((32, 2), 6)])
 def test_heat_maps_fit_on_a_page(shape, count, random):
     values = {name: random.uniform(0, 1, shape) for name in NAMES[:count]}
     if shape != (1, 1):
@@ -204,8 +203,7 @@ def test_heat_maps_refused(options, message):
         head_heatmaps(**{"values": {"a": np.eye(2)}, "title": "x", **options})
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (6, 3), (12, 12), (24, 16)])
-@pytest.mark.parametrize("count", [1, 4, 6])
+@pytest.mark.parametrize(("shape", "count"), [((1, 1), 1), ((24, 16), 1), ((24, 16), 6)])
 def test_differences_fit_on_a_page(shape, count, random):
     values = {name: random.normal(size=shape) for name in NAMES[:count]}
     figure = difference_maps(
@@ -256,8 +254,7 @@ def test_differences_refused(significant, message):
         difference_maps(differences={"a": [[NAN, 1.0], [0.0, 2.0]]}, significant=significant, first="a", second="b")
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (6, 3), (12, 12), (24, 16)])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(("shape", "count"), [((1, 1), 1), ((12, 12), 2), ((6, 3), 4), ((24, 16), 6)])
 def test_evolution_is_not_cut_off(shape, count, random):
     values = {"patch rows": random.uniform(size=shape), "CLS row": random.uniform(size=shape)}
     figure = layer_evolution(panels=dict.fromkeys(NAMES[:count], values))
@@ -301,7 +298,7 @@ def test_evolution_refused(panels, message):
         layer_evolution(panels=panels)
 
 
-@pytest.mark.parametrize("layers", [1, 6, 24])
+@pytest.mark.parametrize("layers", [1, 24])
 def test_norms_have_their_numbers(layers, random):
     median = np.linspace(20, 30, layers)
     sinks = random.uniform(0, 3, (layers, 4))

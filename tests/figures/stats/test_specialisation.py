@@ -1,4 +1,4 @@
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -41,7 +41,9 @@ def frame(axes):
 @pytest.mark.parametrize(
     ("grid", "shape"),
     [
-        *product([(3, 3), (2, 4)], [(1, 1), (6, 3), (4, 4), (12, 3), (12, 6), (32, 2)]),
+        ((3, 3), (1, 1)),
+        ((2, 4), (4, 4)),  # the longest name on a wide panel
+        ((3, 3), (32, 2)),
         *[pytest.param(grid, (24, 16), marks=pytest.mark.slow) for grid in [(3, 3), (2, 4)]],  # 384 panels
     ],
 )
@@ -62,10 +64,12 @@ def test_twelve_by_twelve_bears_codes_and_scores():
     labels = [[names[(layer + head) % len(names)] for head in range(12)] for layer in range(12)]
     figure = matrix([12] * 12, (7, 7), labels)
     assert not cut_off(figure)
-    found = texts(figure)
-    for name, one in LABELS.items():
-        code = one.code
-        assert found.count(f"{code} .93") == sum(row.count(name) for row in labels)
+    assert not overlapping(figure)
+    assert figure.get_figwidth() <= 7.21
+    assert figure.get_figheight() <= 9.61
+    written = texts(figure)
+    for name, label in LABELS.items():
+        assert written.count(f"{label.code} .93") == sum(row.count(name) for row in labels)
     renderer = drawn(figure).get_renderer()
     first = [axes.texts[0].get_window_extent(renderer) for axes in figure.axes[:12]]
     assert all(one.x1 < other.x0 for one, other in pairwise(first))
@@ -74,11 +78,11 @@ def test_twelve_by_twelve_bears_codes_and_scores():
 
 
 def test_narrow_panels_bear_no_codes_but_their_colours():
-    middling = texts(matrix([12] * 12, (10, 7)))
-    assert (middling.count("global"), middling.count("global .93")) == (144, 0)
-    figure = matrix([16] * 24, (3, 3))
+    middling = texts(matrix([18] * 2, (10, 7)))
+    assert (middling.count("global"), middling.count("global .93")) == (36, 0)
+    figure = matrix([32] * 2, (3, 3))
     assert not any("global " in text or text == "global" for text in texts(figure))
-    assert "global: 384" in texts(figure)
+    assert "global: 64" in texts(figure)
     assert figure.axes[0].get_title(loc="right") == "head 0"  # leaves room for the next
     assert {frame(axes) for axes in figure.axes[:-1]} == {LABELS["global"].colour}
 

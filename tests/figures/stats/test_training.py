@@ -16,7 +16,7 @@ def courses(values, **options):
     return head_courses(epochs=EPOCHS[: len(values)], values=values, title="x", label="distance (px)", **options)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (6, 3), (12, 12), (24, 16)])
+@pytest.mark.parametrize("shape", [(1, 1), (24, 16)])
 def test_courses_fit_on_a_page(shape, random):
     figure = courses(random.uniform(0, 9, (4, *shape)), uniform=np.full(shape[0], 8.0))
     assert not cut_off(figure)
@@ -72,7 +72,7 @@ def similar(moments, random, shape=(5, 7)):
     return maps
 
 
-@pytest.mark.parametrize(("moments", "shape"), [(1, (1, 1)), (6, (15, 15)), (6, (5, 27)), (2, (27, 5))])
+@pytest.mark.parametrize(("moments", "shape"), [(1, (1, 1)), (6, (5, 27)), (2, (27, 5))])
 def test_position_maps_are_not_cut_off(moments, shape, random):
     figure = position_courses(epochs=list(range(moments)), similarity=similar(moments, random, shape))
     assert not cut_off(figure)

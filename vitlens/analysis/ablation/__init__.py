@@ -1,1 +1,1 @@
-"""What a model loses without a head, an MLP or a block: exact effects, importance, orders of removal, pairs."""
+"""Ablation of heads, MLPs and blocks: exact effects, importance, orders of removal, pairs."""

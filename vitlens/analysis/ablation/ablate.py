@@ -1,7 +1,7 @@
-"""The exact change of loss and accuracy when a head, an MLP or a block is removed, image by image.
+"""The exact change of loss and accuracy of each image when a head, an MLP or a block is removed.
 
-A head's output before the output projection is replaced: by its mean over the data at each token, by zero, or by
-another image's. Each unit is one replay from its own layer on.
+A head's output before the output projection is replaced by its mean over the data at each token, by zero, or by
+another image's. Each unit takes one replay from its own layer on.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,10 +30,10 @@ from vitlens.shapes import Images, Labels
 
 
 def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> tuple[Unit, ...]:
-    """All heads, MLPs and blocks that can be removed: kind after kind, layer after layer.
+    """All heads, MLPs and blocks that can be removed, by kind, then by layer.
 
-    Heads whose layer has no output projection that reads them side by side are left out. Raises UnsupportedError for
-    a model without attention (a CNN) or without such units.
+    Heads of a layer without an output projection that reads their concatenation are left out. Raises UnsupportedError
+    for a model without attention (a CNN) or without such units.
     """
     for kind in kinds:
         if kind not in UNIT_KINDS:
@@ -53,17 +53,17 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> tuple[U
     units = tuple(unit for kind in kinds for unit in by_kind[kind])
     if not units:
         raise UnsupportedError(
-            f"expected {' or '.join(kinds)} to remove from {model.alias}, found none that can be replaced alone"
+            f"expected {' or '.join(kinds)} to remove from {model.alias}, found none that can be replaced separately"
         )
     return units
 
 
 def require_heads(model: Model) -> None:
-    """Raise UnsupportedError for a model without a head whose output alone can be replaced."""
+    """Raise UnsupportedError for a model without a head whose output can be replaced separately."""
     if not any(layer.head_dim for layer in layers(model)):
         raise UnsupportedError(
-            f"expected heads whose outputs stand side by side before an output projection in {model.alias}, found "
-            "none: no head can be replaced alone"
+            f"expected heads whose outputs are concatenated before an output projection in {model.alias}, found "
+            "none: no head can be replaced separately"
         )
 
 
@@ -85,11 +85,11 @@ def measure_effects(
     """Loss and prediction of every image of one batch without each of the units, by replay.
 
     labels (batch,): the true class as a column of the model's logits. means: of the data, for "mean" (None: of this
-    batch's clean pass). "resample" gives each image another one's output: that of `donors`, one an image, which must
-    be another image; or without donors that of another image of the batch, in a seeded order (one cycle of all, so
-    none keeps its own). seed + offset draws it; offset: the number of the batch's first image, also for messages.
-    budget: bytes the replay may keep; advance: called with the number of units just done. Raises InputError for a batch
-    of one without donors, NonFiniteError naming unit and image.
+    batch's clean pass). "resample" replaces the output by that of another image: of `donors`, one for each image and
+    different from it; without donors, of another image of the batch, in a seeded cyclic order. The order's seed is
+    seed + offset; offset: the index of the batch's first image, also for messages. budget: bytes the replay may store;
+    advance: called with the number of units just done. Raises InputError for a batch of one without donors,
+    NonFiniteError naming unit and image.
     """
     joint = measure_jointly(
         model,
@@ -132,9 +132,9 @@ def ablate(
     """How much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with intervals.
 
     images (n, 3, height, width) in [0, 1]; labels (n,): columns of the model's logits; replace: what replaces a
-    head's output, its "mean" over the images (of 8 at least), "zero", or another image's output, "resample" (None: the
-    mean; of 2 to 7 images another's, of one zero, as the result's `replace` and `note` say); batch_size: images at a
-    time (None: chosen to fit). Raises UnsupportedError for a model without attention or without a classifier,
+    head's output, its "mean" over the images (at least 8), "zero", or another image's output, "resample" (None: "mean",
+    with 2 to 7 images "resample", with one "zero"; the result's `replace` and `note` say which); batch_size: images at
+    a time (None: chosen to fit). Raises UnsupportedError for a model without attention or without a classifier,
     InputError for too few images.
 
     >>> import torch, vitlens

@@ -1,12 +1,13 @@
 """The k most important heads, without measuring all heads on all images.
 
 One pass with gradients gives the first-order estimate of every head on every image (and the means, where a head's mean
-replaces its output); the exact effects are then measured on few images, of ever fewer heads, and regressed on the
-estimate, which is known for all images. The pass is left out where it would cost too much of what may be spent.
+replaces its output); the exact effects are then measured on few images for successively fewer heads, and regressed on
+the estimate, which is known for all images. The pass is skipped where it would take too large a share of the budget.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Int
@@ -26,9 +27,9 @@ from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.shapes import Images, Labels
 
-_REFERENCE = 32  # images whose mean replaces outputs in the estimate, for that of all images
-_GRADIENT_PASS = 2.0  # forwards: one, and as many multiply-adds back, for no weight asks for a gradient
-_SHARE = 0.5  # of what may be spent: the greatest that the estimate may cost
+_REFERENCE = 32  # images whose mean output stands for that of all images in the estimate
+_GRADIENT_PASS = 2.0  # forward equivalents: no weight needs a gradient, so the backward pass costs one more
+_SHARE = 0.5  # of the budget: the most that the estimate may cost
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ def most_important(
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Adaptive:
-    """The k most important heads, measured on as few images as tell them from the others within a cost.
+    """The k most important heads, measured on as few images as separate them from the others, within a cost limit.
 
     images (n, 3, height, width), labels (n,): as for `ablate`; limit: the greatest cost, as a share of that of
-    measuring all heads on all images; means: of the data (None: taken in the pass with gradients, which is cheaper than
-    apart, and counted); units: the heads to choose from (None: all); advance: called with the number of removals
-    (heads x images) just measured. Raises InputError unless 1 <= k <= heads.
+    measuring all heads on all images; means: of the data (None: computed in the pass with gradients, and counted);
+    units: the heads to choose from (None: all); advance: called with the number of removals (heads x images) just
+    measured. Raises InputError unless 1 <= k <= heads.
     """
     heads = units_of(model, kinds=("head",)) if units is None else tuple(units)
     if any(unit.kind != "head" for unit in heads) or len(images) != len(labels) or not len(images):
@@ -82,17 +83,8 @@ def most_important(
         means = means_of(model, [part.to(model.device) for part in images.split(size)])
     others = other_images(n, seed=seed) if replace == "resample" else None
 
-    def measure(some: tuple[Unit, ...], rows: Tensor) -> Effects:
-        parts = []
-        for part in rows.split(size):
-            donors = None if others is None else images[others[part]].to(model.device)
-            batch = images[part].to(model.device)
-            parts.append(measure_effects(model, batch, labels[part], some, replace=replace, means=means, donors=donors))
-            advance(len(some) * len(part))
-        return Effects.join(parts)
-
     return eliminate(
-        measure,
+        partial(_effects, task, means, others, advance),
         heads,
         n,
         k=k,
@@ -104,8 +96,30 @@ def most_important(
     )
 
 
+def _effects(
+    task: _Task,
+    means: MeanOutputs | None,
+    others: Tensor | None,
+    advance: Callable[[int], object],
+    chosen: tuple[Unit, ...],
+    rows: Tensor,
+) -> Effects:
+    """The effects of removing the chosen heads on the images of these rows; others: the donor of each image."""
+    parts = []
+    for part in rows.split(task.size):
+        donors = None if others is None else task.images[others[part]].to(task.model.device)
+        batch = task.images[part].to(task.model.device)
+        parts.append(
+            measure_effects(
+                task.model, batch, task.labels[part], chosen, replace=task.replace, means=means, donors=donors
+            )
+        )
+        advance(len(chosen) * len(part))
+    return Effects.join(parts)
+
+
 def _unit_costs(task: _Task) -> PerUnit:
-    """Full forwards that each head's removal takes, tried on one image."""
+    """The cost of each head's removal in full forward passes, measured on one image."""
     by_layer: dict[int, float] = {}
     with replaying(task.model, task.images[:1].to(task.model.device)) as replay:
         for unit in task.units:
@@ -119,14 +133,14 @@ def _unit_costs(task: _Task) -> PerUnit:
 def _estimate(task: _Task, means: MeanOutputs | None) -> tuple[UnitsByImage, MeanOutputs]:
     """The first-order estimate (units, n) of every head on every image, and the means of the heads' outputs.
 
-    Outputs are replaced by the given mean or by that of a few images, also where resampling is asked for: the effects
-    are regressed on the estimate, which therefore need not be unbiased, only the same function of every image.
+    Outputs are replaced by the given mean or by that of a few images, also with "resample": the effects are regressed
+    on the estimate, which therefore need not be unbiased, only the same function for every image.
     """
     own, device = MeanOutputs(), task.model.device
     reference = {}
     if task.replace != "zero":
-        few = task.images[task.order[:_REFERENCE]].to(device)
-        reference = (means or means_of(task.model, [few])).replacements(task.units)
+        batch = task.images[task.order[:_REFERENCE]].to(device)
+        reference = (means or means_of(task.model, [batch])).replacements(task.units)
     values = torch.zeros(len(task.units), len(task.images), dtype=torch.float64)
     for rows in task.order.split(max(1, task.size // GRAPH)):
         images, labels = task.images[rows].to(device), task.labels[rows].to(device)

@@ -1,4 +1,4 @@
-"""Units that can be removed from a model, and the loss and prediction of every image without them."""
+"""Units of a model that can be removed, and the loss and prediction of every image without them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from vitlens.names import Replacement, UnitKind
 from vitlens.processes import Processes
 from vitlens.shapes import Labels
 
-ANOTHER = "another image"  # where the tensor of a resampled unit comes from, as a report says it
+ANOTHER = "another image"  # the source of a resampled unit's tensor, in the words of a report
 
 PerUnit = Float[Tensor, " units"]
 UnitsByImage = Float[Tensor, "units batch"]
@@ -34,13 +34,13 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """As metrics call it: "head/3/7", "mlp/3", "block/3"; from 0."""
+        """Its name in metrics: "head/3/7", "mlp/3", "block/3"; from 0."""
         return "/".join(str(part) for part in (self.kind, self.layer, self.head) if part is not None)
 
     def intervention(self, by: Replacement) -> Intervention:
-        """The intervention that removes it. A block is skipped, whatever replaces heads and MLPs.
+        """The intervention that removes it. A block is skipped with any replacement.
 
-        A resampled unit is given another image's output in the unchanged model, as a tensor.
+        A resampled unit's output is replaced by its output for another image in the unchanged model.
         """
         if self.kind == "block":
             return BlockRemoved(self.layer)
@@ -55,12 +55,12 @@ Removed = TypeVar("Removed", Unit, tuple[Unit, ...])
 
 @dataclass(frozen=True)
 class Outcomes(Generic[Removed]):
-    """Every image's loss and prediction without some units: one by one (Effects), or several at once (JointEffects).
+    """Every image's loss and prediction without units: one at a time (Effects), or several at once (JointEffects).
 
     units: what was removed; replace: what replaced its output; labels (n,): the true classes, as columns of the logits;
     clean_loss (n,): cross-entropy of the unchanged model, nats; clean_correct (n,): whether its prediction is the
-    label; loss, correct (units, n): the same without each; forward_equivalents: full forwards spent on an image, a
-    mean; note: what a report must say, or "". All on the CPU, losses in float64.
+    label; loss, correct (units, n): the same without each; forward_equivalents: full forward passes spent an image, a
+    mean; note: a remark for a report, or "". All on the CPU, losses in float64.
     """
 
     units: tuple[Removed, ...]
@@ -84,12 +84,12 @@ class Outcomes(Generic[Removed]):
 
     @property
     def delta_accuracy(self) -> UnitsByImage:
-        """Accuracy lost on each image, points: 100 where removal makes it wrong, -100 where removal makes it right."""
+        """Accuracy lost on each image, points: 100 where removal makes the prediction wrong, -100 where right."""
         return 100 * (self.clean_correct.double() - self.correct.double())
 
     @classmethod
     def join(cls, parts: "Sequence[Outcomes[Removed]]") -> "Outcomes[Removed]":
-        """Outcomes on several batches, in their order, as one. Raises InputError unless they are of the same units."""
+        """The outcomes of several batches, in their order. Raises InputError unless they are of the same units."""
         if not parts:
             raise InputError("expected effects on at least one batch, found none")
         first = parts[0]
@@ -108,7 +108,7 @@ class Outcomes(Generic[Removed]):
         )
 
     def gathered(self, processes: Processes) -> "Outcomes[Removed]":
-        """The outcomes of all processes for their share_of the images, in the order of the images; called by all."""
+        """The outcomes of all processes' shares of the images, in the order of the images; called by every process."""
         spent = processes.total(torch.tensor([self.forward_equivalents * len(self), len(self)]))
         return replace(
             self,

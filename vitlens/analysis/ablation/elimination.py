@@ -1,11 +1,11 @@
-"""Which k of some units change the loss most, by measuring ever fewer of them on ever more images.
+"""Selection of the k units that change the loss most, measuring successively fewer units on more images.
 
 Successive accepts and rejects (Bubeck, Wang and Viswanathan 2013) in a few rounds within a stated cost: after each, the
-half that is furthest from the boundary between in and out, in standard errors of the paired difference, is measured no
-further. What is certain at the end rests on paired differences over the images that two units share: Student's t with
-fewer degrees of freedom where tails are heavy (Satterthwaite, by the kurtosis of all units together), the correction
-for a finite number of images (nothing is uncertain once all are measured), and Bonferroni over all pairs and rounds.
-Where a cheap estimate of each effect is known for all images, an effect is adjusted by regression on it (Cochran 1977).
+half of the units furthest from the selection boundary, in standard errors of the paired difference, is measured no
+further. The final inference uses paired differences over the images that two units share: Student's t with fewer
+degrees of freedom for heavy tails (Satterthwaite, by the kurtosis of all units together), the finite population
+correction (no uncertainty once all images are measured), and Bonferroni over all pairs and rounds. Where a cheap
+estimate of each effect is known for all images, effects are adjusted by regression on it (Cochran 1977).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,8 @@ from vitlens.errors import InputError
 from vitlens.names import Replacement
 
 LIMIT = 1 / 3  # of the cost of measuring everything
-ROUNDS = 3  # after each of which all intervals are to hold at once
-FEWEST = 12  # images before a slope is fitted, or a unit is left out
+ROUNDS = 3  # after each, all intervals hold simultaneously
+FEWEST = 12  # images before a slope is fitted or a unit is eliminated
 
 Measure = Callable[[tuple[Unit, ...], Tensor], Effects]  # units, indices of images -> their effects
 Square = Float[Tensor, "units others"]
@@ -31,14 +31,14 @@ Square = Float[Tensor, "units others"]
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The units that were found to matter most, and how surely.
+    """The most important units, and the confidence in them.
 
     units: all candidates; ranking: their indices, the k chosen first, and within and after them the most important (by
-    change of loss) first; mean, low, high (units,): change of loss over all n images, nats, as estimated from the
-    images each was measured on, with intervals that hold for all units and rounds at once at `confidence`; images
-    (units,): how many those were; n: images there are; settled (units,): whether it is certain at `confidence` that it
-    is one of the k, or none of them; the others overlap. forward_equivalents: full forwards spent, for each of the n
-    images; exact_cost: what measuring all units on all of them would have spent; note: what a report must say, or "".
+    change of loss) first; mean, low, high (units,): change of loss over all n images, nats, estimated from the images
+    each was measured on, with intervals that hold for all units and rounds simultaneously at `confidence`; images
+    (units,): how many those were; n: all images; settled (units,): whether a unit belongs to the k, or does not, at
+    `confidence`; the others overlap. forward_equivalents: full forward passes spent on each of the n images;
+    exact_cost: the cost of measuring all units on all of them; note: a remark for a report, or "".
     """
 
     units: tuple[Unit, ...]
@@ -63,7 +63,7 @@ class Adaptive:
 
     @property
     def resolved(self) -> bool:
-        """Whether the set of the k is certain at the confidence."""
+        """Whether the set of the k is certain at `confidence`."""
         return bool(self.settled.all())
 
     @property
@@ -74,8 +74,8 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Costs:
-    """Full forwards an image: units (units,): of removing each; every: of each measurement beside (the clean pass);
-    before: spent on each of all images already; exact: of measuring everything on all images."""
+    """Full forward passes an image: units (units,): for removing each; every: for the clean pass of a measurement;
+    before: already spent on each of all images; exact: for measuring all units on all images."""
 
     units: PerUnit
     every: float = 1.0
@@ -84,14 +84,14 @@ class Costs:
 
     @property
     def whole(self) -> float:
-        """Of measuring all units on all images."""
+        """The cost of measuring all units on all images."""
         return self.every + float(self.units.sum()) if self.exact is None else self.exact
 
 
 @dataclass(frozen=True)
 class PairedEffects:
     """mean, error, freedom (units,): changes of the loss over all images, standard errors, degrees of freedom; apart,
-    apart_error, apart_freedom (units, units): how much more a row's unit changes it than a column's, in pairs."""
+    apart_error, apart_freedom (units, units): the paired difference of a row's unit and a column's."""
 
     mean: PerUnit
     error: PerUnit
@@ -101,18 +101,18 @@ class PairedEffects:
     apart_freedom: Square
 
     def above(self, confidence: float) -> Bool[Tensor, "units others"]:
-        """Which units (rows) change the loss more than which others; all of these hold at once at `confidence`."""
+        """Which units (rows) change the loss more than others (columns), simultaneously at `confidence`."""
         count = len(self.mean)
         level = (1 - confidence) / (max(1, count * (count - 1) // 2) * ROUNDS)
         return self.apart > _quantile(level, self.apart_freedom) * self.apart_error
 
     def half_width(self, confidence: float) -> PerUnit:
-        """Of the intervals of all means at once."""
+        """Half the width of the simultaneous intervals of all means."""
         return _quantile((1 - confidence) / (2 * len(self.mean) * ROUNDS), self.freedom) * self.error
 
 
 class Measurements:
-    """What has been measured: values (units, n) in the order of drawing, and of how many images for each unit."""
+    """The measurements: values (units, n) in the order of drawing, and the number of images measured for each unit."""
 
     def __init__(self, units: int, n: int, estimate: UnitsByImage | None) -> None:
         self.n, self.estimate = n, estimate
@@ -120,7 +120,7 @@ class Measurements:
         self.images = torch.zeros(units, dtype=torch.long)
 
     def add(self, units: Sequence[int], start: int, effects: UnitsByImage) -> None:
-        """Take in the effects of some units on the images that follow the first `start`."""
+        """Add the effects of units on the images after the first `start`."""
         stop = start + effects.shape[1]
         self.values[units, start:stop] = effects
         self.images[units] = stop
@@ -149,7 +149,7 @@ class Measurements:
         return PairedEffects(*single, *double)
 
     def _kurtosis(self, parts: Mapping[int, Tensor]) -> float:
-        """Of all units together, each over its own images and scaled to its own variance; 3 for normal tails."""
+        """The kurtosis of all units together, each over its own images, scaled to its own variance; 3 if normal."""
         ratios = []
         for images, left in parts.items():
             own = left[self.images[self.images >= images] == images]
@@ -162,10 +162,9 @@ class Measurements:
         return self.estimate is not None and images >= FEWEST
 
     def _adjusted(self, images: int) -> tuple[Tensor, Tensor]:
-        """Of the units that have so many: means over all n images as estimated from these, what is left unexplained.
+        """Of the units measured on this many images: estimated means over all n images, and the residuals.
 
-        The latter (units, images) as if each image were left out of the regression: few images with heavy tails would
-        be fitted too well.
+        The residuals (units, images) are leave-one-out ones, as a regression on few images with heavy tails overfits.
         """
         have = self.images >= images
         own = self.values[have, :images]
@@ -196,30 +195,30 @@ def eliminate(
 ) -> Adaptive:
     """The k units whose absence changes the loss most over n images, without measuring all units on all of them.
 
-    measure: the effects of some units on some images, by index; costs: what it will cost; estimate (units, n): a cheap
-    number for each image that goes with the effect (first_order's), or None; order (n,): in which images are drawn,
-    random (None: seeded); limit: the greatest cost, a share of that of measuring everything (exceeded where FEWEST
-    images cost more). Raises InputError unless 1 <= k <= units.
+    measure: returns the effects of the given units on the images of the given indices; costs: of these measurements;
+    estimate (units, n): a cheap number correlated with the effect (first_order's), or None; order (n,): the random
+    order in which images are drawn (None: seeded); limit: the greatest cost, a share of that of measuring everything
+    (exceeded where FEWEST images cost more). Raises InputError unless 1 <= k <= units.
     """
     if not 1 <= k <= len(units) or n < 1 or not 0 < confidence < 1:
         raise InputError(f"expected k from 1 to {len(units)} units and an image, found k = {k} and {n} images")
     drawn = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) if order is None else order
     values = Measurements(len(units), n, None if estimate is None else estimate[:, drawn].double())
-    active, spent, seen = list(range(len(units))), costs.before * n, 0
+    active, spent, measured = list(range(len(units))), costs.before * n, 0
     accepted: list[int] = []
     replace: Replacement = "mean"
     for rounds_left in range(ROUNDS, 0, -1):
         each = costs.every + float(costs.units[active].sum())
         share = (limit * costs.whole * n - spent) / rounds_left / each
-        more = min(n - seen, max(int(share), 0 if seen else FEWEST))
+        more = min(n - measured, max(int(share), 0 if measured else FEWEST))
         if more > 0:
-            effects = measure(tuple(units[index] for index in active), drawn[seen : seen + more])
-            values.add(active, seen, effects.delta_loss)
-            spent, seen, replace = spent + effects.forward_equivalents * more, seen + more, effects.replace
+            effects = measure(tuple(units[index] for index in active), drawn[measured : measured + more])
+            values.add(active, measured, effects.delta_loss)
+            spent, measured, replace = spent + effects.forward_equivalents * more, measured + more, effects.replace
         compared = values.compare()
         chosen = _chosen(compared, accepted, active, k)
         settled = _settled(compared, chosen, confidence)
-        if rounds_left == 1 or seen == n or bool(settled.all()):
+        if rounds_left == 1 or measured == n or bool(settled.all()):
             break
         contested = _contested(compared, chosen, active)[: max(2, len(active) // 2)]
         accepted += [index for index in active if index in chosen and index not in contested]
@@ -259,13 +258,13 @@ def _result(
 
 
 def _chosen(compared: PairedEffects, accepted: Sequence[int], active: Sequence[int], k: int) -> list[int]:
-    """The k: those accepted before, and the greatest of the active."""
+    """The k units: those accepted before, and the active ones of greatest effect."""
     best = sorted(active, key=lambda index: -float(compared.mean[index]))
     return [*accepted, *best[: k - len(accepted)]]
 
 
 def _contested(compared: PairedEffects, chosen: Sequence[int], active: Sequence[int]) -> list[int]:
-    """The active units, the nearest to the boundary first: to the last that is in, or the first that is out."""
+    """The active units, the nearest to the boundary (the weakest chosen, the strongest not chosen) first."""
     mean = compared.mean.tolist()
     inside = [index for index in active if index in chosen]
     outside = [index for index in active if index not in chosen]
@@ -277,7 +276,7 @@ def _contested(compared: PairedEffects, chosen: Sequence[int], active: Sequence[
 
 
 def _settled(compared: PairedEffects, chosen: Sequence[int], confidence: float) -> Bool[Tensor, " units"]:
-    """Which units are surely in (above all others but k - 1 at most) or surely out (k are above it)."""
+    """Which units certainly belong to the k (above all but k - 1 others) or certainly do not (k are above)."""
     above = compared.above(confidence)
     count, k = len(above), len(chosen)
     inside = torch.zeros(count, dtype=torch.bool)

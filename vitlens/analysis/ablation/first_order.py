@@ -1,4 +1,4 @@
-"""The first-order estimate of a head's effect: gradient times change of its output, one backward pass for all heads."""
+"""The first-order estimate of the effect of each head: gradient times change of output, from one backward pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +19,7 @@ from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.shapes import Heads, Images, Labels
 
-GRAPH = 4  # times fewer images at once, as a backward pass needs the activations of all layers
+GRAPH = 4  # divides the batch size, as a backward pass keeps the activations of all layers
 
 
 def first_order(
@@ -36,8 +36,8 @@ def first_order(
 ) -> UnitsByImage:
     """Each image's gradient of the cross-entropy with respect to a head's output · (replacement - output), nats.
 
-    (units, batch), signed, float64 on the CPU; NaN for MLPs and blocks. The replacement is the one that measure_effects
-    puts in with the same arguments; with zero it is Michel 2019's estimate before the absolute value.
+    (units, batch), signed, float64 on the CPU; NaN for MLPs and blocks. The replacement is that of measure_effects with
+    the same arguments; with "zero" this is the estimate of Michel 2019 before the absolute value.
     """
     result = torch.full((len(units), len(images)), torch.nan, dtype=torch.float64)
     rows = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
@@ -67,7 +67,7 @@ def gradient_times_change(
 
 
 def head_gradients(model: Model, images: Images, labels: Labels, which: set[int]) -> dict[int, tuple[Heads, Heads]]:
-    """By layer: the output of each head before the output projection, and the gradient of each image's loss there."""
+    """By layer: each head's output before the output projection, and the gradient of each image's loss at it."""
     read: dict[int, Tensor] = {}
     with torch.enable_grad(), evaluating(model), _reading(model, which, read):
         loss = F.cross_entropy(model(images), labels, reduction="sum")  # each image's gradient is that of its own loss

@@ -1,4 +1,4 @@
-"""A greedy order of removal: heads are ranked anew after each removal."""
+"""A greedy order of removal: heads are ranked again after each removal."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,7 +23,7 @@ from vitlens.shapes import Images, Labels
 
 @dataclass(frozen=True)
 class Greedy:
-    """order: first removed first; forward_equivalents: full forwards spent on an image."""
+    """order: the first removed first; forward_equivalents: full forward passes spent an image."""
 
     order: tuple[Unit, ...]
     forward_equivalents: float
@@ -44,19 +44,19 @@ def greedy_order(
     budget: int = DEFAULT_BUDGET,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Greedy:
-    """Remove the unit whose removal raises the loss least, rank the rest again without it, and so on.
+    """Remove the unit whose removal raises the loss least, rank the others again without it, and so on.
 
-    every: units removed before ranking again; count: stop ranking after so many are removed (None: all), the rest
-    follows as it was ranked last; means: of the data (None: of these images); advance: called with the number of units
-    removed. The rest as measure_effects, images taken batch_size at a time.
+    every: units removed before ranking again; count: stop ranking after this many are removed (None: all), the others
+    follow in their last ranking; means: of the data (None: of these images); advance: called with the number of units
+    removed. Other arguments as measure_effects; batch_size: images at a time.
 
-    Each round's clean pass is that of the model without the units removed so far, so that every candidate is a replay
-    from its own layer: for h heads about h²/2 replays of half a forward, h²/4 forwards an image in place of h²/2;
-    `every` divides it.
+    Each round's clean pass is that of the model without the units removed so far, so every candidate takes a replay
+    from its own layer: for h heads about h²/2 replays of half a forward pass, so h²/4 passes an image instead of h²/2;
+    `every` divides the cost.
     """
     if every < 1 or not units:
         raise InputError(f"expected units, and at least 1 removed in a round, found {len(units)} and {every}")
-    method_of(model)  # found on the unchanged model, and remembered
+    method_of(model)  # determined and cached on the unchanged model
     size = batch_size or fitting_batch_size(model)
     others = images[other_images(len(images), seed=seed).to(images.device)] if replace == "resample" else images
     batches = [
@@ -90,7 +90,7 @@ def _tensors(
     means: MeanOutputs | None,
     budget: int,
 ) -> tuple[Replacements, float]:
-    """The replacements of the units, from the unchanged model, and the full forwards that they cost."""
+    """The replacements of the units, from the unchanged model, and their cost in full forward passes."""
     if replace == "zero" or means is not None:
         return {} if means is None or replace == "zero" else means.replacements(units), 0.0
     with prepared(model, images, units, replace=replace, donors=donors, budget=budget) as ready:
@@ -107,7 +107,7 @@ def _round(
     tensors: Replacements,
     budget: int,
 ) -> tuple[Tensor, float]:
-    """Each image's loss without the removed units and each candidate (candidates, batch), and full forwards spent."""
+    """Each image's loss without the removed units and each candidate (candidates, batch), and the cost in passes."""
     already = [unit.intervention(replace) for unit in removed]
     with ExitStack() as stack:
         with intervened(model, already, replacements=tensors):
@@ -124,7 +124,7 @@ def _round(
 
 
 def _removed_again(replay: Replay, removed: Sequence[Unit], unit: Unit) -> list[Unit]:
-    """The removed units that must be removed again: those in layers that a replay from the unit's layer runs."""
+    """The removed units that must be removed again: those in layers that a replay from the unit's layer runs again."""
     if not replay.exact or replay.cache == "nothing":
         return list(removed)
     return [each for each in removed if each.layer >= unit.layer]

@@ -1,4 +1,4 @@
-"""The importance of each unit from its effects on every image: means, intervals, tests, by class."""
+"""The importance of each unit from its effects on all images: means, intervals, tests, also by class."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,11 +48,11 @@ class EffectsByClass:
 class Importance:
     """How much each unit matters: what the model loses without it (positive: the unit helps).
 
-    n: images; replace: what stood in its place; loss: change of the mean cross-entropy, nats; accuracy: of accuracy,
+    n: images; replace: what replaced its output; loss: change of the mean cross-entropy, nats; accuracy: of accuracy,
     points; clean_loss, clean_accuracy: of the unchanged model, nats and fraction; first_order (units,): the mean
-    estimate, nats (NaN where there is none), or None; rank_correlation: Spearman of it and the exact change of loss
-    over the heads (NaN where undefined); by_class: None unless asked for; forward_equivalents: full forwards spent on
-    an image, a mean; note: what a report must say, or "".
+    estimate, nats (NaN where undefined), or None; rank_correlation: Spearman's, of it and the exact change of loss
+    over the heads (NaN where undefined); by_class: None if not computed; forward_equivalents: full forward passes
+    spent an image, a mean; note: a remark for a report, or "".
     """
 
     units: tuple[Unit, ...]
@@ -98,7 +98,7 @@ class Importance:
         return self.table(self.loss.high)
 
     def of_kind(self, kind: UnitKind) -> list[int]:
-        """Where the units of a kind stand in `units`."""
+        """The indices of a kind's units in `units`."""
         return [index for index, unit in enumerate(self.units) if unit.kind == kind]
 
     def ranking(self, kind: UnitKind = "head") -> tuple[Unit, ...]:
@@ -127,8 +127,8 @@ def summarise(
 ) -> Importance:
     """Means, intervals and tests of effects on all images.
 
-    groups (n,): what images share; whole groups are drawn and flipped; first (units, n): of first_order; classes: how
-    many classes the effects' labels number, for by_class (0: none).
+    groups (n,): of images that share a source; whole groups are drawn and flipped; first (units, n): from first_order;
+    classes: the number of classes, for by_class (0: not computed).
     """
     loss, accuracy = mean_changes(
         (effects.delta_loss, effects.delta_accuracy),
@@ -163,17 +163,17 @@ def mean_changes(
 ) -> list[MeanChange]:
     """The mean, interval and test of each row of some metrics' differences, Holm within each family of rows.
 
-    All metrics share their draws. NaN instead of interval and p-values for fewer than 2 images or groups.
+    All metrics share their draws. Intervals and p-values are NaN for fewer than 2 images or groups.
     """
     count = len(families)
     every = torch.cat([each.double() for each in values])
     mean = every.mean(1)
-    nothing = torch.full_like(mean, torch.nan)
-    low = high = p = nothing
+    undefined = torch.full_like(mean, torch.nan)
+    low = high = p = undefined
     if _clusters(every.shape[1], groups) > 1:
         low, high = intervals(every, groups=groups, seed=seed)
         largest = max(families.count(family) for family in set(families))
-        draws = max(DRAWS, 2 * round(largest / LEVEL))  # fewer could not pass Holm's correction
+        draws = max(DRAWS, 2 * round(largest / LEVEL))  # with fewer no p-value could pass Holm's correction
         p = sign_flips(every, groups=groups, seed=seed, draws=draws)
     parts = [slice(start, start + count) for start in range(0, len(every), count)]
     return [MeanChange(mean[part], low[part], high[part], p[part], _holm(p[part], families)) for part in parts]
@@ -182,7 +182,7 @@ def mean_changes(
 def agreement(
     importances: Mapping[Replacement, Importance], *, kind: UnitKind = "head"
 ) -> Float[Tensor, "replacements others"]:
-    """Spearman's correlation of the rankings (change of loss) that different replacements give, in their order.
+    """Spearman's correlation of the changes of loss under different replacements, in their order.
 
     Raises InputError unless all are of the same units.
     """
@@ -191,15 +191,18 @@ def agreement(
         raise InputError("expected the importance of the same units under each replacement, found others or none")
     own = each_replacement[0].of_kind(kind)
     rows = [each.loss.mean[own] for each in each_replacement]
-    return torch.tensor([[spearman(one, two) for two in rows] for one in rows], dtype=torch.float64)
+    return torch.tensor(
+        [[spearman(first_losses, second_losses) for second_losses in rows] for first_losses in rows],
+        dtype=torch.float64,
+    )
 
 
 def spearman(first: Tensor, second: Tensor) -> float:
-    """The correlation of the ranks; NaN where one of them is all equal or has a NaN, or for fewer than 2 values."""
-    one, two = (np.asarray(each.double().numpy()) for each in (first, second))
-    if len(one) < 2 or not (np.ptp(one) > 0 and np.ptp(two) > 0):
+    """Spearman's correlation; NaN where one of them is constant or has a NaN, or for fewer than 2 values."""
+    first_values, second_values = (np.asarray(each.double().numpy()) for each in (first, second))
+    if len(first_values) < 2 or not (np.ptp(first_values) > 0 and np.ptp(second_values) > 0):
         return float("nan")
-    return float(np.corrcoef(stats.rankdata(one), stats.rankdata(two))[0, 1])
+    return float(np.corrcoef(stats.rankdata(first_values), stats.rankdata(second_values))[0, 1])
 
 
 def _holm(p: Tensor, families: Sequence[Hashable]) -> Tensor:
@@ -216,13 +219,13 @@ def _clusters(images: int, groups: Tensor | None) -> int:
 
 def _remarks(effects: Effects, groups: Tensor | None) -> list[str]:
     notes = []
-    clusters, what = _clusters(len(effects), groups), "images" if groups is None else "groups of images"
+    clusters, sampled = _clusters(len(effects), groups), "images" if groups is None else "groups of images"
     if clusters < 2:
-        notes.append(f"no intervals and no tests: they need at least 2 {what}, found {clusters}")
+        notes.append(f"no intervals and no tests: they need at least 2 {sampled}, found {clusters}")
     if not effects.clean_correct.any():
         notes.append(
-            f"the unchanged model is right on none of the {len(effects)} images, so accuracy can only rise; read the "
-            "change of loss, and see whether labels and classes fit"
+            f"the unchanged model classifies none of the {len(effects)} images correctly, so accuracy can only rise; "
+            "read the change of loss, and check that labels and classes match"
         )
     return notes
 

@@ -1,4 +1,4 @@
-"""Every image's loss and prediction without several units at once, by replay: what all of ablation rests on."""
+"""Every image's loss and prediction without several units at once, by replay: the basis of all ablation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,31 +18,31 @@ from vitlens.names import Replacement
 from vitlens.shapes import Images, Labels
 
 Losses = Float[Tensor, "sets batch"]
-Right = Bool[Tensor, "sets batch"]
+Correct = Bool[Tensor, "sets batch"]
 
 
 @dataclass(frozen=True)
 class BatchOutcomes:
-    """The outcomes of some sets on one batch: loss (nats) and correct (sets, batch).
+    """The outcomes of sets of units on one batch: loss (nats) and correct (sets, batch).
 
-    cost: multiply-adds of linear layers that measuring them took, so that a resumed run reports all that was spent.
+    cost: multiply-adds of linear layers for measuring them, so that a resumed run can report the total cost.
     """
 
     loss: Losses
-    correct: Right
+    correct: Correct
     cost: int
 
 
 @runtime_checkable
 class Memory(Protocol):
-    """Where outcomes of a batch are kept while they are measured, so that an interrupted run resumes where it was."""
+    """A store of the outcomes of a batch, from which an interrupted run resumes."""
 
     def recall(self, sets: Sequence[tuple[Unit, ...]]) -> BatchOutcomes | None:
-        """The outcomes of these, or None where they were not measured before."""
+        """The stored outcomes of these sets, or None."""
         ...
 
     def remember(self, sets: Sequence[tuple[Unit, ...]], outcomes: BatchOutcomes) -> None:
-        """Keep the outcomes of these."""
+        """Store the outcomes of these sets."""
         ...
 
 
@@ -63,7 +63,7 @@ def measure_jointly(
 ) -> JointEffects:
     """As measure_effects, with several units removed at once; an empty set is the unchanged model.
 
-    memory: what was measured before and need not be again, a few sets at a time (those that begin at one layer).
+    memory: of outcomes measured before, by sets whose first unit is in the same layer.
     """
     every = tuple(dict.fromkeys(unit for each in sets for unit in each))
     with prepared(
@@ -74,17 +74,17 @@ def measure_jointly(
         _require_finite(clean_loss, [()], model.alias, offset)
         loss = clean_loss.new_zeros(len(sets), len(images))
         correct = clean_correct.new_zeros(loss.shape)
-        recalled = 0  # what an earlier attempt spent on what is recalled
+        recalled = 0  # the cost of the recalled outcomes in an earlier run
         for rows in _by_first_layer(sets):
-            some = [sets[row] for row in rows]
-            known = None if memory is None else memory.recall(some)
-            outcomes = known or _measure(ready, some, replace, truth)
+            layer_sets = [sets[row] for row in rows]
+            known = None if memory is None else memory.recall(layer_sets)
+            outcomes = known or _measure(ready, layer_sets, replace, truth)
             loss[rows], correct[rows] = outcomes.loss, outcomes.correct
-            _require_finite(loss[rows], some, model.alias, offset)
+            _require_finite(loss[rows], layer_sets, model.alias, offset)
             if known is not None:
                 recalled += known.cost
             elif memory is not None:
-                memory.remember(some, outcomes)
+                memory.remember(layer_sets, outcomes)
             advance(len(rows))
         return JointEffects(
             tuple(sets),
@@ -99,7 +99,7 @@ def measure_jointly(
         )
 
 
-def loss_and_correct(logits: Float[Tensor, "sets batch classes"], labels: Labels) -> tuple[Losses, Right]:
+def loss_and_correct(logits: Float[Tensor, "sets batch classes"], labels: Labels) -> tuple[Losses, Correct]:
     """Cross-entropy (sets, batch) in nats, float64, and whether the prediction is the label; on the CPU."""
     loss = F.cross_entropy(logits.float().flatten(0, 1), labels.repeat(len(logits)), reduction="none")
     return loss.view(logits.shape[:2]).cpu().double(), (logits.argmax(-1) == labels).cpu()
@@ -120,7 +120,7 @@ def _without(
 
 
 def _by_first_layer(sets: Sequence[tuple[Unit, ...]]) -> list[list[int]]:
-    """Which sets begin at the same layer: they are replayed together, and their tensors held no longer than that."""
+    """Rows of sets by the layer of their first unit: these are replayed together, then their tensors are released."""
     rows: dict[int, list[int]] = {}
     for row, each in enumerate(sets):
         rows.setdefault(min((unit.layer for unit in each), default=-1), []).append(row)

@@ -1,8 +1,8 @@
-"""Which heads act together: effects of removing two at once, and how alike the outputs of two heads are.
+"""Interactions between heads: the effect of removing two at once, and the similarity of the outputs of two heads.
 
-Likeness is linear CKA, exact over any number of images: unbiased HSIC (Song 2012; Nguyen 2021) of linear kernels,
-K = X Xᵀ with its diagonal left out, needs sums over the samples alone: Σ x yᵀ, Σ x, Σ |x|², Σ x |y|², Σ |x|² |y|². They
-are kept for all heads at once, and CKA follows from them at the end: it is not a mean over batches.
+Similarity is linear CKA, exact over any number of images: unbiased HSIC (Song 2012; Nguyen 2021) of linear kernels,
+K = X Xᵀ without its diagonal, needs only sums over the samples: Σ x yᵀ, Σ x, Σ |x|², Σ x |y|², Σ |x|² |y|². They are
+accumulated for all heads, and CKA is computed from them at the end: it is not a mean over batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,8 +70,8 @@ class Synergy:
     def matrix(self) -> Float[Tensor, "units others"]:
         """The synergies as a symmetric matrix, NaN on its diagonal."""
         table = torch.full((len(self.units), len(self.units)), torch.nan, dtype=torch.float64)
-        for (one, two), value in zip(self.pairs, self.change.mean):
-            table[one, two] = table[two, one] = value
+        for (first, second), value in zip(self.pairs, self.change.mean):
+            table[first, second] = table[second, first] = value
         return table
 
 
@@ -89,9 +89,9 @@ def pairwise(
     budget: int = DEFAULT_BUDGET,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Pairs:
-    """Remove each of the units, and each two of them, on one batch; join over batches, then `synergy`.
+    """The effects of removing each unit and each pair of units on one batch; join over batches, then call `synergy`.
 
-    advance: called with the number of removals just done, k (k + 1) / 2 in all. The rest as measure_effects.
+    advance: called with the number of removals just done, k (k + 1) / 2 in all. Other arguments as measure_effects.
     """
     if len(units) < 2 or len(set(units)) < len(units):
         raise InputError(f"expected at least 2 different units to pair, found {[unit.name for unit in units]}")
@@ -100,7 +100,7 @@ def pairwise(
         model,
         images,
         labels,
-        [*((unit,) for unit in units), *((units[one], units[two]) for one, two in pairs)],
+        [*((unit,) for unit in units), *((units[first], units[second]) for first, second in pairs)],
         replace=replace,
         means=means,
         donors=donors,
@@ -120,16 +120,18 @@ def synergy(pairs: Pairs, *, groups: Tensor | None = None, seed: int = 0) -> Syn
     beyond = both - effect[first] - effect[second]
     (change,) = mean_changes((beyond,), families=[0] * len(beyond), groups=groups, seed=seed)
     n = len(pairs.outcomes)
-    few = "" if change.low.isfinite().all() else "no intervals and no tests: they need at least 2 images (or groups)"
-    note = "; ".join(filter(None, (pairs.outcomes.note, few)))
+    warning = (
+        "" if change.low.isfinite().all() else "no intervals and no tests: they need at least 2 images (or groups)"
+    )
+    note = "; ".join(filter(None, (pairs.outcomes.note, warning)))
     return Synergy(pairs.units, pairs.pairs, change, both.mean(1), n, note)
 
 
 @dataclass(frozen=True)
 class Redundancy:
-    """Linear CKA of heads' outputs over tokens and images: 1 on the diagonal, NaN where tokens are not the same.
+    """Linear CKA of heads' outputs over tokens and images: 1 on the diagonal, NaN where the tokens differ.
 
-    units: the heads, of rows and columns; matrix: unbiased, so that unlike heads are near 0 and may fall below; images:
+    units: the heads, of rows and columns; matrix: unbiased, so that it is near 0, also below, for unlike heads; images:
     how many.
     """
 
@@ -139,7 +141,7 @@ class Redundancy:
 
 
 class CrossMoments:
-    """Sums over samples of some heads' outputs, float64, from which the linear CKA of every two of them follows.
+    """Sums over samples of heads' outputs, float64, from which the linear CKA of each pair of heads is computed.
 
     Memory: (all heads x head_dim)² numbers of 8 bytes, 42 MB for DeiT-tiny, 680 MB for ViT-B.
     """
@@ -149,13 +151,13 @@ class CrossMoments:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, samples: Sequence[Samples]) -> None:
-        """Take in samples of layer after layer, the same samples in each."""
+        """Add samples of each layer, the same samples in all layers."""
         exact = [each.double() for each in samples]
         wide = torch.cat([each.flatten(1) for each in exact], 1)  # (samples, all heads x head_dim)
         square = torch.cat([each.square().sum(2) for each in exact], 1)  # (samples, all heads)
         cross = wide.new_zeros(wide.shape[1], wide.shape[1])
         start = 0
-        for each in exact:  # above the diagonal alone
+        for each in exact:  # only above the diagonal
             stop = start + each[0].numel()
             cross[start:stop, start:] = wide[:, start:stop].T @ wide[:, start:]
             start = stop
@@ -175,7 +177,7 @@ class CrossMoments:
         self._sums = {name: total(self._sums[name]) for name in sorted(self._sums)}
 
     def cka(self, widths: Sequence[int]) -> Similar:
-        """The CKA of every two heads, whose widths (head_dim) these are, in their order.
+        """The CKA of each pair of heads; widths: the head_dim of each head, in their order.
 
         Raises InputError for fewer than four samples.
         """
@@ -188,12 +190,12 @@ class CrossMoments:
         return cka.where(torch.isfinite(cka), torch.nan)
 
     def _hsic(self, member: Float[Tensor, "heads columns"]) -> Similar:
-        """Unbiased HSIC of every two heads, times n (n - 3)."""
+        """Unbiased HSIC of each pair of heads, times n (n - 3)."""
         n = self.count
         cross, total, square, weighted, squares = (
             self._sums[name].cpu() for name in ("cross", "sum", "square", "weighted", "squares")
         )
-        products = member @ cross.square() @ member.T - squares  # tr K L, i ≠ j; below the diagonal nothing yet
+        products = member @ cross.square() @ member.T - squares  # tr K L, i ≠ j; only above the diagonal
         ones = member @ total.square() - square  # 1ᵀ K 1
         own = member * total  # each head's part of the sum, in its columns
         both = own @ cross @ own.T  # Σ (x·s_x) (y·s_y)
@@ -204,10 +206,9 @@ class CrossMoments:
 
 
 class RedundancyStream:
-    """Takes in batch after batch, and gives the similarity of all heads; memory does not grow with the images.
+    """Accumulates batches and computes the similarity of all heads; memory does not grow with the number of images.
 
-    Heads are compared where their layers have the same tokens at the same places: one sequence of as many tokens; the
-    windows of Swin are compared within a layer.
+    Heads are compared where their layers have the same token sequence; the windows of Swin are compared within a layer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -221,7 +222,7 @@ class RedundancyStream:
             raise UnsupportedError(f"expected heads that an output projection reads, found none in {model.alias}")
 
     def add(self, images: Images) -> None:
-        """Take in the heads' outputs of a batch, by a clean pass."""
+        """Add the heads' outputs for a batch, from a clean pass."""
         with replaying(self.model, images) as replay:
             for group, moments in self._parts.values():
                 step = max(1, _ROWS // (group[0].queries * group[0].windows))
@@ -251,7 +252,7 @@ class RedundancyStream:
 
 
 def redundancy(model: Model, batches: Batches) -> Redundancy:
-    """How alike the heads' outputs are, pair by pair, over all tokens of all images."""
+    """The similarity of each pair of heads' outputs over all tokens of all images."""
     stream = RedundancyStream(model)
     for images in batches:
         stream.add(images)

@@ -1,4 +1,4 @@
-"""Accuracy and loss as heads are removed one after another, in several orders."""
+"""Accuracy and loss as units are removed one after another, in several orders."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class AblationCurve:
     """Every image's loss and prediction without the first units of an order.
 
     order: the units, first removed first; removed: how many of them, for each row of outcomes (0 is the unchanged
-    model); outcomes: loss, correct (removed, n). Per image, so that curves can be compared in pairs.
+    model); outcomes: loss, correct (removed, n), per image, so that curves can be compared in pairs.
     """
 
     order: tuple[Unit, ...]
@@ -46,12 +46,12 @@ class AblationCurve:
 
     @classmethod
     def join(cls, parts: Sequence["AblationCurve"]) -> "AblationCurve":
-        """Curves of one order on several batches as one. Raises InputError unless they are of the same removals."""
+        """The curve of one order from those of several batches. Raises InputError where their removals differ."""
         return changed(parts[0], outcomes=JointEffects.join([part.outcomes for part in parts]))
 
 
 def steps(count: int, *, points: int = 13) -> tuple[int, ...]:
-    """At most so many numbers of removed units, evenly from 0 to count, both included."""
+    """At most `points` numbers of removed units, evenly from 0 to count, both included."""
     if count < 1 or points < 2:
         raise InputError(f"expected at least 1 unit and 2 points of a curve, found {count} and {points}")
     return tuple(sorted({round(count * point / (points - 1)) for point in range(points)}))
@@ -81,20 +81,19 @@ def removal_curves(
     """The curves of several orders on one batch, from one clean pass; join those of one name over batches.
 
     orders: by name ("least first", "most first", "random 0" ...); removed: after how many removals to measure (None:
-    after each), those beyond an order's length left out; advance: called with the number of different sets just
-    measured. The replacement of a removed unit is that of the unchanged model. The rest as measure_effects; the cost is
-    divided evenly among the curves.
+    after each; those beyond an order's length are left out); advance: called with the number of distinct sets just
+    measured. The replacement of a removed unit is that of the unchanged model. Other arguments as measure_effects; the
+    cost is divided evenly among the curves.
     """
     counts = {name: _counts(len(order), removed) for name, order in orders.items()}
-    wanted = {name: [tuple(order[:count]) for count in counts[name]] for name, order in orders.items()}
-    alike = {
-        frozenset(each): each for sets in wanted.values() for each in sets
-    }  # all orders share their first and last set
+    removed_units = {name: [tuple(order[:count]) for count in counts[name]] for name, order in orders.items()}
+    # all orders share their first and last set
+    distinct = {frozenset(each): each for sets in removed_units.values() for each in sets}
     joint = measure_jointly(
         model,
         images,
         labels,
-        list(alike.values()),
+        list(distinct.values()),
         replace=replace,
         means=means,
         donors=donors,
@@ -103,14 +102,14 @@ def removal_curves(
         budget=budget,
         advance=advance,
     )
-    place = {each: row for row, each in enumerate(alike)}
+    place = {each: row for row, each in enumerate(distinct)}
     cost = joint.forward_equivalents / max(1, len(orders))
     curves = {}
     for name, order in orders.items():
-        rows = [place[frozenset(each)] for each in wanted[name]]
+        rows = [place[frozenset(each)] for each in removed_units[name]]
         outcomes = changed(
             joint,
-            units=tuple(wanted[name]),
+            units=tuple(removed_units[name]),
             loss=joint.loss[rows],
             correct=joint.correct[rows],
             forward_equivalents=cost,
@@ -130,7 +129,7 @@ def removal_curve(
     means: MeanOutputs | None = None,
     seed: int = 0,
 ) -> AblationCurve:
-    """The curve of one order on one batch; the rest as removal_curves."""
+    """The curve of one order on one batch; other arguments as removal_curves."""
     curves = removal_curves(
         model, images, labels, {"": order}, removed=removed, replace=replace, means=means, seed=seed
     )
@@ -140,10 +139,10 @@ def removal_curve(
 def share_removable(
     curve: AblationCurve, *, points: float = 1.0, groups: Tensor | None = None, seed: int = 0
 ) -> Estimate:
-    """The share of the units that can be removed, in this order, before accuracy has fallen by more than `points`.
+    """The share of the units that can be removed, in this order, before accuracy falls by more than `points`.
 
-    Of the numbers that were measured, the greatest up to which no accuracy is lower. With its 95 % bootstrap interval
-    over images (or groups); none for fewer than 2. Raises InputError where the curve does not begin at 0 removed.
+    The greatest measured number of removals up to which no accuracy is lower than that, with its 95 % bootstrap
+    interval over images (or groups; none for fewer than 2). Raises InputError where the curve does not start at 0.
     """
     if not curve.removed or curve.removed[0] != 0:
         raise InputError(f"expected a curve from 0 removed units on, found {curve.removed[:1]}")
@@ -151,8 +150,8 @@ def share_removable(
     shares = torch.tensor(curve.removed, dtype=torch.float64) / len(curve.order)
 
     def removable(accuracies: Float[Tensor, "draws removed"]) -> Float[Tensor, " draws"]:
-        kept = 100 * (accuracies[:, :1] - accuracies) <= points + _ROUNDING
-        return shares[kept.long().cumprod(1).sum(1) - 1]
+        tolerated = 100 * (accuracies[:, :1] - accuracies) <= points + _ROUNDING
+        return shares[tolerated.long().cumprod(1).sum(1) - 1]
 
     value, n = float(removable(right.mean(1)[None])[0]), right.shape[1]
     if (n if groups is None else len(groups.unique())) < 2:
@@ -163,10 +162,10 @@ def share_removable(
 
 
 def removal_matters(curve: AblationCurve, *, points: float = 1.0, groups: Tensor | None = None) -> bool:
-    """Whether removing all units of a curve surely lowers accuracy, by more than `points`.
+    """Whether removing all units of a curve significantly lowers accuracy, by more than `points`.
 
-    Judged on the upper end of the last accuracy's 95 % interval. Where it does not, the share that can be removed says
-    nothing about the units, only about the images.
+    By the upper end of the last accuracy's 95 % interval. If it does not, the share that can be removed says nothing
+    about the units.
     """
     accuracies = curve.accuracy(groups=groups)
     first, last = accuracies[0], accuracies[-1]

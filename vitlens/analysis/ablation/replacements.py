@@ -23,9 +23,9 @@ Batches = Iterable[Float[Tensor, "_ 3 height width"]]  # of any sizes
 
 
 class MeanOutputs:
-    """Running means of every head's and MLP's output over images, at each token; memory does not grow with them.
+    """Running means of every head's and MLP's output over images at each token; memory does not grow with the images.
 
-    images: how many were taken in.
+    images: the number of images added.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class MeanOutputs:
         self._sums: dict[tuple[str, int], Tensor] = {}  # float64: heads (heads, tokens, head_dim), mlp (tokens, dim)
 
     def add(self, replay: Replay, images: int) -> None:
-        """Take in the clean pass of a batch of so many images."""
+        """Add the clean pass of a batch of this many images."""
         for layer in layers(replay.model):
             if layer.head_dim:
                 self._take("head", layer.index, replay.head_mean(layer.index) * images)
@@ -42,7 +42,7 @@ class MeanOutputs:
         self.images += images
 
     def add_heads(self, outputs: Mapping[int, Heads], images: int) -> None:
-        """Take in the outputs of some layers' heads, by layer, on a batch of so many images."""
+        """Add the outputs of heads, by layer, for a batch of this many images."""
         for layer, heads in outputs.items():
             self._take("head", layer, heads.sum(0))
         self.images += images
@@ -53,7 +53,7 @@ class MeanOutputs:
         self._sums = {key: total(self._sums[key]) for key in sorted(self._sums)}
 
     def replacements(self, units: Iterable[Unit]) -> Replacements:
-        """The tensors that removing these units by their mean needs. Raises InputError before the first image."""
+        """The mean outputs that replace these units. Raises InputError before the first image."""
         tensors = {}
         for unit in units:
             if unit.kind == "block":
@@ -70,7 +70,7 @@ class MeanOutputs:
 
 
 def means_of(model: Model, batches: Batches) -> MeanOutputs:
-    """The means over all images of some batches, by clean passes that keep nothing else."""
+    """The means over all images of the batches, from clean passes that store nothing else."""
     means = MeanOutputs()
     for images in batches:
         with replaying(model, images, budget=0) as replay:
@@ -79,7 +79,7 @@ def means_of(model: Model, batches: Batches) -> MeanOutputs:
 
 
 def other_images(count: int, *, seed: int) -> Int[Tensor, " batch"]:
-    """For each of `count` images another one, each once: a seeded cycle through all of them.
+    """For each of `count` images the index of another one, each used once: a seeded cycle through all of them.
 
     Raises InputError for fewer than two.
     """
@@ -92,11 +92,11 @@ def other_images(count: int, *, seed: int) -> Int[Tensor, " batch"]:
 
 
 def replacement_for(images: int, asked: Replacement | None) -> Replacement:
-    """The kind of replacement on so many images; asked: None takes the mean, or on few images what is defined there.
+    """The replacement for this many images; asked: None is the mean, or for few images resampling or zero.
 
-    The mean over few images is nearly each image's own output, so that removing a unit would seem to change nothing:
-    fewer than FEWEST_FOR_MEAN are resampled, and one image takes zero. Raises InputError for a mean or a resampling
-    that was asked for on too few.
+    The mean over few images is close to each image's own output, so removing a unit would seem to have no effect: with
+    fewer than FEWEST_FOR_MEAN images the default is resampling, with a single image zero. Raises InputError for "mean"
+    or "resample" on too few images.
     """
     instead: Replacement = "resample" if images > 1 else "zero"
     if asked is None:
@@ -107,12 +107,12 @@ def replacement_for(images: int, asked: Replacement | None) -> Replacement:
             f"--replace {instead}"
         )
     if asked == "resample" and images < 2:
-        other_images(images, seed=0)  # refuses
+        other_images(images, seed=0)  # raises
     return asked
 
 
 def replacement_note(images: int, replace: Replacement) -> str:
-    """What a report must say where another replacement was taken than the mean."""
+    """The remark for a report where the default replacement was not the mean."""
     by = "another image's output" if replace == "resample" else "zero, which overstates what they do"
     many = f"{images} images are" if images != 1 else "1 image is"
     return f"{many} too few for a mean over the data (at least {FEWEST_FOR_MEAN}), so units are replaced by {by}"
@@ -120,9 +120,9 @@ def replacement_note(images: int, replace: Replacement) -> str:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A clean pass of a batch, and the tensors that removals from it need.
+    """A clean pass of a batch, and the tensors that replace removed units' outputs.
 
-    replay: of the images; replacements: of some units; donor: the pass of the images that units are resampled from.
+    replay: of the images; replacements: of given units; donor: the replay of the images that units are resampled from.
     """
 
     replay: Replay
@@ -131,12 +131,12 @@ class Prepared:
 
     @property
     def cost(self) -> int:
-        """Multiply-adds of linear layers spent so far, those on the images resampled from included."""
+        """Multiply-adds of linear layers spent so far, including those on the donors."""
         return self.replay.cost + (0 if self.donor is None else self.donor.cost)
 
     @property
     def forward_equivalents(self) -> float:
-        """The same in full forwards of the batch."""
+        """The cost in full forward passes of the batch."""
         return self.cost / self.replay.forward_cost
 
 
@@ -160,7 +160,7 @@ def prepared(
             own = means if means is not None or replace == "zero" else MeanOutputs()
             if own is not None and own is not means:
                 own.add(replay, len(images))
-            yield Prepared(replay, lambda some: {} if replace == "zero" or own is None else own.replacements(some))
+            yield Prepared(replay, lambda units: {} if replace == "zero" or own is None else own.replacements(units))
         return
     if donors is not None and len(donors) != len(images):
         raise InputError(f"expected another image for each of {len(images)} images, found {len(donors)}")
@@ -171,7 +171,9 @@ def prepared(
             source = stack.enter_context(replaying(model, images if donors is None else donors, budget=budget))
         replay = source if donors is None else stack.enter_context(replaying(model, images, budget=budget))
         rows = order.to(images.device)
-        yield Prepared(replay, lambda some: _others(source, some, rows, outputs), None if donors is None else source)
+        yield Prepared(
+            replay, lambda units: _resampled(source, units, rows, outputs), None if donors is None else source
+        )
 
 
 def _with_mlp(model: Model, index: int) -> Layer:
@@ -181,7 +183,7 @@ def _with_mlp(model: Model, index: int) -> Layer:
     return layer
 
 
-def _others(source: Replay, units: Iterable[Unit], rows: Tensor, outputs: dict[int, Tokens]) -> Replacements:
+def _resampled(source: Replay, units: Iterable[Unit], rows: Tensor, outputs: dict[int, Tokens]) -> Replacements:
     heads: dict[int, Tensor] = {}
     tensors: Replacements = {}
     for unit in units:

@@ -16,8 +16,8 @@ from vitlens.shapes import Labels, Logits
 
 @dataclass(frozen=True)
 class ClassMapping:
-    """classes: the names of the columns that `read` gives, the data's first; read: the model's logits in that order;
-    note: what a report must say of it, "" where names were enough."""
+    """classes: the names of the columns that `read` returns, the data's first; read: maps the model's logits to them;
+    note: a remark for a report, "" where classes were matched by name."""
 
     classes: tuple[str, ...]
     read: Callable[[Logits], Logits]
@@ -25,25 +25,25 @@ class ClassMapping:
 
 
 def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
-    """How a model of these classes answers in the classes of the data.
+    """The mapping from the logits of a model of these classes to the classes of the data.
 
-    ImageNet's 1000 answer for Geirhos's 16 by the mean probability of those that a class stands for; else classes are
+    ImageNet's 1000 classes are mapped to Geirhos's 16 by the mean probability of each group; otherwise classes are
     matched by name. Raises InputError listing the differences.
     """
     groups = imagenet16()
     if tuple(model) == imagenet_classes() and set(data) <= groups.keys():
         names = (*data, *(name for name in groups if name not in set(data)))
-        note = _grouped_words(data, groups)
+        note = _grouping_note(data, groups)
         return ClassMapping(names, lambda logits: grouped(logits, [groups[name] for name in names]), note)
     columns, classes = match_classes(model, data)
     return ClassMapping(classes, lambda logits: logits[:, columns])
 
 
 def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
-    """Which of the model's logits stands for which class: column indices, and the names in that order.
+    """The column of the model's logits for each class, and the names in that order.
 
-    The data's classes come first, in the data's order, found by name among the model's; a model whose classes are
-    only numbered, and as many, is taken by position. Raises InputError listing the differences.
+    The data's classes come first, in the data's order, matched by name; a model with as many classes that are only
+    numbered is matched by position. Raises InputError listing the differences.
     """
     if tuple(model) == tuple(data) or _are_numbers(model, len(data)):
         return list(range(len(model))), tuple(data)
@@ -53,7 +53,7 @@ def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int],
         only = [name for name in model if name not in set(data)]
         raise InputError(
             f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the data: "
-            f"{_some(missing)}; only in the model: {_some(only)}; name the model's with --classes FILE"
+            f"{_first_few(missing)}; only in the model: {_first_few(only)}; name the model's with --classes FILE"
         )
     columns = [place[name] for name in data]
     taken = set(columns)
@@ -64,7 +64,7 @@ def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int],
 def label_columns(model: Sequence[str], split: Split) -> Labels:
     """The label of each image as a column of the logits of a model of these classes: (n,), on the CPU.
 
-    The one place where labels become the model's: what takes its result must not match names again. Raises DataError
+    Labels are converted only here; functions that take the result must not match names again. Raises DataError
     for a split without labels, InputError where a class of the data is none of the model's.
     """
     if split.labels is None:
@@ -83,7 +83,7 @@ def grouped(logits: Logits, groups: Sequence[Sequence[int]]) -> Float[Tensor, "b
 def require_shared(
     first: Sequence[str], second: Sequence[str], data: Sequence[str]
 ) -> tuple[ClassMapping, ClassMapping]:
-    """How two models answer in the data's classes. Raises InputError naming the model that cannot, and what differs."""
+    """The class mappings of two models. Raises InputError naming the model whose classes do not match, and how."""
     mappings = []
     for which, model in (("first", first), ("second", second)):
         try:
@@ -97,17 +97,17 @@ def _are_numbers(names: Sequence[str], count: int) -> bool:
     return len(names) == count and list(names) == [str(index) for index in range(count)]
 
 
-def _some(names: Sequence[str]) -> str:
-    """A few of these names, and how many more."""
+def _first_few(names: Sequence[str]) -> str:
+    """The first five names, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return (", ".join(repr(name) for name in names[:5]) or "none") + more
 
 
-def _grouped_words(data: Sequence[str], groups: Mapping[str, Sequence[int]]) -> str:
-    """What a report must say where 1000 classes answer for 16."""
+def _grouping_note(data: Sequence[str], groups: Mapping[str, Sequence[int]]) -> str:
+    """The remark for a report where 1000 classes are grouped into 16."""
     sizes = ", ".join(f"{name}: {len(groups[name])}" for name in data[:3]) + (", ..." if len(data) > 3 else "")
     return (
-        "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's 1000 classes answer "
-        f"for the 16, each by the mean probability of those that it stands for ({sizes}); the other classes are left "
-        "out. Name folders by ImageNet's classes or wnids (tabby, n02123045) to evaluate among all 1000."
+        "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's 1000 classes are "
+        f"grouped into the 16, each with the mean probability of its group ({sizes}); the other classes are left out. "
+        "Name folders by ImageNet's classes or wnids (tabby, n02123045) to evaluate among all 1000."
     )

@@ -1,4 +1,4 @@
-"""How often a model is right, where it is not, and whether its confidence can be trusted."""
+"""A model's predictions on a split: accuracy, accuracy by class, confusion, calibration."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from vitlens.models.support import needs_of, require
 from vitlens.shapes import Labels, Logits
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
 
-BACKWARD = 3  # a backward pass holds about this many times what a forward pass does
-BINS = 15  # of the calibration error, of equal width
+BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
+BINS = 15  # of the expected calibration error, of equal width
 _PIXELS_AT_ONCE = {"cpu": 32 * 224 * 224, "other": 128 * 224 * 224}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model answered on a split.
+    """A model's logits on a labelled split.
 
-    logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then what else the model
-    knows; labels: (n,); groups: (n,) what images share, or None.
+    logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the model's others;
+    labels: (n,); groups: (n,) of images that share a source, or None.
     """
 
     alias: str
@@ -42,7 +42,7 @@ class Evaluation:
 
     @property
     def predictions(self) -> Labels:
-        """The likeliest class of each image."""
+        """The most probable class of each image."""
         return self.logits.argmax(-1)
 
     @property
@@ -53,7 +53,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class: how many of its n images are right, None where it has no images."""
+    """One class: its number of images and the accuracy on them, None without images."""
 
     name: str
     n: int
@@ -83,7 +83,7 @@ def evaluate(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Evaluation:
-    """The model's answers on every image of a labelled split.
+    """The model's logits and predictions for every image of a labelled split.
 
     batch_size: images at a time (None: chosen to fit); advance: called with the number of images just done. Raises
     DataError for a split without labels, InputError when the classes do not match (UnsupportedError where the model has
@@ -91,16 +91,16 @@ def evaluate(
     """
     require(model, *needs_of("evaluate"))
     labels = require_labels(split)
-    read = reading(model.classes, split.classes)
+    mapping = reading(model.classes, split.classes)
     logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)
-    return Evaluation(model.alias, read.classes, read.read(logits), labels.cpu().long(), split.groups)
+    return Evaluation(model.alias, mapping.classes, mapping.read(logits), labels.cpu().long(), split.groups)
 
 
 def require_labels(split: Split) -> Labels:
     """The labels of a split. Raises DataError when it has none, or no images."""
     if split.labels is None or not len(split):
-        found = "images without labels" if len(split) else "no images"
-        raise DataError(f"expected labelled images to evaluate on, found {found} in {split.name}; try vitlens predict")
+        images = "images without labels" if len(split) else "no images"
+        raise DataError(f"expected labelled images to evaluate on, found {images} in {split.name}; try vitlens predict")
     return split.labels
 
 
@@ -131,7 +131,7 @@ def answers(
 
 
 def fitting_batch_size(model: Model) -> int:
-    """Images at a time that fit easily: by the pixels of the model's input; at least 1, at most 512."""
+    """A batch size that fits in memory, by the pixels of the model's input; at least 1, at most 512."""
     height, width = model.input_size
     budget = _PIXELS_AT_ONCE["cpu" if model.device.type == "cpu" else "other"]
     return max(1, min(512, budget // (height * width)))
@@ -140,8 +140,8 @@ def fitting_batch_size(model: Model) -> int:
 def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
     """The fraction of correct predictions, with Wilson's interval.
 
-    Where several images share a group (scenes of one source digit), its bootstrap over groups instead; when all or
-    none are correct that has no width, and Wilson's over the number of groups is given.
+    Where several images share a group (scenes of one source digit), a bootstrap interval over groups instead; when all
+    or none are correct its width would be 0, and Wilson's over the number of groups is used.
     """
     n, right = len(correct), int(correct.sum())
     if groups is None or len(groups.unique()) == n:
@@ -151,7 +151,7 @@ def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, s
         bound = wilson(clusters if right else 0, clusters)
         return Estimate(right / n, bound.low, bound.high, n)
     if len(groups.unique()) == 1:
-        return Estimate(right / n, 0.0, 1.0, n)  # one group, partly right: anything is possible for another
+        return Estimate(right / n, 0.0, 1.0, n)  # one group, partly correct: nothing is known about other groups
     return bootstrap_mean(correct.cpu().numpy(), groups=groups.cpu().numpy(), seed=seed)
 
 
@@ -162,18 +162,18 @@ def per_class(evaluation: Evaluation, *, count: int, seed: int = 0) -> tuple[Cla
         members = evaluation.labels == index
         n = int(members.sum())
         groups = None if evaluation.groups is None else evaluation.groups[members]
-        found = accuracy(evaluation.correct[members], groups=groups, seed=seed) if n else None
-        scores.append(ClassScore(name, n, found))
+        estimate = accuracy(evaluation.correct[members], groups=groups, seed=seed) if n else None
+        scores.append(ClassScore(name, n, estimate))
     return tuple(scores)
 
 
 def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor, "truth prediction"]:
-    """How many images of each class (rows) are taken for each class (columns)."""
+    """The number of images of each class (rows) predicted as each class (columns)."""
     return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
 
 
 def top_k(logits: Logits, labels: Labels, *, k: int) -> Bool[Tensor, " batch"]:
-    """Whether the label is among the k likeliest classes."""
+    """Whether the label is among the k most probable classes."""
     return (logits.topk(min(k, logits.shape[-1]), dim=-1).indices == labels[:, None]).any(-1)
 
 

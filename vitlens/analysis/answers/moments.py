@@ -1,4 +1,4 @@
-"""Running sums: means and intervals over any number of images, in memory that does not grow with them."""
+"""Running sums: means and intervals over images, in memory that does not grow with their number."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ Key = tuple[str, int]  # statistic, layer
 class Moments:
     """Sums and sums of squares over images, float64, of named numbers per layer.
 
-    count: images taken in; sums, squares: by (name, layer), each (heads,). Two of them from different images are
-    joined by adding all numbers, as processes do.
+    count: the number of images; sums, squares: by (name, layer), each (heads,). Moments of different images are joined
+    by adding all numbers.
     """
 
     count: int = 0
@@ -25,7 +25,7 @@ class Moments:
     squares: dict[Key, Tensor] = field(default_factory=dict)
 
     def add(self, values: Mapping[Key, Tensor], images: int) -> None:
-        """Take in a batch: values (images, heads) by name and layer."""
+        """Add a batch: values (images, heads) by name and layer."""
         for key, value in values.items():
             exact = value.detach().double().cpu()
             total, square = exact.sum(0), exact.square().sum(0)
@@ -53,11 +53,11 @@ class Moments:
         """Two-sided p-values that the mean is 0, (heads,): Student's t; 1 where all values are 0, NaN for one image."""
         mean, error = self.mean(key).numpy(), (self.variance(key) / self.count).sqrt().numpy()
         ratio = np.divide(np.abs(mean), error, out=np.where(mean == 0, 0.0, np.inf), where=error > 0)
-        found: NDArray[np.float64] = 2 * stats.t.sf(ratio, max(self.count - 1, 1))
-        return found if self.count > 1 else np.full_like(found, np.nan)
+        p: NDArray[np.float64] = 2 * stats.t.sf(ratio, max(self.count - 1, 1))
+        return p if self.count > 1 else np.full_like(p, np.nan)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Add up what several processes took in; total: the sum of a tensor over all of them."""
+        """Add up the moments of all processes; total: sums a tensor over them."""
         self.count = round(float(total(torch.tensor([self.count], dtype=torch.float64))))
         for part in (self.sums, self.squares):
             for key in sorted(part):

@@ -1,6 +1,6 @@
-"""Bootstrap and sign flips of many means at once: every draw of the images serves all rows.
+"""Bootstrap intervals and sign-flip tests of many means: all rows share the draws of the images.
 
-The draws are those of `uncertainty` with the same seed, so a row's numbers are the ones it would give alone.
+The draws are those of `uncertainty` with the same seed, so a row has the same interval as alone.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlens.errors import InputError
 from vitlens.uncertainty import DRAWS, Estimate
 
-_AT_ONCE = 4_000_000  # numbers drawn at once, as in uncertainty: another number would draw others
+_AT_ONCE = 4_000_000  # numbers drawn at once, as in uncertainty: it determines the draws
 
 ByRow = Float[Tensor, "cases batch"]
 Rows = Float[Tensor, " cases"]
@@ -23,7 +23,7 @@ Rows = Float[Tensor, " cases"]
 def resampled_means(
     values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
 ) -> Float[Tensor, "draws cases"]:
-    """The means of values (cases, n) over images drawn again and again; whole groups (n,) are drawn."""
+    """The means of values (cases, n) over bootstrap samples of the images, or of whole groups (n,)."""
     sums, counts = _by_group(values, groups)
     generator = np.random.default_rng(seed)
     means = np.empty((draws, sums.shape[1]))
@@ -39,15 +39,15 @@ def resampled_means(
 def intervals(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> tuple[Rows, Rows]:
     """Low and high of each row's 95 % percentile bootstrap interval; NaN for fewer than 2 images (or groups)."""
     if (values.shape[1] if groups is None else len(groups.unique())) < 2:
-        nothing = torch.full((len(values),), torch.nan, dtype=torch.float64)
-        return nothing, nothing
+        undefined = torch.full((len(values),), torch.nan, dtype=torch.float64)
+        return undefined, undefined
     means = resampled_means(values, groups=groups, seed=seed, draws=draws)
     low, high = np.quantile(means.numpy(), [0.025, 0.975], axis=0)
     return torch.from_numpy(low), torch.from_numpy(high)
 
 
 def estimates(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, unit: str = "fraction") -> list[Estimate]:
-    """The mean of each row (cases, n) with its interval, None where there is none."""
+    """The mean of each row (cases, n) with its interval; no interval where it is not defined."""
     low, high = intervals(values, groups=groups, seed=seed)
     n, means = values.shape[1], values.double().mean(1).tolist()
     if low.isnan().any():
@@ -58,7 +58,7 @@ def estimates(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, uni
 def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
     """Two-sided p-values that each row (cases, n) is centred on zero; a group's values flip together."""
     sums, _ = _by_group(values, groups)
-    observed = np.abs(sums.sum(0)) * (1 - 1e-12)  # the same sum in another order counts as reached
+    observed = np.abs(sums.sum(0)) * (1 - 1e-12)  # so that rounding of the same sum in another order does not matter
     generator = np.random.default_rng(seed)
     reached = np.zeros(sums.shape[1])
     for _, count in _steps(draws, len(sums)):
@@ -74,7 +74,7 @@ def _steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _by_group(values: ByRow, groups: Tensor | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sums (groups, cases) and numbers of images (groups,); without groups each image is its own."""
+    """Sums (groups, cases) and numbers of images (groups,); without groups each image is its own group."""
     columns = values.detach().cpu().double().numpy().T
     if not len(columns) or not np.isfinite(columns).all():
         raise InputError("expected finite values of at least one image, found NaN, infinity or none")

@@ -1,4 +1,4 @@
-"""Which images two models classify correctly: the models of an evaluation, two at a time."""
+"""Paired tests of the models of an evaluation: which images each of two models classifies correctly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from vitlens.uncertainty import holm, mcnemar
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models on the same images: how many both, one alone, or none gets right.
+    """Two models on the same images: how many are classified correctly by both, by one only, or by neither.
 
-    p: McNemar's exact test that they are right equally often; p_holm: corrected for the number of pairs.
+    p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of pairs.
     """
 
     first: str
@@ -27,14 +27,22 @@ class Pair:
 
 
 def pairs(evaluations: Sequence[Evaluation]) -> tuple[Pair, ...]:
-    """Every pair of models, in the order given. Raises InputError unless all answered images with the same labels."""
+    """Every pair of models, in their order. Raises InputError unless all were evaluated on the same labels."""
     if any(not evaluations[0].labels.equal(other.labels) for other in evaluations[1:]):
-        raise InputError("expected models that answered the same images, found other labels")
-    found = []
+        raise InputError("expected models evaluated on the same images, found different labels")
+    counted = []
     for first, second in combinations(evaluations, 2):
-        one, two = first.correct, second.correct
-        only_first, only_second = int((one & ~two).sum()), int((~one & two).sum())
-        counts = int((one & two).sum()), only_first, only_second, int((~one & ~two).sum())
-        found.append((first.alias, second.alias, counts, mcnemar(only_first, only_second)))
-    adjusted = holm([p for *_, p in found])
-    return tuple(Pair(first, second, *counts, p, q) for (first, second, counts, p), q in zip(found, adjusted))
+        first_correct, second_correct = first.correct, second.correct
+        only_first, only_second = (
+            int((first_correct & ~second_correct).sum()),
+            int((~first_correct & second_correct).sum()),
+        )
+        counts = (
+            int((first_correct & second_correct).sum()),
+            only_first,
+            only_second,
+            int((~first_correct & ~second_correct).sum()),
+        )
+        counted.append((first.alias, second.alias, counts, mcnemar(only_first, only_second)))
+    adjusted = holm([p for *_, p in counted])
+    return tuple(Pair(first, second, *counts, p, q) for (first, second, counts, p), q in zip(counted, adjusted))

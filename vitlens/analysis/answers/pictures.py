@@ -1,4 +1,4 @@
-"""Pictures as tensors: files, PIL images and 8-bit arrays, resized and cropped as the command line does it."""
+"""Pictures as tensors: files, PIL images and 8-bit arrays, resized and cropped as on the command line."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
@@ -24,32 +24,32 @@ _SHAPES: Final = "(height, width), (height, width, 3 or 4) or (n, height, width,
 
 
 def images(pictures: Picture | Sequence[Picture], model: Model) -> Images:
-    """Pictures as a model takes them: (n, 3, height, width) in [0, 1], on the model's device.
+    """Pictures as input of a model: (n, 3, height, width) in [0, 1], on the model's device.
 
     pictures: one or a list of files, folders (all images below, sorted), PIL images, uint8 arrays (height, width),
     (height, width, 3 or 4) or (n, height, width, 3 or 4), and uint8 tensors (3, height, width) or (n, 3, height,
-    width). They are resized and cropped as `vitlens predict` does it: EXIF rotation applied, transparency laid on
-    white, grey made RGB, 16 bits scaled to 8. Raises DataError for what cannot be read, for floating-point pixels, and
-    where there is none.
+    width). They are resized and cropped as by `vitlens predict`: EXIF rotation applied, transparency blended with
+    white, greyscale converted to RGB, 16 bits scaled to 8. Raises DataError for pictures that cannot be read, for
+    floating-point pixels, and for no pictures.
 
     >>> import numpy, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> vitlens.images(numpy.zeros((48, 64, 3), dtype="uint8"), vit).shape
     torch.Size([1, 3, 32, 32])
     """
-    given = list(pictures) if isinstance(pictures, list | tuple) else [pictures]
-    if not given:
+    inputs = list(pictures) if isinstance(pictures, list | tuple) else [pictures]
+    if not inputs:
         raise DataError("expected at least one picture, found none; give files, folders, PIL images or uint8 arrays")
     parts: list[Pixels] = []
     with quiet_pillow():
-        for are_files, group in groupby(given, lambda one: isinstance(one, str | Path)):
+        for are_files, group in groupby(inputs, lambda picture: isinstance(picture, str | Path)):
             read = _of_files if are_files else _of_others
             parts.append(read(list(group), model.preprocessing))
     return torch.cat(parts).to(model.device).float().div_(255)
 
 
 def _of_files(paths: Sequence[Any], preprocessing: Preprocessing) -> Pixels:
-    """Pixels of all files, in order. Raises DataError for the first that cannot be read, as none may be missing."""
+    """Pixels of all files, in order. Raises DataError for the first that cannot be read."""
     if not all(map(str, paths)):
         raise DataError("expected the path of an image or a folder of images, found ''")
     split = load_images(paths, preprocessing=preprocessing)
@@ -89,8 +89,8 @@ def _opened(picture: object) -> Iterator[Image.Image]:
     coloured = array.ndim > 2 and array.shape[-1] in (3, 4)
     if array.ndim not in ((3, 4) if coloured else (2,)) or 0 in array.shape:
         raise DataError(f"expected an array {_SHAPES}, found {array.shape}")
-    for one in array if array.ndim == 4 else (array,):
-        yield Image.fromarray(one)
+    for pixels in array if array.ndim == 4 else (array,):
+        yield Image.fromarray(pixels)
 
 
 def _channels_last(tensor: Tensor) -> NDArray[Any]:

@@ -1,10 +1,10 @@
-"""How sure an accuracy is that depends on the seed of the training as well as on the test images.
+"""Intervals of an accuracy over training seeds and test images.
 
-All models of a point answer the same test images, so answers form a table of seeds by images. Both are taken as drawn
-at random, as readers and cases are where several people judge the same X-rays: a two-way random-effects model, whose
-variance of the grand mean is (seeds' + images' - the rest's mean square) / (seeds x images), with the degrees of
-freedom of Satterthwaite (1946) for Student's t. Averaging over seeds alone would leave out that other test images give
-another accuracy; pooling all answers would take three answers to one image for three images.
+All models of a point are tested on the same images, so correct predictions form a table of seeds by images. Both are
+random effects, as readers and cases are in multi-reader studies: in the two-way random-effects model the variance of
+the grand mean is (mean square of seeds + of images - of the residual) / (seeds x images), with Satterthwaite's (1946)
+degrees of freedom for Student's t. An interval over seeds alone would ignore the sampling of test images; pooling all
+predictions would treat three predictions for one image as three images.
 """
 
 from typing import NamedTuple
@@ -18,16 +18,16 @@ from vitlens.uncertainty import Estimate, bootstrap_difference, mcnemar, wilson
 
 
 class AccuracyDifference(NamedTuple):
-    """A difference of accuracies, in points with its 95 % interval, and the two-sided p-value that there is none."""
+    """A difference of accuracies in points with its 95 % interval, and its two-sided p-value."""
 
     estimate: Estimate
     p: float
 
 
 def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
-    """Mean accuracy (fraction) of correct answers (seeds, images) with an interval that covers both.
+    """The mean accuracy (fraction) of correct (seeds, images) with an interval over both.
 
-    Wilson's over the images where there is one seed, or where all answers are right or all wrong. n: images.
+    Wilson's over the images for one seed, or where all predictions are correct or all wrong. n: images.
     """
     table = _table(correct)
     value, images = float(table.mean()), table.shape[1]
@@ -39,19 +39,21 @@ def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
 
 
 def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDifference:
-    """Accuracy of the first minus that of the second, both (seeds, images): the same seeds, the same images.
+    """The accuracy of the first minus the second's, both (seeds, images) of the same seeds and images.
 
     With one seed: the paired bootstrap over images and McNemar's exact test.
     """
-    one, two = _table(first), _table(second)
-    if one.shape != two.shape:
-        raise InputError(f"expected the same seeds and images twice, found {one.shape} and {two.shape}")
-    table = one - two
+    first_table, second_table = _table(first), _table(second)
+    if first_table.shape != second_table.shape:
+        raise InputError(
+            f"expected the same seeds and images twice, found {first_table.shape} and {second_table.shape}"
+        )
+    table = first_table - second_table
     value, images = 100 * float(table.mean()), table.shape[1]
     spread = _spread(table)
     if spread is None:
         p = mcnemar(int((table[0] > 0).sum()), int((table[0] < 0).sum()))
-        return AccuracyDifference(bootstrap_difference(100 * one[0], 100 * two[0], unit="points"), p)
+        return AccuracyDifference(bootstrap_difference(100 * first_table[0], 100 * second_table[0], unit="points"), p)
     half = 100 * spread.error * float(stats.t.ppf(0.975, spread.freedom))
     p = 2 * float(stats.t.sf(abs(value) / (100 * spread.error), spread.freedom))
     return AccuracyDifference(Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points"), p)
@@ -65,7 +67,7 @@ class _Spread(NamedTuple):
 
 
 def _spread(table: NDArray[np.float64]) -> _Spread | None:
-    """How far the mean of (seeds, images) may be off; None for one seed, one image, or a table of equal numbers."""
+    """The spread of the mean of (seeds, images); None for one seed, one image, or a constant table."""
     seeds, images = table.shape
     if min(seeds, images) < 2 or np.ptp(table) == 0:
         return None
@@ -76,7 +78,7 @@ def _spread(table: NDArray[np.float64]) -> _Spread | None:
     )
     freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
     seed, image, other = squares / freedom
-    # where the rest is the greatest a component's estimate is negative and taken as 0: the other one alone remains
+    # where the residual mean square is the greatest, a variance component is negative and set to 0
     parts = np.array([seed, image, min(seed, image, other)])
     variance = float(parts[0] + parts[1] - parts[2])
     if not variance:  # equal means of all seeds and of all images
@@ -87,5 +89,5 @@ def _spread(table: NDArray[np.float64]) -> _Spread | None:
 def _table(values: ArrayLike) -> NDArray[np.float64]:
     table = np.asarray(values, dtype=np.float64)
     if table.ndim != 2 or table.size == 0:
-        raise InputError(f"expected answers of shape (seeds, images), none of them 0, found {table.shape}")
+        raise InputError(f"expected predictions of shape (seeds, images), none of them 0, found {table.shape}")
     return table

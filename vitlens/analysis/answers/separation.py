@@ -1,8 +1,8 @@
-"""Does a number differ between a model's failures and its successes? The area under the ROC curve, with its interval.
+"""The area under the ROC curve of a number as a predictor of a model's failures, with interval and test.
 
-The area is the chance that a failure has the greater value of a random failure and a random success (ties count half):
-0.5 where it does not separate them. Interval and test follow DeLong 1988, with Obuchowski 1997's sums over groups where
-images share a source; on the logit scale, so that the interval stays inside 0 and 1.
+The area is the probability that a random failure has a greater value than a random success (ties count half); 0.5 is
+chance. Interval and test follow DeLong 1988, with the sums over groups of Obuchowski 1997 where images share a source,
+on the logit scale, so that the interval lies between 0 and 1.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 from vitlens.errors import InputError
 from vitlens.uncertainty import Estimate, holm
 
-FEWEST = 10  # failures, and successes, below which no interval or test is given
+FEWEST = 10  # failures, and successes, for an interval and a test
 
 Array = NDArray[np.float64]
 Ends = tuple[float | None, float | None]
@@ -26,11 +26,11 @@ Ends = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Separation:
-    """How well a number tells failures from successes.
+    """How well a number separates failures from successes.
 
-    area: with its interval, None ends where there are too few; failures, successes: how many images, and the medians of
-    the number among them; p: two-sided that the area is 0.5 (None where there are too few); p_holm: corrected for all
-    tests made together.
+    area: with its interval (None with too few images); failures, successes: numbers of images; median_failure,
+    median_success: medians of the number; p: two-sided p-value of area 0.5 (None with too few images); p_holm:
+    corrected for all tests of the call.
     """
 
     name: str
@@ -46,23 +46,23 @@ class Separation:
 def separations(
     numbers: Mapping[str, Float[Tensor, " batch"]], correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None
 ) -> tuple[Separation, ...]:
-    """One for each number (n,), p-values corrected (Holm) for how many there are; images of NaN (not known) are left
-    out, and numbers without both failures and successes."""
-    found = []
+    """The separation by each number (n,), p-values corrected (Holm) for their count; images of NaN (not known) are
+    left out, as are numbers without both failures and successes."""
+    results = []
     for name, values in numbers.items():
         known = values.isfinite()
         right = correct[known.to(correct.device)]
         if 0 < int(right.sum()) < len(right):
             own = None if groups is None else groups[known]
-            found.append(separation(values[known], right, name=name, groups=own))
-    return corrected(found)
+            results.append(separation(values[known], right, name=name, groups=own))
+    return corrected(results)
 
 
-def corrected(found: list[Separation]) -> tuple[Separation, ...]:
-    """The same tests with p_holm for their number; those without a test are left as they are."""
-    tested = [one for one in found if one.p is not None]
-    adjusted = iter(holm([one.p for one in tested if one.p is not None]))
-    return tuple(replace(one, p_holm=next(adjusted)) if one.p is not None else one for one in found)
+def corrected(results: list[Separation]) -> tuple[Separation, ...]:
+    """The same results with p_holm corrected for the number of tests; those without a test are unchanged."""
+    tested = [result.p for result in results if result.p is not None]
+    adjusted = iter(holm(tested))
+    return tuple(replace(result, p_holm=next(adjusted)) if result.p is not None else result for result in results)
 
 
 def separation(
@@ -72,7 +72,7 @@ def separation(
     name: str = "",
     groups: Tensor | None = None,
 ) -> Separation:
-    """How well one number (n,) tells failures from successes. Raises InputError without both, or for NaN."""
+    """How well one number (n,) separates failures from successes. Raises InputError without both, or for NaN."""
     numbers = values.detach().cpu().double().numpy()
     wrong = ~correct.cpu().numpy()
     if not np.isfinite(numbers).all():
@@ -100,7 +100,7 @@ def separation(
 
 
 def _shares(high: Array, low: Array) -> tuple[Array, Array]:
-    """For each failure the share of successes below it; for each success the share of failures above it."""
+    """For each failure the share of successes below it, for each success the share of failures above it."""
     ordered, others = np.sort(low), np.sort(high)
     below = (np.searchsorted(ordered, high, "left") + np.searchsorted(ordered, high, "right")) / 2 / len(low)
     above = 1 - (np.searchsorted(others, low, "left") + np.searchsorted(others, low, "right")) / 2 / len(high)
@@ -110,7 +110,7 @@ def _shares(high: Array, low: Array) -> tuple[Array, Array]:
 def _standard_error(
     failing: Array, passing: Array, area: float, groups: NDArray[np.generic] | None, wrong: NDArray[np.bool_]
 ) -> float:
-    """Of the area: each image's share of the deviation, summed over groups (DeLong's where each is its own)."""
+    """The standard error of the area from sums of the images' deviations over groups (without groups DeLong's)."""
     parts = np.empty(len(wrong))
     parts[wrong] = (failing - area) / len(failing)
     parts[~wrong] = (passing - area) / len(passing)
@@ -126,7 +126,7 @@ def _standard_error(
 def _inference(area: float, error: float, failures: int, successes: int) -> tuple[Ends, float]:
     """The 95 % interval on the logit scale, and the test against 0.5.
 
-    Where all failures lie on one side there is no interval, and p is the share of orders that are so extreme.
+    With complete separation there is no interval, and p is the exact one of all orders.
     """
     if area in (0.0, 1.0):
         return (None, None), min(1.0, 2 / math.comb(failures + successes, failures))

@@ -1,7 +1,7 @@
-"""The chain of attention layers: a row over the tokens followed from the readout back to the image.
+"""The chain of attention layers: propagates a row over the tokens from the readout back to the image.
 
-Rollout, relevance and their kin differ in one step alone: what a row becomes one layer further down. The way of the
-row is here: windows, the merging of patches between the stages of a Swin, the readout at its end.
+Rollout, relevance and similar methods differ only in the step that propagates the row through one layer. The parts
+that they share are here: windows, the merging of patches between the stages of a Swin, the readout.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,14 +29,15 @@ from vitlens.shapes import Images, Labels, Logits, Maps, Weights
 Vector = Float[Tensor, "batch tokens"]
 PoolingWeights = Callable[[AttentionCall], Float[Tensor, "batch keys"]]
 Pool = Callable[[Sequence[Float[Tensor, "batch keys"]]], Vector]
-# What a row (batch, tokens) becomes one layer further down, from the weights (batch, heads, query, key), the gradient
-# of a target with respect to them where the chain has one, and whether the weights' rows sum to 1 (padding left out)
+# Propagates a row (batch, tokens) through one layer, towards the input. Given are the weights (batch, heads, query,
+# key), the gradient of a target with respect to them or None, and whether the rows of the weights sum to 1 (they do not
+# where padding is left out)
 Step = Callable[[Vector, Weights, Weights | None, bool], Vector]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """One forward pass: its logits (batch, classes), and its attention calls in order, with gradients if asked for."""
+    """One forward pass: its logits (batch, classes) and its attention calls in order, with gradients or without."""
 
     model: Model
     logits: Logits
@@ -44,24 +45,24 @@ class Chain:
     readout: Readout
 
     def start(self, *, pooling: PoolingWeights, pool: Pool, start_layer: int = 0) -> Vector:
-        """Where the classifier reads, as a row over the tokens of the last layer.
+        """The readout as a row over the tokens of the last layer.
 
-        pooling: weights of a pooling query with the heads fused; pool: what these make of the readout.
+        pooling: returns the weights of a pooling query with the heads fused; pool: combines them into the row.
         """
         first, layout = self.calls[0], self.model.anatomy.layout
         like = precise(first.rows((0,)))
         if layout is None:  # windows: the mean over the patches of the last stage
             last = self.calls[-1].site.windows
-            assert last is not None  # chain_length has let nothing else through
+            assert last is not None  # other models are refused by chain_length
             patches = last.resolution[0] * last.resolution[1]
             return like.new_full((first.images, patches), 1 / patches)
         if self.readout == "pool":
-            late = [call for call in self.calls if call.site.kind == "class" and call.site.layer >= start_layer]
-            return pool([_over_tokens(pooling(call), layout) for call in late])
+            class_calls = [call for call in self.calls if call.site.kind == "class" and call.site.layer >= start_layer]
+            return pool([_over_tokens(pooling(call), layout) for call in class_calls])
         return readout_row(layout, self.readout, batch=first.images, like=like)
 
     def follow(self, row: Vector, step: Step, *, start_layer: int = 0) -> Float[Tensor, "batch first_tokens"]:
-        """A row over the last layer's tokens, followed down to start_layer; in windows, to their first stage."""
+        """A row over the last layer's tokens, propagated down to start_layer; for windows, to the first stage."""
         finer: tuple[int, int] | None = None
         for call in reversed(self.calls):
             if call.site.kind == "class":
@@ -75,11 +76,11 @@ class Chain:
         return row
 
     def as_map(self, row: Vector) -> Maps:
-        """A followed row as a map over the patches, prefix columns dropped."""
+        """A propagated row as a map over the patches, without the prefix."""
         if self.model.anatomy.layout is not None:
             return self.model.layout.as_map(row)
         windows = self.calls[0].site.windows
-        assert windows is not None  # chain_length has let nothing else through
+        assert windows is not None  # other models are refused by chain_length
         maps: Maps = row.unflatten(-1, windows.resolution)
         return maps
 
@@ -92,10 +93,10 @@ def chained(
     gradient: bool = False,
     readout: Readout | None = None,
 ) -> Chain:
-    """The chain of a batch of images; gradient: with those of the targets' logits (None: of the predicted classes').
+    """The chain of a batch of images; gradient: with gradients of the targets' logits (None: predicted classes).
 
-    Queries and keys of all layers are kept (tokens x dim each, not heads x tokens²). Raises UnknownNameError for a
-    readout that is none, InputError for a target that is no class, UnsupportedError for gradients of a model without a
+    Queries and keys of all layers are stored (tokens x dim each, not heads x tokens²). Raises UnknownNameError for an
+    unknown readout, InputError for a target that is no class, UnsupportedError for gradients of a model without a
     classifier.
     """
     chosen = readout or model.anatomy.readout or "mean"
@@ -109,8 +110,9 @@ def chained(
         model.require_classifier()
         logits, calls = with_gradients(model, images, targets)
         return Chain(model, logits, calls, chosen)
-    found: list[AttentionCall] = []
-    return Chain(model, observe(model, images, found.append), tuple(found), chosen)
+    observed: list[AttentionCall] = []
+    logits = observe(model, images, observed.append)
+    return Chain(model, logits, tuple(observed), chosen)
 
 
 def over_batches(
@@ -122,7 +124,7 @@ def over_batches(
     gradient: bool = False,
     readout: Readout | None = None,
 ) -> Maps:
-    """One map an image, a batch that fits at a time."""
+    """One map an image, computed in batches that fit in memory."""
     if targets is not None and len(targets) != len(images):
         raise InputError(f"expected one target an image ({len(images)}), found {len(targets)}")
     size = fitting_batch_size(model)
@@ -131,30 +133,30 @@ def over_batches(
         own = None if targets is None else targets[start : start + size]
         batch = images[start : start + size].to(model.device)
         chain = chained(model, batch, targets=own, gradient=gradient, readout=readout)
-        with exactly(batch.device):
+        with without_autocast(batch.device):
             parts.append(follow(chain))
     return torch.cat(parts)
 
 
-def exactly(device: torch.device) -> torch.autocast:
-    """No mixed precision here, whatever the model ran in: rows would no longer sum to 1."""
+def without_autocast(device: torch.device) -> torch.autocast:
+    """Disable mixed precision, with which rows would not sum to 1."""
     return torch.autocast(device.type, enabled=False)
 
 
 def chain_length(model: Model, images: Images) -> int:
-    """How many layers can be chained. Raises UnsupportedError for a model in which some cannot."""
+    """The number of layers of the chain. Raises UnsupportedError for a model whose layers cannot all be chained."""
     require(model, "chain")
     return 1 + max(site.layer for site in survey(model, images[:1].to(model.device)))
 
 
 def require_chain(model: Model) -> None:
-    """Raise UnsupportedError for a model in which attention cannot be followed from the readout to the image."""
+    """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to the image."""
     coarser: tuple[int, int] | None = None
     layout = model.anatomy.layout
     sites = survey(model, probe_images(model, 1))
     misfits = [site for site in sites if not _fits(site, layout)]
     if misfits:
-        # name the layer that explains most: tokens of another stage explain less than pooled keys, channels or windows
+        # the most informative layer: pooled keys, channels or windows rather than tokens of another stage
         site = min(misfits, key=lambda site: site.kind in ("patch", "class"))
         other = {
             "patch": f", but of a stage with {site.keys} tokens of its own",
@@ -175,28 +177,28 @@ def require_chain(model: Model) -> None:
 
 
 def _over_tokens(row: Float[Tensor, "batch keys"], layout: TokenLayout) -> Float[Tensor, "batch _"]:
-    """A pooling query's row; where it is shown the patches alone (timm's default), it has nothing of the prefix."""
+    """A pooling query's row over all tokens, 0 on the prefix where its keys are the patches only (timm's default)."""
     return F.pad(row, (len(layout.prefix), 0)) if row.shape[-1] == layout.patches else row
 
 
 def _fits(site: Site, layout: TokenLayout | None) -> bool:
-    """Whether a row over the tokens can be followed through this layer."""
+    """Whether a row over the tokens can be propagated through this layer."""
     if layout is None:
         return site.windows is not None
     return site.kind == "class" or (site.kind == "patch" and site.keys == layout.tokens)
 
 
 def _merged(resolution: tuple[int, int]) -> tuple[int, int]:
-    """The resolution after 2x2 patches have become one."""
+    """The resolution after merging 2x2 patches."""
     return -(-resolution[0] // 2), -(-resolution[1] // 2)
 
 
 def _unmerge(
     row: Float[Tensor, "batch merged"], coarse: tuple[int, int], fine: tuple[int, int]
 ) -> Float[Tensor, "batch unmerged"]:
-    """A row over merged patches as one over those they were made of: each shares its mass among them equally.
+    """A row over merged patches as one over the patches before merging, each patch's mass shared equally.
 
-    Merging concatenates 2x2 patches and projects them, so that none of the four comes before the others.
+    Merging concatenates 2x2 patches and projects them, so all four count equally.
     """
     if coarse == fine:
         return row
@@ -209,7 +211,7 @@ def _unmerge(
 
 
 def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
-    """One layer, a few images at a time, window by window where there are windows."""
+    """Propagate through one layer, a few images at a time, within windows where there are some."""
     windows, rows = call.site.windows, []
     for images, part in call.parts():
         own, exact = row[images], part.precise()
@@ -219,10 +221,10 @@ def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
             continue
         index = window_index(windows).to(row.device)
         real = index >= 0
-        place = index.masked_fill(~real, own.shape[-1])  # padding has a column of its own, dropped at the end
+        place = index.masked_fill(~real, own.shape[-1])  # padding is in an extra column, dropped at the end
         inside = F.pad(own, (0, 1))[:, place].flatten(0, 1)  # (images x windows, tokens of a window)
-        seen = weights.unflatten(0, (part.images, -1)) * real[:, None, None]
-        moved = step(inside, seen.flatten(0, 1), gradient, bool(real.all()))
+        visible = weights.unflatten(0, (part.images, -1)) * real[:, None, None]
+        moved = step(inside, visible.flatten(0, 1), gradient, bool(real.all()))
         full = F.pad(torch.zeros_like(own), (0, 1))
         full[:, place.flatten()] = moved.view(part.images, -1)
         rows.append(full[:, :-1])

@@ -1,7 +1,7 @@
-"""Attention with gradients: every layer's call, and how a class's logit changes with its weights.
+"""Attention with gradients: every attention call with the gradient of a class's logit.
 
-Where the model uses the fused kernel, autograd sees the heads' outputs alone: the gradient of the weights is
-∂logit/∂output · valueᵀ, computed when it is asked for, so no N x N matrix is kept for the backward pass.
+Where the model uses the fused kernel, autograd sees only the heads' outputs: the gradient of the weights is
+∂logit/∂output · valueᵀ, computed on demand, so no N x N matrix is stored for the backward pass.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ def with_gradients(
     """Logits and every attention call, each with the gradient of its image's target logit.
 
     targets: class indices (batch,); None: the predicted classes. Neither the model nor the images keep a gradient.
-    Raises InputError for a target that is no class, LensError where a layer has no part in the logit.
+    Raises InputError for a target that is no class, LensError where a layer does not affect the logit.
     """
     calls: list[AttentionCall] = []
     logits = observe(model, images, calls.append, graph=True)
@@ -30,14 +30,14 @@ def with_gradients(
     with torch.enable_grad():
         total = logits.gather(1, chosen[:, None]).sum()
     gradients = torch.autograd.grad(total, [_traced(call) for call in calls], allow_unused=True)
-    silent = [call.site.module for call, gradient in zip(calls, gradients) if gradient is None]
-    if silent:
-        raise LensError(f"expected a gradient in every attention layer, found none in {silent[0]!r}")
-    return logits.detach(), tuple(_kept(call, gradient) for call, gradient in zip(calls, gradients))
+    without_gradient = [call.site.module for call, gradient in zip(calls, gradients) if gradient is None]
+    if without_gradient:
+        raise LensError(f"expected a gradient in every attention layer, found none in {without_gradient[0]!r}")
+    return logits.detach(), tuple(_with_gradient(call, gradient) for call, gradient in zip(calls, gradients))
 
 
 def check_targets(targets: Labels | None, logits: Logits) -> Labels:
-    """The classes asked for, or those predicted. Raises InputError unless there is one a image, and each exists."""
+    """The targets, or the predicted classes. Raises InputError unless there is an existing class for each image."""
     if targets is None:
         return logits.argmax(-1)
     classes = logits.shape[-1]
@@ -50,12 +50,12 @@ def check_targets(targets: Labels | None, logits: Logits) -> Labels:
 
 
 def _traced(call: AttentionCall) -> Tensor:
-    traced = call.made if call.scored is None else call.output
+    traced = call.computed if call.inputs is None else call.output
     assert traced is not None
     return traced
 
 
-def _kept(call: AttentionCall, gradient: Tensor) -> AttentionCall:
-    """The call out of autograd's graph, with its gradient."""
+def _with_gradient(call: AttentionCall, gradient: Tensor) -> AttentionCall:
+    """The call detached from autograd's graph, with its gradient."""
     call = call.detach()
     return replace(call, gradient=gradient, output=None)

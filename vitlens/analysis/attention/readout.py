@@ -1,4 +1,4 @@
-"""The readout: which tokens the classifier reads, as a row over the tokens."""
+"""The readout: the tokens that the classifier reads, as a row over the tokens."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ Row = Float[Tensor, "batch tokens"]
 
 
 def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tensor) -> Row:
-    """Where the classifier reads, as a row over the tokens that sums to 1: CLS, both class tokens, or all patches."""
+    """The readout as a row over the tokens that sums to 1: CLS, CLS and distillation token, or all patches."""
     row = torch.zeros(batch, layout.tokens, dtype=like.dtype, device=like.device)
     if readout == "mean":
         row[:, len(layout.prefix) :] = 1 / layout.patches
@@ -29,11 +29,11 @@ def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tens
 
 
 def pooling_row(layers: Sequence[Float[Tensor, "batch keys"]], layout: TokenLayout, *, alpha: float) -> Row:
-    """What an attention pooling reads of the patches; layers: its queries' weights with the heads fused, in order.
+    """The readout of attention pooling; layers: weights of its queries with the heads fused, in forward order.
 
-    A pooling query (SigLIP) has all tokens as keys: its last row is the answer. Class attention (CaiT) has keys
-    (CLS, patches) and lets CLS keep alpha of itself in each layer, the row then scaled to sum to 1, as rollout does;
-    what is left on CLS at the end has no place in the image and is shared out over the patches. Zeros stay zeros.
+    A pooling query (SigLIP) has all tokens as keys: its last row is the readout. Class attention (CaiT) has keys
+    (CLS, patches): as in rollout, each row is mixed with the identity by alpha and scaled to sum to 1; the mass left on
+    CLS at the end has no place in the image and is distributed over the patches. Rows of zeros stay zeros.
     """
     if not layers:
         raise UnsupportedError("expected attention pooling for --readout pool, found none; try --readout cls or mean")
@@ -43,8 +43,8 @@ def pooling_row(layers: Sequence[Float[Tensor, "batch keys"]], layout: TokenLayo
     for weights in reversed(layers):
         mixed = (1 - alpha) * weights
         mixed[:, :1] += alpha
-        looked = own * _scaled(mixed)
-        row, own = row + looked[:, 1:], looked[:, :1]
+        passed = own * _scaled(mixed)
+        row, own = row + passed[:, 1:], passed[:, :1]
     return _scaled(row)
 
 

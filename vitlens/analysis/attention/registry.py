@@ -1,6 +1,6 @@
-"""The attention methods: ways to follow attention to the image. One table, free of torch.
+"""The attention methods, which map attention to the image. One table, free of torch.
 
-To add one, write its function (a chain and its settings in, maps out) and one entry here: `vitlens rollout`, its
+To add one, write its function, from a chain and settings to maps, and one entry here: `vitlens rollout`, its
 report and the tests take it from there. An entry of vitlens/attribution/registry.py that names it makes it an
 attribution as well.
 """
@@ -13,20 +13,20 @@ from typing import Any, Final, Literal
 from vitlens.errors import UnknownNameError
 from vitlens.references import resolved
 
-WITH_WEIGHTS: Final = 2.0  # forward passes that a pass takes in which all attention weights are computed
+WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes all attention weights
 
 
 @dataclass(frozen=True)
 class AttentionMethod:
-    """One way to follow attention to the image.
+    """One attention method.
 
-    title: in figures and tables; description: what its maps show, in a sentence; paper: where it is defined.
-    function: "module:function" that takes a chain (chain.py) and the options by name, and gives maps.
-    needs: what the model must meet (models/support.py), "chain" where the method goes through all layers.
+    title: in figures and tables; description: of its maps, in a sentence; paper: where it is defined.
+    function: "module:function" that takes a chain (chain.py) and the options by name, and returns maps.
+    needs: the requirement of the model (models/support.py), "chain" where the method goes through all layers.
     forwards, backwards: about how many passes of the model an image takes; with backward passes the chain has
-    gradients, and the maps are those of a target class. options: the settings of `Way` that the function takes.
-    check: "module:function" of model and images that raises where the method cannot be run beyond what it needs.
-    default: whether `vitlens rollout` runs it where no method is named.
+    gradients, and the maps are those of a target class. options: the `MethodSettings` that the function takes.
+    check: "module:function" of model and images that raises where the method cannot run although `needs` is met.
+    default: whether `vitlens rollout` runs it by default.
     """
 
     name: str
@@ -56,7 +56,7 @@ _ENTRIES: Final = (
     AttentionMethod(
         name="rollout",
         title="rollout",
-        description="attention followed through all layers; the same for every class",
+        description="attention propagated through all layers; the same for every class",
         paper="Abnar & Zuidema 2020",
         function="vitlens.analysis.attention.rollout:rollout_maps",
         needs="chain",
@@ -68,7 +68,7 @@ _ENTRIES: Final = (
     AttentionMethod(
         name="relevance",
         title="relevance",
-        description="attention that raises the target's logit, followed through all layers (Chefer 2021)",
+        description="attention that raises the target's logit, propagated through all layers (Chefer 2021)",
         paper="Chefer 2021, generic attention explainability",
         function="vitlens.analysis.attention.relevance:relevance_maps",
         needs="chain",
@@ -93,7 +93,7 @@ _ENTRIES: Final = (
         title="attention of the last layer",
         description="the mean of one layer's heads, the last by default",
         paper="the model's own weights",
-        function="vitlens.analysis.attention.weights:one_layers_maps",
+        function="vitlens.analysis.attention.weights:layer_maps",
         needs="maps",
         forwards=WITH_WEIGHTS,
         backwards=0,
@@ -102,14 +102,14 @@ _ENTRIES: Final = (
     AttentionMethod(
         name="flow",
         title="attention flow",
-        description="the greatest flow from the readout to each patch (few tokens alone)",
+        description="the maximum flow from the readout to each patch (only for few tokens)",
         paper="Abnar & Zuidema 2020, section 3",
         function="vitlens.analysis.attention.flow:flow_maps",
         needs="chain",
         forwards=WITH_WEIGHTS,
         backwards=0,
         options=("alpha",),
-        check="vitlens.analysis.attention.flow:require_few",
+        check="vitlens.analysis.attention.flow:require_flow",
     ),
 )
 

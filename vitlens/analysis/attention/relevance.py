@@ -1,7 +1,7 @@
-"""Relevance (Chefer 2021, "generic attention-model explainability"): attention that a class's logit asks for.
+"""Relevance (Chefer 2021, "generic attention-model explainability"): attention weighted by the gradient of a logit.
 
 Ā = mean over heads of (∂logit/∂A ⊙ A)⁺ (equation 5); R ← R + Ā R from R = I, layer by layer (equation 6). One row of R
-needs vectors times matrices alone, from the last layer back.
+needs only products of a vector and a matrix, from the last layer back.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain, chain_length, over_batches
+from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.readout import pooling_row
 from vitlens.analysis.attention.rollout import RolloutSettings, require_start, step
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_ALPHA, Readout
+from vitlens.names import Readout
 from vitlens.pixels import takes_images
 from vitlens.shapes import Fused, Images, Labels, Maps, Weights
 
@@ -24,12 +25,12 @@ Vector = Float[Tensor, "batch tokens"]
 
 
 def gradient_weighted(weights: Weights, gradient: Weights) -> Fused:
-    """Ā: what of the attention raises the target's logit, mean over heads (Chefer 2021, equation 5)."""
+    """Ā: the attention that raises the target's logit, mean over heads (Chefer 2021, equation 5)."""
     return (weights * gradient).clamp_min(0).mean(1)
 
 
 def relevance_matrix(layers: Iterable[Fused]) -> Fused:
-    """All rows of the relevance, R ← R + Ā R from R = I in forward order: O(N³) a layer, for few tokens."""
+    """The whole relevance matrix, R ← R + Ā R from R = I in forward order: O(N³) a layer, only for few tokens."""
     product: Tensor | None = None
     for fused in layers:
         before = torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device) if product is None else product
@@ -48,11 +49,11 @@ def relevance(
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
-    """What of each image speaks, through attention, for its target class: (batch, rows, columns), not scaled.
+    """The relevance of each patch for a target class through attention: (batch, rows, columns), not scaled.
 
     targets: class indices (batch,); None: the predicted classes. The target's logit is differentiated, not its
     probability. readout: what the classifier reads (the model's own by default). Of a windowed model (Swin) the map
-    is that of the first stage. Raises InputError for a class that is not there, UnsupportedError as `rollout`.
+    is that of the first stage. Raises InputError for a class that does not exist, UnsupportedError as `rollout`.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -76,13 +77,13 @@ def gradient_rollout(
     images: Images,
     *,
     targets: Labels | None = None,
-    alpha: float = DEFAULT_ALPHA,
+    alpha: float = ALPHA,
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
     """Attention rollout with Ā in place of the heads' mean: (batch, rows, columns). Arguments as in `relevance`.
 
-    alpha: share of the identity; a row without any positive gradient passes everything on to its own token.
+    alpha: weight of the identity; a row without any positive gradient becomes that of the identity.
     """
     RolloutSettings(alpha=alpha)  # raises for values out of range
     _require_chain(model, images, start_layer)
@@ -97,12 +98,12 @@ def gradient_rollout(
 
 
 def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
-    """The relevance of a chain with gradients over the patches."""
+    """The relevance maps of a chain with gradients."""
     return chain.as_map(relevance_of(chain, start_layer=start_layer))
 
 
-def gradient_rollout_maps(chain: Chain, *, alpha: float = DEFAULT_ALPHA, start_layer: int = 0) -> Maps:
-    """The gradient-weighted rollout of a chain with gradients over the patches."""
+def gradient_rollout_maps(chain: Chain, *, alpha: float = ALPHA, start_layer: int = 0) -> Maps:
+    """The gradient-weighted rollout maps of a chain with gradients."""
     return chain.as_map(gradient_rollout_of(chain, alpha=alpha, start_layer=start_layer))
 
 
@@ -110,26 +111,28 @@ def relevance_of(chain: Chain, *, start_layer: int = 0) -> Vector:
     """The readout's row of R - I of a chain with gradients, over all tokens."""
 
     def one_step(row: Vector, weights: Weights, gradient: Weights | None, whole: bool) -> Vector:  # noqa: ARG001
-        return row + (row.unsqueeze(1) @ _asked_for(weights, gradient)).squeeze(1)
+        return row + (row.unsqueeze(1) @ _required(weights, gradient)).squeeze(1)
 
     def pool(rows: Sequence[Float[Tensor, "batch keys"]]) -> Vector:
         return pooled_relevance(rows, tokens=chain.model.layout.tokens)
 
     start = chain.start(pooling=_pooling, pool=pool, start_layer=start_layer)
     row = chain.follow(start, one_step, start_layer=start_layer)
-    if chain.readout == "pool":  # a pooling query is none of the tokens, so that its row has no part of the identity
+    if chain.readout == "pool":  # a pooling query is no token, so its row contains no identity
         return row
-    return row - chain.follow(start, one_step, start_layer=len(chain.calls))  # no step, the merging of patches alone
+    return row - chain.follow(
+        start, one_step, start_layer=len(chain.calls)
+    )  # the identity, through the merging of patches only
 
 
-def gradient_rollout_of(chain: Chain, *, alpha: float = DEFAULT_ALPHA, start_layer: int = 0) -> Vector:
+def gradient_rollout_of(chain: Chain, *, alpha: float = ALPHA, start_layer: int = 0) -> Vector:
     """The readout's row of the gradient-weighted rollout of a chain, over all tokens.
 
-    It sums to 1, or is empty where nothing speaks for the target in a pooling query, which has no token of its own.
+    It sums to 1, or to 0 for a pooling query without any positive gradient, which has no token of its own.
     """
 
     def one_step(row: Vector, weights: Weights, gradient: Weights | None, whole: bool) -> Vector:  # noqa: ARG001
-        return step(row, _asked_for(weights, gradient), alpha)
+        return step(row, _required(weights, gradient), alpha)
 
     def pool(rows: Sequence[Float[Tensor, "batch keys"]]) -> Vector:
         return pooling_row(rows, chain.model.layout, alpha=alpha)
@@ -139,7 +142,7 @@ def gradient_rollout_of(chain: Chain, *, alpha: float = DEFAULT_ALPHA, start_lay
 
 
 def pooled_relevance(layers: Sequence[Float[Tensor, "batch keys"]], *, tokens: int) -> Vector:
-    """The relevance of the tokens for a pooling query or a late CLS; layers: Ā of its rows, in forward order.
+    """The relevance of the tokens for a pooling query or class attention; layers: Ā of its rows, in forward order.
 
     A pooling query (SigLIP) has all tokens as keys. Class attention (CaiT) has keys (CLS, tokens): R ← R + Ā R with CLS
     as the one row that changes.
@@ -154,14 +157,14 @@ def pooled_relevance(layers: Sequence[Float[Tensor, "batch keys"]], *, tokens: i
     return row
 
 
-def _asked_for(weights: Weights, gradient: Weights | None) -> Fused:
+def _required(weights: Weights, gradient: Weights | None) -> Fused:
     assert gradient is not None  # the chain was made with gradients
     return gradient_weighted(weights, gradient)
 
 
 def _pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
     exact = call.precise()
-    return _asked_for(precise(exact.weights()), exact.weight_gradient())[:, 0]
+    return _required(precise(exact.weights()), exact.weight_gradient())[:, 0]
 
 
 def _require_chain(model: Model, images: Images, start_layer: int) -> None:

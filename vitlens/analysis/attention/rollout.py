@@ -1,7 +1,7 @@
-"""Attention rollout (Abnar & Zuidema 2020): attention followed through the layers, with the residual stream.
+"""Attention rollout (Abnar & Zuidema 2020): attention multiplied through the layers, with the residual connection.
 
-Â = rows of (1 - alpha) A + alpha I, scaled to sum to 1; R = Â_L ... Â_1. One row of R needs vectors times matrices
-alone, from the last layer back: O(layers N²) and not O(layers N³).
+Â = rows of (1 - alpha) A + alpha I, scaled to sum to 1; R = Â_L ... Â_1. One row of R needs only products of a vector
+and a matrix, from the last layer back: O(layers N²), not O(layers N³).
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain, chain_length, over_batches
+from vitlens.analysis.attention.defaults import ALPHA
 from vitlens.analysis.attention.readout import pooling_row
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_ALPHA, FUSIONS, Fusion, Readout
+from vitlens.names import FUSIONS, Fusion, Readout
 from vitlens.pixels import takes_images
 from vitlens.shapes import Fused, Images, Maps, Weights
 
@@ -25,12 +26,12 @@ Vector = Float[Tensor, "batch tokens"]
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """fusion: of the heads; discard: lowest fraction of each query row set to zero (CLS column kept); alpha: share of
-    the identity; start_layer: the first layer that is multiplied in, from 0. Raises InputError for what cannot be."""
+    """fusion: of the heads; discard: lowest fraction of each query row set to zero (CLS column kept); alpha: weight of
+    the identity; start_layer: the first layer included, from 0. Raises InputError for values out of range."""
 
     fusion: Fusion = "mean"
     discard: float = 0.0
-    alpha: float = DEFAULT_ALPHA
+    alpha: float = ALPHA
     start_layer: int = 0
 
     def __post_init__(self) -> None:
@@ -52,21 +53,21 @@ def fuse(weights: Weights, fusion: Fusion) -> Fused:
 
 
 def discard_lowest(fused: Fused, fraction: float, *, keep: Sequence[int] = ()) -> Fused:
-    """The lowest fraction of each image's each query row set to zero; the columns in keep (CLS) are never dropped."""
+    """The lowest fraction of every query row set to zero, except the columns in keep (CLS)."""
     count = int(fused.shape[-1] * fraction)
     if count == 0:
         return fused
     ranked = fused.clone()
     ranked[..., list(keep)] = torch.inf
     lowest = ranked.topk(count, dim=-1, largest=False).indices
-    # where fewer may be dropped than the fraction asks for, the kept columns would be next in rank: put them back
+    # with a large fraction the kept columns may be among the lowest: restore them
     dropped = fused.scatter(-1, lowest, 0.0)
     dropped[..., list(keep)] = fused[..., list(keep)]
     return dropped
 
 
 def step(row: Vector, fused: Fused, alpha: float, *, stochastic: bool = False) -> Vector:
-    """A row of the rollout one layer further down: row · Â; stochastic: the rows of fused sum to 1 already."""
+    """One step of the rollout towards the input: row · Â; stochastic: the rows of fused sum to 1 already."""
     if not stochastic:
         total = (1 - alpha) * fused.sum(-1) + alpha
         row = row / total.clamp_min(torch.finfo(total.dtype).tiny)
@@ -74,12 +75,10 @@ def step(row: Vector, fused: Fused, alpha: float, *, stochastic: bool = False) -
     return torch.baddbmm(row, row, fused, beta=alpha, alpha=1 - alpha).squeeze(1)
 
 
-def rollout_row(
-    layers: Sequence[Fused], start: Vector, *, alpha: float = DEFAULT_ALPHA, stochastic: bool = False
-) -> Vector:
+def rollout_row(layers: Sequence[Fused], start: Vector, *, alpha: float = ALPHA, stochastic: bool = False) -> Vector:
     """start · Â_L ... Â_1 for head-fused weights in forward order; start (batch, tokens) is the readout's row.
 
-    stochastic: the rows of the weights sum to 1, as those of the heads' mean do, and need no scaling; half the work.
+    stochastic: the rows of the weights sum to 1, as those of the heads' mean do, so no scaling is needed.
     """
     row = start
     for fused in reversed(layers):
@@ -87,8 +86,8 @@ def rollout_row(
     return row
 
 
-def rollout_matrix(layers: Iterable[Fused], *, alpha: float = DEFAULT_ALPHA) -> Fused:
-    """All rows of the rollout, R = Â_L ... Â_1 (batch, tokens, tokens): O(N³) a layer, for few tokens."""
+def rollout_matrix(layers: Iterable[Fused], *, alpha: float = ALPHA) -> Fused:
+    """The whole rollout matrix, R = Â_L ... Â_1 (batch, tokens, tokens): O(N³) a layer, only for few tokens."""
     product: Tensor | None = None
     for fused in layers:
         eye = torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)
@@ -107,11 +106,11 @@ def rollout(
     *,
     fusion: Fusion = "mean",
     discard: float = 0.0,
-    alpha: float = DEFAULT_ALPHA,
+    alpha: float = ALPHA,
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
-    """The rollout of each image over its patches (batch, rows, columns), prefix columns dropped, not scaled.
+    """The rollout of each image over its patches (batch, rows, columns), without the prefix, not scaled.
 
     readout: what the classifier reads (the model's own by default). Of a windowed model (Swin) the map is that of
     the first stage; where patches are merged, each of the four gets an equal share. Raises UnsupportedError for a model
@@ -121,15 +120,15 @@ def rollout(
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 8, 8])
     """
-    way = RolloutSettings(fusion, discard, alpha, start_layer)
-    require_start(way.start_layer, chain_length(model, images[:1]))
-    return over_batches(model, images, lambda chain: rollout_maps(chain, **vars(way)), readout=readout)
+    settings = RolloutSettings(fusion, discard, alpha, start_layer)
+    require_start(settings.start_layer, chain_length(model, images[:1]))
+    return over_batches(model, images, lambda chain: rollout_maps(chain, **vars(settings)), readout=readout)
 
 
 def rollout_maps(
-    chain: Chain, *, fusion: Fusion = "mean", discard: float = 0.0, alpha: float = DEFAULT_ALPHA, start_layer: int = 0
+    chain: Chain, *, fusion: Fusion = "mean", discard: float = 0.0, alpha: float = ALPHA, start_layer: int = 0
 ) -> Maps:
-    """The rollout of a chain's images over their patches."""
+    """The rollout maps of a chain."""
     return chain.as_map(rollout_of(chain, RolloutSettings(fusion, discard, alpha, start_layer)))
 
 
@@ -139,26 +138,26 @@ def require_start(start_layer: int, depth: int) -> None:
         raise InputError(f"expected --start-layer of at least 0 and below {depth} layers, found {start_layer}")
 
 
-def rollout_of(chain: Chain, way: RolloutSettings) -> Vector:
+def rollout_of(chain: Chain, settings: RolloutSettings) -> Vector:
     """The readout's row of the rollout of a chain, over all tokens; it sums to 1."""
     layout = chain.model.anatomy.layout
     keep = () if layout is None else layout.positions("cls")
 
     def one_step(row: Vector, weights: Weights, _gradient: Weights | None, whole: bool) -> Vector:
-        if way.fusion == "mean" and way.discard == 0 and whole:
+        if settings.fusion == "mean" and settings.discard == 0 and whole:
             # a row of the mean is the mean of the heads' rows, and rows of softmax sum to 1 already
             mixed = (row[:, None, None] @ weights).mean(1)[:, 0]
-            return (1 - way.alpha) * mixed + way.alpha * row
-        return step(row, discard_lowest(fuse(weights, way.fusion), way.discard, keep=keep), way.alpha)
+            return (1 - settings.alpha) * mixed + settings.alpha * row
+        return step(row, discard_lowest(fuse(weights, settings.fusion), settings.discard, keep=keep), settings.alpha)
 
     def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
         # class attention has a CLS before this layout's tokens
         own = (0,) if layout is not None and call.site.keys > layout.tokens else keep
-        row = discard_lowest(fuse(precise(call.precise().weights()), way.fusion), way.discard, keep=own)[:, 0]
+        row = discard_lowest(fuse(precise(call.precise().weights()), settings.fusion), settings.discard, keep=own)[:, 0]
         return row / row.sum(-1, keepdim=True)
 
     def pool(rows: Sequence[Float[Tensor, "batch keys"]]) -> Vector:
-        return pooling_row(rows, chain.model.layout, alpha=way.alpha)
+        return pooling_row(rows, chain.model.layout, alpha=settings.alpha)
 
-    row = chain.start(pooling=pooling, pool=pool, start_layer=way.start_layer)
-    return chain.follow(row, one_step, start_layer=way.start_layer)
+    row = chain.start(pooling=pooling, pool=pool, start_layer=settings.start_layer)
+    return chain.follow(row, one_step, start_layer=settings.start_layer)

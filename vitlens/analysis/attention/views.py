@@ -1,6 +1,6 @@
-"""One patch in every layer: as query, what it attends to; as key, what attends to it.
+"""The attention of one patch in every layer: as query, to other patches; as key, from other patches.
 
-A query costs one row of the weights and a key one column, of a few images at a time; no layer's weights are kept.
+A query needs one row of the weights and a key one column, a few images at a time; no layer's weights are stored.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from vitlens.shapes import Images, Rows
 
 @dataclass(frozen=True)
 class PatchView:
-    """One layer's heads as one patch sees them, or is seen: maps (batch, heads, rows, columns), not scaled.
+    """One layer's attention from or to one patch: maps (batch, heads, rows, columns), not scaled.
 
     patch: (row, column) in this layer's grid, from 0; prefix: (batch, heads, tokens), the weights of CLS and other
     prefix tokens in their order, which are not in the map.
@@ -36,10 +36,10 @@ class PatchView:
 def query_maps(model: Model, images: Images, *, query: tuple[int, int]) -> tuple[PatchView, ...]:
     """Where one patch attends, layer by layer: its row of the weights; map and prefix sum to 1.
 
-    query: (row, column) from 0 in the first layer's grid; where patches are merged (Swin), the patch that holds it. Of
-    a windowed layer the map is zero outside the patch's window, and what lies on padding is left out. Layers of pooled
-    keys, channels or a pooling query are left out. Raises InputError outside the grid, UnsupportedError where no layer
-    has patches that attend to patches.
+    query: (row, column) from 0 in the first layer's grid; after merging (Swin), the patch that contains it. In a
+    windowed layer the map is zero outside the patch's window, without the weights on padding. Layers of pooled keys,
+    channels or a pooling query are left out. Raises InputError outside the grid, UnsupportedError where no layer has
+    patches that attend to patches.
     """
     return _views(model, images, query, "--query", _row)
 
@@ -55,7 +55,7 @@ def key_maps(model: Model, images: Images, *, key: tuple[int, int]) -> tuple[Pat
 
 @dataclass(frozen=True)
 class _Spot:
-    """Where the patch stands in one layer: the grid, its (row, column) there, and the tokens before the patches."""
+    """The patch in one layer: the grid, its (row, column) there, and the number of tokens before the patches."""
 
     grid: tuple[int, int]
     patch: tuple[int, int]
@@ -129,7 +129,7 @@ def _require_inside(patch: tuple[int, int], grid: tuple[int, int], option: str) 
 
 
 def _merged(place: int, before: int, now: int) -> int:
-    """A place on an axis of `before` patches on one of `now`: patches are merged whole, the last with padding."""
+    """The index on an axis of `now` patches of one on an axis of `before`: whole patches are merged, with padding."""
     each = -(-before // now)
     whole = -(-before // each) == now
     return place // each if whole else (2 * place + 1) * now // (2 * before)
@@ -153,14 +153,14 @@ def _column(call: AttentionCall, spot: _Spot) -> Rows:
 
 
 def _in_window(windows: Windows, patch: int) -> tuple[Tensor, int, int]:
-    """Which patch stands where in each window (window_index), the window that holds this one, and its place there."""
+    """The patches of each window (window_index), the window that contains this patch, and its index there."""
     inside = window_index(windows)
     window, place = (inside == patch).nonzero()[0].tolist()
     return inside, window, place
 
 
 def _put_back(line: Float[Tensor, "batch heads inside"], inside: Tensor, windows: Windows) -> Rows:
-    """One window's numbers at their patches of the whole map; padding is left out, other windows are zero."""
+    """One window's numbers at their patches of the whole map, without padding; other windows are zero."""
     real = (inside >= 0).to(line.device)
     full = line.new_zeros(*line.shape[:2], windows.resolution[0] * windows.resolution[1])
     full[..., inside.to(line.device)[real]] = line[..., real]

@@ -30,8 +30,8 @@ RowChoice = Literal["all", "cls"]
 def attention(model: Model, images: Images, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
     """The weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
 
-    rows: "all", or "cls" for the CLS row alone (query axis of length 1), which costs N and not N² a head. Of a windowed
-    model, batch is images x windows. Raises UnsupportedError where there is no attention or no CLS.
+    rows: "all", or "cls" for the CLS row only (query axis of length 1), which costs N instead of N² a head. For a
+    windowed model, batch is images x windows. Raises UnsupportedError where there is no attention or no CLS.
 
     >>> import torch, vitlens
     >>> weights = vitlens.attention(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
@@ -50,10 +50,9 @@ def attention(model: Model, images: Images, *, rows: RowChoice = "all") -> tuple
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """What one layer's heads attend to, for the readout's query: maps (batch, heads, rows, columns), not scaled.
+    """The attention of one layer's heads from the readout's query: maps (batch, heads, rows, columns), not scaled.
 
-    prefix: mass (batch, heads) that lies on CLS and other prefix tokens and is not in the map; reading: whose row it
-    is, in words.
+    prefix: mass (batch, heads) on CLS and other prefix tokens, which is not in the map; reading: the name of the query.
     """
 
     site: Site
@@ -63,9 +62,9 @@ class LayerMaps:
 
 
 def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
-    """For every layer, what heads attend to: the CLS row, the mean over patch rows where there is no CLS, the pooling
-    query's row, or, in windows, how much each patch is looked at. Layers of pooled keys or channels are left out, and
-    windows whose place in the image is not known. Raises UnsupportedError where no layer is left."""
+    """The attention of every layer as maps: the CLS row, the mean over patch rows where there is no CLS, the pooling
+    query's row, or, in windows, the attention that each patch receives. Layers of pooled keys or channels are left out,
+    as are windows whose place in the image is not known. Raises UnsupportedError where no layer is left."""
     require(model, "maps")
     layers: list[LayerMaps] = []
 
@@ -79,23 +78,23 @@ def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
 
 
 def require_attention(model: Model) -> None:
-    """Raise UnsupportedError for a model without attention, LensError for one whose attention is not all seen."""
+    """Raise UnsupportedError for a model without attention, LensError where the lens cannot observe all of it."""
     survey(model, probe_images(model, 1))
 
 
 def require_maps(model: Model) -> None:
-    """Raise UnsupportedError unless a layer's attention can be drawn as a map of the image."""
+    """Raise UnsupportedError unless the attention of some layer is a map of the image."""
     sites = survey(model, probe_images(model, 1))
     if not any(has_map(site, model) for site in sites):
         kinds = Counter(site.kind for site in sites)
-        found = ", ".join(f"{count} of kind {kind} ({NO_PLACE[kind]})" for kind, count in kinds.items())
+        listed = ", ".join(f"{count} of kind {kind} ({NO_PLACE[kind]})" for kind, count in kinds.items())
         raise UnsupportedError(
-            f"expected layers whose attention has a known place in the image, found in {model.alias} {found}"
+            f"expected layers whose attention has a known place in the image, found in {model.alias} {listed}"
         )
 
 
 def has_map(site: Site, model: Model) -> bool:
-    """Whether what a layer's heads attend to is a map of the image."""
+    """Whether the attention of a layer's heads is a map of the image."""
     layout = model.anatomy.layout
     if site.windows is not None:
         return True
@@ -106,7 +105,7 @@ def has_map(site: Site, model: Model) -> bool:
 
 
 def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
-    """What one layer's heads attend to, or None for a layer whose queries or keys are no patches."""
+    """The attention maps of one layer's heads, or None for a layer whose queries or keys are no patches."""
     site, layout, readout = call.site, model.anatomy.layout, model.anatomy.readout
     if not has_map(site, model):
         return None
@@ -117,7 +116,7 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
         return _of_row(site, call.weights()[:, :, 0], layout.grid, "the pooling query")
     if layout is None or site.keys != layout.tokens:
         grid = square_grid(site.keys, model.input_size)
-        assert grid is not None  # or it would have no map
+        assert grid is not None  # as has_map is true
         return _of_row(site, call.weights().mean(2), grid, "mean over all patches")
     if readout in ("cls", "cls+distillation"):
         return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
@@ -125,13 +124,13 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
     return _of_row(site, call.rows(rows).mean(2), layout.grid, "mean over all patches")
 
 
-def one_layers_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
-    """The mean over heads of one layer's maps, from 0; None: of the last. Raises UnsupportedError for one without."""
+def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
+    """The mean over heads of a layer's maps (layer from 0, None: the last). Raises UnsupportedError for one without."""
     chosen = chain.calls[-1].site.layer if layer is None else layer
     read = layer_map(next(call for call in reversed(chain.calls) if call.site.layer == chosen), chain.model)
     if read is None:
         raise UnsupportedError(
-            f"expected a layer in which patches look at patches, found pooled keys or channels in that of "
+            f"expected a layer in which patches attend to patches, found pooled keys or channels in layer {chosen} of "
             f"{chain.model.alias}; choose another --layer"
         )
     maps: Tensor = read.maps.mean(1)
@@ -144,7 +143,7 @@ def _of_row(site: Site, row: Float[Tensor, "batch heads key"], grid: tuple[int, 
 
 
 def position_similarity(model: Model) -> Float[Tensor, "patches patches"] | None:
-    """Cosine similarity of the learned position embeddings of all pairs of patches, or None where there are none."""
+    """The cosine similarity of the learned position embeddings of all pairs of patches; None without embeddings."""
     positions = _positions(model)
     if positions is None:
         return None
@@ -153,10 +152,10 @@ def position_similarity(model: Model) -> Float[Tensor, "patches patches"] | None
 
 
 def distance_correlation(similarity: Float[Tensor, "patches patches"], layout: TokenLayout) -> float | None:
-    """Pearson's correlation, over all pairs of patches, of their positions' similarity with the distance in pixels.
+    """Pearson's correlation of the similarity of position embeddings with the distance in pixels, over all pairs.
 
-    Negative where near positions are more alike than far ones; 0 without such structure. None where either is the same
-    for all pairs.
+    Negative where near positions are more similar than far ones; 0 without such structure. None where either is
+    constant.
     """
     distances = Geometry(layout.grid, (float(layout.patch_size[0]), float(layout.patch_size[1]))).distances()[0]
     above = torch.ones_like(distances, dtype=torch.bool).triu(1)
@@ -167,17 +166,17 @@ def distance_correlation(similarity: Float[Tensor, "patches patches"], layout: T
 
 
 def _positions(model: Model) -> Float[Tensor, "patches dim"] | None:
-    found = getattr(model.module, "pos_embed", None)
-    if found is None:
-        found = getattr(getattr(model.module, "encoder", None), "pos_embedding", None)
-    if not isinstance(found, Tensor) or model.anatomy.layout is None:
+    embedding = getattr(model.module, "pos_embed", None)
+    if embedding is None:
+        embedding = getattr(getattr(model.module, "encoder", None), "pos_embedding", None)
+    if not isinstance(embedding, Tensor) or model.anatomy.layout is None:
         return None
-    tokens = found.detach().flatten(0, -2)
+    tokens = embedding.detach().flatten(0, -2)
     patches = model.layout.patches
-    # learned on this grid, with all, some or none of the prefix before the patches
+    # embeddings of this grid; prefix tokens before the patches may have embeddings or not
     return tokens[-patches:] if patches <= len(tokens) <= model.layout.tokens else None
 
 
 def head_mean(layers: Sequence[LayerMaps]) -> tuple[Float[Tensor, "batch rows columns"], ...]:
-    """Each layer's map, mean over its heads."""
+    """The mean over heads of each layer's maps."""
     return tuple(layer.maps.mean(1) for layer in layers)

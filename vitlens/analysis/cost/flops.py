@@ -1,8 +1,8 @@
 """Floating-point operations of one image's forward pass, by part: counted in any model, and by formula for our ViT.
 
 One multiplication with its addition counts as two operations. Matrix products and convolutions are counted; norms,
-softmax, activations, biases, residual sums and the resizing of positions are not: they grow with the tokens, not with
-tokens times width.
+softmax, activations, biases, residual sums and the resizing of positions are not: their number grows with the tokens,
+not with tokens times width.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ CONVENTION: Final = (
     "softmax, activations, biases and residual sums are not."
 )
 _ATEN: Final = torch.ops.aten
-_FUSED: Final = tuple(  # the kernels that F.scaled_dot_product_attention takes, those that this torch has
+_FUSED: Final = tuple(  # kernels of F.scaled_dot_product_attention, as far as this version of torch has them
     getattr(_ATEN, f"_scaled_dot_product_{kernel}")
     for kernel in (
         "flash_attention",
@@ -44,29 +44,29 @@ _FUSED: Final = tuple(  # the kernels that F.scaled_dot_product_attention takes,
     )
     if hasattr(_ATEN, f"_scaled_dot_product_{kernel}")
 )
-_BETWEEN_TOKENS: Final = (*_FUSED, _ATEN.bmm, _ATEN.baddbmm)  # in attention, a product without weights
+_BETWEEN_TOKENS: Final = (*_FUSED, _ATEN.bmm, _ATEN.baddbmm)  # in attention: products of tokens with tokens
 
 
 def flops_by_part(model: Model) -> dict[str, int]:
     """FLOPs of each part for one image of the model's own size, counted in a forward pass.
 
-    Projections are the products of attention with weights, products those without: of tokens with tokens.
+    In attention, the projections multiply tokens by parameters, the products multiply tokens by tokens.
     """
     images = probe_images(model, 1)
-    parts, found = Parts(model), Counter[str]()
+    parts, flops = Parts(model), Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
     with (
         evaluating(model),
         torch.no_grad(),
-        _whole_multihead(),
+        _without_multihead_fastpath(),
         counter,
-        _shared_out(model.module, counter) as own,
+        _flops_of_each_module(model.module, counter) as own,
     ):
         model(images)
     for (name, operation), count in own.items():
         part = parts.of_module(name)
-        found[PRODUCTS if part == PROJECTIONS and operation in _BETWEEN_TOKENS else part] += count
-    return {part: found[part] for part in in_order(found) if found[part]}
+        flops[PRODUCTS if part == PROJECTIONS and operation in _BETWEEN_TOKENS else part] += count
+    return {part: flops[part] for part in in_order(flops) if flops[part]}
 
 
 def vit_flops(config: ViTConfig) -> dict[str, int]:
@@ -77,18 +77,18 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
     """
     tokens, patches, dim = config.layout.tokens, config.layout.patches, config.dim
     heads = 2 if config.distillation else 1
-    found = {
+    flops = {
         EMBEDDING: 2 * patches * 3 * prod(config.patch_size) * dim,
         PROJECTIONS: config.depth * 8 * tokens * dim**2 * config.attention,
         PRODUCTS: config.depth * 4 * tokens**2 * dim * config.attention,
         MLP: config.depth * 4 * tokens * dim * config.hidden * config.mlp,
         HEAD: heads * 2 * dim * config.classes,
     }
-    return {part: count for part, count in found.items() if count}
+    return {part: count for part, count in flops.items() if count}
 
 
 def crossover(flops: Mapping[str, int], tokens: int) -> float:
-    """The number of tokens at which the products of attention take as much as all that grows with the tokens alone.
+    """The number of tokens at which the products of attention take as many FLOPs as the projections and the MLPs.
 
     flops: by part, counted at this many tokens in a model with one sequence of tokens. Raises InputError without
     attention.
@@ -99,20 +99,20 @@ def crossover(flops: Mapping[str, int], tokens: int) -> float:
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Of shapes (..., query, head_dim), (..., key, head_dim), (..., key, value_dim): both products."""
+    """FLOPs of both products; shapes (..., query, head_dim), (..., key, head_dim), (..., key, value_dim)."""
     *leading, queries, head_dim = query
     return int(2 * prod(leading) * queries * key[-2] * (head_dim + value[-1]))
 
 
 @contextmanager
-def _shared_out(model: nn.Module, counter: FlopCounterMode) -> Iterator[Counter[tuple[str, Any]]]:
-    """What each module computes itself, its children's aside, by (name, operation), filled as it runs.
+def _flops_of_each_module(model: nn.Module, counter: FlopCounterMode) -> Iterator[Counter[tuple[str, Any]]]:
+    """The FLOPs of each module without those of its children, by (name, operation), filled during the forward pass.
 
-    Differences of the counter's total at entry and exit of each call; so nothing is counted twice or lost, in
-    whatever order modules call each other.
+    They are differences of the counter's total between entry and exit of each call, so nothing is counted twice or
+    lost, in whatever order modules call each other.
     """
     own: Counter[tuple[str, Any]] = Counter()
-    stack: list[tuple[str, Counter[Any], Counter[Any]]] = []  # name, total at entry, what its children took
+    stack: list[tuple[str, Counter[Any], Counter[Any]]] = []  # name, total at entry, FLOPs of its children
 
     def total() -> Counter[Any]:
         return Counter(counter.flop_counts["Global"])
@@ -133,8 +133,8 @@ def _shared_out(model: nn.Module, counter: FlopCounterMode) -> Iterator[Counter[
 
 
 @contextmanager
-def _whole_multihead() -> Iterator[None]:
-    """nn.MultiheadAttention without its one opaque inference kernel, which no counter sees into."""
+def _without_multihead_fastpath() -> Iterator[None]:
+    """Disable the fused inference kernel of nn.MultiheadAttention, whose products the counter cannot see."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -1,4 +1,4 @@
-"""How long a forward pass takes: quartiles of wall time, after warming up; of several models in turns."""
+"""The latency of a forward pass: quartiles of wall time after warming up; several models are timed in turns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
-ROUNDS: Final = 3  # turns in which several models are timed, one after the other
-LONGEST: Final = 1.0  # seconds of one pass, beyond which no larger batch is tried
-_ROUND: Final = 0.25  # seconds that one model is timed in a round, about
+ROUNDS: Final = 3  # rounds in which several models are timed, one after the other
+LONGEST: Final = 1.0  # seconds of one pass; beyond it no larger batch is tried
+_ROUND: Final = 0.25  # seconds, about, for which one model is timed in a round
 _FEWEST, _MOST = 2, 10  # passes in a round
 
 
@@ -54,16 +54,17 @@ def latency(
     warm_up: int = 3,
     clock: Callable[[], float] = perf_counter,
 ) -> Latency:
-    """How long a model takes for these images, normalisation included; nothing is kept of its answers.
+    """How long a model takes for these images, normalisation included; its logits are not kept.
 
-    repeats: timed passes; warm_up: passes before them that are not timed; clock: seconds. What else the machine does
-    is in the numbers: time two models one after the other, more than once. Raises InputError for fewer than 1 repeat.
+    repeats: timed passes; warm_up: passes before them that are not timed; clock: seconds. Other load on the machine
+    affects the numbers: to compare two models, time them in turns, more than once. Raises InputError for fewer than 1
+    repeat.
     """
     return quartiles(passes(model, images, repeats, warm_up=warm_up, clock=clock), len(images))
 
 
 def quartiles(seconds: Sequence[float], images: int) -> Latency:
-    """The quartiles of some passes over a batch of so many images."""
+    """The quartiles of passes over a batch of this many images."""
     low, median, high = (float(value) for value in np.quantile(seconds, (0.25, 0.5, 0.75)))
     return Latency(low, median, high, len(seconds), images)
 
@@ -95,34 +96,34 @@ def latencies(
     clock: Callable[[], float] = perf_counter,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[list[TimedBatch]]:
-    """Every model on every batch size of random pixels, in turns, so that what else the machine does is shared out.
+    """Every model on every batch size of random pixels, in turns, so that other load affects all models alike.
 
-    longest: seconds of one pass; a model that took more is given no larger batch, nor one for which a CUDA device
-    has no room (None: every batch is measured, whatever it takes); advance: called after each batch size of a model.
+    longest: seconds of one pass; a model that took longer, or for whose batch a CUDA device had too little memory, is
+    not timed on larger batches (None: every batch is measured); advance: called after each batch size of a model.
     """
-    found: list[list[TimedBatch]] = [[] for _ in models]
-    going = set(range(len(models)))
+    timed_batches: list[list[TimedBatch]] = [[] for _ in models]
+    remaining = set(range(len(models)))
     for size in batch_sizes:
         seconds: dict[int, list[float]] = {}
         peaks: dict[int, int | None] = {}
         for turn in range(ROUNDS):
-            for index in sorted(going):
+            for index in sorted(remaining):
                 try:
                     timed, peak = _round(models[index], size, precision, clock)
                 except torch.cuda.OutOfMemoryError:
                     if longest is None:
                         raise
-                    going.discard(index)
+                    remaining.discard(index)
                     seconds.pop(index, None)
                     continue
                 seconds.setdefault(index, []).extend(timed)
                 peaks[index] = peak if turn == 0 else max(peak or 0, peaks[index] or 0) or None
         for index, timed in seconds.items():
-            found[index].append(TimedBatch(quartiles(timed, size), tuple(timed), peaks[index]))
+            timed_batches[index].append(TimedBatch(quartiles(timed, size), tuple(timed), peaks[index]))
             advance(1)
-            if longest is not None and found[index][-1].latency.median > longest:
-                going.discard(index)
-    return found
+            if longest is not None and timed_batches[index][-1].latency.median > longest:
+                remaining.discard(index)
+    return timed_batches
 
 
 def _round(model: Model, size: int, precision: str, clock: Callable[[], float]) -> tuple[list[float], int | None]:
@@ -135,7 +136,7 @@ def _round(model: Model, size: int, precision: str, clock: Callable[[], float]) 
 
 
 def _wait(device: torch.device) -> None:
-    """A GPU answers before it is done."""
+    """Wait for the device: a call on a GPU returns before it is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,4 +1,4 @@
-"""Bytes that a model's activations take: what a training step keeps, the most that inference holds at once."""
+"""Bytes that a model's activations take: those saved for a backward pass, and the peak of inference."""
 
 import sys
 import weakref
@@ -20,41 +20,41 @@ from vitlens.shapes import Images
 def saved_for_training(model: Model, images: Images, *, precision: str = "fp32") -> int:
     """Bytes that autograd keeps between the forward pass of a training step and its backward pass.
 
-    Every storage once, however many tensors share it; parameters and buffers are not counted, nor gradients and the
-    optimiser's state. In bf16 the casts of weights are counted, as autograd keeps these too. The model stays as it
-    was, running statistics included. Some models need at least two images to normalise over.
+    Every storage is counted once, however many tensors share it; parameters, buffers, gradients and the optimiser's
+    state are not counted. In bf16 the casts of weights are, as autograd keeps these too. The model is unchanged
+    afterwards, running statistics included. Models with batch norm need at least two images.
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in _tensors(model)}
-    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
+    saved: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
 
-    def keep(tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
+            saved[storage.data_ptr()] = storage
         return tensor.detach()
 
     labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
-    with _rehearsing(model), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with _restoring_after_training_step(model), torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         with autocast(images.device, precision):
             loss = F.cross_entropy(model(images).float(), labels)
-        total = sum(storage.nbytes() for storage in kept.values())
+        total = sum(storage.nbytes() for storage in saved.values())
         del loss
     return total
 
 
 def inference_peak(model: Model, images: Images, *, precision: str = "fp32") -> int:
-    """The most bytes of tensors that a forward pass without gradients holds at once, the images included.
+    """The most bytes that the tensors of a forward pass without gradients take at one time, the images included.
 
-    Parameters and buffers are not counted, nor what a kernel takes and gives back within one operation.
+    Parameters and buffers are not counted, nor memory that a kernel allocates and frees within one operation.
     """
-    ledger = _Ledger(images)
-    with evaluating(model), torch.no_grad(), autocast(images.device, precision), ledger:
+    memory = _LiveMemory(images)
+    with evaluating(model), torch.no_grad(), autocast(images.device, precision), memory:
         model(images)
-    return ledger.peak
+    return memory.peak
 
 
 def process_peak() -> int | None:
-    """The most bytes of memory that this process has had so far, libraries and all; None where it is not known."""
+    """The peak resident memory of this process so far, in bytes, libraries included; None where it is not known."""
     if sys.platform == "win32":
         return None
     import resource
@@ -65,7 +65,7 @@ def process_peak() -> int | None:
 
 @contextmanager
 def device_peak(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """What it gives says the most bytes that tensors took on a CUDA device since it began; None elsewhere."""
+    """Yields a function that returns the peak bytes of tensors on a CUDA device since entry; None on other devices."""
     if device.type != "cuda":
         yield lambda: None
         return
@@ -73,8 +73,8 @@ def device_peak(device: torch.device) -> Iterator[Callable[[], int | None]]:
     yield lambda: int(torch.cuda.max_memory_allocated(device))
 
 
-class _Ledger(TorchDispatchMode):
-    """Adds up the storages that operations make, takes them off when they die, and remembers the most."""
+class _LiveMemory(TorchDispatchMode):
+    """Counts the bytes of the storages that operations create, until they are freed, and records the peak."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,16 +85,16 @@ class _Ledger(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        found = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(found):
-            if isinstance(leaf, Tensor) and id(leaf.untyped_storage()) not in given:  # a view makes nothing
+        inputs = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        output = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and id(leaf.untyped_storage()) not in inputs:  # a view allocates nothing
                 self._enter(leaf)
-        return found
+        return output
 
     def _enter(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        place, size = id(storage), storage.nbytes()  # the object lives as long as the memory
+        place, size = id(storage), storage.nbytes()  # the storage object lives as long as its memory
         if place not in self._known:
             self._known.add(place)
             self.now += size
@@ -107,8 +107,8 @@ class _Ledger(TorchDispatchMode):
 
 
 @contextmanager
-def _rehearsing(model: Model) -> Iterator[None]:
-    """A training step that leaves no trace: modes, gradient flags, running statistics and randomness come back."""
+def _restoring_after_training_step(model: Model) -> Iterator[None]:
+    """Restores modes, gradient flags, buffers and random state after a training step."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     devices = [model.device] if model.device.type == "cuda" else []
     try:

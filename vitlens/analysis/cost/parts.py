@@ -14,20 +14,20 @@ EMBEDDING, POSITIONS, MLP, NORMS, BETWEEN = "patch embedding", "positions and to
 PROJECTIONS, PRODUCTS = "attention projections", "attention products"
 STEM, STAGE, CONVOLUTIONS, HEAD, OTHER = "stem", "stage", "convolutions", "head", "other"
 
-# In the order of a forward pass; a CNN's stages ("stage 1" ...) stand where "stage" stands here.
+# In the order of a forward pass; a CNN's stages ("stage 0" ...) stand where "stage" stands here.
 PARTS: Final[Mapping[str, str]] = {
-    EMBEDDING: "what makes tokens of pixels",
-    STEM: "what stands before the first stage of a CNN",
+    EMBEDDING: "from pixels to patch tokens",
+    STEM: "the layers before the first stage of a CNN",
     POSITIONS: "position embeddings and biases, CLS, distillation and register tokens",
     PROJECTIONS: "queries, keys, values and the output projection of attention",
-    PRODUCTS: "queries times keys and weights times values: what grows with the square of the tokens",
-    MLP: "what else a block holds, norms aside",
+    PRODUCTS: "queries times keys and weights times values: they grow with the square of the number of tokens",
+    MLP: "the rest of each block, without its norms",
     NORMS: "norms and layer scales of a model with tokens",
-    BETWEEN: "patch merging and what else stands between the blocks of a model with tokens",
+    BETWEEN: "patch merging and other layers between the blocks of a model with tokens",
     STAGE: "blocks of one width, their norms included",
-    CONVOLUTIONS: "what a CNN without repeated blocks has before its classifier",
-    HEAD: "what stands after the last block",
-    OTHER: "what the model itself does outside its modules",
+    CONVOLUTIONS: "the layers before the classifier of a CNN without repeated blocks",
+    HEAD: "the layers after the last block",
+    OTHER: "operations outside any submodule",
 }
 
 _POSITION = re.compile(r"pos_|_pos$|^pos$|posemb|position|relative|cpb_|rope|rpe|tokens?$|^latent$")
@@ -50,7 +50,7 @@ class Parts:
         self._containers = list(dict.fromkeys(name.rpartition(".")[0] for name in self._blocks))
 
     def of_module(self, name: str) -> str:
-        """The part that a module's own arithmetic belongs to; "" is the model itself."""
+        """The part that a module's own operations belong to; "" is the model itself."""
         if not name:
             return OTHER
         return self._in_transformer(name) if self._has_tokens else self._in_cnn(name)
@@ -86,9 +86,9 @@ class Parts:
             return STEM
         if place > self._end:
             return HEAD
-        # what stands between two stages (ConvNeXt's downsampling) is counted with the one that it leads to
+        # layers between two stages (ConvNeXt's downsampling) are counted with the later stage
         block = self._block_of(name) or self._blocks[bisect_left(self._starts, place)]
-        return f"{STAGE} {1 + self._containers.index(block.rpartition('.')[0])}"
+        return f"{STAGE} {self._containers.index(block.rpartition('.')[0])}"
 
     def _block_of(self, name: str) -> str | None:
         return next((block for block in self._blocks if name == block or name.startswith(f"{block}.")), None)
@@ -107,8 +107,8 @@ def in_order(parts: Iterable[str]) -> list[str]:
 
 def parameters_by_part(model: Model) -> dict[str, int]:
     """How many parameters each part has; their sum is the model's parameter_count()."""
-    parts, found = Parts(model), dict[str, int]()
+    parts, counts = Parts(model), dict[str, int]()
     for name, parameter in model.module.named_parameters():
         part = parts.of_parameter(name)
-        found[part] = found.get(part, 0) + parameter.numel()
-    return {part: found[part] for part in in_order(found)}
+        counts[part] = counts.get(part, 0) + parameter.numel()
+    return {part: counts[part] for part in in_order(counts)}

@@ -16,7 +16,7 @@ from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer
 
-_TRAINED = 2  # images of the step whose memory is measured: batch norm needs more than one
+_TRAINED = 2  # images in the training step whose memory is measured: batch norm needs more than one
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Profile:
     """What a model costs at its own image size.
 
     parameters, flops (of one image, 2 for each multiplication with its addition): by part, see
-    `vitlens.analysis.cost.parts.PARTS`; by_formula: whether the FLOPs were also found by formula, and equal; tokens:
+    `vitlens.analysis.cost.parts.PARTS`; by_formula: whether a formula gives the same FLOPs; tokens:
     those of its sequence, prefix included, or the positions that its first block works on; training_bytes: what
     autograd keeps for a training step, per image; inference_bytes: the most that tensors take at once, for one image;
     latencies: by batch size.
@@ -40,7 +40,7 @@ class Profile:
 
 
 def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str = "fp32") -> Profile:
-    """What a model costs, measured with random pixels on its device: the weights play no part in it.
+    """What a model costs, measured with random pixels on its device; the values of the weights do not matter.
 
     Raises LensError where counter and formula do not agree on our own ViT.
 
@@ -61,7 +61,7 @@ def profile(model: Model, *, batch_sizes: Sequence[int] = (1, 8), precision: str
         tokens=tokens_of(model),
         training_bytes=saved_for_training(model, images, precision=precision) // _TRAINED,
         inference_bytes=inference_peak(model, images[:1].clone(), precision=precision),
-        latencies=tuple(one.latency for one in timed),
+        latencies=tuple(batch.latency for batch in timed),
     )
 
 
@@ -73,7 +73,7 @@ def agrees_with_formula(model: Model, flops: Mapping[str, int]) -> bool:
     module = model.module
     if not isinstance(module, VisionTransformer) or model.architecture["pruned"]:
         return False
-    if module.config.image_size != model.input_size:  # positions of another size: so are the formula's tokens
+    if module.config.image_size != model.input_size:  # resized positions: the formula would use another token count
         return False
     expected = vit_flops(module.config)
     if expected != dict(flops):
@@ -98,6 +98,6 @@ def tokens_of(model: Model) -> int:
     shape = shapes[0]
     if len(shape) != 3:
         return shape[0]
-    # windows keep channels last; maps of a CNN have them first
+    # windowed models keep channels last, CNNs first
     last = model.anatomy.family == "windowed" or shape[0] == shape[1] != shape[2]
     return shape[0] * shape[1] if last else shape[1] * shape[2]

@@ -1,1 +1,1 @@
-"""Failures."""
+"""Where and why models fail: error taxonomy, image traits, shape bias, common corruptions, disturbed images."""

@@ -1,7 +1,7 @@
 """Accuracy under common corruptions (after Hendrycks & Dietterich 2019), and their operations on images.
 
-Each is one operation of torchvision (JPEG: of Pillow); corruptions.py lists them with their strengths. What is random
-is decided by an image's own key, not by its place in a batch.
+Each is one operation of torchvision (JPEG: of Pillow); corruptions.py lists them with their strengths. Random numbers
+depend on an image's own key, not on its index in a batch.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ Keys = Int[Tensor, " batch"]
 def gaussian_noise(images: Images, strength: float, keys: Keys) -> Tensor:
     """Gaussian noise of this standard deviation, drawn by each image's key."""
     count = images[0].numel()
-    one, two = (uniform(keys.to(images.device), count, stream=stream).double() for stream in (3, 4))
-    normal = (-2 * (1 - one).log()).sqrt() * (2 * torch.pi * two).cos()  # Box and Muller: a draw of each image's own
+    first, second = (uniform(keys.to(images.device), count, stream=stream).double() for stream in (3, 4))
+    normal = (-2 * (1 - first).log()).sqrt() * (2 * torch.pi * second).cos()  # Box and Muller
     return images + strength * normal.view_as(images).to(images.dtype)
 
 
@@ -58,13 +58,13 @@ def brightness(images: Images, strength: float, _keys: Keys) -> Tensor:
 
 
 def contrast(images: Images, strength: float, _keys: Keys) -> Tensor:
-    """This share of the contrast."""
+    """The contrast multiplied by this share."""
     flatter: Tensor = transforms.adjust_contrast(images, strength)
     return flatter
 
 
 def jpeg(images: Images, strength: float, _keys: Keys) -> Tensor:
-    """Written and read as JPEG of this quality."""
+    """Compressed as JPEG of this quality."""
     read = []
     for pixels in (images.cpu() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy():
         file = BytesIO()
@@ -74,7 +74,7 @@ def jpeg(images: Images, strength: float, _keys: Keys) -> Tensor:
 
 
 def pixelate(images: Images, strength: float, _keys: Keys) -> Tensor:
-    """Shrunk to this share of each side and enlarged again."""
+    """Downsampled to this share of each side and enlarged again."""
     height, width = images.shape[-2:]
     small = [max(1, round(side * strength)) for side in (height, width)]
     coarse = transforms.resize(images, small, interpolation=transforms.InterpolationMode.BILINEAR, antialias=True)
@@ -83,7 +83,7 @@ def pixelate(images: Images, strength: float, _keys: Keys) -> Tensor:
 
 
 def occlusion(images: Images, strength: float, keys: Keys) -> Tensor:
-    """A square of this share of the shorter side, at a place of each image's key, filled with its mean colour."""
+    """A square of this share of the shorter side filled with the mean colour, at a random place by each image's key."""
     height, width = images.shape[-2:]
     side = max(1, round(strength * min(height, width)))
     places = uniform(keys.to(images.device), 2, stream=5).cpu()
@@ -132,15 +132,15 @@ class Corrupted:
         """Mean corruption error: for each kind the errors summed over severities, divided by the baseline's, averaged
         over kinds (Hendrycks & Dietterich 2019); a fraction, 1 for the baseline itself.
 
-        The interval is a paired bootstrap over images. None where the baseline makes no error of a kind.
+        The interval is a paired bootstrap over images. None where the baseline makes no error under one of the kinds.
         """
-        mine, other = ((~one.correct).double().mean(1) for one in (self, baseline))  # (kinds, n)
+        mine, other = ((~each.correct).double().mean(1) for each in (self, baseline))  # (kinds, n)
         if bool((other.sum(1) == 0).any()):
             return None
         kinds = len(mine)
         means = resampled_means(torch.cat((mine, other)), groups=self.groups, seed=seed)
         ratios = (means[:, :kinds] / means[:, kinds:]).mean(1).numpy()
-        ratios = ratios[np.isfinite(ratios)]  # a draw without an error of the baseline has no ratio
+        ratios = ratios[np.isfinite(ratios)]  # the ratio is undefined in draws where the baseline makes no error
         low, high = np.quantile(ratios, [0.025, 0.975])
         value = float((mine.mean(1) / other.mean(1)).mean())
         return Estimate(value, min(float(low), value), max(float(high), value), mine.shape[1])
@@ -157,8 +157,8 @@ def on_corrupted(
 ) -> Bool[Tensor, "batch kinds severities"]:
     """Which images are classified correctly under each corruption at each severity.
 
-    keys: (n,), one number an image, from which all that is random is drawn: two models see the same pixels, and so
-    do several processes. Images are corrupted at the split's own size. advance: told the passes over an image just
+    keys: (n,), one number an image, from which random numbers are drawn, so that all models and processes have the same
+    pixels. Images are corrupted at the split's own size. advance: called with the number of passes over an image just
     done. Raises DataError without labels, InputError when the classes do not match.
     """
     truth = require_labels(split).cpu()

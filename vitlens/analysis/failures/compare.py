@@ -1,4 +1,4 @@
-"""Two models on the same labelled images: their answers side by side."""
+"""Comparison of two models' predictions on the same labelled images."""
 
 from collections.abc import Callable
 
@@ -22,26 +22,26 @@ def compare(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Comparison:
-    """Who is right where: the answers of two models to the same labelled images, each image in one cell of errors.
+    """The predictions of two models on the same labelled images, with the cell of the error taxonomy for each image.
 
-    second_split: the same images in the same order as the second model takes them (None: as the first does). Classes
+    second_split: the same images in the same order, preprocessed for the second model (None: the same split). Classes
     are matched by name. Raises DataError without labels, InputError when a model does not know the data's classes.
 
     >>> import vitlens
     >>> from vitlens.data.digits import digits
     >>> vit, cnn = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
-    >>> found = vitlens.compare(vit, cnn, digits("test").limit(20))
-    >>> sum(found.counts.values())
+    >>> comparison = vitlens.compare(vit, cnn, digits("test").limit(20))
+    >>> sum(comparison.counts.values())
     20
     """
-    one, two = evaluations(
+    evaluated = evaluations(
         (first, second),
         (split, second_split or split),
         batch_size=batch_size,
         precision=precision,
         advance=advance,
     )
-    return compare_answers(one, two)
+    return compare_answers(*evaluated)
 
 
 def evaluations(
@@ -52,7 +52,7 @@ def evaluations(
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[Evaluation, Evaluation]:
-    """What both models answer, in the data's classes; errors as `compare`."""
+    """The evaluations of both models in the data's classes; raises as `compare`."""
     for model in models:
         require(model, *needs_of("compare"))
     if len(splits[0]) != len(splits[1]) or splits[0].classes != splits[1].classes:
@@ -60,9 +60,9 @@ def evaluations(
     for model in models:
         model.require_classifier()
     readings = require_shared(models[0].classes, models[1].classes, splits[0].classes)
-    found = []
+    evaluated = []
     for model, split, read in zip(models, splits, readings):
         labels = require_labels(split).cpu().long()
         logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)
-        found.append(Evaluation(model.alias, read.classes, read.read(logits), labels, split.groups))
-    return found[0], found[1]
+        evaluated.append(Evaluation(model.alias, read.classes, read.read(logits), labels, split.groups))
+    return evaluated[0], evaluated[1]

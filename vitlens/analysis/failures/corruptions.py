@@ -17,9 +17,9 @@ _OPERATIONS: Final = "vitlens.analysis.failures.common_corruptions"
 class CommonCorruption:
     """One corruption.
 
-    group: of the benchmark's four, or "occlusion", which it does not have; description: what the strengths are;
-    strengths: of severities 1 to 5; function: "module:function", called as function(images, strength, keys), gives the
-    images, before they are clamped to [0, 1].
+    group: of the benchmark's four, or "occlusion", which it does not have; description: of the operation and its
+    strength; strengths: of severities 1 to 5; function: "module:function", called as function(images, strength, keys),
+    returns the images before they are clamped to [0, 1].
     """
 
     title: str

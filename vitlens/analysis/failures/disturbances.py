@@ -1,4 +1,4 @@
-"""Ways to make images harder level by level, free of torch: without fine or coarse detail, shuffled, partly covered."""
+"""Disturbances of images at several levels, free of torch: low-pass, high-pass, shuffled tiles, covered tiles."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,22 +11,22 @@ Size = tuple[int, int]
 _CUTOFFS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0)
 _SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
 _MOST_TILES = 16  # along a side
-_COVERED = 8  # tiles along a side, where that many pixels divide; else the next number that does
+_COVERED = 8  # tiles along a side; where 8 does not divide the sides, the nearest number that does
 _OPERATIONS: Final = "vitlens.analysis.failures.disturbed"
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """One way to make images harder.
+    """One disturbance.
 
-    title, axis: for figures; says: what it does, in a sentence; levels: those tried for images of a size (height,
-    width), the first of which changes nothing; function: "module:function", called as function(images, level, keys),
-    gives images in [0, 1].
+    title, axis: for figures; description: what it does, in a sentence; levels: for images of a size (height, width),
+    the first of which changes nothing; function: "module:function", called as function(images, level, keys), returns
+    images in [0, 1].
     """
 
     title: str
     axis: str
-    says: str
+    description: str
     levels: Callable[[Size], tuple[float, ...]]
     function: str
 
@@ -37,12 +37,12 @@ def _divisors(size: Size, most: int) -> tuple[int, ...]:
 
 
 def tiles_along(size: Size) -> int:
-    """8 where that divides the sides, else the number that divides them and is nearest to 8."""
+    """8 where 8 divides the sides, else the nearest number that divides them."""
     return min(_divisors(size, _MOST_TILES), key=lambda parts: (abs(parts - _COVERED), parts))
 
 
 def _shuffles(size: Size) -> tuple[float, ...]:
-    """1 and, of the numbers that divide the sides, those that at least about double from step to step."""
+    """1 and numbers that divide the sides, each at least 1.7 times the one before."""
     chosen = [1]
     for parts in _divisors(size, _MOST_TILES):
         if parts >= 1.7 * chosen[-1]:
@@ -54,17 +54,17 @@ DISTURBANCES: Final[Mapping[str, Disturbance]] = MappingProxyType(
     {
         "low-pass": Disturbance(
             "only coarse detail (low-pass)", "kept up to (% of Nyquist's frequency)",
-            "detail finer than the cut-off taken out",
+            "detail finer than the cut-off removed",
             lambda _size: (1.5, *_CUTOFFS[::-1]), f"{_OPERATIONS}:without_fine_detail",
         ),
         "high-pass": Disturbance(
-            "only fine detail (high-pass)", "taken out up to (% of Nyquist's frequency)",
-            "detail as coarse as the cut-off taken out, the mean colour kept",
+            "only fine detail (high-pass)", "removed up to (% of Nyquist's frequency)",
+            "detail coarser than the cut-off removed, the mean colour kept",
             lambda _size: (0.0, *_CUTOFFS[:-1]), f"{_OPERATIONS}:without_coarse_detail",
         ),
         "shuffle": Disturbance(
             "tiles shuffled", "tiles along a side",
-            "cut into tiles that are laid out at random: shape is lost before texture is",
+            "cut into tiles in random order, which destroys shape before texture",
             _shuffles, f"{_OPERATIONS}:in_shuffled_tiles",
         ),
         "occlusion": Disturbance(

@@ -1,7 +1,7 @@
-"""Accuracy on images made harder level by level, and the operations that make them so.
+"""Accuracy on disturbed images level by level, and the operations that disturb them.
 
-What is random is decided by an image's own key, not by its place in a batch; at a higher level of covering, what was
-covered stays covered.
+Random numbers depend on an image's own key, not on its index in a batch; a tile that is covered at one level is also
+covered at higher levels.
 """
 
 import math
@@ -31,22 +31,22 @@ KINDS = tuple(DISTURBANCES)
 
 
 def without_fine_detail(images: Images, cutoff: float, _keys: Keys) -> Images:
-    """The frequencies up to the cut-off."""
+    """Only the frequencies up to the cut-off."""
     return low_pass(images, cutoff=cutoff)
 
 
 def without_coarse_detail(images: Images, cutoff: float, _keys: Keys) -> Images:
-    """The frequencies above the cut-off, around the mean colour."""
+    """Only the frequencies above the cut-off, added to the mean colour."""
     return high_pass(images, cutoff=cutoff)
 
 
 def in_shuffled_tiles(images: Images, level: float, keys: Keys) -> Images:
-    """As many tiles along each side, shuffled."""
+    """Shuffled tiles; level: tiles along each side."""
     return shuffled(images, int(level), keys)
 
 
 def shuffled(images: Images, parts: int, keys: Keys) -> Images:
-    """Each image cut into parts x parts equal tiles, laid out at random (another order for each key).
+    """Each image cut into parts x parts equal tiles in random order (a different order for each key).
 
     Raises InputError when the sides are not multiples of parts.
     """
@@ -86,11 +86,11 @@ def _joined(tiles: Tensor, images: Images) -> Images:
 
 
 @dataclass(frozen=True)
-class Hardened:
-    """A model on images made harder in one way.
+class DisturbedOutcomes:
+    """A model's correct predictions under one disturbance.
 
-    kind: a name of DISTURBANCES; levels: in order; correct: (levels, n), which images are right at each;
-    groups: (n,) what images share, or None.
+    kind: a name of DISTURBANCES; levels: in order; correct: (levels, n), which images are classified correctly;
+    groups: (n,) of images that share a source, or None.
     """
 
     kind: str
@@ -112,34 +112,34 @@ def robustness(
     precision: str = "fp32",
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
-) -> tuple[Hardened, ...]:
-    """The model on a labelled split made harder in each of these ways, at each of its levels.
+) -> tuple[DisturbedOutcomes, ...]:
+    """The model on a labelled split under each of these disturbances, at each of their levels.
 
-    Images are changed at the split's own size, before the model resizes them, and each with its place in the split
-    as its key: two models see the same pixels. advance: told the number of passes over an image just done. Raises
-    UnknownNameError for another kind, DataError without labels, InputError when the classes do not match.
+    Images are changed at the split's own size, before the model resizes them, with their index in the split as key, so
+    that two models have the same pixels. advance: called with the number of passes over an image just done. Raises
+    UnknownNameError for an unknown kind, DataError without labels, InputError when the classes do not match.
     """
     for kind in kinds:
         if kind not in DISTURBANCES:
-            raise UnknownNameError("way to make images harder", kind, KINDS)
+            raise UnknownNameError("disturbance", kind, KINDS)
     truth = require_labels(split)
     read = reading(model.classes, split.classes).read
     size = batch_size or fitting_batch_size(model)
-    ways = [(kind, level) for kind in kinds for level in DISTURBANCES[kind].levels(split.size)]
-    right = torch.zeros(len(ways), len(split), dtype=torch.bool)
+    cases = [(kind, level) for kind in kinds for level in DISTURBANCES[kind].levels(split.size)]
+    right = torch.zeros(len(cases), len(split), dtype=torch.bool)
     with torch.inference_mode(), evaluating(model), autocast(model.device, precision):
         for batch in split.batches(size, device=model.device):
             keys = batch.indices + (seed << 20)
-            for row, (kind, level) in enumerate(ways):
+            for row, (kind, level) in enumerate(cases):
                 changed = resolved(DISTURBANCES[kind].function)(batch.images, level, keys)
                 answers = read(model(changed)).argmax(-1).cpu()
                 right[row, batch.indices] = answers == truth[batch.indices].cpu()
                 advance(len(batch.images))
     return tuple(
-        Hardened(
+        DisturbedOutcomes(
             kind,
-            tuple(level for other, level in ways if other == kind),
-            right[[row for row, (other, _) in enumerate(ways) if other == kind]].clone(),
+            tuple(level for other, level in cases if other == kind),
+            right[[row for row, (other, _) in enumerate(cases) if other == kind]].clone(),
             split.groups,
         )
         for kind in kinds
@@ -147,5 +147,5 @@ def robustness(
 
 
 def passes(split: Split, *, kinds: Sequence[str] = KINDS) -> int:
-    """How many times an image is shown to the model in all: what progress counts to."""
+    """The total number of forward passes over an image, for a progress bar."""
     return len(split) * sum(len(DISTURBANCES[kind].levels(split.size)) for kind in kinds)

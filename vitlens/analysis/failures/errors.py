@@ -1,4 +1,4 @@
-"""Where two models fail on the same images: both, one alone, and whether they are wrong in the same way."""
+"""The errors of two models on the same images: of both, of one only, and whether both predict the same class."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ PerImage = Float[Tensor, " batch"]
 
 @dataclass(frozen=True)
 class Answers:
-    """One model's answers to n labelled images, in classes that two models share.
+    """One model's predictions for n labelled images, in classes that two models share.
 
     prediction: (n,) indices into the shared names; confidence: probability of the prediction; margin: that minus the
-    second likeliest class's; correct: (n,).
+    probability of the second class; correct: (n,).
     """
 
     alias: str
@@ -39,8 +39,8 @@ class Answers:
 class Comparison:
     """Two models on the same n labelled images.
 
-    classes: names that either model knows, the data's first; labels: (n,); first, second: their answers; cells: (n,)
-    indices into CELLS; groups: (n,) what images share, or None.
+    classes: the classes of both models, the data's first; labels: (n,); first, second: their predictions; cells: (n,)
+    indices into CELLS; groups: (n,) of images that share a source, or None.
     """
 
     classes: tuple[str, ...]
@@ -52,30 +52,30 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Images in each cell, every cell named; they add up to all images."""
-        found = torch.bincount(self.cells, minlength=len(CELLS)).tolist()
-        return dict(zip(CELLS, found))
+        """The number of images in every cell; they sum to all images."""
+        counts = torch.bincount(self.cells, minlength=len(CELLS)).tolist()
+        return dict(zip(CELLS, counts))
 
     @property
     def p(self) -> float:
-        """McNemar's exact two-sided p-value that both are right equally often."""
+        """McNemar's exact two-sided p-value of equal accuracy."""
         counts = self.counts
         return mcnemar(counts[CELLS[SECOND_WRONG]], counts[CELLS[FIRST_WRONG]])
 
     def accuracies(self, *, seed: int = 0) -> tuple[Estimate, Estimate]:
-        """How often each is right, with its interval."""
-        first, second = (accuracy(one.correct, groups=self.groups, seed=seed) for one in (self.first, self.second))
+        """The accuracy of each, with its interval."""
+        first, second = (accuracy(model.correct, groups=self.groups, seed=seed) for model in (self.first, self.second))
         return first, second
 
     def difference(self, *, seed: int = 0) -> Estimate:
         """Accuracy of the first minus that of the second in points, with its paired interval."""
-        one, two = (100.0 * model.correct.double().numpy() for model in (self.first, self.second))
+        first, second = (100.0 * model.correct.double().numpy() for model in (self.first, self.second))
         groups = None if self.groups is None else self.groups.numpy()
-        return bootstrap_difference(one, two, groups=groups, seed=seed, unit="points")
+        return bootstrap_difference(first, second, groups=groups, seed=seed, unit="points")
 
 
 def compare_answers(first: Evaluation, second: Evaluation) -> Comparison:
-    """Two evaluations of the same labelled images set side by side; classes are matched by name.
+    """The comparison of two evaluations on the same labelled images; classes are matched by name.
 
     Raises InputError where the labels differ, by number or by name.
     """
@@ -83,25 +83,25 @@ def compare_answers(first: Evaluation, second: Evaluation) -> Comparison:
     if truths[0] != truths[1]:
         raise InputError(f"expected both models on the same images, found {len(truths[0])} and {len(truths[1])} labels")
     classes = tuple(dict.fromkeys((*first.classes, *second.classes)))
-    one, two = _answers(first, classes), _answers(second, classes)
-    cells = taxonomy(first.labels, one.prediction, two.prediction)
-    return Comparison(classes, first.labels, one, two, cells, first.groups)
+    first_answers, second_answers = _answers(first, classes), _answers(second, classes)
+    cells = taxonomy(first.labels, first_answers.prediction, second_answers.prediction)
+    return Comparison(classes, first.labels, first_answers, second_answers, cells, first.groups)
 
 
 def taxonomy(labels: Labels, first: Labels, second: Labels) -> Int[Tensor, " batch"]:
-    """The cell of each image, an index into CELLS, from the truth and the two predictions."""
-    right, also = first == labels, second == labels
+    """The cell of each image, an index into CELLS, from the label and the two predictions."""
+    first_right, second_right = first == labels, second == labels
     cells = torch.full_like(labels, BOTH_RIGHT)
-    cells[~right & also] = FIRST_WRONG
-    cells[right & ~also] = SECOND_WRONG
-    cells[~right & ~also] = WRONG_DIFFERENTLY
-    cells[~right & ~also & (first == second)] = WRONG_ALIKE
+    cells[~first_right & second_right] = FIRST_WRONG
+    cells[first_right & ~second_right] = SECOND_WRONG
+    cells[~first_right & ~second_right] = WRONG_DIFFERENTLY
+    cells[~first_right & ~second_right & (first == second)] = WRONG_ALIKE
     return cells
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """A truth that models take for another class: how many images each does that with."""
+    """A label and a wrong prediction: for how many images each model makes this error."""
 
     truth: str
     prediction: str
@@ -110,7 +110,7 @@ class Confusion:
 
 
 def confusions(comparison: Comparison) -> tuple[Confusion, ...]:
-    """Every pair of truth and wrong prediction of either model, the most frequent (both together) first."""
+    """Every pair of label and wrong prediction of either model, the most frequent (of both together) first."""
     names, truths = comparison.classes, comparison.labels.tolist()
     counted = [
         Counter(pair for pair in zip(truths, model.prediction.tolist()) if pair[0] != pair[1])
@@ -126,7 +126,7 @@ def confusions(comparison: Comparison) -> tuple[Confusion, ...]:
 
 @dataclass(frozen=True)
 class Slice:
-    """Some of the images, by class or by a number: how many fall into each cell, and how often each model is right.
+    """A subset of the images, by class or by a number: images in each cell, and the accuracy of each model.
 
     name: "cat", or the bin's number from 1 with its bounds in low and high.
     """
@@ -141,7 +141,7 @@ class Slice:
 
 
 def by_class(comparison: Comparison, *, seed: int = 0) -> tuple[Slice, ...]:
-    """One slice for each class that is the truth of some image, in the order of the classes."""
+    """One slice for each class that is the label of some image, in the order of the classes."""
     present = comparison.labels.unique().tolist()
     return tuple(
         _slice(comparison, comparison.labels == label, comparison.classes[label], seed=seed) for label in present
@@ -149,9 +149,9 @@ def by_class(comparison: Comparison, *, seed: int = 0) -> tuple[Slice, ...]:
 
 
 def by_number(comparison: Comparison, values: PerImage, *, bins: int = 4, seed: int = 0) -> tuple[Slice, ...]:
-    """Slices of about equally many images by rising value (quartiles); equal values are never put apart.
+    """Slices of about equally many images by increasing value (quartiles); equal values are never separated.
 
-    values: (n,); images whose value is NaN (not known) are in no slice. Fewer than bins slices come out where many
+    values: (n,); images whose value is NaN (not known) are in no slice. There are fewer than `bins` slices where many
     values are equal.
     """
     known = values.isfinite()

@@ -1,4 +1,4 @@
-"""What an image is like, in numbers that need no model: contrast, blur, fineness, and the size of its object."""
+"""Traits of an image computed without a model: contrast, blur, mean frequency, and the size of its object."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,35 +18,35 @@ Plane = Float[Tensor, "batch height width"]
 Trait = Float[Tensor, " batch"]
 
 _LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (Rec. 709)
-_WINDOW = 9  # px: the mean with which an image is blurred again (Crete 2007)
+_WINDOW = 9  # px: width of the mean filter that blurs an image again (Crete 2007)
 _BATCH = 256
 
 
 @dataclass(frozen=True)
 class Measure:
-    """title: as a figure names it; says: what it is; of: the number for each plane of luminance in [0, 1]."""
+    """title: in figures; description: its definition; of: computes it for each plane of luminance in [0, 1]."""
 
     title: str
-    says: str
+    description: str
     of: Callable[[Plane], Trait]
 
 
 def luminance(images: Images) -> Plane:
-    """Luminance (batch, height, width) in [0, 1] of images in [0, 1]; their gamma is left as it is."""
+    """Luminance (batch, height, width) in [0, 1] of images in [0, 1], without gamma correction."""
     weights = torch.tensor(_LUMINANCE, dtype=images.dtype, device=images.device)
     return torch.einsum("bchw,c->bhw", images, weights)
 
 
 def contrast(planes: Plane) -> Trait:
-    """Contrast as the standard deviation of the luminance: 0 for a plain image, 0.5 at most."""
+    """Contrast as the standard deviation of the luminance: 0 for a constant image, at most 0.5."""
     return planes.flatten(1).std(1, correction=0)
 
 
 def blur(planes: Plane) -> Trait:
     """How blurred an image is, 0 (sharp) to 1, by how little it changes when it is blurred again (Crete 2007).
 
-    Along each axis: of the differences between neighbouring pixels, the share that survives a mean over 9 pixels; the
-    larger of the two. An image without any difference along an axis counts as blurred along it.
+    Along each axis: the share of the differences between neighbouring pixels that remains after a mean over 9 pixels;
+    the larger of the two axes. An image that is constant along an axis counts as blurred along it.
     """
     return torch.maximum(_blur_along(planes), _blur_along(planes.transpose(1, 2)))
 
@@ -63,7 +63,7 @@ def _blur_along(planes: Plane) -> Trait:
 
 
 def fineness(planes: Plane) -> Trait:
-    """The mean frequency of the image's energy, a share of Nyquist's: a pure grating's own; 0 for a plain image."""
+    """The energy-weighted mean frequency of the image, a share of Nyquist's frequency; 0 for a constant image."""
     energy = power(planes).flatten(1)
     fine = radius((planes.shape[-2], planes.shape[-1]), device=planes.device).flatten().to(energy.dtype)
     whole = energy.sum(1)
@@ -75,25 +75,25 @@ MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
     {
         "contrast": Measure("contrast", "standard deviation of the luminance in [0, 1]", contrast),
         "blur": Measure("blur", "0 (sharp) to 1, by how little another blur changes (Crete 2007)", blur),
-        "frequency": Measure("mean frequency", "of the image's energy, a share of Nyquist's frequency", fineness),
+        "frequency": Measure("mean frequency", "energy-weighted, a share of Nyquist's frequency", fineness),
     }
 )
 OBJECT_SIZE: Final = "object_size"
-OBJECT_SIZE_SAYS: Final = "share of the image that the object's mask covers"
+OBJECT_SIZE_DESCRIPTION: Final = "share of the image that the object's mask covers"
 
 
 def image_traits(split: Split) -> dict[str, Trait]:
     """Every number of MEASURES for each image of a split (n,), and the object's size where masks are known.
 
-    NaN is the size of an object whose mask is empty: it is not known.
+    The size is NaN, not known, where the mask is empty.
     """
     parts: dict[str, list[Tensor]] = {name: [] for name in MEASURES}
     for batch in split.batches(_BATCH):
         planes = luminance(batch.images)
         for name, measure in MEASURES.items():
             parts[name].append(measure.of(planes))
-    found = {name: torch.cat(values) for name, values in parts.items()}
+    traits = {name: torch.cat(values) for name, values in parts.items()}
     if split.masks is not None:
         areas = mask_areas(split.masks)
-        found[OBJECT_SIZE] = torch.where(areas > 0, areas, torch.nan)
-    return found
+        traits[OBJECT_SIZE] = torch.where(areas > 0, areas, torch.nan)
+    return traits

@@ -1,4 +1,4 @@
-"""Shape bias (Geirhos 2019): where shape and texture say different classes, which of the two a model answers."""
+"""Shape bias (Geirhos 2019): how often a model predicts the shape's class on cue-conflict images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class ClassBias:
-    """One shape's class: how many of its n images were answered by shape, by texture, or by neither."""
+    """One shape class: how many of its n images are classified by shape and by texture."""
 
     name: str
     n: int
@@ -28,10 +28,10 @@ class ClassBias:
 
 @dataclass(frozen=True)
 class ShapeBias:
-    """What a model went by on n images whose shape and texture differ.
+    """A model's shape bias on n images whose shape and texture differ.
 
-    bias: answers by shape among those by shape or texture, with its interval, None where there is neither; shape,
-    texture: the share of all n images that is answered so; by_class: the same counts for each shape's class.
+    bias: predictions of the shape's class among those of either the shape's or the texture's, with its interval, None
+    without any; shape, texture: the share of all n images classified so; by_class: counts for each shape class.
     """
 
     alias: str
@@ -54,7 +54,7 @@ def shape_bias(
 ) -> ShapeBias:
     """The model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped into Geirhos's 16.
 
-    Intervals draw sources of shape, as images that share one are alike. Raises DataError for images of another kind,
+    Intervals are over the sources of shape, as images that share one are alike. Raises DataError for other images,
     InputError when the classes do not match.
     """
     model.require_classifier()
@@ -65,7 +65,7 @@ def shape_bias(
 
 
 def require_cues(split: Split) -> Cues:
-    """The cues of a split. Raises DataError where its files do not tell of any, or where no two differ."""
+    """The cues of a split. Raises DataError where its file names contain none, or no image has conflicting cues."""
     cues = cues_of(split)
     if cues is None or not cues.conflict.any():
         raise DataError(
@@ -80,11 +80,11 @@ def bias_of(
 ) -> ShapeBias:
     """The shape bias of predictions (n,), indices of which the first len(classes) stand for the data's classes.
 
-    Images whose shape and texture agree are left out: they say nothing.
+    Images whose shape and texture agree are left out.
     """
-    kept = cues.conflict
-    guess, shape, texture = predictions[kept], cues.shape[kept], cues.texture[kept]
-    groups = cues.source[kept]
+    conflict = cues.conflict
+    guess, shape, texture = predictions[conflict], cues.shape[conflict], cues.texture[conflict]
+    groups = cues.source[conflict]
     by_shape, by_texture = guess == shape, guess == texture
     decided = by_shape | by_texture
     bias = accuracy(by_shape[decided], groups=groups[decided], seed=seed) if decided.any() else None
@@ -102,5 +102,5 @@ def bias_of(
 
 
 def _members(shape: Labels) -> list[tuple[int, Tensor]]:
-    """Each class that is the shape of some image, and which images those are."""
+    """Each class that is the shape of some image, with the mask of these images."""
     return [(index, shape == index) for index in torch.unique(shape).tolist()]

@@ -1,7 +1,7 @@
-"""Low and high frequencies of images, told apart by a circle in the Fourier plane.
+"""Low and high frequencies of images, separated by a circle in the Fourier plane.
 
-Frequencies are given as shares of Nyquist's (half a cycle a pixel): 1 is the finest grating along an axis, sqrt(2) the
-finest there is (along the diagonal). The image is taken as periodic, as the discrete Fourier transform takes it.
+Frequencies are given as shares of Nyquist's (half a cycle a pixel): 1 is the highest along an axis, sqrt(2) the highest
+of all (along the diagonal). As in the discrete Fourier transform, the image is treated as periodic.
 """
 
 import torch
@@ -15,7 +15,7 @@ Plane = Float[Tensor, "height half_width"]  # of torch.fft.rfft2: not negative a
 
 
 def radius(size: tuple[int, int], *, device: torch.device | None = None) -> Plane:
-    """How fine each of rfft2's components is for images of this size (height, width): a share of Nyquist's frequency.
+    """The frequency of each of rfft2's components for images of this size (height, width), a share of Nyquist's.
 
     The same number of cycles a pixel has the same radius along and across, also where the image is not square.
     """
@@ -26,32 +26,32 @@ def radius(size: tuple[int, int], *, device: torch.device | None = None) -> Plan
     return fine
 
 
-def divided(images: Images, *, cutoff: float) -> tuple[Images, Images]:
-    """The images' parts up to the cut-off and above it; their sum is the image. The mean is in the low part.
+def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
+    """The images' low (up to the cut-off) and high frequencies; their sum is the image. The mean is in the low part.
 
-    cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped: the high part is about 0.
+    cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part has mean 0.
     """
-    low = _kept(images, radius((images.shape[-2], images.shape[-1]), device=images.device) <= _checked(cutoff))
+    low = _filtered(images, radius((images.shape[-2], images.shape[-1]), device=images.device) <= _checked(cutoff))
     return low, images - low
 
 
 def low_pass(images: Images, *, cutoff: float) -> Images:
-    """The images without what is finer than the cut-off, clipped to [0, 1]; from sqrt(2) on, the images themselves."""
-    low, _ = divided(images, cutoff=cutoff)
+    """The images without frequencies above the cut-off, clipped to [0, 1]; from sqrt(2) on, the images themselves."""
+    low, _ = frequency_bands(images, cutoff=cutoff)
     return low.clamp(0, 1)
 
 
 def high_pass(images: Images, *, cutoff: float) -> Images:
-    """The images without what is as coarse as the cut-off, around their own mean colour, clipped to [0, 1].
+    """The images without frequencies up to the cut-off, plus their mean colour, clipped to [0, 1].
 
-    A cut-off of 0 takes nothing away, as the mean is put back.
+    A cut-off of 0 changes nothing, as the mean is added again.
     """
-    _, high = divided(images, cutoff=cutoff)
+    _, high = frequency_bands(images, cutoff=cutoff)
     return (high + images.mean((-2, -1), keepdim=True)).clamp(0, 1)
 
 
 def power(planes: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch height half_width"]:
-    """The energy of each component of rfft2, those that stand for two counted twice, the mean (component 0, 0) left 0.
+    """The energy of each component of rfft2, conjugate pairs counted twice, the mean (component 0, 0) set to 0.
 
     Its sum is height x width x the sum of squared deviations from the mean (Parseval).
     """
@@ -63,17 +63,17 @@ def power(planes: Float[Tensor, "batch height width"]) -> Float[Tensor, "batch h
         twice[-1] = 1.0
     energy = energy * twice
     energy[..., 0, 0] = 0.0
-    found: Tensor = energy.to(planes.dtype)
-    return found
+    result: Tensor = energy.to(planes.dtype)
+    return result
 
 
-def _kept(images: Images, inside: Bool[Tensor, "height half_width"]) -> Images:
+def _filtered(images: Images, inside: Bool[Tensor, "height half_width"]) -> Images:
     components = torch.fft.rfft2(images.float()) * inside
-    kept: Tensor = torch.fft.irfft2(components, s=images.shape[-2:])
-    return kept
+    filtered: Tensor = torch.fft.irfft2(components, s=images.shape[-2:])
+    return filtered
 
 
 def _checked(cutoff: float) -> float:
     if not cutoff >= 0:
         raise InputError(f"expected a cut-off of 0 or more (a share of Nyquist's frequency), found {cutoff}")
-    return cutoff + 1e-6  # a component that lies on the circle is inside, whatever the rounding
+    return cutoff + 1e-6  # components on the circle are inside despite rounding

@@ -1,4 +1,4 @@
-"""Agreement of two maps of each image: rank correlation, overlap of the top, intersection over union."""
+"""Agreement of two maps of each image: rank correlation, overlap of the top places, intersection over union."""
 
 import numpy as np
 import torch
@@ -9,41 +9,43 @@ from torch import Tensor
 from vitlens.analysis.faithfulness.resampled import AnyMaps, on_grid
 from vitlens.errors import InputError
 
-TOP = 0.1  # share of the places that counts as the top
+TOP = 0.1  # share of the places that are the top
 PerImage = Float[Tensor, " batch"]
 
 
 def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
     """The rank correlation of two maps of each image, -1 to 1; NaN where one of them is constant.
 
-    Maps of two resolutions are compared at the coarser one of each axis. Ties have their mean rank.
+    Maps of different resolutions are compared at the coarser one along each axis. Ties have their mean rank.
     """
-    one, other = _on_one_grid(first, second)
-    ranks = [stats.rankdata(maps.flatten(1).double().cpu().numpy(), axis=1) for maps in (one, other)]
+    resampled = _on_one_grid(first, second)
+    ranks = [stats.rankdata(maps.flatten(1).double().cpu().numpy(), axis=1) for maps in resampled]
     centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
     norms = [np.sqrt((rank**2).sum(1)) for rank in centred]
     product = norms[0] * norms[1]
-    found = np.divide((centred[0] * centred[1]).sum(1), product, out=np.full(len(product), np.nan), where=product > 0)
-    return torch.from_numpy(found).float()
+    covariance = (centred[0] * centred[1]).sum(1)
+    return torch.from_numpy(
+        np.divide(covariance, product, out=np.full(len(product), np.nan), where=product > 0)
+    ).float()
 
 
 def top_overlap(first: AnyMaps, second: AnyMaps, *, share: float = TOP) -> PerImage:
-    """The share of the top places of one map that are among the top of the other; chance gives `share`.
+    """The share of the top places of one map that are among those of the other; chance is `share`.
 
-    Where several places are equal at the edge of the top, the first of them in reading order are taken.
+    Of equal values at the threshold, the first in reading order are taken.
     """
     if not 0 < share <= 1:
         raise InputError(f"expected a share above 0 and at most 1, found {share}")
-    one, other = (maps.flatten(1) for maps in _on_one_grid(first, second))
-    count = max(1, round(share * one.shape[1]))
-    marked = [_top(maps, count) for maps in (one, other)]
+    flat = [maps.flatten(1) for maps in _on_one_grid(first, second)]
+    count = max(1, round(share * flat[0].shape[1]))
+    marked = [_top(maps, count) for maps in flat]
     return (marked[0] & marked[1]).sum(1).float() / count
 
 
 def map_iou(first: AnyMaps, second: AnyMaps) -> PerImage:
-    """Intersection over union of what lies above each map's own mean; NaN where nothing does in either."""
-    one, other = (maps.flatten(1) > maps.flatten(1).mean(1, keepdim=True) for maps in _on_one_grid(first, second))
-    return (one & other).sum(1).float() / (one | other).sum(1).float()
+    """Intersection over union of the places above each map's own mean; NaN where there are none in either."""
+    above, other = (maps.flatten(1) > maps.flatten(1).mean(1, keepdim=True) for maps in _on_one_grid(first, second))
+    return (above & other).sum(1).float() / (above | other).sum(1).float()
 
 
 def _top(maps: Float[Tensor, "batch places"], count: int) -> Tensor:

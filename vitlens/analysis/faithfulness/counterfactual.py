@@ -1,8 +1,8 @@
 """Counterfactuals: the smallest set of patches found whose removal changes the prediction.
 
-Along a map's order, the shortest beginning of it that changes the prediction: every length is tried, as removing more
-need not move further from the prediction. By greedy search, the patch that lowers the margin most is removed first, and
-patches that turn out not to be needed are put back. Neither proves that no smaller set exists.
+Along a map's order: the fewest top patches whose removal changes the prediction; every number is tried, as the effect
+need not be monotonic. By greedy search: the patch that lowers the margin most is removed next, and patches that are not
+needed in the end are restored. Neither proves that no smaller set exists.
 """
 
 from collections.abc import Callable
@@ -12,23 +12,24 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.analysis.faithfulness.deletion import both_orders, removed_sets
-from vitlens.analysis.faithfulness.masking import Cells, answers_without
+from vitlens.analysis.faithfulness.masking import Cells, logits_without_patches
 from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid
 from vitlens.models.model import Model
 from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels, Logits
 
-AHEAD = 8  # lengths that are tried at once: no image is asked much beyond the one that turns it
-CANDIDATES = 16  # patches that a greedy step tries: those that took most from the margin when last tried
+LENGTHS_AT_ONCE = 8  # numbers of patches tried in one batch: few are computed beyond the first that succeeds
+CANDIDATES = 16  # patches tried in a greedy step: those with the lowest margin when last tried
 
 
 @dataclass(frozen=True)
 class Counterfactuals:
-    """The sets found.
+    """The sets of patches whose removal changes the prediction.
 
-    removed: the patches (batch, rows, columns), none where nothing turned the prediction; prediction: before, turned:
-    the class after (batch,), the same where it did not turn.
+    removed: the patches (batch, rows, columns), none where no set was found; prediction: the class before, turned: the
+    class after (batch,), the same where no set was found.
     """
 
     removed: Bool[Tensor, "batch rows columns"]
@@ -37,12 +38,12 @@ class Counterfactuals:
 
     @property
     def found(self) -> Bool[Tensor, " batch"]:
-        """Whether the prediction turned at all."""
+        """Whether a set was found that changes the prediction."""
         return self.prediction != self.turned
 
     @property
     def sizes(self) -> Int[Tensor, " batch"]:
-        """How many patches are in each set; where none was found, all of the image's: it takes at least that."""
+        """The number of patches of each set; where none was found, that of the image's patches, a lower bound."""
         patches = self.removed.shape[1] * self.removed.shape[2]
         return torch.where(self.found, self.removed.flatten(1).sum(1), patches)
 
@@ -52,16 +53,16 @@ def along_map(
     images: Images,
     maps: AnyMaps,
     *,
-    substrate: Substrate = "blur",
+    substrate: Substrate = SUBSTRATE,
     grid: Cells | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Counterfactuals:
-    """The shortest beginning of each map's order, most relevant first, whose removal turns the prediction.
+    """The fewest top patches of each map, most relevant first, whose removal changes the prediction.
 
-    Exact: the first of all lengths, several of them in one batch. advance: called with the number of images done.
-    Arguments and errors as for faithfulness.
+    Exact: all numbers of patches are tried, several in one batch. advance: called with the number of images done.
+    Arguments and errors as for `faithfulness`.
     """
     cells = grid or removal_grid(model)
     ranks, _ = both_orders(maps.to(images.device), cells, images=len(images), seed=seed)
@@ -72,15 +73,15 @@ def along_map(
     length, turned = torch.zeros_like(prediction), prediction.clone()
     left, first = torch.arange(len(images), device=images.device), 1
     while len(left) and first <= most:
-        counts = torch.arange(first, min(first + AHEAD, most + 1), device=images.device)
+        counts = torch.arange(first, min(first + LENGTHS_AT_ONCE, most + 1), device=images.device)
         answers = variants.of(left, removed_sets(ranks[left], counts)).argmax(-1)
         other = answers != prediction[left, None]
-        at = other.int().argmax(1)  # the first that turned it
-        some = other.any(1)
-        length[left[some]] = counts[at[some]]
-        turned[left[some]] = answers[some, at[some]]
-        advance(int(some.sum()))
-        left, first = left[~some], first + AHEAD
+        at = other.int().argmax(1)  # the first that changed the prediction
+        changed = other.any(1)
+        length[left[changed]] = counts[at[changed]]
+        turned[left[changed]] = answers[changed, at[changed]]
+        advance(int(changed.sum()))
+        left, first = left[~changed], first + LENGTHS_AT_ONCE
     advance(len(left))
     removed = (ranks < length[:, None]).view(-1, *cells)
     return Counterfactuals(removed.cpu(), prediction.cpu(), turned.cpu())
@@ -90,17 +91,17 @@ def by_search(
     model: Model,
     images: Images,
     *,
-    substrate: Substrate = "blur",
+    substrate: Substrate = SUBSTRATE,
     grid: Cells | None = None,
     candidates: int | None = CANDIDATES,
     batch_size: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Counterfactuals:
-    """A small set of patches for each image by greedy search, from which none can be put back.
+    """A small set of patches for each image by greedy search, of which none can be restored.
 
-    In each step the patch goes that takes most from the margin (the prediction's logit minus the next); candidates: how
-    many are looked at in a step after the first, those that took most when last tried (None: all that are left). Then
-    patches are put back, the last first, as long as the prediction stays turned.
+    Each step removes the patch that lowers the margin (the prediction's logit minus the next) most; candidates: how
+    many are tried in a step after the first, those with the lowest margin when last tried (None: all that are left).
+    Then patches are restored, the last first, as long as the prediction stays changed.
     """
     cells = grid or removal_grid(model)
     variants = _Variants(model, images, cells, substrate, batch_size)
@@ -118,11 +119,11 @@ def by_search(
         left = _one_step(variants, state, left, prediction, step, patches if step == 0 else candidates or patches)
         if not len(left):
             break
-    while _put_back(variants, state, prediction):
-        pass  # what could not go back before may now
+    while _restore(variants, state, prediction):
+        pass  # a patch that could not be restored before may be now
     advance(len(images))
-    found = state.turned != prediction
-    removed = (state.removed & found[:, None]).view(-1, *cells)
+    changed = state.turned != prediction
+    removed = (state.removed & changed[:, None]).view(-1, *cells)
     return Counterfactuals(removed.cpu(), prediction.cpu(), state.turned.cpu())
 
 
@@ -139,7 +140,7 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Variants:
-    """Some images and how variants of them are answered."""
+    """Images, and the logits of their variants without given patches."""
 
     model: Model
     images: Images
@@ -147,22 +148,22 @@ class _Variants:
     substrate: Substrate
     batch_size: int | None
 
-    def of(self, which: Labels, removed: Bool[Tensor, "some sets patches"]) -> Float[Tensor, "some sets classes"]:
-        """The answers for several sets of each of these images."""
-        some, sets = removed.shape[:2]
-        logits: Logits = answers_without(
+    def of(self, which: Labels, removed: Bool[Tensor, "images sets patches"]) -> Float[Tensor, "images sets classes"]:
+        """The logits without several sets of patches of each of these images."""
+        count, sets = removed.shape[:2]
+        logits: Logits = logits_without_patches(
             self.model,
             self.images[which],
-            torch.arange(some, device=which.device).repeat_interleave(sets),
+            torch.arange(count, device=which.device).repeat_interleave(sets),
             removed.flatten(0, 1),
             grid=self.cells,
             substrate=self.substrate,
             batch_size=self.batch_size,
         )
-        return logits.view(some, sets, -1)
+        return logits.view(count, sets, -1)
 
     def predictions(self) -> Labels:
-        """What is predicted of the whole images."""
+        """The predictions for the whole images."""
         every = torch.arange(len(self.images), device=self.images.device)
         nothing = torch.zeros(len(every), 1, self.cells[0] * self.cells[1], dtype=torch.bool, device=every.device)
         return self.of(every, nothing)[:, 0].argmax(-1)
@@ -171,10 +172,10 @@ class _Variants:
 def _one_step(
     variants: _Variants, state: _Search, left: Int[Tensor, " left"], prediction: Labels, step: int, candidates: int
 ) -> Int[Tensor, " fewer"]:
-    """Remove one more patch of each image that is left; those that are left after it."""
+    """Remove one more patch of each of the remaining images; returns the images that remain after it."""
     tried = state.margins[left].masked_fill(state.removed[left], torch.inf)
     count = min(candidates, state.removed.shape[1] - step)
-    tried_next = tried.topk(count, dim=1, largest=False).indices  # the least margin took most
+    tried_next = tried.topk(count, dim=1, largest=False).indices  # those with the lowest margins
     sets = state.removed[left].unsqueeze(1).repeat(1, count, 1)
     sets.scatter_(2, tried_next.unsqueeze(-1), torch.ones_like(tried_next, dtype=torch.bool).unsqueeze(-1))
     answers = variants.of(left, sets)
@@ -189,25 +190,25 @@ def _one_step(
     return left[now == prediction[left]]
 
 
-def _put_back(variants: _Variants, state: _Search, prediction: Labels) -> bool:
-    """Put patches back, one at a time from the last, wherever the prediction stays turned; whether any was."""
-    any_ = False
+def _restore(variants: _Variants, state: _Search, prediction: Labels) -> bool:
+    """Restore patches, one at a time from the last, where the prediction stays changed; whether any was restored."""
+    restored = False
     for step in reversed(range(state.steps)):
         has = (state.when == step) & state.removed
-        some = (has.any(1) & (state.turned != prediction) & (state.removed.sum(1) > 1)).nonzero().squeeze(1)
-        if not len(some):
+        images = (has.any(1) & (state.turned != prediction) & (state.removed.sum(1) > 1)).nonzero().squeeze(1)
+        if not len(images):
             continue
-        fewer = state.removed[some] & ~has[some]
-        answers = variants.of(some, fewer.unsqueeze(1))[:, 0].argmax(-1)
-        stays = answers != prediction[some]
-        state.removed[some[stays]] = fewer[stays]
-        state.turned[some[stays]] = answers[stays]
-        any_ |= bool(stays.any())
-    return any_
+        fewer = state.removed[images] & ~has[images]
+        answers = variants.of(images, fewer.unsqueeze(1))[:, 0].argmax(-1)
+        stays = answers != prediction[images]
+        state.removed[images[stays]] = fewer[stays]
+        state.turned[images[stays]] = answers[stays]
+        restored |= bool(stays.any())
+    return restored
 
 
-def _margins(answers: Float[Tensor, "some sets classes"], prediction: Labels) -> Float[Tensor, "some sets"]:
-    """The prediction's logit minus the greatest other."""
+def _margins(answers: Float[Tensor, "images sets classes"], prediction: Labels) -> Float[Tensor, "images sets"]:
+    """The prediction's logit minus the greatest other logit."""
     own = prediction[:, None, None].expand(-1, answers.shape[1], 1)
     others = answers.scatter(2, own, -torch.inf)
     return answers.gather(2, own).squeeze(-1) - others.amax(-1)

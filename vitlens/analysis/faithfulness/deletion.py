@@ -1,8 +1,8 @@
 """Deletion and insertion: the target's probability as the patches that a map ranks highest, or lowest, are removed.
 
-Patches are removed by rank, most relevant first (deletion, MoRF) and least relevant first (LeRF). What is left after
-the least relevant ones is what inserting the most relevant ones into the substrate shows: insertion is LeRF read
-backwards, and its area is the same (Petsiuk 2018; Tomsett 2020; Blücher 2024 for the difference of the two).
+Patches are removed by rank, most relevant first (deletion, MoRF) and least relevant first (LeRF). Removing the least
+relevant patches is the same as inserting the most relevant ones into the substrate, so insertion is LeRF in reverse,
+and its area is the same (Petsiuk 2018; Tomsett 2020; Blücher 2024 for the difference of the two).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.analysis.faithfulness.masking import Cells, answers_without, require_substrate
+from vitlens.analysis.faithfulness.defaults import SUBSTRATE
+from vitlens.analysis.faithfulness.masking import Cells, logits_without_patches, require_substrate
 from vitlens.analysis.faithfulness.resampled import AnyMaps, on_grid, removal_grid
 from vitlens.errors import InputError
 from vitlens.models.model import Model
@@ -20,17 +21,19 @@ from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
-STEPS = 20  # removals between nothing and everything, about 5 % of the patches each
+STEPS = 20  # from no patch to all, about 5 % of the patches each
 _ANSWERS = 20_000_000  # logits held at a time
-Ranks = Int[Tensor, "batch patches"]  # 0 for the patch that goes first
-Answer = Callable[[Images, Int[Tensor, " variants"], Bool[Tensor, "variants patches"]], Tensor]  # logits of each
+Ranks = Int[Tensor, "batch patches"]  # 0 for the patch that is removed first
+Answer = Callable[
+    [Images, Int[Tensor, " variants"], Bool[Tensor, "variants patches"]], Tensor
+]  # logits of each variant
 
 
 @dataclass(frozen=True)
 class RemovalCurve:
     """The target's probability as patches are removed.
 
-    shares: of the patches removed, from 0 to 1 (where all may be absent: to the last that can); probability: of the
+    shares: of the patches removed, from 0 to 1 (with the substrate "absent" to all but one patch); probability: of the
     target (batch, points), a fraction; kept: whether the target is still the prediction.
     """
 
@@ -40,18 +43,18 @@ class RemovalCurve:
 
     @property
     def areas(self) -> Float[Tensor, " batch"]:
-        """The area under each image's probability, by trapezoids, over the range of shares: a mean probability."""
+        """The area under each image's probability curve (trapezoidal), divided by the range of shares."""
         return _areas(self.shares, self.probability)
 
     @property
     def kept_areas(self) -> Float[Tensor, " batch"]:
-        """The same of whether the target is still predicted: with labels as targets, of the accuracy."""
+        """The area under `kept`, the fraction still predicted as the target: with labels as targets, the accuracy."""
         return _areas(self.shares, self.kept.float())
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """The removal curves of one method: deletion (most relevant first) and least_first (insertion read backwards)."""
+    """The removal curves of one method: deletion (most relevant first) and least_first (insertion in reverse)."""
 
     deletion: RemovalCurve
     least_first: RemovalCurve
@@ -64,7 +67,7 @@ class Faithfulness:
 
     @property
     def gaps(self) -> Float[Tensor, " batch"]:
-        """Area of insertion minus area of deletion, per image: 0 for an order at random, greater is better."""
+        """Area of insertion minus area of deletion, per image: 0 for a random order, greater is better."""
         return self.least_first.areas - self.deletion.areas
 
 
@@ -74,7 +77,7 @@ def faithfulness(
     targets: Labels,
     maps: Sequence[AnyMaps],
     *,
-    substrate: Substrate = "blur",
+    substrate: Substrate = SUBSTRATE,
     steps: int | None = STEPS,
     grid: Cells | None = None,
     seed: int = 0,
@@ -83,17 +86,19 @@ def faithfulness(
 ) -> tuple[Faithfulness, ...]:
     """The curves of several methods' maps (batch, rows, columns), raw, of the same images and targets.
 
-    What several curves share (the whole image, the empty one, the same patches removed) is computed once. steps:
-    removals between nothing and everything (None: patch by patch); grid: cells in which the image is taken apart (the
-    model's patches; see removal_grid). Maps of another resolution are brought to it. advance: called with the number of
-    images just done. Raises InputError for maps that do not fit or are not finite.
+    Variants that several curves share (the whole image, the empty one, the same patches removed) are computed once.
+    steps: from no patch to all (None: patch by patch); grid: the cells that are removed (the model's patches; see
+    removal_grid). Maps of another resolution are resampled to it. advance: called with the number of images just done.
+    Raises InputError for maps that do not fit or are not finite.
     """
     cells = grid or removal_grid(model)
     require_substrate(model, substrate)
     counts = removal_counts(cells[0] * cells[1], steps, keep_one=substrate == "absent")
 
-    def answer(some: Images, which: Tensor, removed: Tensor) -> Tensor:
-        return answers_without(model, some, which, removed, grid=cells, substrate=substrate, batch_size=batch_size)
+    def answer(batch: Images, which: Tensor, removed: Tensor) -> Tensor:
+        return logits_without_patches(
+            model, batch, which, removed, grid=cells, substrate=substrate, batch_size=batch_size
+        )
 
     plan = RemovalPlan(cells, counts, len(model.classes), seed)
     return curves_of(images, targets, maps, plan, answer, advance=advance)
@@ -101,7 +106,7 @@ def faithfulness(
 
 @dataclass(frozen=True)
 class RemovalPlan:
-    """What is removed: cells of the grid, by counts (points,); classes: logits of an answer; seed: of ties."""
+    """cells: of the grid; counts: numbers of removed cells (points,); classes: their number; seed: of ties."""
 
     cells: Cells
     counts: Int[Tensor, " points"]
@@ -118,34 +123,33 @@ def curves_of(
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[Faithfulness, ...]:
-    """The curves of several methods' maps, whatever replaces the removed patches.
+    """The curves of several methods' maps for any replacement of the removed patches.
 
-    answer: the logits of images[which] without their removed patches. Images are taken a few at a time, all orders of
-    an image together, so that shared sets are computed once. Raises InputError as both_orders.
+    answer: the logits of images[which] without their removed patches. Images are processed a few at a time, all orders
+    of an image together, so that shared sets are computed once. Raises InputError as both_orders.
     """
     orders = [
         order
-        for one in maps
-        for order in both_orders(one.to(images.device), plan.cells, images=len(images), seed=plan.seed)
+        for of_method in maps
+        for order in both_orders(of_method.to(images.device), plan.cells, images=len(images), seed=plan.seed)
     ]
     points, shares = len(plan.counts), plan.counts / (plan.cells[0] * plan.cells[1])
-    found: list[list[RemovalCurve]] = [[] for _ in orders]
+    curves_of_orders: list[list[RemovalCurve]] = [[] for _ in orders]
     at_once = max(1, _ANSWERS // (points * max(1, len(orders)) * plan.classes))
-    for some in torch.arange(len(images), device=images.device).split(at_once):
-        removed = torch.cat(
-            [removed_sets(order[some], plan.counts) for order in orders]
-        )  # (orders x images, points, ..)
-        which = torch.arange(len(some), device=images.device).repeat(len(orders)).repeat_interleave(points)
-        logits = answer(images[some], which, removed.flatten(0, 1))
-        for place, answers in enumerate(logits.view(len(orders), len(some), points, -1)):
-            found[place].append(_curve(answers, targets[some.to(targets.device)], shares))
-        advance(len(some))
-    curves = [_joined(parts) for parts in found]
+    for batch in torch.arange(len(images), device=images.device).split(at_once):
+        # (orders x images, points, patches)
+        removed = torch.cat([removed_sets(order[batch], plan.counts) for order in orders])
+        which = torch.arange(len(batch), device=images.device).repeat(len(orders)).repeat_interleave(points)
+        logits = answer(images[batch], which, removed.flatten(0, 1))
+        for place, answers in enumerate(logits.view(len(orders), len(batch), points, -1)):
+            curves_of_orders[place].append(_curve(answers, targets[batch.to(targets.device)], shares))
+        advance(len(batch))
+    curves = [_joined(parts) for parts in curves_of_orders]
     return tuple(Faithfulness(first, last) for first, last in zip(curves[::2], curves[1::2]))
 
 
 def both_orders(maps: AnyMaps, grid: Cells, *, images: int, seed: int = 0) -> tuple[Ranks, Ranks]:
-    """The rank of each patch when the most relevant goes first, and when the least relevant does.
+    """The rank of each patch when the most relevant is removed first, and when the least relevant is.
 
     Ties are broken at random, by the seed, in the same way in both: the second order is the first reversed. Raises
     InputError for maps of other images or with values that are not finite.
@@ -164,12 +168,12 @@ def both_orders(maps: AnyMaps, grid: Cells, *, images: int, seed: int = 0) -> tu
 
 
 def removal_counts(patches: int, steps: int | None, *, keep_one: bool = False) -> Int[Tensor, " points"]:
-    """Numbers of removed patches, from 0 to all of them, evenly; the same numbers counted from the end."""
+    """Numbers of removed patches, evenly from 0 to all, symmetric between the two ends."""
     if steps is not None and steps < 1:
         raise InputError(f"expected at least 1 step, found {steps}")
     steps = patches if steps is None else min(steps, patches)
     half = [round(patches * step / steps) for step in range(steps + 1)]
-    counts = sorted({*half, *(patches - count for count in half)})  # rounding must not favour one end
+    counts = sorted({*half, *(patches - count for count in half)})  # symmetric despite rounding
     return torch.tensor(counts[:-1] if keep_one else counts)
 
 
@@ -179,7 +183,7 @@ def removed_sets(ranks: Ranks, counts: Int[Tensor, " points"]) -> Bool[Tensor, "
 
 
 def area_estimate(values: Float[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
-    """The mean of one number an image with its bootstrap interval, over groups where images share one."""
+    """The mean of one number per image with its bootstrap interval, over groups where images share one."""
     shared = None if groups is None else groups.cpu().numpy()
     return bootstrap_mean(values.double().cpu().numpy(), groups=shared, seed=seed)
 

@@ -1,4 +1,4 @@
-"""Every check on every explanation method and on two model-free baselines, on the same images and targets."""
+"""Every check of every explanation method and of two model-free baselines, on the same images and targets."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, along_map
+from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.analysis.faithfulness.deletion import STEPS, Faithfulness, faithfulness
 from vitlens.analysis.faithfulness.localisation import (
     average_precision,
@@ -35,8 +36,8 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 
 RANDOM, CENTRE = "random", "centre"  # the baselines' names
 BASELINES: Final = (RANDOM, CENTRE)
-RANDOMISED = 32  # images of the randomisation check, which explains each of them once a stage
-WEIGHED = 4  # images on which the cost in forwards is counted
+RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
+COST_IMAGES = 4  # images on which the cost in forward passes is counted
 
 SCORES: Final[Mapping[str, Callable[[Maps, Masks], Float[Tensor, " batch"]]]] = {
     "roc_auc": roc_auc,
@@ -50,11 +51,11 @@ SCORES: Final[Mapping[str, Callable[[Maps, Masks], Float[Tensor, " batch"]]]] = 
 
 @dataclass(frozen=True)
 class Settings:
-    """substrate: what replaces a removed patch; steps: of the removal curves; road: whether ROAD is run too;
-    counterfactuals: whether sets that change the prediction are searched; seed: of ties, baselines, randomised weights.
+    """substrate: what replaces a removed patch; steps: of the removal curves; road: whether to run ROAD;
+    counterfactuals: whether to search sets that change the prediction; seed: of ties, baselines, randomised weights.
     """
 
-    substrate: Substrate = "blur"
+    substrate: Substrate = SUBSTRATE
     steps: int | None = STEPS
     road: bool = True
     counterfactuals: bool = True
@@ -66,8 +67,8 @@ class Settings:
 class MethodChecks:
     """The results of every check on one method, image by image.
 
-    maps (batch, rows, columns), raw, with zeros where they were not finite (faults says which); scores: by name,
-    (images with a mask,); seconds: an image; forwards: passes of the model that it is worth, None for a baseline.
+    maps (batch, rows, columns), raw, with zeros where they were not finite (see faults); scores: by name, (images with
+    a mask,); seconds: per image; forwards: the cost in forward passes of the model, None for a baseline.
     """
 
     name: str
@@ -89,21 +90,22 @@ def league(
     methods: Mapping[str, Explain],
     *,
     masks: Masks | None = None,
-    made: Mapping[str, tuple[Maps, float]] | None = None,
+    computed: Mapping[str, tuple[Maps, float]] | None = None,
     settings: Settings | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[MethodChecks, ...]:
-    """Every method in every check, and after them the baselines random and centre.
+    """Every method in every check, followed by the baselines random and centre.
 
-    images, targets: on the model's device, all at once; masks: of the images, None where none are known; those
-    without an object or without anything beside it are left out of the scores. made: the maps of methods that have been
-    made already, with the seconds that one image took. A map that is not finite counts as constant and is
-    flagged. advance: called with 1 for each check done, `checks_in` times.
+    images, targets: on the model's device, all at once; masks: of the images, None if not known; images without an
+    object or without background are left out of the scores. computed: maps that are computed already, by method, with
+    the seconds per image. A map that is not finite counts as constant and is flagged. advance: called with 1 for each
+    check done, `checks_in` times.
     """
     settings = settings or Settings()
     grid = removal_grid(model)
     known = {
-        name: (made or {}).get(name) or _explained(model, images, targets, explain) for name, explain in methods.items()
+        name: (computed or {}).get(name) or _explained(model, images, targets, explain)
+        for name, explain in methods.items()
     }
     known |= {name: (maps, 0.0) for name, maps in _baselines(len(images), grid, settings.seed)}
     advance(len(known))
@@ -116,12 +118,12 @@ def league(
     advance(len(every))
     imputed = road(model, images, targets, every, **common) if settings.road else [None] * len(every)  # type: ignore[arg-type]
     advance(len(every))
-    found = []
+    results = []
     for place, name in enumerate(sound):
         turned = along_map(model, images, sound[name], **kinds) if settings.counterfactuals else None  # type: ignore[arg-type]
         advance(1)
-        explain, few = methods.get(name), (images[:WEIGHED], targets[:WEIGHED])
-        found.append(
+        explain, cost_batch = methods.get(name), (images[:COST_IMAGES], targets[:COST_IMAGES])
+        results.append(
             MethodChecks(
                 name,
                 sound[name].cpu(),
@@ -132,20 +134,20 @@ def league(
                 _scores(sound[name], masks),
                 None if explain is None else _randomised(model, images, targets, explain, settings.seed),
                 known[name][1],
-                None if explain is None else forward_equivalents(model, *few, explain),
+                None if explain is None else forward_equivalents(model, *cost_batch, explain),
             )
         )
         advance(1)
-    return tuple(found)
+    return tuple(results)
 
 
 def checks_in(methods: int) -> int:
-    """How often `league` calls advance, for so many methods."""
+    """How often `league` calls advance for this many methods."""
     return 5 * (methods + len(BASELINES))
 
 
 def _explained(model: Model, images: Images, targets: Labels, explain: Explain) -> tuple[Maps, float]:
-    """A method's maps of all images, and the seconds that one took."""
+    """A method's maps of all images, and the seconds per image."""
     if images.device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -171,30 +173,30 @@ def _scores(maps: Maps, masks: Masks | None) -> dict[str, Float[Tensor, " masked
     usable = has_edge(masks)
     if not bool(usable.any()):
         return {}
-    kept = maps.cpu()[usable.cpu()], masks[usable].cpu()
-    return {name: score(*kept) for name, score in SCORES.items()}
+    usable_pairs = maps.cpu()[usable.cpu()], masks[usable].cpu()
+    return {name: score(*usable_pairs) for name, score in SCORES.items()}
 
 
 def _randomised(model: Model, images: Images, targets: Labels, explain: Explain, seed: int) -> Randomisation | None:
-    few = images[:RANDOMISED], targets[:RANDOMISED]
-    if not bool(explain(model, *few).isfinite().all()):
+    batch = images[:RANDOMISED], targets[:RANDOMISED]
+    if not bool(explain(model, *batch).isfinite().all()):
         return None
-    return randomisation(model, *few, explain, seed=seed)
+    return randomisation(model, *batch, explain, seed=seed)
 
 
 _CENTRE_WIDTH = 1 / 4  # standard deviation of the centre Gaussian as a share of each side
 
 
 def random_maps(count: int, grid: tuple[int, int], *, seed: int = 0) -> Maps:
-    """A map of uniform noise for each of count images; the first ones do not depend on how many follow."""
+    """A map of uniform noise for each of count images; a map does not depend on count."""
     return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
 
 
 def centre_maps(count: int, grid: tuple[int, int]) -> Maps:
-    """The same map for every image: a Gaussian at its centre, as photographers place their object."""
+    """The same map for every image: a Gaussian at its centre, where photographs often show their object."""
     rows, columns = (torch.linspace(-0.5, 0.5, side + 1)[:-1] + 0.5 / side for side in grid)
-    one = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
-    return one.expand(count, *grid).clone()
+    gaussian = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
+    return gaussian.expand(count, *grid).clone()
 
 
 _FORWARD: Final = "_scaled_dot_product_flash_attention_for_cpu"
@@ -205,8 +207,8 @@ _LINEAR: Final = "_linear_pointwise"
 def forward_equivalents(model: Model, images: Images, targets: Labels, explain: Explain) -> float:
     """The cost of a method's matrix products and convolutions, in forward passes of these images.
 
-    Backward passes are counted as what they compute; what a method does beside the model (a decomposition, a blur) is
-    not, unless it multiplies matrices.
+    Backward passes are counted by their operations. Other operations of a method (a blur, say) are counted only if they
+    are matrix products or convolutions.
     """
 
     def forward() -> None:
@@ -217,9 +219,9 @@ def forward_equivalents(model: Model, images: Images, targets: Labels, explain: 
 
 
 class _Count(TorchDispatchMode):
-    """Adds up the operations of all that is computed inside, by torch's own formulas.
+    """Counts the floating-point operations of everything computed inside, by torch's own formulas.
 
-    torch's FlopCounterMode also follows modules, by hooks that torch.autograd.grad does not bear.
+    torch's FlopCounterMode also tracks modules, with hooks that do not work with torch.autograd.grad.
     """
 
     def __init__(self) -> None:
@@ -230,7 +232,7 @@ class _Count(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Count a call, whole or taken apart, and hand it on."""
+        """Count a call, by its formula or decomposed, and execute it."""
         kwargs = kwargs or {}
         formula = self.formulas.get(func._overloadpacket)
         if formula is None:
@@ -246,7 +248,7 @@ class _Count(TorchDispatchMode):
 
 def _flops(work: Callable[[], object]) -> int:
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # its one opaque kernel is seen by no counter
+    torch.backends.mha.set_fastpath_enabled(False)  # its fused kernel cannot be counted
     try:
         with _Count() as counter:
             work()
@@ -256,7 +258,7 @@ def _flops(work: Callable[[], object]) -> int:
 
 
 def _cpu_attention() -> dict[Any, Callable[..., int]]:
-    """torch's formulas know the GPU's fused attention alone."""
+    """Formulas for fused attention on the CPU; torch has only those for the GPU."""
     known: dict[Any, Callable[..., int]] = {}
     if hasattr(torch.ops.aten, _FORWARD):
         known[getattr(torch.ops.aten, _FORWARD)] = lambda query, key, value, *_, **__: _products(query, key, value, 1.0)
@@ -268,7 +270,7 @@ def _cpu_attention() -> dict[Any, Callable[..., int]]:
 
 
 def _cpu_linear() -> dict[Any, Callable[..., int]]:
-    """oneDNN's linear layer (lens/onednn.py), which torch's formulas do not know."""
+    """A formula for oneDNN's linear layer (lens/onednn.py), which torch does not have."""
     if not hasattr(torch.ops.mkldnn, _LINEAR):
         return {}
     return {getattr(torch.ops.mkldnn, _LINEAR): lambda tokens, weight, *_, **__: 2 * tokens.numel() * weight.shape[0]}

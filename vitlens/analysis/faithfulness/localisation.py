@@ -1,6 +1,6 @@
-"""How well a map lies on its object, where the mask is known: pointing game, ROC AUC, average precision, IoU, mass.
+"""Localisation of maps on objects with known masks: pointing game, ROC AUC, average precision, IoU, mass.
 
-Maps are brought to the masks' size bilinearly; every number is one image's, to be averaged over images.
+Maps are interpolated bilinearly to the masks' size; every number is per image, to be averaged over images.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from vitlens.shapes import Maps, Masks
 def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
     """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask.
 
-    Maps are brought to the masks' size bilinearly. Where several points are equally high, all of them must lie on the
+    Maps are interpolated bilinearly to the masks' size. If several points are equally high, all of them must lie on the
     mask: a constant map is no hit. Raises DataError when a mask is empty.
     """
     if not masks.flatten(1).any(1).all():
@@ -31,7 +31,7 @@ def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
 
 
 def mask_areas(masks: Masks) -> Float[Tensor, " batch"]:
-    """The share of each image that its mask covers: what a point thrown at random hits in the pointing game."""
+    """The share of each image that its mask covers: the hit rate of a random point in the pointing game."""
     return masks.flatten(1).float().mean(1)
 
 
@@ -41,7 +41,7 @@ PerImage = Float[Tensor, " batch"]
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
     """The probability that a pixel of the object is ranked above one outside it; ties count half. 0.5 is chance."""
     values, inside = _pixels(maps, masks)
-    from scipy import stats  # half a second, and rollout needs none of it
+    from scipy import stats  # takes half a second to import
 
     ranks = stats.rankdata(values, axis=1)
     positive = inside.sum(1)
@@ -50,29 +50,29 @@ def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
 
 
 def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The mean precision over the object's pixels, from the highest down; equal values are taken together.
+    """The mean precision over the object's pixels, from the highest value down; equal values are taken together.
 
-    Chance gives the mask's area. As scikit-learn's average_precision_score.
+    Chance is the mask's area. As scikit-learn's average_precision_score.
     """
     values, inside = _pixels(maps, masks)
-    found = [_precision(value, mask) for value, mask in zip(values, inside)]
-    return torch.tensor(found, dtype=torch.float32)
+    precisions = [_precision(value, mask) for value, mask in zip(values, inside)]
+    return torch.tensor(precisions, dtype=torch.float32)
 
 
 def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
-    """Intersection over union of the mask and of what lies above the map's own mean."""
+    """Intersection over union of the mask and the pixels above the map's own mean."""
     marked, inside = _marked(maps, masks)
     return (marked & inside).sum(1).float() / (marked | inside).sum(1).float()
 
 
 def pixel_accuracy(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The share of the pixels that lie above the map's mean inside the mask, or not above it outside."""
+    """The share of pixels that are above the map's mean inside the mask, or not above it outside."""
     marked, inside = _marked(maps, masks)
     return (marked == inside).float().mean(1)
 
 
 def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
-    """The share of the map's positive values that lies on the object; 0 where it has none. Chance: the mask's area."""
+    """The share of the map's positive mass on the object; 0 where it has none. Chance is the mask's area."""
     positive = enlarged(maps.float(), _size(maps, masks)).clamp_min(0).flatten(1)
     total = positive.sum(1)
     mass = (positive * masks.flatten(1)).sum(1)
@@ -80,7 +80,7 @@ def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
 
 
 def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
-    """Whether a mask has both an object and something beside it: without either no map can be right or wrong."""
+    """Whether a mask has both an object and background; localisation is not defined otherwise."""
     flat = masks.flatten(1)
     return flat.any(1) & ~flat.all(1)
 
@@ -111,7 +111,7 @@ def _size(maps: AnyMaps, masks: Masks) -> tuple[int, int]:
     blank = (~has_edge(masks)).nonzero().flatten().tolist()
     if blank:
         raise DataError(
-            f"expected masks with an object and something beside it, found {len(blank)} without (image {blank[0]}, "
+            f"expected masks with an object and background, found {len(blank)} without (image {blank[0]}, "
             "...); leave these images out"
         )
     return masks.shape[-2], masks.shape[-1]

@@ -1,7 +1,7 @@
-"""Maps as shares of the image: which are usable, where their mass lies, how concentrated it is, how two maps overlap.
+"""Maps as shares of their mass: which are usable, the position and concentration of their mass, overlap of two maps.
 
-Maps of any resolution are brought to one grid of cells first: their positive part, bilinear to the image, then the sum
-over each cell as a share of the whole. Negative values (evidence against the target) are left out.
+Maps of any resolution are resampled to one grid of cells: the positive part is interpolated bilinearly to the image,
+then summed over each cell, as a share of the total. Negative values (evidence against the target) are left out.
 """
 
 from dataclasses import dataclass
@@ -41,10 +41,10 @@ class MapShares:
 
 @dataclass(frozen=True)
 class MapOverlap:
-    """How alike two maps of each image are, on one grid; 0 where either is unusable.
+    """The similarity of two maps of each image, on one grid; 0 where either is unusable.
 
-    usable: both are; spearman: rank correlation of the raw maps, -1 to 1; top: share of the top tenth of one that is in
-    the top tenth of the other, 0 to 1; shared: mass of their positive parts that lies in the same cells, 0 to 1.
+    usable: whether both are; spearman: rank correlation of the raw maps, -1 to 1; top: share of the top tenth of one
+    that is in the top tenth of the other, 0 to 1; shared: mass of their positive parts in the same cells, 0 to 1.
     """
 
     usable: Bool[Tensor, " batch"]
@@ -94,15 +94,15 @@ def map_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size, mask
 def map_overlap(
     first: Float[Tensor, "batch _ _"], second: Float[Tensor, "_ _ _"], *, size: Size, grid: Size
 ) -> MapOverlap:
-    """How alike two models' maps of the same n images are; each may have its own resolution."""
+    """The similarity of two models' maps of the same n images; each may have its own resolution."""
     if len(first) != len(second):
         raise InputError(f"expected maps of the same images, found {len(first)} and {len(second)}")
     both = usable(first) & usable(second)
-    one, two = (as_shares(maps, size=size, grid=grid).flatten(1) for maps in (first, second))
+    shares = [as_shares(maps, size=size, grid=grid).flatten(1) for maps in (first, second)]
     coarser = min(first.shape[1], second.shape[1]), min(first.shape[2], second.shape[2])
     raw = [on_grid(maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0), coarser) for maps in (first, second)]
     ranked = torch.where(both, spearman(*raw).double().nan_to_num(0.0), 0.0)
-    return MapOverlap(both, ranked, top_overlap(*raw).double() * both, torch.minimum(one, two).sum(1) * both)
+    return MapOverlap(both, ranked, top_overlap(*raw).double() * both, torch.minimum(*shares).sum(1) * both)
 
 
 def _place(cells: Maps, size: Size) -> tuple[PerImage, PerImage, PerImage]:
@@ -116,7 +116,7 @@ def _place(cells: Maps, size: Size) -> tuple[PerImage, PerImage, PerImage]:
 
 
 def _half(cells: Maps) -> PerImage:
-    """The share of the cells, greatest first, that holds half of the map; the last of them counts in part."""
+    """The share of the cells, greatest first, that contain half of the mass; the last cell counts in part."""
     ordered = cells.flatten(1).sort(1, descending=True).values
     reached = ordered.cumsum(1)
     last = (reached < 0.5 - 1e-12).sum(1).clamp_max(ordered.shape[1] - 1)
@@ -127,18 +127,18 @@ def _half(cells: Maps) -> PerImage:
 
 
 def _central(cells: Maps) -> PerImage:
-    """The mass on the middle half of the height and of the width; a cell that it cuts counts in part."""
+    """The mass on the middle half of the height and of the width; cells on its edge count in part."""
     rows, columns = (_inside_middle(count) for count in cells.shape[-2:])
     return torch.einsum("brc,r,c->b", cells, rows, columns)
 
 
 def _inside_middle(count: int) -> Float[Tensor, " count"]:
-    """How much of each of count equal parts of [0, 1] lies between 0.25 and 0.75."""
+    """The share of each of count equal parts of [0, 1] that lies between 0.25 and 0.75."""
     edges = torch.linspace(0, 1, count + 1, dtype=torch.float64).clamp(0.25, 0.75)
     return edges.diff() * count
 
 
-_EVEN = 1e-6  # spread beside the largest value, below which a map counts as constant
+_EVEN = 1e-6  # range, relative to the largest value, up to which a map counts as constant
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,14 @@ class MapFaults:
 
     @property
     def words(self) -> str:
-        """ "2 of 56 maps are not finite, 1 is constant"; empty where nothing is wrong."""
+        """The faults in words, such as "2 of 56 not finite, 1 of 56 constant"; "" without faults."""
         total, broken, even = len(self.constant), int(self.not_finite.sum()), int(self.constant.sum())
         faults = [f"{count} of {total} {kind}" for count, kind in ((broken, "not finite"), (even, "constant")) if count]
         return ", ".join(faults)
 
 
 def map_faults(maps: Maps) -> MapFaults:
-    """Which maps are not finite, and which are constant: their values differ by less than a millionth of the largest.
+    """Which maps are not finite, and which are constant: with a range below a millionth of the largest value.
 
     An all-zero map is constant. A map that is not finite is not called constant.
     """

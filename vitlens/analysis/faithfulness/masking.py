@@ -1,8 +1,8 @@
-"""Images with some of their patches removed: many variants of many images in one batch, each asked once.
+"""Logits of images without some of their patches: many variants of many images in one batch, each computed once.
 
-Where a model makes one token of each patch, clean and removed patches are embedded once and the variants are put
-together from tokens; the last block is computed for the token that the classifier reads. Elsewhere (CNNs, windows) the
-variants are put together from pixels. Both give the same logits.
+Where a model embeds each patch separately, clean and replaced patches are embedded once and the variants are assembled
+from tokens; the last block is computed only for the token that the classifier reads. Otherwise (CNNs, windows) the
+variants are assembled from pixels. Both give the same logits.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.onednn import quick_linear, quick_mlps
@@ -25,14 +26,14 @@ from vitlens.shapes import Images, Logits
 Cells = tuple[int, int]  # rows and columns of patches
 
 BLUR = 1 / 8  # standard deviation of the blur as a share of the image's shorter side
-_WORKING_SET = {"cpu": 12 << 20}  # bytes of the widest tensor of one forward, which a processor's cache holds
+_WORKING_SET = {"cpu": 12 << 20}  # bytes of the widest tensor of one forward pass that fit a processor's cache
 _LARGE_WORKING_SET = 512 << 20
 
 
 def substrate_images(images: Images, substrate: Substrate) -> Images:
-    """What is seen where a patch is removed: the image blurred, its mean colour, or black.
+    """The images that replace removed patches: blurred, of the mean colour, or black.
 
-    The blur is Gaussian, its standard deviation an eighth of the shorter side, the image mirrored at its edges.
+    The blur is Gaussian with a standard deviation of an eighth of the shorter side, the image mirrored at its edges.
     """
     if substrate == "blur":
         return blurred(images, BLUR * min(images.shape[-2:]))
@@ -44,7 +45,7 @@ def substrate_images(images: Images, substrate: Substrate) -> Images:
 
 
 def blurred(images: Images, sigma: float) -> Images:
-    """Images under a Gaussian of that standard deviation in px, cut at three of them, mirrored at the edges."""
+    """Images under a Gaussian blur of standard deviation sigma (px), truncated at 3 sigma, mirrored at the edges."""
     for axis in (2, 3):
         side = images.shape[axis]
         radius = min(int(3 * sigma + 0.5), side - 1)
@@ -58,7 +59,7 @@ def blurred(images: Images, sigma: float) -> Images:
 
 
 def require_substrate(model: Model, substrate: str) -> None:
-    """Raise UnknownNameError for a substrate that is none, UnsupportedError for one that this model cannot have."""
+    """Raise UnknownNameError for an unknown substrate, UnsupportedError for one that the model does not support."""
     if substrate not in SUBSTRATES:
         raise UnknownNameError("substrate", substrate, SUBSTRATES)
     if substrate == "absent" and (entry_of(model) is None or not _can_be_absent(entry_of(model))):
@@ -69,23 +70,23 @@ def require_substrate(model: Model, substrate: str) -> None:
 
 
 @torch.no_grad()
-def answers_without(
+def logits_without_patches(
     model: Model,
     images: Images,
     which: Int[Tensor, " variants"],
     removed: Bool[Tensor, "variants patches"],
     *,
     grid: Cells,
-    substrate: Substrate = "blur",
+    substrate: Substrate = SUBSTRATE,
     batch_size: int | None = None,
     by_tokens: bool = True,
 ) -> Float[Tensor, "variants classes"]:
     """The logits (variants, classes) of images[which], each without its removed patches (row by row of the grid).
 
-    A variant that is asked for twice is computed once. substrate: what replaces a removed patch; absent:
-    nothing, its token is left out (at least one stays, so a variant without any patch is refused). batch_size: variants
-    in one forward (None: chosen to fit). by_tokens: put variants together from tokens where the model allows it. Raises
-    InputError, UnknownNameError or UnsupportedError.
+    A variant that occurs twice is computed once. substrate: what replaces a removed patch; "absent": nothing, its token
+    is left out (a variant needs at least one patch). batch_size: variants in one forward pass (None: chosen to fit).
+    by_tokens: assemble variants from tokens where the model allows it. Raises InputError, UnknownNameError or
+    UnsupportedError.
     """
     require_substrate(model, substrate)
     if removed.shape != (len(which), grid[0] * grid[1]):
@@ -102,16 +103,16 @@ def answers_without(
             if entry is None
             else _by_tokens(entry, model, images, which, removed, substrate, batch_size)
         )
-        found = torch.cat(list(parts))
+        logits = torch.cat(list(parts))
     order = torch.empty_like(place)
-    if substrate == "absent":  # variants of one length stand together
+    if substrate == "absent":  # the parts are ordered by sequence length
         order[removed.sum(1).argsort(stable=True).cpu()] = torch.arange(len(place))
-        found = found[order.to(found.device)]
-    return found[back.to(found.device)]
+        logits = logits[order.to(logits.device)]
+    return logits[back.to(logits.device)]
 
 
 def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
-    """Images at the model's own size, as it would make them: so that patches of pixels are patches of tokens."""
+    """Images resized to the model's own size as the model does, so that patches of pixels match its patches."""
     if tuple(images.shape[-2:]) == tuple(model.input_size):
         return images
     return F.interpolate(images, size=model.input_size, mode="bilinear", antialias=True, align_corners=False)
@@ -126,7 +127,7 @@ def pixel_masks(removed: Bool[Tensor, "variants patches"], grid: Cells, size: Ce
 def distinct_variants(
     which: Int[Tensor, " variants"], removed: Bool[Tensor, "variants patches"]
 ) -> tuple[Int[Tensor, " different"], Int[Tensor, " variants"]]:
-    """Where each different variant stands first (different,), and for every variant which of these it is."""
+    """The first index of each distinct variant (different,), and for every variant the index of its distinct one."""
     bits = np.packbits(removed.cpu().numpy(), axis=1)
     names = which.cpu().numpy().astype(np.int64).view(np.uint8).reshape(len(which), -1)
     rows = np.ascontiguousarray(np.concatenate([names, bits], 1))
@@ -154,9 +155,9 @@ def _by_pixels(
     batch_size: int | None,
 ) -> Iterator[Logits]:
     other = substrate_images(images, substrate)
-    for some in torch.arange(len(which), device=images.device).split(batch_size or fitting_batch_size(model)):
-        gone = pixel_masks(removed[some], grid, model.input_size)
-        yield model(torch.where(gone, other[which[some]], images[which[some]])).float()
+    for batch in torch.arange(len(which), device=images.device).split(batch_size or fitting_batch_size(model)):
+        masked = pixel_masks(removed[batch], grid, model.input_size)
+        yield model(torch.where(masked, other[which[batch]], images[which[batch]])).float()
 
 
 def _by_tokens(
@@ -175,20 +176,20 @@ def _by_tokens(
         yield from _absent(entry, clean, which, removed, prefix, size)
         return
     other = entry.tokens(substrate_images(images, substrate))
-    for some in torch.arange(len(which), device=images.device).split(size):
-        gone = F.pad(removed[some], (prefix, 0)).unsqueeze(-1)
-        yield entry.logits(torch.where(gone, other[which[some]], clean[which[some]]))
+    for batch in torch.arange(len(which), device=images.device).split(size):
+        masked = F.pad(removed[batch], (prefix, 0)).unsqueeze(-1)
+        yield entry.logits(torch.where(masked, other[which[batch]], clean[which[batch]]))
 
 
 def _absent(
     entry: Entry, clean: Float[Tensor, "batch tokens dim"], which: Tensor, removed: Tensor, prefix: int, size: int
 ) -> Iterator[Logits]:
-    """Variants of one length at a time, from those that lack least to those that lack most."""
+    """Variants in batches of one sequence length, the longest first."""
     stays = F.pad(~removed, (prefix, 0), value=True)
     lengths = stays.sum(1)
     for length in lengths.unique().flip(0):
         members = (lengths == length).nonzero().squeeze(1)
-        # shorter sequences are as many more at once
-        for some in members.split(max(1, size * stays.shape[1] // int(length))):
-            tokens = clean[which[some]][stays[some]].view(len(some), int(length), -1)
+        # the shorter the sequences, the larger the batch
+        for batch in members.split(max(1, size * stays.shape[1] // int(length))):
+            tokens = clean[which[batch]][stays[batch]].view(len(batch), int(length), -1)
             yield entry.logits(tokens)

@@ -1,7 +1,7 @@
-"""The randomisation check (Adebayo 2018): a map of what a model has learnt must change when its weights are randomised.
+"""The randomisation check (Adebayo 2018): maps that explain a model must change when its weights are randomised.
 
-Weights are randomised from the head down, one part after another, and the maps before and after compared by rank
-correlation. A method whose maps hardly change depends on the image, not on the model.
+Weights are randomised cumulatively from the head down, and the maps before and after are compared by rank correlation.
+A method whose maps hardly change depends on the image, not on the model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +20,13 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 
 Explain = Callable[[Model, Images, Labels], Maps]
 
-UNCHANGED = 0.5  # mean rank correlation with all weights randomised, from which on a method is flagged
-PARTS = 4  # into which the blocks are divided
+UNCHANGED = 0.5  # mean rank correlation with all weights randomised, from which a method is flagged
+PARTS = 4  # number of groups into which the blocks are divided
 
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """A part of the weights: its name for a report, and the parameters that are in it."""
+    """A group of weights: its name for a report, and the names of its parameters."""
 
     name: str
     parameters: tuple[str, ...]
@@ -34,15 +34,15 @@ class WeightGroup:
 
 @dataclass(frozen=True)
 class Randomisation:
-    """How alike maps are before and after: stages, from the head down, each with all before it; correlation: Spearman
-    (stages, batch), 0 where a map after it is constant, NaN where the map of the model itself is."""
+    """The similarity of maps before and after. stages: from the head down, each including those before; correlation:
+    Spearman's (stages, batch), 0 where the map after is constant, NaN where the map before is."""
 
     stages: tuple[str, ...]
     correlation: Float[Tensor, "stages batch"]
 
     @property
     def last(self) -> Float[Tensor, " batch"]:
-        """The correlation with all weights randomised, of the images whose own map is not constant."""
+        """The correlation with all weights randomised, of the images whose map before is not constant."""
         final = self.correlation[-1]
         return final[~final.isnan()]
 
@@ -52,7 +52,7 @@ class Randomisation:
 
     @property
     def flagged(self) -> bool:
-        """Whether the maps hardly change: their mean correlation is UNCHANGED or more; also where there is none."""
+        """Whether the maps hardly change: their mean correlation is at least UNCHANGED, or not defined."""
         return not len(self.last) or float(self.last.mean()) >= UNCHANGED
 
 
@@ -66,10 +66,10 @@ def randomisation(
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Randomisation:
-    """The maps of a method before and after the weights are randomised, part by part, for the same targets.
+    """Compare the maps of a method before and after the weights are randomised, stage by stage, for the same targets.
 
-    parts: into which the blocks are divided (head and embedding are parts of their own). The model's weights are as
-    they were when this returns or raises. Raises InputError where the method's maps of the model are not finite.
+    parts: number of groups of blocks (head and embedding are groups of their own). The model's weights are restored on
+    return and after an exception. Raises InputError where the method's maps of the model are not finite.
     """
     before = explain(model, images, targets)
     if not bool(before.isfinite().all()):
@@ -85,48 +85,51 @@ def randomisation(
 
 
 def weight_groups(model: Model, *, parts: int = PARTS) -> tuple[WeightGroup, ...]:
-    """The weights from the head down: what comes after the blocks, the blocks in parts, what comes before them.
+    """The weights in groups from the head down: those after the blocks, the blocks in parts, those before the blocks.
 
-    Read from the order in which the model holds its parameters. Raises InputError for a model without blocks.
+    By the order of the model's parameters. Raises InputError for a model without blocks.
     """
     blocks, names = model.anatomy.blocks, [name for name, _ in model.module.named_parameters()]
     members = {block: tuple(name for name in names if name.startswith(f"{block}.")) for block in blocks}
-    places = [index for index, name in enumerate(names) if any(name in found for found in members.values())]
+    places = [index for index, name in enumerate(names) if any(name in of_block for of_block in members.values())]
     if not places:
         raise InputError(f"expected a model of blocks to randomise from the head down, found none in {model.alias}")
-    inside = {name for found in members.values() for name in found}
+    inside = {name for of_block in members.values() for name in of_block}
     head = tuple(name for name in names[places[-1] :] if name not in inside)
     rest = tuple(name for name in names if name not in inside and name not in head)
     sizes = torch.arange(len(blocks)).flip(0).tensor_split(min(parts, len(blocks)))
-    found = [WeightGroup("head", head)]
+    groups = [WeightGroup("head", head)]
     for group in sizes:
         numbers = group.tolist()
         title = f"blocks {numbers[-1]} to {numbers[0]}" if len(numbers) > 1 else f"block {numbers[0]}"
-        found.append(WeightGroup(title, tuple(name for number in numbers for name in members[blocks[number]])))
-    found.append(WeightGroup("embedding", rest))
-    return tuple(stage for stage in found if stage.parameters)
+        groups.append(WeightGroup(title, tuple(name for number in numbers for name in members[blocks[number]])))
+    groups.append(WeightGroup("embedding", rest))
+    return tuple(stage for stage in groups if stage.parameters)
 
 
 @contextmanager
 def randomised(model: Model, parts: Sequence[WeightGroup], *, seed: int = 0) -> Iterator[Model]:
-    """The model with the weights of some parts randomised; they come back, bit by bit, on exit.
+    """The model with the weights of these groups randomised; they are restored exactly on exit.
 
-    Each tensor's numbers are shuffled among themselves: nothing learnt remains, and the scale of every layer does.
+    The elements of each tensor are permuted, which keeps the scale of every layer.
     """
-    wanted = {name for part in parts for name in part.parameters}
-    kept: dict[str, Tensor] = {}
+    chosen = {name for part in parts for name in part.parameters}
+    originals: dict[str, Tensor] = {}
     known = dict(model.module.named_parameters())
     generator = torch.Generator().manual_seed(seed)
     try:
-        for name, parameter in known.items():  # in the model's order, so that a weight's draw is its own
+        for (
+            name,
+            parameter,
+        ) in known.items():  # in the model's order, so that a parameter's permutation does not depend on parts
             order = torch.randperm(parameter.numel(), generator=generator)
-            if name in wanted:
-                kept[name] = parameter.detach().clone()
-                shuffled = kept[name].flatten()[order.to(parameter.device)].view_as(parameter)
+            if name in chosen:
+                originals[name] = parameter.detach().clone()
+                shuffled = originals[name].flatten()[order.to(parameter.device)].view_as(parameter)
                 _put(parameter, shuffled)
         yield model
     finally:
-        for name, value in kept.items():
+        for name, value in originals.items():
             _put(known[name], value)
 
 

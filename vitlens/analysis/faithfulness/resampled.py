@@ -1,4 +1,4 @@
-"""Maps at another resolution: patches pooled or interpolated to a grid, and maps brought to the size of a mask."""
+"""Maps at another resolution: pooled or interpolated to a grid of cells, or interpolated to the size of a mask."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -6,15 +6,15 @@ from torch.nn import functional as F
 
 from vitlens.models.model import Model
 
-AnyMaps = Float[Tensor, "_ _ _"]  # images, rows and columns, which may be another map's or not
+AnyMaps = Float[Tensor, "_ _ _"]  # images, rows and columns of any size
 
-_SMALL, _FEW, _MANY = 64, 8, 14  # cells a side of an image under 64 px, and above, as the ViT presets are cut
+_SMALL, _FEW, _MANY = 64, 8, 14  # cells a side for images under 64 px and above, as in the ViT presets
 
 
 def on_grid(maps: AnyMaps, grid: tuple[int, int]) -> AnyMaps:
-    """Maps with one number a cell of the grid: the mean of what lies in it, or bilinear where the map is coarser.
+    """Maps with one number per cell of the grid: the mean over the cell, or bilinear where the map is coarser.
 
-    Along an axis on which the map is finer, cells are averaged; along one on which it is coarser, interpolated.
+    Each axis is averaged where the map is finer, interpolated where it is coarser.
     """
     if tuple(maps.shape[-2:]) == grid:
         return maps
@@ -24,7 +24,7 @@ def on_grid(maps: AnyMaps, grid: tuple[int, int]) -> AnyMaps:
 
 
 def enlarged(maps: AnyMaps, size: tuple[int, int]) -> AnyMaps:
-    """Maps brought to pixels (height, width), bilinearly; a map that has them already is given back."""
+    """Maps interpolated bilinearly to (height, width) px; a map of this size is returned unchanged."""
     if tuple(maps.shape[-2:]) == size:
         return maps
     large: Tensor = F.interpolate(maps.unsqueeze(1), size=size, mode="bilinear", align_corners=False)
@@ -32,8 +32,8 @@ def enlarged(maps: AnyMaps, size: tuple[int, int]) -> AnyMaps:
 
 
 def removal_grid(model: Model) -> tuple[int, int]:
-    """The cells (rows, columns) in which an image is taken apart: the model's patches, or for another as many as a ViT
-    of its size would have (8x8 under 64 px, 14x14 above)."""
+    """The cells (rows, columns) that are removed from an image: the model's patches, or for a model without patches
+    those of a ViT of its size (8x8 under 64 px, 14x14 above)."""
     layout = model.anatomy.layout
     if layout is not None:
         return layout.grid

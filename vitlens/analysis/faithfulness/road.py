@@ -1,9 +1,10 @@
-"""ROAD (Rong 2022): removal whose holes are imputed from their surroundings, so that their shape tells nothing.
+"""ROAD (Rong 2022): removed patches are imputed from their surroundings, so that the mask's shape gives nothing away.
 
-The noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6 beside, 1/12 across;
-at the image's edge, of those that exist), plus a little noise. The linear system of many images is solved at once by
-conjugate gradients, as it is symmetric, and positive definite where any pixel is known. Each round is preconditioned by
-one multigrid cycle, so that the number of rounds does not grow with the size of the holes.
+Noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6 for the four adjacent,
+1/12 for the four diagonal ones; at the image's edge, of those that exist), plus a little noise. The linear system of
+many images is solved at once by conjugate gradients, as it is symmetric, and positive definite where any pixel is
+known. Each iteration is preconditioned by one multigrid cycle, so that the number of iterations does not grow with the
+size of the holes.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,9 +39,9 @@ def road(
     batch_size: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[Faithfulness, ...]:
-    """The curves of several methods' maps with imputed holes, at these shares of the patches removed.
+    """The removal curves of several methods' maps with imputation, at these shares of the patches removed.
 
-    Arguments as for faithfulness; its gaps are ROAD's LeRF minus MoRF (grad-cam's combined score is half of it). Raises
+    Arguments as for `faithfulness`; gaps are ROAD's LeRF minus MoRF (grad-cam's combined score is half of it). Raises
     InputError for a share that is not between 0 and 1.
     """
     cells = grid or removal_grid(model)
@@ -51,16 +52,16 @@ def road(
     size = batch_size or fitting_batch_size(model)
 
     @torch.no_grad()
-    def answer(some: Images, which: Tensor, removed: Tensor) -> Tensor:
-        some = resized(model, some)
+    def answer(batch: Images, which: Tensor, removed: Tensor) -> Tensor:
+        batch = resized(model, batch)
         place, back = distinct_variants(which, removed)
-        found = []
+        logits = []
         with evaluating(model):
-            for few in place.split(size):
-                few = few.to(removed.device)
-                holes = pixel_masks(removed[few], cells, model.input_size)
-                found.append(model(imputed(some[which[few]], holes, seed=seed)).float())
-        return torch.cat(found)[back.to(removed.device)]
+            for part in place.split(size):
+                variants = part.to(removed.device)
+                holes = pixel_masks(removed[variants], cells, model.input_size)
+                logits.append(model(imputed(batch[which[variants]], holes, seed=seed)).float())
+        return torch.cat(logits)[back.to(removed.device)]
 
     return curves_of(
         images, targets, maps, RemovalPlan(cells, counts, len(model.classes), seed), answer, advance=advance
@@ -69,10 +70,10 @@ def road(
 
 NOISE = 0.01  # standard deviation, of pixels in [0, 1]
 TOLERANCE = 1e-3  # of pixels in [0, 1]: a quarter of one step of an 8-bit image
-_ENLARGE = (0.25, 0.75, 0.75, 0.25)  # linear between the middles of cells twice as wide
+_ENLARGE = (0.25, 0.75, 0.75, 0.25)  # linear interpolation between the centres of cells twice as wide
 _ROUNDS = 500
-_AT_ONCE = 2**20  # numbers that are solved for at once: what a processor's cache holds with all that a round needs
-_COARSEST = 8  # pixels a side below which no coarser grid is made
+_AT_ONCE = 2**20  # unknowns solved for at once: with an iteration's other tensors they fit a processor's cache
+_COARSEST = 8  # pixels a side up to which no coarser grid is made
 _SWEEPS = 8  # on the coarsest grid
 
 Holes = Bool[Tensor, "batch 1 height width"]
@@ -83,22 +84,22 @@ OneEach = Float[Tensor, "batch 1 height width"]
 def imputed(
     images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0, tolerance: float = TOLERANCE
 ) -> Images:
-    """Images with their holes filled from what surrounds them, and noise of that standard deviation in the holes.
+    """Images with their holes imputed from the surrounding pixels, and noise of this standard deviation in the holes.
 
-    The noise is the same field for every image, so that none depends on its neighbours in the batch. tolerance: of a
-    filled pixel, as the last cycle estimates it. Raises InputError for an image that is all hole.
+    The noise is the same for every image, so that results do not depend on the batch. tolerance: of an imputed pixel,
+    as estimated by the last cycle. Raises InputError for an image without any pixel left.
     """
     if bool(holes.flatten(1).all(1).any()):
-        raise InputError("expected images of which something is left, found one that is removed whole")
-    few = max(1, _AT_ONCE // images[0].numel()) if images.device.type == "cpu" else len(images)
-    filled = torch.cat([_solved(*part, tolerance / 2) for part in zip(images.split(few), holes.split(few))])
+        raise InputError("expected images with some pixels left, found one without any")
+    at_once = max(1, _AT_ONCE // images[0].numel()) if images.device.type == "cpu" else len(images)
+    filled = torch.cat([_solved(*part, tolerance / 2) for part in zip(images.split(at_once), holes.split(at_once))])
     grain = torch.randn(1, *images.shape[1:], generator=torch.Generator().manual_seed(seed)).to(images)
     return torch.where(holes, (filled + noise * grain).clamp(0, 1), images)
 
 
 @dataclass(frozen=True)
 class _Level:
-    """A grid of the system: inside is 1 in holes; weight, what the neighbours that are there weigh together."""
+    """One grid of the multigrid cycle: inside is 1 in holes; weight: the sum of the weights of existing neighbours."""
 
     inside: OneEach
     weight: Float[Tensor, "1 1 height width"]
@@ -108,16 +109,16 @@ class _Level:
         return cls(inside, _neighbours(torch.ones_like(inside[:1])))
 
     def times(self, values: Grid) -> Grid:
-        """(D - W) values, in the holes; values must be 0 outside."""
+        """(D - W) applied to values, in the holes; values must be 0 outside."""
         return self.inside * (self.weight * values - _neighbours(values))
 
     def share(self, residual: Grid) -> Grid:
-        """Jacobi's step; with this kernel it takes away two thirds or more of all that a coarser grid cannot see."""
+        """A Jacobi step; it removes at least two thirds of the error that a coarser grid cannot represent."""
         return residual / self.weight
 
 
 def _solved(images: Images, holes: Holes, tolerance: float) -> Images:
-    """Conjugate gradients on (D - W) x = W known, in the holes alone; every image and channel by itself."""
+    """Conjugate gradients on (D - W) x = W known, in the holes only; separately for every image and channel."""
     levels = _levels(holes.to(images.dtype))
     fine = levels[0]
     x = fine.inside * _rough(images, 1 - fine.inside)
@@ -125,7 +126,7 @@ def _solved(images: Images, holes: Holes, tolerance: float) -> Images:
     better = _cycle(levels, residual)
     step, square = better, _dot(residual, better)
     for _ in range(_ROUNDS):
-        if better.abs().max() <= tolerance:  # what a cycle would change is nearly the whole error
+        if better.abs().max() <= tolerance:  # the change by a cycle estimates the error
             break
         image = fine.times(step)
         length = square / _dot(step, image).clamp_min(1e-30)
@@ -137,7 +138,7 @@ def _solved(images: Images, holes: Holes, tolerance: float) -> Images:
 
 
 def _levels(inside: OneEach) -> tuple[_Level, ...]:
-    """The grid and ever coarser ones, halved while both sides are even; a coarse cell is hole where all of it is."""
+    """The grid and coarser ones, halved while both sides are even; a coarse cell is a hole if all of it is."""
     levels = [_Level.of(inside)]
     while min(size := levels[-1].inside.shape[-2:]) > _COARSEST and not any(side % 2 for side in size):
         levels.append(_Level.of((F.avg_pool2d(levels[-1].inside, 2) == 1).to(inside.dtype)))
@@ -159,10 +160,10 @@ def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
 
 
 def _neighbours(values: Grid) -> Grid:
-    """The weighted sum of each pixel's neighbours, nothing beyond the edge.
+    """The weighted sum of each pixel's neighbours, zero beyond the edge.
 
-    All nine weigh (1, 2, 1) x (1, 2, 1) / 12, less the 4 / 12 of the middle; in steps, as a depthwise convolution of
-    many images is many times slower on processors.
+    The kernel is (1, 2, 1) x (1, 2, 1) / 12 without its middle, computed separably, as a depthwise convolution is many
+    times slower on CPUs.
     """
     wide = F.pad(values, (1, 1, 1, 1))
     down = (wide[..., :-2, :] + wide[..., 2:, :]).add_(wide[..., 1:-1, :], alpha=2)
@@ -171,12 +172,12 @@ def _neighbours(values: Grid) -> Grid:
 
 
 def _enlarged(values: Grid) -> Float[Tensor, "batch channels 2*height 2*width"]:
-    """Twice as many pixels a side, linear between them; nothing beyond the edge."""
+    """Upsampled by 2, linearly interpolated; zero beyond the edge."""
     return F.conv_transpose2d(values, _between(values), stride=2, padding=1, groups=values.shape[1])
 
 
 def _gathered(values: Grid) -> Float[Tensor, "batch channels height//2 width//2"]:
-    """Half as many pixels a side: the transpose of _enlarged, as symmetry requires."""
+    """Downsampled by 2: the transpose of _enlarged, as symmetry requires."""
     return F.conv2d(values, _between(values), stride=2, padding=1, groups=values.shape[1])
 
 
@@ -190,7 +191,7 @@ def _dot(first: Grid, second: Grid) -> Float[Tensor, "batch channels 1 1"]:
 
 
 def _rough(images: Images, known: OneEach) -> Images:
-    """A first guess: holes filled from ever coarser means of what is known, so that few rounds are left to do."""
+    """An initial guess: holes filled from means of known pixels at successively coarser resolutions."""
     height, width = images.shape[-2:]
     if bool(known.flatten(1).all()) or min(height, width) < 2:
         return images

@@ -1,8 +1,8 @@
-"""Features on disk: a file a layer, written as they come, memory-mapped when read, identified by their origin.
+"""Features on disk: one file per layer, written batch by batch, memory-mapped when read, identified by their origin.
 
-A file's name follows from its content's origin: weights, data, pooling, norm, precision, layer. What is half-written,
-damaged, foreign or of another version is never read: the reason is given, and the file is built again. Files appear
-whole or not at all, so runs can share a folder.
+A file's name is a hash of the origin of its content: weights, data, pooling, norm, precision, layer. A file that is
+incomplete, damaged, of another origin or of another version is never read: the reason is given, and the file is built
+again. Files appear whole or not at all, so runs can share a folder.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from torch import Tensor
 from vitlens.errors import InputError
 from vitlens.files import write_atomically
 
-VERSION = 1  # of the file, and of how features are read: whoever changes either raises it
+VERSION = 1  # of the file format and of how features are read: raise it with any change of either
 _TENSOR = "features"
-_UNKNOWN = "0" * 64  # stands for the digest until the last row is written
+_UNKNOWN = "0" * 64  # placeholder for the digest until the last row is written
 _CHUNK = 1 << 22  # bytes hashed at a time
 
 
 class Recalled(NamedTuple):
-    """values (n, dim) mapped from the file, or None; reason: why a file that is there is not used, else empty."""
+    """values (n, dim) mapped from the file, or None; reason: why an existing file is not used, else empty."""
 
     values: Tensor | None
     reason: str = ""
@@ -38,7 +38,7 @@ class Recalled(NamedTuple):
 class FeatureCache:
     """The features of one model on one set of images, read in one way.
 
-    root: the cache's folder; about: what they are of, JSON's plain values, in which the layer is not named.
+    root: the cache's folder; about: the origin of the features as plain JSON values, without the layer.
     """
 
     root: Path
@@ -49,11 +49,11 @@ class FeatureCache:
             raise InputError(f"expected a folder for cached features at {self.root}, found a file; give another")
 
     def file(self, name: str) -> Path:
-        """Where the features of one layer are, or will be."""
+        """The path of one layer's features, whether the file exists or not."""
         return self.root / hashlib.sha256(_as_json(self.about).encode()).hexdigest()[:20] / f"{name}.safetensors"
 
     def recall(self, name: str, *, rows: int, width: int | None = None) -> Recalled:
-        """The features (rows, width) of one layer, where they are whole and of just this; None: of any width."""
+        """The features (rows, width) of one layer, if the file is complete and of this origin; width None: any."""
         path = self.file(name)
         if not path.exists():
             return Recalled(None)
@@ -72,7 +72,7 @@ class FeatureCache:
 
     @contextmanager
     def writing(self, name: str, *, rows: int, width: int) -> Iterator["Writer"]:
-        """A writer of one layer's features, which takes their place on disk when the block ends well.
+        """A writer of one layer's features; the file appears on disk when the block ends without an exception.
 
         Raises InputError when another number of rows was written, StorageError when the disk is full.
         """
@@ -85,7 +85,7 @@ class FeatureCache:
         return {**self.about, "layer": name}
 
     def _fault(self, path: Path, metadata: Mapping[str, str], name: str, tensors: list[str]) -> str:
-        """Why a readable file is not what is looked for, or nothing."""
+        """Why a readable file does not hold the expected features, or "" if it does."""
         if "version" not in metadata or tensors != [_TENSOR]:
             return "of something else than features"
         if metadata["version"] != str(VERSION):
@@ -96,7 +96,7 @@ class FeatureCache:
 
 
 class Writer:
-    """A safetensors file of one (rows, width) fp32 tensor, written row by row; its digest is put in at the end."""
+    """Writes a safetensors file of one (rows, width) fp32 tensor row by row, its digest last, into the header."""
 
     def __init__(self, file: BinaryIO, metadata: Mapping[str, str], rows: int, width: int) -> None:
         self._file, self._rows, self._width, self._left = file, rows, width, rows
@@ -129,7 +129,7 @@ def _as_json(about: Mapping[str, object]) -> str:
 
 
 def _digest_of(path: Path) -> str:
-    """The SHA-256 of what stands behind the header."""
+    """The SHA-256 of the file's content after the header."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         file.seek(8 + int.from_bytes(file.read(8), "little"))

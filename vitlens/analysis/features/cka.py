@@ -1,20 +1,20 @@
-"""Linear CKA from running sums: exactly that of all images at once, whatever the batches, in memory without images.
+"""Linear CKA from running sums: equal to that of all images at once for any batches, in memory independent of n.
 
 Centred kernel alignment (Kornblith 2019) is HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)). The unbiased estimator of HSIC
 (Song 2012, equation 5) of the Gram matrices K = X X' and L = Y Y', their diagonals set to 0, is
 
     [ tr(K L) + 1'K1 1'L1 / ((n - 1)(n - 2)) - 2/(n - 2) 1'K L 1 ] / (n (n - 3)).
 
-Published minibatch CKA (Nguyen 2021) takes the mean of this over batches: another number, noisier, that changes with
-the batches. Yet no Gram matrix is needed: with a_i = |x_i|^2, b_i = |y_i|^2, s = sum x_i, t = sum y_i and C = X'Y,
+Minibatch CKA (Nguyen 2021) averages this estimator over batches, which is noisier and depends on the batches. No Gram
+matrix is needed: with a_i = |x_i|^2, b_i = |y_i|^2, s = sum x_i, t = sum y_i and C = X'Y,
 
     tr(K L) = |C|^2 - sum a_i b_i                                     (all pairs of images, less the diagonal)
     1'K1    = |s|^2 - sum a_i
     1'K L 1 = sum (x_i.s - a_i)(y_i.t - b_i) = s'C t - s.(sum b_i x_i) - t.(sum a_i y_i) + sum a_i b_i
 
-so C, s, t, sum b_i x_i, sum a_i y_i, sum a_i, sum b_i and sum a_i b_i are enough. All are sums over images: exact but
-for rounding in float64. Adding a constant to all rows changes nothing (the estimator is centred), so the first batch's
-mean is taken off, lest large means cancel digits. The biased estimator is |C - s t' / n|^2 / (n - 1)^2.
+so C, s, t, sum b_i x_i, sum a_i y_i, sum a_i, sum b_i and sum a_i b_i are sufficient. All are sums over images, exact
+up to rounding in float64. The estimator does not change when a constant is added to all rows, so the mean of the first
+batch is subtracted, to avoid cancellation where means are large. The biased estimator is |C - s t' / n|^2 / (n - 1)^2.
 """
 
 from collections.abc import Sequence
@@ -50,12 +50,12 @@ class Sums:
 
     @classmethod
     def of(cls, x: Float[Tensor, "batch dim"], y: Float[Tensor, "batch other"]) -> "Sums":
-        """Of one batch."""
+        """The sums over one batch."""
         a, b = x.square().sum(1), y.square().sum(1)
         return cls(torch.tensor(len(x)), x.T @ y, x.sum(0), y.sum(0), b @ x, a @ y, a.sum(), b.sum(), a @ b)
 
     def plus(self, other: "Sums", *, sign: int = 1) -> "Sums":
-        """Of both batches' images; sign -1: of those of this one without the other's."""
+        """The sums over the images of both; sign -1: over this one's images without the other's."""
         return Sums(*(getattr(self, part.name) + sign * getattr(other, part.name) for part in fields(self)))
 
     def hsic(self, *, biased: bool = False) -> float:
@@ -70,9 +70,9 @@ class Sums:
 
 
 class CKAStream:
-    """Takes in batch after batch the features of two sets of layers, and gives the CKA of every pair of them.
+    """Accumulates the features of two sets of layers batch by batch, and computes the CKA of every pair of layers.
 
-    centres: what is taken off each layer of the first set and of the second (None: the mean of the first batch).
+    centres: subtracted from each layer of the first set and of the second (None: the mean of the first batch).
     Memory: one product of widths for every pair of layers.
     """
 
@@ -82,11 +82,11 @@ class CKAStream:
 
     @property
     def images(self) -> int:
-        """How many were taken in."""
+        """The number of images added."""
         return int(next(iter(self.sums.values())).n) if self.sums else 0
 
     def add(self, first: Layers, second: Layers | None = None) -> None:
-        """Take in a batch: of each layer the same images (batch, dim); None: the first set with itself.
+        """Add a batch: the same images (batch, dim) for each layer; None: the first set with itself.
 
         Raises InputError for numbers of images or layers that do not agree.
         """
@@ -98,34 +98,36 @@ class CKAStream:
             self.centres = ([part.double().mean(0) for part in first], [part.double().mean(0) for part in other])
         if (len(first), len(other)) != (len(self.centres[0]), len(self.centres[1])):
             raise InputError(f"expected {len(self.centres[0])} and {len(self.centres[1])} layers, as before")
-        one = [part.double() - centre for part, centre in zip(first, self.centres[0])]
-        two = one if same else [part.double() - centre for part, centre in zip(other, self.centres[1])]
-        for i, x in enumerate(one):
+        first_centred = [part.double() - centre for part, centre in zip(first, self.centres[0])]
+        second_centred = (
+            first_centred if same else [part.double() - centre for part, centre in zip(other, self.centres[1])]
+        )
+        for i, x in enumerate(first_centred):
             self._take(("first", i, i), x, x)
-            for j in range(i if same else 0, len(two)):
-                self._take(("cross", i, j), x, two[j])
-        for j, y in enumerate([] if same else two):
+            for j in range(i if same else 0, len(second_centred)):
+                self._take(("cross", i, j), x, second_centred[j])
+        for j, y in enumerate([] if same else second_centred):
             self._take(("second", j, j), y, y)
 
     def without(self, other: "CKAStream") -> "CKAStream":
-        """The stream of this one's images less those of another, which had the same centres."""
-        found = CKAStream(self.centres)
-        found.sums = {key: sums.plus(other.sums[key], sign=-1) for key, sums in self.sums.items()}
-        return found
+        """The stream of this one's images without another's, which must have the same centres."""
+        remaining = CKAStream(self.centres)
+        remaining.sums = {key: sums.plus(other.sums[key], sign=-1) for key, sums in self.sums.items()}
+        return remaining
 
     def cka(self, *, biased: bool = False) -> Matrix:
         """CKA (layers, others), float64; NaN for a layer that does not vary. Raises InputError below 4 images."""
         if self.images < FEWEST:
             raise InputError(f"expected at least {FEWEST} images for CKA, found {self.images}; give more")
         same = not any(kind == "second" for kind, _, _ in self.sums)
-        found = {key: sums.hsic(biased=biased) for key, sums in self.sums.items()}
-        rows = max(i for kind, i, _ in found if kind == "cross") + 1
-        columns = max(j for kind, _, j in found if kind == "cross") + 1
+        hsic = {key: sums.hsic(biased=biased) for key, sums in self.sums.items()}
+        rows = max(i for kind, i, _ in hsic if kind == "cross") + 1
+        columns = max(j for kind, _, j in hsic if kind == "cross") + 1
         matrix = torch.full((rows, columns), torch.nan, dtype=torch.float64)
         for i in range(rows):
             for j in range(columns):
-                shared = found["cross", min(i, j), max(i, j)] if same else found["cross", i, j]
-                own, others = found["first", i, i], found["first" if same else "second", j, j]
+                shared = hsic["cross", min(i, j), max(i, j)] if same else hsic["cross", i, j]
+                own, others = hsic["first", i, i], hsic["first" if same else "second", j, j]
                 if own > 0 and others > 0:
                     matrix[i, j] = shared / (own**0.5 * others**0.5)
         return matrix

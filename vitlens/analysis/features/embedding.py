@@ -1,4 +1,4 @@
-"""Features on a plane: t-SNE and PCA, seeded, and how far their neighbourhoods can be trusted."""
+"""Features in two dimensions by t-SNE and PCA, seeded, with their trustworthiness."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,22 +7,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.features.defaults import PERPLEXITY
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.names import PROJECTIONS, Projection
 
-PERPLEXITY: Final = 30.0
 NEIGHBOURS: Final = 10  # k of trustworthiness
-_REDUCED: Final = 50  # dimensions that t-SNE is given (van der Maaten and Hinton 2008, section 4.2)
+_REDUCED: Final = 50  # input dimensions of t-SNE (van der Maaten and Hinton 2008, section 4.2)
 
 Points = Float[Tensor, "images 2"]
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """Points on a plane.
+    """Points in two dimensions.
 
-    points: (n, 2), float64; trustworthiness: fraction in [0, 1], how far the neighbours on the plane are neighbours in
-    the features (Venna and Kaski 2001), about 0.5 for points thrown at random; neighbours: its k;
+    points: (n, 2), float64; trustworthiness: fraction in [0, 1], how far neighbours in the embedding are neighbours in
+    the features (Venna and Kaski 2001), about 0.5 for random points; neighbours: its k;
     perplexity: t-SNE's; explained: the two components' shares of the variance, PCA's.
     """
 
@@ -37,12 +37,12 @@ class Embedding:
 def embed(
     values: Float[Tensor, "images dim"], *, method: Projection = "tsne", perplexity: float = PERPLEXITY, seed: int = 0
 ) -> Embedding:
-    """Features (of images, or of patches) as points on a plane.
+    """Features (of images, or of patches) in two dimensions.
 
-    Vectors are first scaled to length 1, so that t-SNE's distances order them as the cosine does; t-SNE starts from
-    the PCA, whose first 50 components it is given. What t-SNE shows is who lies beside whom: sizes of and distances
-    between groups mean nothing. Raises InputError for a perplexity that is not below a third of the images, DataError
-    for fewer than 4 images or features that are all the same.
+    Vectors are first scaled to length 1, so that t-SNE's distances order them as the cosine does; t-SNE runs on the
+    first 50 principal components and starts from the first two. t-SNE shows neighbourhoods only: the sizes of clusters
+    and the distances between them mean nothing. Raises InputError for a perplexity that is not below a third of the
+    images, DataError for fewer than 4 images or features that are all the same.
     """
     if method not in PROJECTIONS:
         raise UnknownNameError("projection", method, PROJECTIONS)
@@ -54,7 +54,7 @@ def embed(
     units = values.double() / lengths.where(lengths > 0, 1)
     scores, explained = principal(units, count=min(_REDUCED, *values.shape))
     if method == "pca":
-        points = torch.nn.functional.pad(scores, (0, 2))[:, :2]  # one column alone where the features have no second
+        points = torch.nn.functional.pad(scores, (0, 2))[:, :2]  # features of rank 1 have a single column
         shares = torch.nn.functional.pad(explained, (0, 2))[:2]
         return Embedding("pca", points, *_trust(units, points), explained=shares)
     points = _tsne(scores, perplexity, seed)
@@ -62,7 +62,7 @@ def embed(
 
 
 def require_perplexity(perplexity: float, images: int) -> None:
-    """Raise InputError unless t-SNE's perplexity, the neighbours an image has in effect, suits so many images."""
+    """Raise InputError unless t-SNE's perplexity (the effective number of neighbours) fits this number of images."""
     most = (images - 1) / 3  # van der Maaten's own limit: t-SNE uses three times as many neighbours
     if not 1 <= perplexity <= most:
         room = f"from 1 to {most:.4g}" if most >= 1 else "with more images"
@@ -76,32 +76,32 @@ def principal(
 ) -> tuple[Float[Tensor, "rows count"], Float[Tensor, " count"]]:
     """Principal components: scores (rows, count) of the centred rows and their shares of the variance, float64.
 
-    Signs are fixed: of each component the loading greatest in size is positive. Raises DataError for rows that are all
-    the same, which have none.
+    Signs are fixed: the loading of greatest absolute value of each component is positive. Raises DataError for rows all
+    the same, which have no components.
     """
     centred = values.double() - values.double().mean(0)
     covariance = centred.T @ centred
     total = float(covariance.trace())
     if total <= 1e-20 * float(values.double().square().sum()) or not total:
         raise DataError("expected features that differ, found all the same; choose another layer")
-    found, directions = torch.linalg.eigh(covariance)  # ascending
+    eigenvalues, directions = torch.linalg.eigh(covariance)  # ascending
     directions = directions.flip(1)[:, :count]
     strongest = directions.abs().argmax(0, keepdim=True)
     directions = directions * directions.gather(0, strongest).sign()
-    return centred @ directions, found.flip(0)[:count].clamp_min(0) / total
+    return centred @ directions, eigenvalues.flip(0)[:count].clamp_min(0) / total
 
 
 def _tsne(scores: Tensor, perplexity: float, seed: int) -> Points:
     from sklearn.manifold import TSNE
 
-    start = scores[:, :2] if scores.shape[1] > 1 else torch.nn.functional.pad(scores, (0, 1))
-    start = 1e-4 * start / scores[:, 0].std()  # scikit-learn's own scale of a start by PCA
-    model = TSNE(2, perplexity=perplexity, init=start.numpy(), learning_rate="auto", random_state=seed)
+    initial = scores[:, :2] if scores.shape[1] > 1 else torch.nn.functional.pad(scores, (0, 1))
+    initial = 1e-4 * initial / scores[:, 0].std()  # the scale of scikit-learn's init="pca"
+    model = TSNE(2, perplexity=perplexity, init=initial.numpy(), learning_rate="auto", random_state=seed)
     return torch.from_numpy(model.fit_transform(scores.numpy())).double()
 
 
 def _trust(units: Tensor, points: Points) -> tuple[float, int]:
-    neighbours = min(NEIGHBOURS, (len(points) - 1) // 2)  # it is defined for fewer than half of them
+    neighbours = min(NEIGHBOURS, (len(points) - 1) // 2)  # defined for fewer than half of the points
     return trustworthiness(units, points, neighbours=neighbours), neighbours
 
 
@@ -111,11 +111,11 @@ _NUMBERS = 1 << 23  # distances held at once
 def trustworthiness(
     values: Float[Tensor, "images dim"], points: Float[Tensor, "images plane"], *, neighbours: int
 ) -> float:
-    """1 minus a penalty: a neighbour on the plane that is none in the features counts its rank beyond k.
+    """1 minus a penalty: each neighbour in the embedding that is none in the features adds its rank beyond k.
 
-    In [0, 1]; 1 where all neighbours on the plane are among the k nearest of the features, about 0.5 for points thrown
-    at random. As scikit-learn's, but in chunks: memory does not grow with the square of the images. Raises InputError
-    unless k is from 1 to less than half of the images, beyond which it is not defined.
+    In [0, 1]; 1 where all neighbours in the embedding are among the k nearest in the features, about 0.5 for random
+    points. As scikit-learn's, but in chunks: memory does not grow with the square of the number of images. Raises
+    InputError unless k is from 1 to less than half of the images, as it is not defined otherwise.
     """
     n, k = len(values), neighbours
     if not 1 <= k < n / 2:
@@ -126,14 +126,14 @@ def trustworthiness(
         far = _distances(values, rows)
         for column in range(k):
             closer = (far < far.gather(1, near[:, column : column + 1])).sum(1)
-            penalty += int((closer + 1 - k).clamp_min(0).sum())  # its rank is one more than those that are closer
+            penalty += int((closer + 1 - k).clamp_min(0).sum())  # its rank is the number of closer points plus 1
     return 1 - 2 / (n * k * (2 * n - 3 * k - 1)) * penalty
 
 
 def _distances(values: Tensor, rows: Tensor) -> Tensor:
-    """Squared distances of some to all, (rows, images); to themselves infinite."""
-    exact = values.double() - values.double().mean(0)  # so that a common offset cancels no digits
+    """Squared distances of these rows to all points, (rows, images); infinite to themselves."""
+    exact = values.double() - values.double().mean(0)  # a large common offset would cost precision
     squares = exact.square().sum(1)
-    found = squares[rows, None] + squares - 2 * exact[rows] @ exact.T
-    found[torch.arange(len(rows)), rows] = torch.inf
-    return found
+    squared = squares[rows, None] + squares - 2 * exact[rows] @ exact.T
+    squared[torch.arange(len(rows)), rows] = torch.inf
+    return squared

@@ -26,7 +26,7 @@ class Features:
     """One vector an image for each layer, from one pass.
 
     values: by layer (n, dim), fp32 on the CPU, perhaps mapped from a file that must not be written to; logits:
-    (n, classes) of the same pass; pool: what a vector is of; notes: what a report must say of how they came about.
+    (n, classes) of the same pass; pool: the tokens that a vector is made of; notes: remarks for a report.
     """
 
     alias: str
@@ -40,7 +40,7 @@ class Features:
         return len(self.logits)
 
     def at(self, layer: int = -1) -> Vectors:
-        """The features of one layer by its index from 0; -1 is the last that was read."""
+        """The features of one layer by its index, from 0; -1 is the last layer read."""
         place = {known.index: place for place, known in enumerate(self.layers)}
         if layer == -1:
             return self.values[-1]
@@ -61,16 +61,16 @@ def features(
 ) -> Features:
     """The features of each image at every block of a transformer, every stage of a CNN, in one pass.
 
-    images: (n, 3, height, width) in [0, 1], taken batch_size at a time (None: chosen to fit); layer: from 0, -1 for the
-    last, several, or None for all; pool: "cls", "mean" (of the patches or cells; no prefix token), "cls+mean" (one
-    behind the other), or None for what the classifier reads (CLS where it reads that, else the mean); norm: whether
-    each layer stands behind the model's final norm, where it has one of that width, as DINO reads them. Raises
-    UnsupportedError for the CLS of a model without one, NonFiniteError naming the layer.
+    images: (n, 3, height, width) in [0, 1], batch_size at a time (None: chosen to fit); layer: from 0, -1 for the
+    last, several, or None for all; pool: "cls", "mean" (of the patches or cells, without prefix tokens), "cls+mean"
+    (concatenated), or None for what the classifier reads (CLS where it reads that, else the mean); norm: whether the
+    model's final norm is applied to each layer, where it has one of that width, as DINO does. Raises UnsupportedError
+    for the CLS of a model without one, NonFiniteError naming the layer.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
-    >>> found = vitlens.features(vit, torch.rand(4, 3, 32, 32))
-    >>> found.at(-1).shape == (4, found.layers[-1].dim)
+    >>> read = vitlens.features(vit, torch.rand(4, 3, 32, 32))
+    >>> read.at(-1).shape == (4, read.layers[-1].dim)
     True
     """
     require(model, *needs_of("features"))
@@ -84,10 +84,10 @@ def features(
 def patch_tokens(
     model: Model, images: Images, *, layer: int = -1, norm: bool = True, batch_size: int | None = None
 ) -> PatchTokens:
-    """The tokens of one layer's patches (a CNN's cells) where they lie, fp32 on the CPU; prefix tokens are left out.
+    """The tokens of one layer's patches (a CNN's cells) on their grid, fp32 on the CPU, without prefix tokens.
 
-    layer, norm: as in `features`; a norm that the model gives the pooled vector alone is given each token here. Raises
-    UnsupportedError where the tokens' order is unknown.
+    layer, norm: as in `features`; a norm that the model applies to the pooled vector only is applied to each token
+    here. Raises UnsupportedError where the order of the tokens is unknown.
     """
     (stage,) = chosen_stages(model, layer)
     if stage.grid is None:
@@ -95,8 +95,8 @@ def patch_tokens(
             f"expected tokens with a place in the image, found {stage.title} of {model.alias}, whose order is "
             "unknown; try a ViT or a CNN"
         )
-    found = fitting_norm(final_norm(model) if norm else None, stage)
-    apply = model.module.get_submodule(found.module) if found else torch.nn.Identity()
+    norm_layer = fitting_norm(final_norm(model) if norm else None, stage)
+    apply = model.module.get_submodule(norm_layer.module) if norm_layer else torch.nn.Identity()
     parts: list[Tensor] = []
 
     def take(_stage: FeatureStage, tokens: Tokens) -> None:

@@ -1,8 +1,8 @@
-"""Patch tokens as colours: their principal components over all images together, the picture of the DINOv2 paper.
+"""Patch tokens as colours: their first principal components over all images together, as in the DINOv2 paper.
 
-As Oquab 2023, figure 1: patches of like content get like colours, across images, because one PCA serves them all. With
-a threshold, the first component parts foreground from background, and the colours are those of a second PCA of the
-foreground alone.
+As Oquab 2023, figure 1: patches of similar content have similar colours across images, because all images share one
+PCA. With a threshold, the first component separates foreground from background, and the colours are those of a second
+PCA of the foreground only.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ COMPONENTS: Final = 3  # red, green, blue
 
 @dataclass(frozen=True)
 class PatchComponents:
-    """Three numbers a patch.
+    """The first three principal components of each patch.
 
     scores: (n, rows, columns, 3) on the principal components, 0 in the background; explained: each component's share
-    of the variance (of the foreground's, where there is a threshold); foreground: (n, rows, columns), all where not.
+    of the variance (of the foreground's, with a threshold); foreground: (n, rows, columns), all true without one.
     """
 
     scores: Float[Tensor, "images rows columns 3"]
@@ -32,9 +32,9 @@ class PatchComponents:
     foreground: Bool[Tensor, "images rows columns"]
 
     def colours(self) -> Float[Tensor, "images rows columns 3"]:
-        """Scores as red, green and blue in [0, 1]: each component from its least to its greatest over all images.
+        """Scores as red, green and blue in [0, 1]: each component from its minimum to its maximum over all images.
 
-        Background is black. A component that does not vary is at one half.
+        Background is black. A component that does not vary is 0.5.
         """
         inside = self.scores[self.foreground]
         low, high = inside.amin(0), inside.amax(0)
@@ -46,10 +46,10 @@ class PatchComponents:
 def patch_components(tokens: PatchTokens, *, foreground: float | None = None) -> PatchComponents:
     """The first three principal components of the patches of all images together.
 
-    foreground: a threshold in [0, 1] on the first component, scaled from its least to its greatest value: patches
-    above it are foreground. Which end is the foreground the component does not say; it is taken to be the one that
-    touches the images' borders less. Raises InputError for another threshold, DataError for patches that are all the
-    same or fewer than 4 in the foreground.
+    foreground: a threshold in [0, 1] on the first component, scaled from its minimum to its maximum: patches above it
+    are foreground. The sign of the component is arbitrary; the foreground is taken to be the side that covers less of
+    the images' borders. Raises InputError for another threshold, DataError for patches that are all the same or fewer
+    than 4 in the foreground.
     """
     if foreground is not None and not 0 <= foreground <= 1:
         raise InputError(f"expected a threshold of the foreground from 0 to 1, found {foreground:g}")
@@ -60,9 +60,9 @@ def patch_components(tokens: PatchTokens, *, foreground: float | None = None) ->
         raise DataError(
             f"expected at least {COMPONENTS + 1} patches to colour, found {len(chosen)}; lower the threshold"
         )
-    found, explained = principal(chosen, count=min(COMPONENTS, chosen.shape[1]))
+    projected, explained = principal(chosen, count=min(COMPONENTS, chosen.shape[1]))
     scores = torch.zeros(*grid, COMPONENTS, dtype=torch.float64)
-    scores[inside] = torch.nn.functional.pad(found, (0, COMPONENTS - found.shape[1]))
+    scores[inside] = torch.nn.functional.pad(projected, (0, COMPONENTS - projected.shape[1]))
     return PatchComponents(scores, torch.nn.functional.pad(explained, (0, COMPONENTS - len(explained))), inside)
 
 
@@ -73,7 +73,7 @@ def _foreground(tokens: PatchTokens, threshold: float) -> Bool[Tensor, "images r
 
 
 def _at_border(inside: Bool[Tensor, "images rows columns"]) -> float:
-    """How much more of the borders than of the rest a mask covers; nothing at all is no foreground."""
+    """The share of the borders that a mask covers minus the share of the rest; infinite for an empty mask."""
     border = torch.ones_like(inside)
     border[:, 1:-1, 1:-1] = False
     if not inside.any():

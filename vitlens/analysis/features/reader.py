@@ -1,4 +1,4 @@
-"""Reads the features of one batch at the layers chosen: tokens pooled as they are made, nothing kept."""
+"""Reads the features of one batch at chosen layers: tokens are pooled during the forward pass and not kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ Vectors = Float[Tensor, "images dim"]
 
 @dataclass(frozen=True)
 class FeatureLayer:
-    """Where features were read.
+    """A layer at which features were read.
 
-    index: from 0; title: from 1, as a figure names it ("block 6"); kind: "block" or "stage"; module: whose output;
-    dim: of the features; norm: the model's final norm where they stand behind it, None where they do not.
+    index: from 0; title: as a figure names it ("block 5"); kind: "block" or "stage"; module: the one whose output was
+    read; dim: of the features; norm: the name of the model's final norm where it was applied, else None.
     """
 
     index: int
@@ -42,9 +42,9 @@ class BatchFeatures(NamedTuple):
 
 
 class FeatureReader:
-    """Reads the chosen layers of a model in one pass a batch, and keeps nothing.
+    """Reads the chosen layers of a model in one forward pass a batch.
 
-    layer, pool, norm: as in `features`; layers: what it reads. Raises what `features` raises.
+    layer, pool, norm: as in `features`; layers: those that it reads. Raises what `features` raises.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class FeatureReader:
 
     def read(self, images: Images) -> BatchFeatures:
         """The features of a batch. Raises NonFiniteError naming the layer."""
-        found: dict[int, Tensor] = {}
+        vectors: dict[int, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
-            found[stage.index] = self._pooled(stage, tokens).float().cpu()
+            vectors[stage.index] = self._pooled(stage, tokens).float().cpu()
 
         with torch.no_grad(), evaluating(self.model), watching_stages(self.model, self.stages, take):
             logits = self.model(images).float().cpu()
         for stage in self.stages:
-            if not found[stage.index].isfinite().all():
+            if not vectors[stage.index].isfinite().all():
                 raise NonFiniteError(
                     f"expected finite features, found NaN or infinity in {stage.title} of {self.model.alias}"
                 )
-        return BatchFeatures([found[stage.index] for stage in self.stages], logits)
+        return BatchFeatures([vectors[stage.index] for stage in self.stages], logits)
 
     def _layer(self, stage: FeatureStage) -> FeatureLayer:
         norm = fitting_norm(self._norm, stage)
@@ -90,13 +90,13 @@ class FeatureReader:
             parts.append(apply(tokens[:, stage.prefix.index("cls")]))
         if "mean" in self.pool:
             patches = tokens[:, len(stage.prefix) :]
-            # as the model does it: the mean of normalised tokens, or the normalised mean (timm's fc_norm)
+            # as the model does: the mean of normalised tokens, or the normalised mean (timm's fc_norm)
             parts.append(apply(patches).mean(1) if norm and norm.on_tokens else apply(patches.mean(1)))
         return torch.cat(parts, 1)
 
 
 def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
-    """What a vector is of; None: what the classifier reads. Raises UnsupportedError for a CLS that is not there."""
+    """The pooling; None: what the classifier reads. Raises UnsupportedError for the CLS of a model without one."""
     has_cls = "cls" in stages(model)[0].prefix
     if pool is None:
         return "cls" if has_cls and model.anatomy.readout in ("cls", "cls+distillation") else "mean"
@@ -111,17 +111,17 @@ def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
 
 
 def chosen_stages(model: Model, layer: int | Sequence[int] | None) -> tuple[FeatureStage, ...]:
-    """The layers asked for, by index from 0 (-1: the last); None: all. Raises InputError where there is none such."""
+    """Layers by index from 0 (-1: the last); None: all. Raises InputError for an index that does not exist."""
     known = stages(model)
     if layer is None:
         return known
-    wanted = [layer] if isinstance(layer, int) else layer
-    for index in wanted:
+    indices = [layer] if isinstance(layer, int) else layer
+    for index in indices:
         if not -len(known) <= index < len(known):
             raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
-    return tuple(known[index] for index in sorted({index % len(known) for index in wanted}))
+    return tuple(known[index] for index in sorted({index % len(known) for index in indices}))
 
 
 def fitting_norm(norm: FinalNorm | None, stage: FeatureStage) -> FinalNorm | None:
-    """The norm, where it is as wide as the layer."""
+    """The norm if its width is that of the layer, else None."""
     return norm if norm is not None and norm.width == stage.width else None

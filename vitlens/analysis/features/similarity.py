@@ -1,4 +1,4 @@
-"""How alike layers are, of one model or of two: CKA, and the rank correlation of the distances between images."""
+"""Similarity of layers of one model or of two: CKA, and the rank correlation of the distances between images."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from vitlens.analysis.features.cka import FEWEST, CKAStream, Matrix
 from vitlens.analysis.features.features import Features
 from vitlens.errors import InputError
 
-_AT_ONCE = 1024  # images taken in at a time
+_AT_ONCE = 1024  # images added at a time
 GROUPS = 10  # of images, each left out in turn for the interval
-MOST = 1000  # images whose distances are ranked: half a million pairs
+MOST_IMAGES = 1000  # whose distances are ranked: half a million pairs
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ def similarity(
 ) -> Similarity:
     """Linear CKA of every pair of layers of two models on the same images, or of one model with itself.
 
-    Unbiased HSIC unless biased is asked for; see vitlens.analysis.features.cka. 1 for the same features up to
-    rotation, scale and shift, about 0 (or a little less) for unrelated ones. The interval is a jackknife: seeded groups
-    of images are left out in turn (none with fewer than 4 images a group). Raises InputError for fewer than 4 images,
-    or other ones.
+    With the unbiased HSIC estimator, or with biased the biased one; see vitlens.analysis.features.cka. 1 for the same
+    features up to rotation, scale and shift, about 0 (possibly below) for unrelated ones. The interval is a jackknife
+    over seeded groups of images (none with fewer than 4 images a group). Raises InputError for fewer than 4 images, or
+    different numbers of images.
 
     >>> import torch, vitlens
     >>> images = torch.rand(8, 3, 32, 32)
     >>> vit, cnn = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
-    >>> found = vitlens.similarity(vitlens.features(vit, images), vitlens.features(cnn, images))
-    >>> found.values.shape  # layers of the first, layers of the second
+    >>> cka = vitlens.similarity(vitlens.features(vit, images), vitlens.features(cnn, images))
+    >>> cka.values.shape  # layers of the first, layers of the second
     torch.Size([6, 3])
     """
     _require_same(first, second)
@@ -65,18 +65,18 @@ def similarity(
 
 
 def distance_correlation(
-    first: Features, second: Features | None = None, *, limit: int = MOST, seed: int = 0
+    first: Features, second: Features | None = None, *, limit: int = MOST_IMAGES, seed: int = 0
 ) -> Similarity:
-    """Spearman's rank correlation of the distances between images, of every pair of layers (Kriegeskorte 2008).
+    """Representational similarity: Spearman's correlation of the distances between images (Kriegeskorte 2008).
 
-    Distance is 1 - cosine. Of more than limit images a seeded sample is taken. Raises InputError for fewer than 4
-    images, or other images.
+    For every pair of layers; the distance is 1 - cosine. Of more than limit images a seeded sample is taken. Raises
+    InputError for fewer than 4 images, or different numbers of images.
     """
     _require_same(first, second)
     chosen = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))[:limit].sort().values
-    one = [_ranks(values[chosen]) for values in first.values]
-    two = one if second is None else [_ranks(values[chosen]) for values in second.values]
-    return Similarity(torch.stack(one) @ torch.stack(two).T, len(chosen))
+    first_ranks = [_ranks(values[chosen]) for values in first.values]
+    second_ranks = first_ranks if second is None else [_ranks(values[chosen]) for values in second.values]
+    return Similarity(torch.stack(first_ranks) @ torch.stack(second_ranks).T, len(chosen))
 
 
 def _ranks(values: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _ranks(values: Tensor) -> Tensor:
     lengths = values.double().norm(dim=1, keepdim=True)
     units = values.double() / lengths.where(lengths > 0, 1)
     rows, columns = torch.triu_indices(len(values), len(values), 1)
-    cosines = (units @ units.T)[rows, columns].round(decimals=12)  # equal ones share a rank
+    cosines = (units @ units.T)[rows, columns].round(decimals=12)  # so that equal distances share a rank
     ranks = torch.from_numpy(np.asarray(stats.rankdata(-cosines.numpy())))
     centred = ranks - ranks.mean()
     ranked: Tensor = centred / centred.norm()
@@ -92,9 +92,9 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _take(stream: CKAStream, first: Features, second: Features | None, images: Tensor) -> None:
-    for some in images.split(_AT_ONCE):
-        one = [values[some] for values in first.values]
-        stream.add(one, None if second is None else [values[some] for values in second.values])
+    for batch in images.split(_AT_ONCE):
+        first_batch = [values[batch] for values in first.values]
+        stream.add(first_batch, None if second is None else [values[batch] for values in second.values])
 
 
 def _require_same(first: Features, second: Features | None) -> None:

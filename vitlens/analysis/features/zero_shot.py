@@ -1,4 +1,4 @@
-"""Classes by their names alone: a language-image model as a classifier, and how much the wording of prompts matters."""
+"""Zero-shot classification with a language-image model, and the accuracy of each prompt template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +28,11 @@ ENSEMBLE: Final = "ensemble of all"
 
 @dataclass(frozen=True)
 class TemplateScore:
-    """How right a model is with one template (or the ensemble of all), on n images.
+    """The accuracy of a model with one template (or the ensemble of all), on n images.
 
-    accuracy: with its interval; gain: minus the ensemble's, in points, paired over images (None for the ensemble);
-    p, p_holm: McNemar's exact test against the ensemble, and corrected for the number of templates; correct: (n,).
+    accuracy: with its interval; gain: accuracy minus the ensemble's, in points, paired over images (None for the
+    ensemble); p, p_holm: McNemar's exact test against the ensemble, and corrected for the number of templates;
+    correct: (n,).
     """
 
     template: str
@@ -49,11 +50,11 @@ def zero_shot(
     templates: Sequence[str] = PHOTO,
     names: Sequence[str] | None = None,
 ) -> Model:
-    """A language-image model as a classifier of these classes, without any training: a model for everything here.
+    """A language-image model as a classifier of these classes, without training; usable wherever a model is.
 
-    templates: prompts with {} in place of a class, all of which make the class (the mean of their embeddings); names:
-    what the prompts call the classes (default: the classes, ImageNet's in words that tell them apart). Raises
-    UnsupportedError for a model without a text tower, InputError for a template without {}.
+    templates: prompts with {} in place of a class; a class is the mean of the embeddings of its prompts; names: the
+    classes' names in the prompts (default: the classes; for ImageNet, unambiguous names). Raises UnsupportedError for
+    a model without a text tower, InputError for a template without {}.
 
     clip = vitlens.load("open-clip:ViT-B-32/openai")
     maps = vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
@@ -62,7 +63,7 @@ def zero_shot(
 
 
 def prompted(model: Model, prompts: Sequence[str]) -> Model:
-    """A language-image model whose logits are the similarity of an image to each of these texts, taken as they are."""
+    """A language-image model whose logits are the similarities of an image to each of these texts."""
     tower = text_tower(model)
     return with_prompts(model, tuple(prompts), tower.embed(list(prompts), device=model.device))
 
@@ -76,28 +77,28 @@ def template_scores(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[TemplateScore, ...]:
-    """The accuracy of the ensemble of all templates, which comes first, and of each, on the same images.
+    """The accuracy of the ensemble of all templates, then of each template, on the same images.
 
-    embeddings: of the images, of any length; groups: (batch,) what images share, for the intervals.
+    embeddings: of the images, of any length; groups: (batch,) which images share a source, for the intervals.
     """
     if len(templates) != len(each):
         raise InputError(f"expected {len(each)} templates, found {len(templates)}")
     unit = F.normalize(embeddings.to(each), dim=-1)
 
-    def right(classes: Tensor) -> Tensor:
+    def correct_with(classes: Tensor) -> Tensor:
         return (unit @ classes.T).argmax(-1).cpu() == labels.cpu()
 
-    whole = right(ensemble(each))
-    corrects = [right(classes) for classes in each]
-    tests = [mcnemar(int((one & ~whole).sum()), int((whole & ~one).sum())) for one in corrects]
-    found = [TemplateScore(ENSEMBLE, accuracy(whole, groups=groups, seed=seed), None, None, None, whole)]
+    of_ensemble = correct_with(ensemble(each))
+    corrects = [correct_with(classes) for classes in each]
+    tests = [mcnemar(int((correct & ~of_ensemble).sum()), int((of_ensemble & ~correct).sum())) for correct in corrects]
+    scores = [TemplateScore(ENSEMBLE, accuracy(of_ensemble, groups=groups, seed=seed), None, None, None, of_ensemble)]
     members = None if groups is None else groups.cpu().numpy()
-    for template, one, p, p_holm in zip(templates, corrects, tests, holm(tests)):
+    for template, correct, p, p_holm in zip(templates, corrects, tests, holm(tests)):
         gain = bootstrap_difference(
-            100.0 * one.numpy(), 100.0 * whole.numpy(), groups=members, seed=seed, unit="points"
+            100.0 * correct.numpy(), 100.0 * of_ensemble.numpy(), groups=members, seed=seed, unit="points"
         )
-        found.append(TemplateScore(template, accuracy(one, groups=groups, seed=seed), gain, p, p_holm, one))
-    return tuple(found)
+        scores.append(TemplateScore(template, accuracy(correct, groups=groups, seed=seed), gain, p, p_holm, correct))
+    return tuple(scores)
 
 
 def chosen_templates(asked: Sequence[str], sets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
@@ -105,15 +106,15 @@ def chosen_templates(asked: Sequence[str], sets: Mapping[str, Sequence[str]]) ->
 
     Raises InputError for a word that is neither.
     """
-    found: dict[str, None] = {}
+    templates: dict[str, None] = {}
     for word in asked:
         if word in sets:
-            found |= dict.fromkeys(sets[word])
+            templates |= dict.fromkeys(sets[word])
         elif PLACE in word:
-            found[word] = None
+            templates[word] = None
         else:
             raise InputError(
                 f"expected a template with {PLACE} in place of the class, a file of such lines, or one of "
                 f"{', '.join(sets)}, found {word!r}; e.g. --clip-templates {PHOTO[0]!r}"
             )
-    return tuple(found)
+    return tuple(templates)

@@ -1,1 +1,1 @@
-"""Statistics of every attention head (distance, entropy, sparsity, sinks), and what each head specialises in."""
+"""Statistics of every attention head (distance, entropy, sparsity, sinks), and the specialisation of each head."""

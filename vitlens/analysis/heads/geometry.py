@@ -1,8 +1,8 @@
-"""Where the queries and keys of an attention layer lie in the image: grid, pixels between them, sums by offset.
+"""The positions of an attention layer's queries and keys in the image: grid, distances in pixels, sums by offset.
 
-A layer of windows is seen window by window: within one, places differ as they do in the image, except across the seam
-of a shifted window, where the model's mask lets nothing pass (but for timm's Swin on a padded map, whose mask misses
-the seam: distances are then those in the image, and offsets leave such pairs out).
+A windowed layer is treated window by window: within a window, offsets are those in the image, except across the seam of
+a shifted window, where the model masks attention (but for timm's Swin on a padded map, whose mask misses the seam:
+distances are then those in the image, and such pairs are left out of the offsets).
 """
 
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ class Geometry:
     """One layer's tokens in the image.
 
     grid: patches (rows, columns) of the whole map, or of one window; pitch: pixels (height, width) from patch to
-    patch; cls, registers: where these stand before the patches (a distillation token counts as a register); prefix:
-    how many tokens do; windows: how the map was cut, or None.
+    patch; prefix: the number of tokens before the patches; cls, registers: their positions among these (a distillation
+    token counts as a register); windows: how the map is divided, or None.
     """
 
     grid: tuple[int, int]
@@ -41,19 +41,19 @@ class Geometry:
         return self.grid[0] * self.grid[1]
 
     def distances(self) -> Float[Tensor, "calls query key"]:
-        """Pixels between the centres of all pairs of patches in the image (Euclidean), of any number for padding."""
+        """Euclidean distances in px between the centres of all pairs of patches in the image; arbitrary for padding."""
         return _distances(self)
 
     def places(self) -> Int[Tensor, "calls patches"]:
-        """Which patch of the map stands at each place of each window; -1 for padding. One row without windows."""
+        """The patch of the map at each position of each window; -1 for padding. One row without windows."""
         return _places(self.windows, self.patches)
 
     def pairs(self) -> Bool[Tensor, "calls query key"]:
-        """Which pairs of query and key are as far apart in the image as in the window: patches, not across a seam."""
+        """Pairs of query and key with the same offset in the image as in the window: patches, not across a seam."""
         return _pairs(self)
 
     def uniform_distance(self) -> float:
-        """Mean distance in px under uniform attention on the patches that each patch can see."""
+        """The mean distance in px under uniform attention on the patches that each patch can attend to."""
         pairs = self.pairs()
         queries = pairs.any(-1)  # all but padding
         rows = (pairs * self.distances()).sum(-1) / pairs.sum(-1).clamp_min(1)
@@ -61,7 +61,7 @@ class Geometry:
 
 
 def geometry_of(site: Site, model: Model) -> Geometry | None:
-    """The geometry of one layer, or None where queries or keys are no patches (pooled keys, channels, one query)."""
+    """The geometry of one layer; None where queries or keys are no patches (pooled keys, channels, one query)."""
     if site.windows is not None:
         return _windowed(site.windows, model.input_size)
     if site.kind != "patch":
@@ -69,14 +69,14 @@ def geometry_of(site: Site, model: Model) -> Geometry | None:
     layout = model.anatomy.layout
     if layout is not None and site.keys == layout.tokens:
         return _whole(layout)
-    if layout is not None and site.keys == layout.patches:  # its prefix comes in later
+    if layout is not None and site.keys == layout.patches:  # the prefix is added in a later layer
         return _whole(replace(layout, prefix=()))
     grid = square_grid(site.keys, model.input_size)
     return None if grid is None else Geometry(grid, _pitch(grid, model.input_size))
 
 
 def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
-    """The (rows, columns) of square patches that cover an image of this size, or None where there are none such."""
+    """The (rows, columns) of square patches that cover an image of this size, or None if there is no such grid."""
     rows = round((patches * size[0] / size[1]) ** 0.5)
     columns = patches // max(rows, 1)
     return (rows, columns) if rows * columns == patches and rows * size[1] == columns * size[0] else None
@@ -120,7 +120,7 @@ def _pairs(geometry: Geometry) -> Tensor:
         return pairs
     width, columns = windows.resolution[1], geometry.grid[1]
     inside = torch.arange(geometry.patches)
-    # contiguous in the image: what lies between two places of the window lies between the two patches
+    # same offset in the image as in the window
     down = places[:, :, None] // width - places[:, None] // width
     across = places[:, :, None] % width - places[:, None] % width
     same = (down == inside[:, None] // columns - inside // columns) & (
@@ -132,9 +132,9 @@ def _pairs(geometry: Geometry) -> Tensor:
 def offset_sums(
     weights: Float[Tensor, "*leading query key"], grid: tuple[int, int]
 ) -> Float[Tensor, "*leading down across"]:
-    """The weights of patches on patches summed by offset, key minus query: (.., 2 rows - 1, 2 columns - 1).
+    """The weights between patches summed by offset, key minus query: (.., 2 rows - 1, 2 columns - 1).
 
-    Patches stand row by row of grid; no offset is the middle. The sum over all offsets is that over all weights.
+    Patches are ordered row by row; offset 0 is in the middle. The sum over all offsets is that over all weights.
     """
     apart = weights.unflatten(-1, grid).unflatten(-3, grid)  # (.., rows, columns, rows, columns)
     across = _by_difference(apart.transpose(-3, -2))  # (.., rows, rows, 2 columns - 1)
@@ -146,13 +146,13 @@ def _by_difference(pairs: Float[Tensor, "*leading query key"]) -> Float[Tensor, 
     size = pairs.shape[-1]
     steps = torch.arange(size, device=pairs.device)
     chosen = F.one_hot((steps - steps[:, None] + size - 1).flatten(), 2 * size - 1)
-    return pairs.flatten(-2) @ chosen.to(pairs.dtype)  # a product is faster here than scattered additions
+    return pairs.flatten(-2) @ chosen.to(pairs.dtype)  # a matrix product is faster here than scatter_add
 
 
 def offset_counts(
     grid: tuple[int, int], pairs: Float[Tensor, "calls query key"] | None = None
 ) -> Float[Tensor, "down across"]:
-    """How many pairs of patches there are for each offset; pairs: those that count, with windows."""
+    """The number of pairs of patches for each offset; pairs: those to count (None: all)."""
     if pairs is None:
         patches = grid[0] * grid[1]
         pairs = torch.ones(1, patches, patches, dtype=torch.float64)

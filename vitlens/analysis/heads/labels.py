@@ -1,21 +1,21 @@
-"""Every label of a head and the rule that gives it: one entry each, free of torch, in the order of the rules.
+"""The labels of heads and their rules: one entry each, free of torch, in the order of the rules.
 
-A rule compares with uniform attention: its score is 0 for what uniform attention gives and 1 where all of the attention
-fits (`global` alone is 1 for uniform attention). The order goes from the most special to the most general; the first
-rule whose score reaches THRESHOLD names the head. To add a label, write its score in specialisation.py and an entry.
+Scores are relative to uniform attention: 0 for uniform attention and 1 where all attention fits the rule (only `global`
+is 1 for uniform attention). The order is from the most specific to the most general; the first rule whose score reaches
+THRESHOLD gives the label. To add a label, write its score in specialisation.py and an entry.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-THRESHOLD: Final = 0.5  # of a score: half of the way from uniform attention to all of it
+THRESHOLD: Final = 0.5  # of a score: halfway from uniform attention to all attention
 MIXED: Final = "mixed"
 
 
 @dataclass(frozen=True)
 class Label:
-    """sentence: the rule in words; function: "module:function", the score of a specialisation.Head, none for MIXED;
-    code: its short form below a panel; colour: of the panel's frame."""
+    """sentence: the rule in words; function: "module:function", computes the score of a specialisation.Head, "" for
+    MIXED; code: the short form below a panel; colour: of the panel's frame."""
 
     sentence: str
     function: str
@@ -53,5 +53,5 @@ LABELS: Final[dict[str, Label]] = {
 
 
 def rules() -> dict[str, Label]:
-    """The labels that a rule gives, in the order in which the rules are tried."""
+    """The labels with a rule, in the order in which the rules are tried."""
     return {name: label for name, label in LABELS.items() if label.function}

@@ -1,6 +1,6 @@
-"""Every registered statistic on one batch: a number for every image, layer and head.
+"""Every registered statistic of one batch: a number for every image, layer and head.
 
-No matrix of queries x keys outlives the few images that it is computed for.
+Attention matrices are computed for a few images at a time and not stored.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from vitlens.analysis.answers.moments import Key
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.patch_rows import PatchRows, PerImage
 from vitlens.analysis.heads.registry import head_statistics, token_statistics
-from vitlens.analysis.heads.rows import Rows, median, stand_out
+from vitlens.analysis.heads.rows import Rows, median, outliers
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import watching_stream
@@ -37,7 +37,7 @@ class BatchStatistics:
     sites: list[Site] = field(default_factory=list)
 
     def place(self, site: Site) -> None:
-        """A new layer, or more heads of one. Raises UnsupportedError where their queries or keys are others."""
+        """Add a layer, or further heads of one. Raises UnsupportedError where their numbers of tokens differ."""
         if site.part == 0:
             self.sites.append(site)
             return
@@ -50,7 +50,7 @@ class BatchStatistics:
         self.sites[site.layer] = replace(first, heads=first.heads + site.heads)
 
     def take(self, layer: int, values: dict[str, Tensor], offsets: Tensor | None) -> None:
-        """The numbers of a layer, beside those of its other heads."""
+        """Add the values of a layer, or of further heads of one."""
         for name, value in values.items():
             known = self.values.get((name, layer))
             self.values[name, layer] = value if known is None else torch.cat((known, value), 1)
@@ -61,8 +61,8 @@ class BatchStatistics:
 def measure(model: Model, images: Images, *, renormalise: bool = True) -> BatchStatistics:
     """Every statistic of every head on these images, from one forward pass.
 
-    renormalise: distances are those of the attention that lies on patches, scaled to 1; else the mass on CLS and other
-    prefix tokens counts as 0 px. Weights are computed in fp32 at least, whatever the model runs in. Raises
+    renormalise: distances are of the attention on patches, scaled to sum to 1; otherwise the mass on CLS and other
+    prefix tokens counts as 0 px. Weights are computed in fp32 at least, in any precision of the model. Raises
     NonFiniteError naming the layer, UnsupportedError for a model without attention.
     """
     if not len(images):
@@ -71,7 +71,7 @@ def measure(model: Model, images: Images, *, renormalise: bool = True) -> BatchS
 
     def take(call: AttentionCall) -> None:
         batch.place(call.site)
-        if call.site.kind == "channel":  # its rows are channels, which have no place in the image
+        if call.site.kind == "channel":  # rows of channels have no place in the image
             return
         with torch.autocast(images.device.type, enabled=False):
             values, offsets = _of_call(call, geometry_of(call.site, model), renormalise=renormalise)
@@ -81,7 +81,7 @@ def measure(model: Model, images: Images, *, renormalise: bool = True) -> BatchS
     def take_norms(block: int, tokens: Tokens) -> None:
         layout = model.anatomy.layout
         prefix = len(layout.prefix) if layout is not None and tokens.shape[1] == layout.tokens else 0
-        if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # not windows, nor CLS alone
+        if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # neither windows nor CLS only
             norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
             for name, statistic in token_statistics().items():
                 batch.values[name, block] = resolved(statistic.function)(norms)[:, None]
@@ -94,13 +94,13 @@ def measure(model: Model, images: Images, *, renormalise: bool = True) -> BatchS
 def _of_call(
     call: AttentionCall, geometry: Geometry | None, *, renormalise: bool
 ) -> tuple[dict[str, PerImage], Tensor | None]:
-    """One layer, a few images at a time."""
+    """The statistics of one attention call, a few images at a time."""
     parts: list[dict[str, Tensor]] = []
     total: Tensor | None = None
     for _, part in call.parts():
         weights = precise(part.precise().weights())
         if geometry is None:
-            parts.append(_of_rows_alone(weights, part))
+            parts.append(_of_rows_only(weights, part))
             continue
         layer = PatchRows(weights, part.images, geometry, renormalise=renormalise)
         parts.append(layer.statistics())
@@ -109,19 +109,19 @@ def _of_call(
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, total
 
 
-def _of_rows_alone(weights: Tensor, call: AttentionCall) -> dict[str, Tensor]:
-    """A pooling or CLS query's single row, or rows over pooled keys, which have no place in the image."""
-    whose, rows = "CLS" if call.site.kind == "class" else "patches", Rows(weights)
+def _of_rows_only(weights: Tensor, call: AttentionCall) -> dict[str, Tensor]:
+    """The statistics of a pooling or CLS query's row, or of rows over pooled keys, which have no place in the image."""
+    query_rows, rows = "CLS" if call.site.kind == "class" else "patches", Rows(weights)
     return {
         name: resolved(statistic.function)(rows).mean(-1).unflatten(0, (call.images, -1)).mean(1)
         for name, statistic in head_statistics().items()
-        if statistic.input == "row" and statistic.rows == whose
+        if statistic.input == "row" and statistic.rows == query_rows
     }
 
 
 @dataclass(frozen=True)
 class TokenNorms:
-    """Euclidean norms of the tokens of the residual stream after one block; prefix: how many are no patches."""
+    """Euclidean norms of the tokens of the residual stream after one block; prefix: the number of prefix tokens."""
 
     norms: Float[Tensor, "images tokens"]
     prefix: int
@@ -129,7 +129,7 @@ class TokenNorms:
     @cached_property
     def high(self) -> Float[Tensor, "images tokens"]:
         """1 where a norm exceeds its image's median + 5 median absolute deviations, else 0."""
-        return stand_out(self.norms).float()
+        return outliers(self.norms).float()
 
 
 def token_norm(tokens: TokenNorms) -> Float[Tensor, " images"]:
@@ -143,12 +143,12 @@ def greatest_norm(tokens: TokenNorms) -> Float[Tensor, " images"]:
 
 
 def high_norm_patches(tokens: TokenNorms) -> Float[Tensor, " images"]:
-    """How many patches are of high norm."""
+    """The number of patches of high norm."""
     return tokens.high[:, tokens.prefix :].sum(-1)
 
 
 def high_norm_prefix(tokens: TokenNorms) -> Float[Tensor, " images"]:
-    """How many of CLS and registers are of high norm."""
+    """The number of prefix tokens of high norm."""
     return tokens.high[:, : tokens.prefix].sum(-1)
 
 

@@ -1,6 +1,6 @@
-"""Statistics of one attention layer in which patches are queries and keys: distance, mass on itself, on CLS, on sinks.
+"""Statistics of one attention layer between patches: distance, mass on the patch itself, on CLS, on sinks.
 
-The rows of patches and the row of CLS are treated apart; windows are calls of their own, and their padding is no query.
+The rows of patches and the row of CLS are treated separately; each window is one call, and padding is no query.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.heads.geometry import Geometry, offset_sums
 from vitlens.analysis.heads.registry import Need, head_statistics
-from vitlens.analysis.heads.rows import Rows, stand_out
+from vitlens.analysis.heads.rows import Rows, outliers
 from vitlens.lens.call import received
 from vitlens.references import resolved
 
@@ -20,9 +20,9 @@ PerImage = Float[Tensor, "images heads"]
 
 
 class PatchRows:
-    """One layer's weights (images x calls, heads, query, key), calls being windows, and what statistics share of them.
+    """One layer's weights (images x calls, heads, query, key), a call being a window, and what statistics share.
 
-    renormalise: distances are of the attention that lies on patches, scaled to 1.
+    renormalise: distances are of the attention on patches, scaled to sum to 1.
     """
 
     def __init__(self, weights: Tensor, images: int, geometry: Geometry, *, renormalise: bool = True) -> None:
@@ -31,7 +31,7 @@ class PatchRows:
         real = geometry.places().to(weights.device) >= 0
         self.real = real.to(weights.dtype)  # (calls, patches): 0 for padding
         self.count = self.real.sum()  # of queries that are patches
-        # weights of patches on patches; and on those patches that are their neighbours in the image, not across a seam
+        # weights between patches; without those across the seam of a shifted window
         self.on_patches = self.on_neighbours = self.queries[..., geometry.prefix :]
         if geometry.windows is not None:
             calls = self.on_patches.unflatten(0, (images, -1))
@@ -41,7 +41,7 @@ class PatchRows:
     def statistics(self) -> dict[str, PerImage]:
         """Every registered statistic that this layer has, by name."""
         rows, prefix = Rows(self.weights), self.geometry.prefix
-        of_rows: dict[str, Tensor] = {}  # each function of rows runs once, for the rows of patches and that of CLS
+        of_rows: dict[str, Tensor] = {}  # computed once for the rows of patches and of CLS
         measured: dict[str, PerImage] = {}
         for name, statistic in head_statistics().items():
             if not all(self.has(need) for need in statistic.needs):
@@ -58,18 +58,18 @@ class PatchRows:
         return measured
 
     def has(self, need: Need) -> bool:
-        """Whether the layer has what a statistic needs."""
+        """Whether the layer meets a requirement of a statistic."""
         return {"grid": True, "prefix": self.geometry.prefix > 0, "cls": bool(self.geometry.cls)}[need]
 
     def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
-        """The mean over the queries that are patches."""
+        """The mean over the patch queries."""
         each = values.unflatten(0, (self.images, -1)) * self.real[:, None]
         means: PerImage = each.sum((1, 3)) / self.count
         return means
 
     @cached_property
     def offsets(self) -> Float[Tensor, "images heads down across"]:
-        """Mass by offset, a mean over queries."""
+        """The mass by offset, averaged over queries."""
         sums = offset_sums(self.on_neighbours, self.geometry.grid)
         means: Tensor = sums.unflatten(0, (self.images, -1)).sum(1) / self.count
         return means
@@ -84,7 +84,7 @@ class PatchRows:
     @cached_property
     def sinks(self) -> Bool[Tensor, "images heads key"]:
         """Which keys receive more than their row's median + 5 median absolute deviations."""
-        return stand_out(self.received)
+        return outliers(self.received)
 
     @property
     def cls_row(self) -> Float[Tensor, "images heads key"]:
@@ -116,7 +116,7 @@ def self_mass(layer: PatchRows) -> PerImage:
 
 
 def neighbour_mass(layer: PatchRows) -> PerImage:
-    """Mean weight on the four adjoining patches, as far as the grid has them."""
+    """Mean weight on the four adjacent patches, as far as they exist."""
     rows, columns = layer.geometry.grid
     vertical = [(-1, 0), (1, 0)] if rows > 1 else []
     sides = vertical + ([(0, -1), (0, 1)] if columns > 1 else [])
@@ -125,13 +125,13 @@ def neighbour_mass(layer: PatchRows) -> PerImage:
 
 
 def energy(layer: PatchRows) -> PerImage:
-    """The sum of a row's squared weights on patches, a mean over rows: from it follows what offsets explain."""
+    """The sum of a row's squared weights on patches, averaged over rows; explained_by_offset needs it."""
     squares: Tensor = layer.on_neighbours.square().sum((-2, -1)).unflatten(0, (layer.images, -1)).sum(1)
     return squares / layer.count
 
 
 def sinks(layer: PatchRows) -> PerImage:
-    """How many keys are sinks."""
+    """The number of sinks."""
     return layer.sinks.sum(-1).to(layer.received.dtype)
 
 

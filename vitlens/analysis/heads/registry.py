@@ -1,9 +1,9 @@
 """Every statistic of a head: one entry each, free of torch, read by everything that shows statistics.
 
 To add a statistic, write its function and add an entry to STATISTICS: `vitlens.statistics`, the report and figures of
-`vitlens stats`, its tables of differences, `vitlens compare` and the documentation take it from here. What the function
-is given depends on `input`: "row", a `rows.Rows`, for one number a row; "layer", a `patch_rows.PatchRows`, for one
-number an image and head; "tokens", a `measure.TokenNorms`, for one number an image.
+`vitlens stats`, its tables of differences, `vitlens compare` and the documentation take it from here. The function's
+argument depends on `input`: "row", a `rows.Rows`, for one number per row; "layer", a `patch_rows.PatchRows`, for one
+number per image and head; "tokens", a `measure.TokenNorms`, for one number per image.
 """
 
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ USUAL_VIEWS: Final[tuple[View, ...]] = ("overview", "maps", "depth", "table", "d
 class Statistic:
     """One number for every head (or every block), a mean over queries and images.
 
-    title: as figures and tables name it; unit: "px", "nats", "fraction", "keys" or nothing; meaning: what it is;
-    reading: what a high and a low value mean, in one sentence; function: "module:function"; input: what the function is
-    given; rows: whose rows of the attention weights it is of ("tokens": of the residual stream, not of attention);
-    range: its least and greatest possible value; source: the paper, or the formula; needs: what a layer must have
-    ("grid": patches that attend to patches); views: where reports show it; beside: the statistic whose panel it shares;
-    whole_range: whether the colours of its maps span its range, rather than end at its greatest value; axis: a short
-    label for an axis (default: title and unit); tracked_as: its name where `train --track` logs it by layer, if it
-    does; internal: computed for the labels of heads alone, and in no table of a report.
+    title: in figures and tables; unit: "px", "nats", "fraction", "keys" or ""; meaning: its definition; reading: the
+    interpretation of a high and a low value, in one sentence; function: "module:function"; input: the argument of the
+    function; rows: the queries whose attention rows it is computed from ("tokens": the residual stream instead); range:
+    its least and greatest possible value; source: the paper, or the formula; needs: requirements of a layer ("grid":
+    patches that attend to patches); views: the parts of reports that show it; beside: the statistic whose panel it
+    shares; whole_range: whether the colours of its maps span its range, rather than end at its greatest value; axis: a
+    short label for an axis (default: title and unit); tracked_as: its name where `train --track` logs it by layer, ""
+    if it does not; internal: used only for the labels of heads, in no table of a report.
     """
 
     title: str
@@ -51,7 +51,7 @@ class Statistic:
 
     @property
     def label(self) -> str:
-        """Title and unit, for an axis or a panel; a share's unit, and one that the title says, are left out."""
+        """Title and unit, for an axis or a panel, without the unit of a fraction or one that is in the title."""
         if self.axis:
             return self.axis
         plain = self.unit in ("", "fraction") or self.unit in self.title
@@ -67,7 +67,7 @@ _CLS: Final[tuple[Need, ...]] = ("grid", "cls")
 
 
 def _of_cls(patches: Statistic, name: str, *views: View, axis: str = "", tracked_as: str = "") -> Statistic:
-    """A statistic of rows, of the row of the CLS token or of a pooling query."""
+    """The same statistic of the row of the CLS token or of a pooling query."""
     title, meaning = f"{patches.title} of the CLS row", f"{patches.meaning}; the row of CLS"
     known = replace(patches, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views, beside=name)
     return replace(known, axis=axis, tracked_as=tracked_as)
@@ -101,21 +101,21 @@ _EFFECTIVE: Final = Statistic(
 )  # fmt: skip
 _HOYER: Final = Statistic(
     "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
-    "High: a few keys bear the weight; 0: all keys bear the same.",
+    "High: a few keys have most of the weight; 0: all keys have the same.",
     f"{_ROWS}:row_hoyer", input="row", source="Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
     views=("overview", "maps", "depth", "table", "differences", "comparison", "each head"), whole_range=True,
 )  # fmt: skip
 _GINI: Final = Statistic(
     "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
-    "High: few keys bear most of the weight; 0: all keys bear the same.",
+    "High: few keys have most of the weight; 0: all keys have the same.",
     f"{_ROWS}:row_gini", input="row", source="Gini 1912; Hurley & Rickard 2009", views=("overview", "maps"),
     whole_range=True,
 )  # fmt: skip
 
 STATISTICS: Final[dict[str, Statistic]] = {
     "distance": Statistic(
-        "attention distance", "px", "mean distance between a patch and what it attends to",
-        "Low: attention is local; as high as uniform attention's: it is spread, or on the same keys for all patches.",
+        "attention distance", "px", "mean distance from a patch to the patches that it attends to",
+        "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
         f"{_LAYER}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
         views=("table", "differences", "comparison", "training", "attack", "each head"),
     ),
@@ -131,8 +131,8 @@ STATISTICS: Final[dict[str, Statistic]] = {
         views=("overview", "maps", "depth", "table", "differences"),
     ),
     "neighbour_mass": Statistic(
-        "mass on neighbours", "fraction", "attention on the four adjoining patches",
-        "High: patches attend to adjoining patches; low: elsewhere, or at themselves.",
+        "mass on neighbours", "fraction", "attention on the four adjacent patches",
+        "High: patches attend to adjacent patches; low: to others, or to themselves.",
         f"{_LAYER}:neighbour_mass", source="mean over patches of the weights at grid distance 1", needs=_GRID,
         views=("depth", "table"),
     ),
@@ -143,30 +143,30 @@ STATISTICS: Final[dict[str, Statistic]] = {
         views=("overview", "maps", "depth", "table", "differences", "comparison"),
     ),
     "register_mass": Statistic(
-        "mass on registers", "fraction", "on registers and distillation token",
+        "mass on registers", "fraction", "attention of patches on registers and distillation token",
         "High: patches attend to registers instead of the image.",
         f"{_LAYER}:register_mass", source="Darcet 2024", needs=_PREFIX, views=(),
     ),
     "prefix_mass": Statistic(
-        "mass on the prefix", "fraction", "on all tokens that stand before the patches",
+        "mass on the prefix", "fraction", "attention of patches on all tokens before the patches",
         "High: patches attend to CLS and registers instead of the image.",
         f"{_LAYER}:prefix_mass", source="mean over patches of the weights on prefix tokens", needs=_PREFIX, views=(),
     ),
     "sinks": Statistic(
         "sinks", "keys", "keys that receive more than median + 5 median absolute deviations",
-        "How many keys stand out by the weight that all patches together give them; 0: none.",
+        "The number of keys with exceptional attention from all patches; 0: none.",
         f"{_LAYER}:sinks", range=_FROM_0, source="Xiao 2024; Darcet 2024; the threshold is ours", needs=_GRID,
         views=("table",),
     ),
     "sink_mass": Statistic(
         "mass on sinks", "fraction", "attention of patches that lies on those keys",
-        "High: a few keys receive much of the attention, whichever patch attends.",
+        "High: a few keys receive much of the attention of all patches.",
         f"{_LAYER}:sink_mass", source="weight received by the sinks, a share of all", needs=_GRID,
         views=("overview", "maps", "table", "differences", "comparison"),
     ),
     "energy": Statistic(
         "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
-        "1: a single patch bears all the weight; 1 / patches: uniform attention.",
+        "1: a single patch has all the weight; 1 / patches: uniform attention.",
         f"{_LAYER}:energy", source="mean over patches of the sum of w[i, j] squared", needs=_GRID, views=(),
         internal=True,
     ),
@@ -184,43 +184,43 @@ STATISTICS: Final[dict[str, Statistic]] = {
         f"{_LAYER}:cls_self_mass", rows="CLS", source="w[CLS, CLS]", needs=_CLS, views=("depth",), beside="cls_mass",
     ),
     "cls_register_mass": Statistic(
-        "mass of CLS on registers", "fraction", "attention of the CLS token on these",
+        "mass of CLS on registers", "fraction", "attention of the CLS token on registers and distillation token",
         "High: the CLS token attends to the registers.",
         f"{_LAYER}:cls_register_mass", rows="CLS", source="sum of w[CLS, registers]", needs=_CLS, views=(),
     ),
     "token_norm": _of_tokens(
-        "median token norm", "", "length of a token after the block, the median of an image",
-        "How long the tokens of the residual stream are; it commonly grows with depth.",
+        "median token norm", "", "Euclidean norm of a token after the block, the median of an image",
+        "The norm of the residual stream's tokens; it commonly grows with depth.",
         "token_norm", "median of the tokens' Euclidean norms",
     ),
     "greatest_norm": _of_tokens(
-        "greatest token norm", "", "the longest token of an image",
-        "Many times the median norm: some token has outgrown the others.",
+        "greatest token norm", "", "the largest norm of a token of an image",
+        "Many times the median norm: some tokens are outliers.",
         "greatest_norm", "greatest of the tokens' Euclidean norms",
     ),
     "high_norm_patches": _of_tokens(
-        "high-norm patches", "tokens", "patches longer than median + 5 median absolute deviations",
-        "How many patches have outgrown the others; in large ViTs such patches hold global information.",
+        "high-norm patches", "tokens", "patches with a norm above median + 5 median absolute deviations",
+        "The number of patches of outlying norm; in large ViTs such patches hold global information.",
         "high_norm_patches", "Darcet 2024; the threshold is ours",
     ),
     "high_norm_prefix": _of_tokens(
-        "high-norm prefix tokens", "tokens", "CLS or registers longer than that",
-        "How many of CLS and registers have outgrown the patches.",
+        "high-norm prefix tokens", "tokens", "CLS and registers with a norm above that",
+        "The number of CLS and register tokens of outlying norm.",
         "high_norm_prefix", "Darcet 2024; the threshold is ours",
     ),
 }  # fmt: skip
 
 
 def head_statistics() -> dict[str, Statistic]:
-    """Those of attention: one number a layer and head."""
-    return {name: one for name, one in STATISTICS.items() if one.rows != "tokens"}
+    """The statistics of attention: one number per layer and head."""
+    return {name: statistic for name, statistic in STATISTICS.items() if statistic.rows != "tokens"}
 
 
 def token_statistics() -> dict[str, Statistic]:
-    """Those of the residual stream: one number a block."""
-    return {name: one for name, one in STATISTICS.items() if one.rows == "tokens"}
+    """The statistics of the residual stream: one number per block."""
+    return {name: statistic for name, statistic in STATISTICS.items() if statistic.rows == "tokens"}
 
 
 def shown_in(view: View) -> tuple[str, ...]:
     """The names of the statistics that a view shows, in the registry's order."""
-    return tuple(name for name, one in STATISTICS.items() if view in one.views)
+    return tuple(name for name, statistic in STATISTICS.items() if view in statistic.views)

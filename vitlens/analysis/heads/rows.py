@@ -1,7 +1,7 @@
-"""Statistics of single rows of attention weights: entropy, sparsity, and the keys that stand out from the rest.
+"""Statistics of single rows of attention weights: entropy, sparsity, outlying keys.
 
-Each is a number for one row of weights that sums to 1. Formulas are arranged so that nearly uniform rows, where the
-textbook forms subtract almost equal numbers, keep their precision in fp32.
+Each is a number for one row of weights that sums to 1. Formulas are arranged to be precise in fp32 also for nearly
+uniform rows, where the textbook forms subtract almost equal numbers.
 """
 
 import math
@@ -16,11 +16,11 @@ Row = Float[Tensor, "*leading key"]
 Number = Float[Tensor, "*leading"]
 
 DEVIATIONS = 5  # median absolute deviations above the median
-_ROUNDING = 1e-4  # of the median: equal values differ by rounding alone, and so does their median absolute deviation
+_ROUNDING = 1e-4  # of the median: equal values differ by rounding, as does their median absolute deviation
 
 
 class Rows:
-    """Rows of attention weights, with what several statistics of them share computed once."""
+    """Rows of attention weights; quantities that several statistics share are computed once."""
 
     def __init__(self, weights: Row) -> None:
         self.weights = weights
@@ -37,12 +37,12 @@ def row_entropy(rows: Rows) -> Number:
 
 
 def row_normalised_entropy(rows: Rows) -> Number:
-    """Entropy over that of uniform attention on as many keys."""
+    """Entropy divided by that of uniform attention on as many keys."""
     return rows.entropy / max(math.log(rows.weights.shape[-1]), 1e-12)
 
 
 def row_effective_keys(rows: Rows) -> Number:
-    """How many keys with equal weights would have this entropy."""
+    """The number of keys with equal weights that have this entropy."""
     return rows.entropy.exp()
 
 
@@ -59,7 +59,7 @@ def row_gini(rows: Rows) -> Number:
 def entropy(weights: Row) -> Number:
     """Entropy of each row in nats: 0 for one key, ln(keys) for uniform attention; exp of it is the effective number
     of keys."""
-    # torch.special.entr does the same several times slower; the clamp keeps 0 log 0 at 0
+    # several times faster than torch.special.entr; the clamp makes 0 log 0 zero
     logarithms = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
     return -(weights * logarithms).sum(-1)
 
@@ -85,17 +85,17 @@ def ascending(values: Row) -> Row:
     """Each row in ascending order."""
     if values.device.type != "cpu":
         return values.sort(-1).values
-    return torch.from_numpy(np.sort(values.detach().numpy(), axis=-1))  # vectorised: 25 times torch's on the CPU
+    return torch.from_numpy(np.sort(values.detach().numpy(), axis=-1))  # 25 times faster than torch on the CPU
 
 
-def stand_out(values: Float[Tensor, "*leading token"]) -> Bool[Tensor, "*leading token"]:
-    """Which values exceed their row's median by more than 5 median absolute deviations (and by 0.01 % of it)."""
+def outliers(values: Float[Tensor, "*leading token"]) -> Bool[Tensor, "*leading token"]:
+    """Which values exceed their row's median by more than 5 median absolute deviations (and 0.01 % of the median)."""
     middle = median(values)[..., None]
     deviation = median((values - middle).abs())[..., None]
     return values - middle > torch.maximum(DEVIATIONS * deviation, _ROUNDING * middle.abs())
 
 
 def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]:
-    """The middle of each row, the mean of the two middle ones where their number is even (torch takes the lower)."""
+    """The median of each row; for an even number of values the mean of the two middle ones (torch takes the lower)."""
     ordered, size = ascending(values), values.shape[-1]
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2

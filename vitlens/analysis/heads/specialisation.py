@@ -1,6 +1,6 @@
-"""What each head specialises in: the score of every rule in `labels`, and the label that follows.
+"""The specialisation of each head: the score of every rule in `labels`, and the resulting label.
 
-Rules read means over images alone, so they cost nothing beyond the statistics.
+Rules use only means over images, so they cost nothing beyond the statistics.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,16 +15,16 @@ from vitlens.analysis.heads.labels import MIXED, THRESHOLD, rules
 from vitlens.analysis.heads.statistics import PerHead, Statistics, per_head
 from vitlens.references import resolved
 
-FEW = 0.05  # of the keys: more than these are no sinks but an object
+FEW = 0.05  # of the keys: a larger set is an attended object rather than sinks
 _TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform attention of patches on the patches that they can see.
+    """Uniform attention of patches on the patches that they can attend to.
 
-    mass: on each offset, key minus query, 1 in sum; energy: sum of a row's squared weights, a mean over rows; share:
-    how many keys a query has at each offset, a mean over queries.
+    mass: on each offset, key minus query, summing to 1; energy: the mean over rows of the sum of squared weights;
+    share: the mean number of keys at each offset.
     """
 
     mass: Float[Tensor, "down across"]
@@ -34,11 +34,11 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Head:
-    """One head's means over images, as the rules read them.
+    """One head's means over images, the input of the rules.
 
-    offsets: mass on each offset, key minus query, that of patches on patches scaled to 1; chance: the same for uniform
-    attention; explained: see explained_by_offset; keys: of one row; cls: how many of them are CLS; shared: of the whole
-    map, among which sinks are; uniform_distance: px; statistic: its other numbers by name.
+    offsets: mass on each offset, key minus query, of attention between patches, scaled to sum to 1; chance: the same
+    for uniform attention; explained: see explained_by_offset; keys: the number of keys of one row; cls: how many of
+    them are CLS; shared: the number of keys of the whole map; uniform_distance: px; statistic: the others by name.
     """
 
     offsets: Float[Tensor, "down across"]
@@ -51,17 +51,17 @@ class Head:
     statistic: Mapping[str, float]
 
     def beyond_chance(self, part: Callable[[Tensor], Tensor]) -> float:
-        """How much of the attention on patches lies on a part of the offsets, 0 for what uniform attention gives."""
-        return _beyond(float(part(self.offsets).sum()), float(part(self.chance).sum()))
+        """The share of the attention on patches at the given offsets, rescaled so that uniform attention is 0."""
+        return _beyond_uniform(float(part(self.offsets).sum()), float(part(self.chance).sum()))
 
 
-def _beyond(share: float, expected: float) -> float:
-    """A share of the attention, rescaled so that what uniform attention gives is 0 and all of it 1."""
+def _beyond_uniform(share: float, expected: float) -> float:
+    """A share of the attention, rescaled so that uniform attention is 0 and all attention is 1."""
     return 0.0 if expected >= 1 - 1e-9 else (share - expected) / (1 - expected)
 
 
 def _offset_score(head: Head, down: int, across: int) -> float:
-    """The score of one offset; 0 where the grid is too small to have it."""
+    """The score of one offset; 0 where the grid is too small for it."""
     rows, columns = (side // 2 for side in head.offsets.shape)
     if abs(down) > rows or abs(across) > columns:
         return 0.0
@@ -70,13 +70,13 @@ def _offset_score(head: Head, down: int, across: int) -> float:
 
 def cls_score(head: Head) -> float:
     """Mass on the CLS token."""
-    return _beyond(head.statistic.get("cls_mass", 0.0), head.cls / head.keys)
+    return _beyond_uniform(head.statistic.get("cls_mass", 0.0), head.cls / head.keys)
 
 
 def sink_score(head: Head) -> float:
-    """Mass on sinks, where these are few."""
-    few = head.statistic["sinks"] <= max(1.0, FEW * head.shared)
-    return _beyond(head.statistic["sink_mass"], head.statistic["sinks"] / head.shared) if few else 0.0
+    """Mass on sinks, 0 where they are many."""
+    is_small = head.statistic["sinks"] <= max(1.0, FEW * head.shared)
+    return _beyond_uniform(head.statistic["sink_mass"], head.statistic["sinks"] / head.shared) if is_small else 0.0
 
 
 def self_score(head: Head) -> float:
@@ -110,7 +110,7 @@ def local_score(head: Head) -> float:
 
 
 def global_score(head: Head) -> float:
-    """The effective number of keys, a share of all."""
+    """The effective number of keys as a share of all keys."""
     return head.statistic["effective_keys"] / head.keys
 
 
@@ -122,8 +122,8 @@ def content_score(head: Head) -> float:
 @dataclass(frozen=True)
 class Specialisation:
     """labels, scores: of every head by layer, empty for a layer whose attention has no place in the image; all_scores:
-    (layers, heads) of every rule; ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset in
-    units of uniform attention's, NaN where no pair of patches has it."""
+    (layers, heads) of every rule; ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset
+    divided by uniform attention's, NaN where no pair of patches has the offset."""
 
     labels: tuple[tuple[str, ...], ...]
     scores: tuple[tuple[float, ...], ...]
@@ -132,7 +132,7 @@ class Specialisation:
 
 
 def specialise(table: Statistics) -> Specialisation:
-    """Name every head by the first rule that it meets, with the rule's score; `mixed` with the highest score of all."""
+    """Label every head by the first rule that it meets, with the rule's score; `mixed` with the highest score."""
     labels: list[tuple[str, ...]] = []
     scores: list[tuple[float, ...]] = []
     ratios: list[Tensor | None] = []
@@ -172,7 +172,7 @@ def _heads(table: Statistics, layer: int, mass: Tensor, place: Geometry) -> Iter
     for head, by_offset in enumerate(mass):
         numbers = {name: float(row[head]) for name, row in own.items() if head < len(row)}
         on_patches = by_offset / by_offset.sum().clamp_min(_TINY)
-        if not table.renormalised:  # a rule must not read the mass on the prefix as nearness
+        if not table.renormalised:  # mass on the prefix must not count as short distance
             numbers["distance"] = float((on_patches * _lengths(place)).sum())
         explained = explained_by_offset(by_offset, numbers["energy"], uniform)
         yield Head(on_patches, uniform.mass, explained, keys, len(place.cls), shared, distance, numbers)
@@ -186,25 +186,24 @@ def _means(table: Statistics) -> Iterator[tuple[tuple[str, int], Tensor]]:
 def explained_by_offset(mass: Tensor, energy: float, uniform: Uniform) -> float:
     """The share of the weights' variance that the offset from query to key explains, from 0 to 1 (R²).
 
-    mass: mean attention by offset, a mean over queries; energy: the mean over queries of the sum of squared weights on
-    patches. The variance is that around uniform attention, which in windows that are cut differs from query to query.
-    1 where attention is uniform: nothing is left to explain.
+    mass: mean attention by offset; energy: the mean over queries of the sum of squared weights on patches. The variance
+    is around uniform attention, which in incomplete windows differs between queries. 1 where attention is uniform.
     """
-    whole = mass.sum()
-    fitted = ((mass - whole * uniform.mass).square() / uniform.share.clamp_min(_TINY)).sum()
-    total = energy - float(whole.square()) * uniform.energy
+    sum_of_mass = mass.sum()
+    fitted = ((mass - sum_of_mass * uniform.mass).square() / uniform.share.clamp_min(_TINY)).sum()
+    total = energy - float(sum_of_mass.square()) * uniform.energy
     return 1.0 if total <= 1e-6 * energy else min(1.0, float(fitted) / total)
 
 
 def _ratios(mass: Tensor, place: Geometry) -> Tensor:
-    """Mean weight by offset over that of uniform attention on the same patches."""
+    """Mean weight by offset divided by that of uniform attention on the same patches."""
     chance = uniform_attention(place).mass
     ratio = mass / mass.sum((1, 2), keepdim=True).clamp_min(_TINY) / chance
     return ratio.masked_fill(chance == 0, torch.nan)
 
 
 def uniform_attention(place: Geometry) -> Uniform:
-    """Uniform attention in one layer; rows weigh alike, however few patches they see."""
+    """Uniform attention in one layer; all rows have equal weight, also those with few keys."""
     pairs = place.pairs().double()
     even = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
     queries = pairs.any(-1).sum()
@@ -213,7 +212,7 @@ def uniform_attention(place: Geometry) -> Uniform:
 
 
 def _lengths(place: Geometry) -> Tensor:
-    """How long each offset is in the image, px."""
+    """The length of each offset in the image, px."""
     (rows, columns), (height, width) = place.grid, place.pitch
     down = torch.arange(1 - rows, rows, dtype=torch.float64) * height
     across = torch.arange(1 - columns, columns, dtype=torch.float64) * width

@@ -1,6 +1,6 @@
 """The registered statistics of every head, as means and intervals over any number of images.
 
-Every number is a mean over the queries of an image, then over images; no matrix of queries x keys is kept.
+Every number is a mean over the queries of an image, then over images; attention matrices are not stored.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,11 +31,11 @@ PerHead = Float[Tensor, "layers heads"]
 class Statistics:
     """Means over images of every statistic of every head; table.entropy and so on are (layers, heads).
 
-    Names are those of the registry; statistics of tokens have one column. NaN where a layer has none (pooled keys
-    have no distance, a model without CLS no CLS row) or has fewer heads. images: how many; sites: the layers;
-    geometries: where their tokens lie; offset_mass: for each layer (heads, 2 rows - 1, 2 columns - 1), the mean
-    attention of patches by offset, key minus query, or None; renormalised: whether distances leave out the prefix;
-    overall: means over all heads, by (statistic, 0).
+    Names are those of the registry; statistics of tokens have one column. NaN where a statistic is not defined for a
+    layer (pooled keys have no distance, a model without CLS has no CLS row) or it has fewer heads. images: their
+    number; sites: the layers; geometries: of their tokens; offset_mass: for each layer (heads, 2 rows - 1, 2 columns -
+    1), the mean attention of patches by offset, key minus query, or None; renormalised: whether distances leave out the
+    prefix; overall: means over all heads, by (statistic, 0).
     """
 
     images: int
@@ -53,7 +53,7 @@ class Statistics:
 
     @property
     def heads(self) -> int:
-        """Heads of the layer that has most: columns of a table."""
+        """The number of heads of the layer with most: columns of a table."""
         return max(site.heads for site in self.sites)
 
     def low(self, name: str) -> PerHead:
@@ -65,7 +65,7 @@ class Statistics:
         return self._table(name, lambda key: self.moments.mean(key) + self.moments.half_width(key))
 
     def uniform_distance(self) -> Float[Tensor, " layers"]:
-        """What uniform attention over patches would give as distance in each layer, px; NaN where there is none."""
+        """The distance under uniform attention over patches in each layer, px; NaN where not defined."""
         pixels = [torch.nan if place is None else place.uniform_distance() for place in self.geometries]
         return torch.tensor(pixels, dtype=torch.float64)
 
@@ -75,7 +75,7 @@ class Statistics:
 
 
 def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int = 1) -> PerHead:
-    """One table of rows (heads,) by layer, for at least so many heads; NaN where a layer has no row or fewer heads."""
+    """A table of rows (heads,) by layer, of at least `heads` columns; NaN where a layer has no row or fewer heads."""
     widest = max((len(row) for row in rows.values()), default=1)
     table = torch.full((layers, max(widest, heads)), torch.nan, dtype=torch.float64)
     for layer, row in rows.items():
@@ -92,7 +92,7 @@ def over_heads(values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
 
 
 class Stream:
-    """Takes in batch after batch, and gives the statistics of all of them; memory does not grow with the images."""
+    """Accumulates the statistics of batches; memory does not grow with the number of images."""
 
     def __init__(self, model: Model, *, renormalise: bool = True) -> None:
         self.model, self.renormalise = model, renormalise
@@ -101,7 +101,7 @@ class Stream:
         self._sites: tuple[Site, ...] = ()
 
     def add(self, images: Images) -> BatchStatistics:
-        """Measure a batch and take it in; what was measured, image by image."""
+        """Measure a batch and add it; returns its statistics image by image."""
         batch = measure(self.model, images, renormalise=self.renormalise)
         self.moments.add(batch.values, batch.images)
         self.overall.add(over_heads(batch.values), batch.images)
@@ -135,11 +135,11 @@ class Stream:
 
 
 def require_statistics(model: Model) -> None:
-    """Raise UnsupportedError unless some layer has attention between tokens, all heads of a layer of one shape."""
+    """Raise UnsupportedError unless some layer has attention between tokens and the heads of a layer have one shape."""
     sites = survey(model, probe_images(model, 1))
     if all(site.kind == "channel" for site in sites):
         raise UnsupportedError(
-            f"expected layers in which tokens attend to tokens, found channels that attend to channels alone in "
+            f"expected layers in which tokens attend to tokens, found only channels that attend to channels in "
             f"{model.alias}"
         )
     batch = BatchStatistics(1)
@@ -151,8 +151,8 @@ def require_statistics(model: Model) -> None:
 def statistics(model: Model, images: Images, *, renormalise: bool = True, batch_size: int | None = None) -> Statistics:
     """Statistics of every head's attention, means over the images: distance, entropy, sparsity, mass on CLS and sinks.
 
-    images: (n, 3, height, width) in [0, 1], taken batch_size at a time (None: chosen to fit); renormalise: distances
-    are of the attention on patches alone. Raises UnsupportedError for a model without attention, NonFiniteError naming
+    images: (n, 3, height, width) in [0, 1], batch_size at a time (None: chosen to fit); renormalise: distances
+    are of the attention on patches only. Raises UnsupportedError for a model without attention, NonFiniteError naming
     the layer whose weights are not finite.
 
     >>> import torch, vitlens

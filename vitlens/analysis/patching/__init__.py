@@ -1,1 +1,1 @@
-"""Activation patching, direct logit attribution and the logit lens: what a prediction is made of, part by part."""
+"""Activation patching, direct logit attribution and the logit lens."""

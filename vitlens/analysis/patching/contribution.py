@@ -1,32 +1,33 @@
-"""Direct logit attribution and the logit lens: what each head adds to a logit directly, and the prediction by layer.
+"""Direct logit attribution and the logit lens: each head's direct contribution to a logit, and logits by layer.
 
-The residual stream is a sum: the embedding, every head through its columns of the output projection, every MLP. With
-the final norm's scale fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020).
+The residual stream is the sum of the embedding and the outputs of all heads and MLPs. With the final norm's scale
+fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020).
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.analysis.attention.gradients import check_targets
-from vitlens.analysis.patching.branch_outputs import BranchOutputs, branch_scale, watching_branches
 from vitlens.analysis.patching.stream_to_logits import blocks_of, logits_from, stream_weights
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.hooks import Arguments, projection_of, watching
+from vitlens.lens.hooks import Arguments, Joined, inside_attention, projection_of, watching
 from vitlens.lens.layers import Layer, layers
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens
 
-TOLERANCE = 1e-3  # beside the largest logit: what the parts may miss of theirs
+TOLERANCE = 1e-3  # of the largest logit: the greatest error of the sum of the contributions
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """What each part of a model adds directly to one logit of each image, in logits; they sum to the logit.
+    """The direct contribution of each part of a model to one logit of each image, in logits; they sum to the logit.
 
     heads: NaN where a layer has fewer heads than the widest; mlps: one a layer, 0 where it has none; embedding: of
     patches, positions and prefix tokens; bias: of the output projections, the final norm and the classifier; rest: of
@@ -42,26 +43,47 @@ class Contributions:
     targets: Int[Tensor, " batch"]
 
     def total(self) -> Float[Tensor, " batch"]:
-        """All parts together: the logit, but for float arithmetic."""
+        """The sum of all parts: the logit, up to rounding."""
         return self.heads.nansum((1, 2)) + self.mlps.sum(1) + self.embedding + self.bias + self.rest
+
+
+@dataclass
+class BranchOutputs:
+    """The outputs of a model's parts in one forward pass.
+
+    reads: the tokens that the classifier reads (None: all); before, after: the residual stream before the first and
+    after the last block; others: outputs of blocks without heads; heads: by layer, the input of the output projection;
+    mlps: by layer, the output of the MLP, both of the tokens that are read, before LayerScale.
+    """
+
+    reads: list[int] | None
+    before: Tokens = field(init=False)
+    after: Tokens = field(init=False)
+    others: list[Tokens] = field(default_factory=list)
+    heads: dict[int, Float[Tensor, "batch reads width"]] = field(default_factory=dict)
+    mlps: dict[int, Float[Tensor, "batch reads dim"]] = field(default_factory=dict)
+
+    def row(self, tokens: Tokens) -> Float[Tensor, "batch reads dim"]:
+        """The tokens that are read."""
+        return tokens if self.reads is None else tokens[:, self.reads]
 
 
 def contributions(model: Model, images: Images, *, targets: Labels | None = None) -> Contributions:
     """The direct contribution of every head and MLP to a logit, with the final norm's scale fixed at each image's own.
 
-    targets: a class for each image (default: the prediction). Effects through later layers are not in it: a head that
-    only feeds other heads shows 0. Raises UnsupportedError where the classifier does not read the residual stream
-    through a norm and a linear map alone (attention pooling, CaiT), or where a block adds something else than its
-    heads and its MLP (windows, norms after the branches); InputError for a class that does not exist.
+    targets: a class for each image (default: the prediction). Effects through later layers are not included: a head
+    that affects the logit only through other heads has 0. Raises UnsupportedError where the classifier does not read
+    the residual stream through a norm and a linear map (attention pooling, CaiT), or where a block adds something
+    other than its heads and its MLP (windows, norms after the branches); InputError for a class that does not exist.
     """
     outputs = BranchOutputs(_reads(model))
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         with watching_branches(model, outputs, blocks_of(model)):
             logits: Logits = model(images)
         targets = check_targets(targets, logits)
-        made = _summed(model, outputs, logits, targets)
-    _check(model, made, logits.abs().max().item())
-    return made
+        result = _summed(model, outputs, logits, targets)
+    _check(model, result, logits.abs().max().item())
+    return result
 
 
 def logit_lens(model: Model, images: Images) -> Float[Tensor, "batch depths classes"]:
@@ -88,7 +110,7 @@ def accuracy_by_depth(lens: Float[Tensor, "batch depths classes"], labels: Label
 
 
 def _summed(model: Model, outputs: BranchOutputs, logits: Logits, targets: Labels) -> Contributions:
-    """Every part's product with what the logit reads of the last residual stream."""
+    """The product of every part with the weights of the logit on the last residual stream."""
     weights = stream_weights(model, outputs.after, targets)  # (batch, tokens, dim)
     read, known = outputs.row(weights), layers(model)
     heads, biases = zip(*(_heads(model, layer, outputs.heads[layer.index], read) for layer in known))
@@ -107,7 +129,7 @@ def _summed(model: Model, outputs: BranchOutputs, logits: Logits, targets: Label
 
 
 def _reads(model: Model) -> list[int] | None:
-    """The tokens that the classifier reads, None: all. Raises UnsupportedError where it reads something else."""
+    """The tokens that the classifier reads (None: all). Raises UnsupportedError where contributions are not defined."""
     blocks_of(model)
     for layer in layers(model):
         if not layer.head_dim:
@@ -120,21 +142,21 @@ def _reads(model: Model) -> list[int] | None:
     return [*model.layout.positions("cls"), *model.layout.positions("distillation")]
 
 
-def _check(model: Model, made: Contributions, largest: float) -> None:
-    """The parts must sum to the logit: otherwise there are others."""
-    missed = (made.total() - made.logit).abs()
+def _check(model: Model, result: Contributions, largest: float) -> None:
+    """Raise UnsupportedError unless the parts sum to the logit, as then the blocks have other parts."""
+    missed = (result.total() - result.logit).abs()
     if not bool((missed <= TOLERANCE * max(1.0, largest)).all()):
         worst = int(missed.argmax())
         raise UnsupportedError(
             f"expected blocks that add heads and an MLP to one residual stream, found others in {model.alias}: the "
-            f"parts of image {worst} sum to {made.total()[worst]:.4f}, its logit is {made.logit[worst]:.4f}"
+            f"parts of image {worst} sum to {result.total()[worst]:.4f}, its logit is {result.logit[worst]:.4f}"
         )
 
 
 def _heads(
     model: Model, layer: Layer, joined: Tensor, weights: Tokens
 ) -> tuple[Float[Tensor, "batch heads"], Float[Tensor, " batch"]]:
-    """What each head adds to the logit, and the projection's bias."""
+    """The contribution of each head, and that of the projection's bias."""
     projection = projection_of(model.module.get_submodule(layer.attention))
     assert projection is not None
     scale = branch_scale(model.module.get_submodule(layer.unit), 1)
@@ -150,3 +172,44 @@ def _mlp(model: Model, layer: Layer, outputs: BranchOutputs, weights: Tokens) ->
     scale = branch_scale(model.module.get_submodule(layer.unit), 2)
     output = outputs.mlps[layer.index]
     return (weights * (output if scale is None else output * scale)).sum((1, 2))
+
+
+@contextmanager
+def watching_branches(model: Model, outputs: BranchOutputs, blocks: Sequence[str]) -> Iterator[None]:
+    """Fill `outputs` during a forward pass; blocks: names of all blocks in forward order."""
+    known = layers(model)
+    units, mlps = {layer.unit for layer in known}, {layer.mlp: layer.index for layer in known if layer.mlp is not None}
+
+    def record_block(name: str, arguments: Arguments, output: Tokens) -> None:
+        if name == blocks[0]:
+            outputs.before = arguments[0]
+        if name == blocks[-1]:
+            outputs.after = output
+        if name not in units:  # a block without heads
+            outputs.others.append(output - arguments[0])
+
+    def record_mlp(name: str, _arguments: Arguments, output: Tokens) -> None:
+        outputs.mlps[mlps[name]] = outputs.row(output)
+
+    with ExitStack() as stack:
+        stack.enter_context(watching(model.module, blocks, record_block))
+        stack.enter_context(watching(model.module, mlps, record_mlp))
+        for layer in known:
+            attention = model.module.get_submodule(layer.attention)
+            stack.enter_context(inside_attention(attention, joined=_keep_heads(outputs, layer.index)))
+        yield
+
+
+def _keep_heads(outputs: BranchOutputs, layer: int) -> Joined:
+    def joined(heads: Tensor) -> Tensor:
+        outputs.heads[layer] = outputs.row(heads)
+        return heads
+
+    return joined
+
+
+def branch_scale(block: nn.Module, branch: int) -> Tensor | None:
+    """LayerScale of a block's first (attention) or second (MLP) branch, (dim,), under timm's names, or None."""
+    inside = getattr(getattr(block, f"ls{branch}", None), "gamma", None)
+    scale = inside if isinstance(inside, Tensor) else getattr(block, f"gamma_{branch}", None)
+    return scale if isinstance(scale, Tensor) else None

@@ -1,4 +1,4 @@
-"""Corrupted images for activation patching: what they show is taken out, in four ways."""
+"""Corrupted images for activation patching: noise, blur, shuffled tiles or the mean colour."""
 
 import math
 from collections.abc import Callable
@@ -19,12 +19,12 @@ NOISE = 0.5  # standard deviation, pixels in [0, 1]
 
 
 def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:
-    """Images with what they show taken out, in [0, 1].
+    """Images with their content removed, in [0, 1].
 
     noise: Gaussian noise of standard deviation 0.5 added; blur: a Gaussian of an eighth of the shorter side; shuffle:
-    cut into 4 x 4 tiles (more where 4 does not divide the sides) and laid out at random; mean: each image its own mean
-    colour. seed: of noise and shuffle; an image's corruption depends on its place in the batch, not on its
-    batch-mates. Raises UnknownNameError for another word.
+    4 x 4 tiles (more where 4 does not divide the sides) in random order; mean: each image's own mean colour. seed: of
+    noise and shuffle; an image's corruption depends on its index in the batch, not on the other images. Raises
+    UnknownNameError for another name.
     """
     if how not in CORRUPTIONS:
         raise UnknownNameError("corruption", how, CORRUPTIONS)

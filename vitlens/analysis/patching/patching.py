@@ -1,11 +1,12 @@
-"""Activation patching: what of a clean image's run, put into a corrupted one's, brings its answer back.
+"""Activation patching: which activations of a clean run, put into a corrupted one, restore the logit difference.
 
-Heads, blocks, MLPs and single tokens are taken from the clean run, one at a time; the effect is on a difference of two
-logits (Wang 2023; Heimersheim and Nanda 2024).
+Heads, blocks, MLPs and single tokens are patched from the clean run into the corrupted one, one at a time; the metric
+is the difference of two logits (Wang 2023; Heimersheim and Nanda 2024).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -13,28 +14,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.attention.gradients import check_targets
-from vitlens.analysis.patching.corruption import Corruption, corrupt
-from vitlens.analysis.patching.transplant import PARTS, Part, Runs, mlp_outputs, transplants
+from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.replay import DEFAULT_BUDGET, replaying
+from vitlens.lens.capture import watching_mlps
+from vitlens.lens.interventions import HeadReplaced, Intervention, MLPReplaced, StreamPatched
+from vitlens.lens.layers import Layer, layers
+from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Labels
+from vitlens.shapes import Heads, Images, Labels, Tokens
 
-__all__ = ["PARTS", "Corruption", "Part", "Patching", "corrupt", "patch"]
+Part = Literal["heads", "blocks", "mlps", "positions"]
+PARTS: tuple[Part, ...] = get_args(Part)
+Runs = Float[Tensor, "places pairs classes"]
 
-SMALLEST_GAP = 1e-3  # logits: float arithmetic alone is a hundredth of it, and would be read as a share of it
+SMALLEST_GAP = 1e-3  # logits: a smaller gap would be dominated by rounding, which is about a hundredth of this
 
 
 @dataclass(frozen=True)
 class Patching:
-    """What each part of the clean runs changed in the corrupted ones.
+    """The effect of patching each part of the clean runs into the corrupted ones.
 
     heads, blocks, mlps, positions: change of the logit difference (logits), positive towards the clean image's; NaN
-    where a layer has fewer heads or tokens than the widest, or no MLP; None: not asked for. blocks: what a whole block
-    adds to the residual stream (all its heads and its MLP); positions: the residual stream at a block's input, one
-    token. clean, corrupted (pairs,): the logit difference target minus other, in either run; targets, others: the
-    classes; forward_equivalents: full forwards of the pairs' images spent; note: what a report must say, or "". All on
-    the CPU.
+    where a layer has fewer heads or tokens than the widest, or no MLP; None: not patched. blocks: all heads and the MLP
+    of a block together; positions: the residual stream at a block's input, one token. clean, corrupted (pairs,): the
+    logit difference target minus other in each run; targets, others: the classes; forward_equivalents: full forward
+    passes of the pairs' images spent; note: a remark for a report, or "". All on the CPU.
     """
 
     heads: Float[Tensor, "pairs layers heads"] | None
@@ -51,21 +55,21 @@ class Patching:
     def changed(self, part: Part) -> Float[Tensor, "layers *places"]:
         """The mean change over the pairs, logits: (layers, heads), (layers,) or (layers, tokens).
 
-        Raises InputError for a part that was not asked for.
+        Raises InputError for a part that was not patched.
         """
-        found: Tensor | None = getattr(self, part) if part in PARTS else None
-        if found is None:
-            there = [word for word in PARTS if getattr(self, word) is not None]
-            raise InputError(f"expected one of the parts that were patched ({', '.join(there)}), found {part!r}")
-        return found.mean(0)
+        values: Tensor | None = getattr(self, part) if part in PARTS else None
+        if values is None:
+            patched = [word for word in PARTS if getattr(self, word) is not None]
+            raise InputError(f"expected one of the parts that were patched ({', '.join(patched)}), found {part!r}")
+        return values.mean(0)
 
     def restored(self, part: Part) -> Float[Tensor, "layers *places"]:
-        """The share brought back, change over gap (clean minus corrupted): 1 is all of it, 0 nothing.
+        """The restored share of the gap (clean minus corrupted): 1 is all of it, 0 none.
 
-        Of several pairs the mean, each weighted by the size of its gap.
+        Of several pairs the mean, weighted by the size of their gaps.
         """
         gaps = self.clean - self.corrupted
-        self.changed(part)  # says what was not patched
+        self.changed(part)  # raises for a part that was not patched
         signed = torch.einsum("p,p...->...", gaps.sign(), getattr(self, part))
         return signed / gaps.abs().sum()
 
@@ -81,13 +85,13 @@ def patch(
     tokens: Sequence[int] | None = None,
     budget: int = DEFAULT_BUDGET,
 ) -> Patching:
-    """Every part of each clean image's run put into its corrupted partner's, one at a time, by replay.
+    """Patch every part of each clean image's run into its corrupted partner's, one at a time, by replay.
 
-    clean, corrupted: pairs, in the same order. targets, others: the classes whose logits are compared, by default the
-    clean image's prediction and the corrupted one's. parts: what to patch; tokens: which token positions (None: all;
-    the others are NaN); budget: bytes for what is kept of both runs. Raises InputError where clean and corrupted run
-    agree on the difference, for images that are not pairs and classes that do not exist; UnsupportedError for a model
-    without attention.
+    clean, corrupted: pairs, in the same order (`corruption.corrupt` makes corrupted images). targets, others: the
+    classes whose logits are compared, by default the clean image's prediction and the corrupted one's. parts: what to
+    patch; tokens: which token positions (None: all; the others are NaN); budget: bytes for the stored activations of
+    both runs. Raises InputError where both runs have the same logit difference, for images that are not pairs and
+    classes that do not exist; UnsupportedError for a model without attention.
     """
     if clean.shape != corrupted.shape:
         shapes = tuple(clean.shape), tuple(corrupted.shape)
@@ -103,7 +107,7 @@ def patch(
         ends = [_difference(replay.logits.unsqueeze(0), *chosen)[:, 0] for replay in (donor, receiver)]
         note = _check_gaps(model, ends[0] - ends[1], *chosen)
         mlps = mlp_outputs(model, clean) if {"blocks", "mlps"} & set(parts) else {}
-        runs = transplants(donor, receiver, mlps=mlps, tokens=tokens)
+        runs = patched_logits(donor, receiver, mlps=mlps, tokens=tokens)
         tables = {
             part: _table([_difference(logits, *chosen) - ends[1].unsqueeze(1) for logits in runs[part]])
             for part in PARTS
@@ -132,7 +136,7 @@ def _difference(logits: Runs, targets: Labels, others: Labels) -> Float[Tensor, 
 
 
 def _check_gaps(model: Model, gaps: Float[Tensor, " pairs"], targets: Labels, others: Labels) -> str:
-    """Refuse pairs with nothing to restore; say how many are the wrong way round."""
+    """Raise InputError for a pair without a gap; a note on how many gaps are negative, or ""."""
     small = (gaps.abs() < SMALLEST_GAP).nonzero()
     if len(small):
         pair = int(small[0])
@@ -147,5 +151,69 @@ def _check_gaps(model: Model, gaps: Float[Tensor, " pairs"], targets: Labels, ot
 
 def _table(layered: list[Float[Tensor, "pairs _"]]) -> Float[Tensor, "pairs layers widest"]:
     """One table of all layers, NaN where one has fewer places than the widest."""
-    widest = max(found.shape[1] for found in layered)
-    return torch.stack([F.pad(found.cpu(), (0, widest - found.shape[1]), value=torch.nan) for found in layered], dim=1)
+    widest = max(values.shape[1] for values in layered)
+    padded = [F.pad(values.cpu(), (0, widest - values.shape[1]), value=torch.nan) for values in layered]
+    return torch.stack(padded, dim=1)
+
+
+def patched_logits(
+    donor: Replay, receiver: Replay, *, mlps: dict[int, Tokens], tokens: Sequence[int] | None = None
+) -> dict[Part, Iterator[Runs]]:
+    """The receiver's logits with each part of the donor's run patched in, layer by layer, computed when iterated.
+
+    mlps: the donor's (`mlp_outputs`), by layer; tokens: which positions (None: all; the others are NaN).
+    """
+    known = layers(receiver.model)
+    return {
+        "heads": (_patch_heads(donor, receiver, layer) for layer in known),
+        "blocks": (_patch_block(donor, receiver, layer, mlps) for layer in known),
+        "mlps": (_patch_mlp(receiver, layer, mlps) for layer in known),
+        "positions": (_patch_tokens(donor, receiver, layer, tokens) for layer in known),
+    }
+
+
+def _patch_heads(donor: Replay, receiver: Replay, layer: Layer) -> Runs:
+    interventions = head_interventions(layer, donor.head_output(layer.index))
+    return receiver.run([*interventions], replacements=interventions)
+
+
+def head_interventions(layer: Layer, outputs: Heads) -> dict[Intervention, Tensor]:
+    """Every head of a layer as an intervention, with the output to put in its place."""
+    return {HeadReplaced(layer.index, head, "given"): outputs[:, head] for head in range(layer.heads)}
+
+
+def _patch_block(donor: Replay, receiver: Replay, layer: Layer, mlps: dict[int, Tokens]) -> Runs:
+    interventions = head_interventions(layer, donor.head_output(layer.index))
+    if layer.index in mlps:
+        interventions[MLPReplaced(layer.index, "given")] = mlps[layer.index]
+    return receiver.run([tuple(interventions)], replacements=interventions)
+
+
+def _patch_mlp(receiver: Replay, layer: Layer, mlps: dict[int, Tokens]) -> Runs:
+    if layer.index not in mlps:
+        return torch.full_like(receiver.logits.unsqueeze(0), torch.nan)
+    intervention = MLPReplaced(layer.index, "given")
+    return receiver.run([intervention], replacements={intervention: mlps[layer.index]})
+
+
+def _patch_tokens(donor: Replay, receiver: Replay, layer: Layer, tokens: Sequence[int] | None) -> Runs:
+    stream = donor.block_input(layer.index)
+    count = stream.shape[1]
+    places = range(count) if tokens is None else [place for place in tokens if place < count or not layer.index]
+    interventions = token_interventions(layer, stream, places)
+    result = receiver.logits.new_full((count, *receiver.logits.shape), torch.nan)
+    if interventions:  # empty where patches were merged and no such token is left
+        result[list(places)] = receiver.run([*interventions], replacements=interventions)
+    return result
+
+
+def token_interventions(layer: Layer, stream: Tokens, places: Sequence[int]) -> dict[Intervention, Tensor]:
+    """Every token position at a block's input as an intervention, with the residual stream to put in its place."""
+    return {StreamPatched(layer.index, (place,)): stream[:, place : place + 1] for place in places}
+
+
+def mlp_outputs(model: Model, images: Images) -> dict[int, Tokens]:
+    """The output of each layer's MLP, (images, tokens, dim), by layer."""
+    with evaluating(model), torch.no_grad(), watching_mlps(model, layers(model)) as outputs:
+        model(images)
+    return outputs

@@ -1,4 +1,4 @@
-"""From a residual stream to logits: the model's own final norm, pooling and classifier, its blocks left out."""
+"""Logits of a given residual stream: the model's own final norm, pooling and classifier without its blocks."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,15 +16,15 @@ from vitlens.shapes import Labels, Logits, Tokens
 
 
 def blocks_of(model: Model) -> tuple[str, ...]:
-    """Names of all blocks in forward order, also of those that have no heads (pruned).
+    """Names of all blocks in forward order, including pruned ones without heads.
 
     Raises UnsupportedError unless they are one sequence that the classifier reads through norms and pooling alone.
     """
     anatomy = model.anatomy
     parents = {name.rpartition(".")[0] for name in anatomy.blocks}
     if anatomy.family != "vit" or anatomy.readout in (None, "pool") or len(parents) != 1:
-        what = "attention pooling" if anatomy.readout == "pool" else f"blocks in {len(parents)} places"
-        reader = what if anatomy.family == "vit" else f"a {anatomy.family} model"
+        description = "attention pooling" if anatomy.readout == "pool" else f"blocks in {len(parents)} places"
+        reader = description if anatomy.family == "vit" else f"a {anatomy.family} model"
         raise UnsupportedError(
             f"expected a vision transformer whose classifier reads one residual stream (CLS or mean), found {reader} "
             f"in {model.alias}; try vitlens ablate, which needs none"
@@ -34,7 +34,7 @@ def blocks_of(model: Model) -> tuple[str, ...]:
 
 
 def logits_from(model: Model, stream: Tokens) -> Logits:
-    """The logits with this as the residual stream after the last block; the model's own blocks do not run."""
+    """The logits of a residual stream after the last block; the model's own blocks do not run."""
     names = blocks_of(model)
     blank = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
     with ExitStack() as stack:
@@ -48,12 +48,12 @@ def logits_from(model: Model, stream: Tokens) -> Logits:
 def stream_weights(model: Model, stream: Tokens, targets: Labels) -> Tokens:
     """The weight of each number of the last residual stream in a logit, with the final norm's scale fixed.
 
-    targets: a class for each image. The logit is then linear: the sum of weights times stream, and a constant.
+    targets: a class for each image. The logit is then the sum of weights times stream plus a constant.
     """
     with torch.enable_grad(), _FixedScale():
         leaf = stream.detach().requires_grad_()
-        wanted = logits_from(model, leaf).gather(1, targets.unsqueeze(1)).sum()
-        (weights,) = torch.autograd.grad(wanted, leaf)
+        logit = logits_from(model, leaf).gather(1, targets.unsqueeze(1)).sum()
+        (weights,) = torch.autograd.grad(logit, leaf)
     return weights
 
 
@@ -66,12 +66,12 @@ def _identity(_forward: Callable[..., Any]) -> Callable[..., Tokens]:
 
 
 class _FixedScale(TorchFunctionMode):
-    """Norms whose scale is a constant to autograd; their outputs are unchanged."""
+    """Makes the scale of norms a constant for autograd; their outputs are unchanged."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Norms by their formula; every other call is passed on."""
+        """Compute norms by their formula; pass every other call on."""
         kwargs = kwargs or {}
         if func is F.layer_norm:
             return _layer_norm(*args, **kwargs)

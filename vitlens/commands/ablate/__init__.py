@@ -1,1 +1,1 @@
-"""`vitlens ablate`: what a model loses without each head, MLP and block, and what follows from it."""
+"""`vitlens ablate`: ablation of every head, MLP and block of a model, and analyses based on it."""

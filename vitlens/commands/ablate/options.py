@@ -1,4 +1,4 @@
-"""What `vitlens ablate` is told."""
+"""The options of `vitlens ablate`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,13 @@ _MORE, _PRUNE = "Beyond importance", "Pruning"
 class AblateOptions:
     """What is removed, what replaces its output, and what is measured beyond the importance.
 
-    predicted: the model's predictions are taken for labels; replace: replacements, the first of which the figures show
-    (none: the mean, or another one for few images); units: what is removed; top: find that many most important heads
-    alone, by sequential elimination; resume: the folder of a stopped run of the same model, data and options; curves:
-    remove heads one after another; greedy: also rank them again after each removal; pairs: how many of the most
-    important heads are removed two by two, with the similarity of all heads' outputs (0: none of it); patch: activation
-    patching, logit lens and direct contributions; clean, corrupted: the two images of the patching (None: two of the
-    data, of different classes); prune: the share of heads to cut; save: where the pruned model is written.
+    predicted: use the model's predictions as labels; replace: replacements, the first of which figures show (none: the
+    mean, or another one for few images); units: the kinds of units to remove; top: only find that many most important
+    heads, by sequential elimination; resume: the folder of a stopped run of the same model, data and options; curves:
+    remove heads one after another; greedy: also rank them again after each removal; pairs: the number of most important
+    heads that are removed in pairs, with the similarity of all heads' outputs (0: neither); patch: activation patching,
+    logit lens and direct logit attribution; clean, corrupted: the two images of the patching (None: two of the data, of
+    different classes); prune: the share of heads to prune; save: where the pruned model is written.
     """
 
     model: str = one_model()
@@ -56,10 +56,10 @@ class AblateOptions:
     curves: bool = option("--curves/--no-curves", "Remove heads one after another.", default=True, panel=_MORE)
     greedy: bool = option("--greedy", "Also rank again after each removal.", default=False, panel=_MORE)
     pairs: int = option(
-        "--pairs", "Remove the K top heads two by two; 0: not.", default=5, metavar="K", low=0, panel=_MORE
+        "--pairs", "Remove the K most important heads in pairs; 0: none.", default=5, metavar="K", low=0, panel=_MORE
     )
     patch: bool = option(
-        "--patch/--no-patch", "Activation patching, logit lens, contributions.", default=True, panel=_MORE
+        "--patch/--no-patch", "Activation patching, logit lens, direct logit attribution.", default=True, panel=_MORE
     )
     clean: Path | None = option("--clean", "Image to patch from.", default=None, metavar="PATH", panel=_MORE)
     corrupted: Path | None = option("--corrupted", "Image to patch into.", default=None, metavar="PATH", panel=_MORE)

@@ -1,4 +1,4 @@
-"""Epsilons as they are typed, stored and said; free of torch."""
+"""Epsilons as typed on the command line, stored and printed; free of torch."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -14,17 +14,17 @@ AXES: Final[Mapping[NormName, str]] = {
 
 
 def scale_of(norm: NormName) -> float:
-    """What an epsilon in pixel units is multiplied by where a person reads it: L∞ in 1/255."""
+    """The factor from pixel units to the unit of the command line: 255 for L∞, else 1."""
     return UNIT if norm == "linf" else 1.0
 
 
-def typed(epsilon: float, norm: NormName) -> str:
-    """An epsilon as it is typed, and as metrics are named: "4", "0.5"."""
+def typed_epsilon(epsilon: float, norm: NormName) -> str:
+    """An epsilon in pixel units as on the command line and in names of metrics: "4", "0.5"."""
     return f"{round(epsilon * scale_of(norm), 6):g}"
 
 
 def epsilon_words(epsilon: float, norm: NormName) -> str:
-    """An epsilon in the unit in which it is typed, as a sentence says it: "4/255", "an L2 distance of 0.5"."""
+    """An epsilon in the unit of the command line, in words: "4/255", "an L2 distance of 0.5"."""
     if norm == "patch":
         return f"{100 * epsilon:.3g} % of the pixels covered"
     return f"{epsilon:g}/255" if norm == "linf" else f"an L2 distance of {epsilon:g}"

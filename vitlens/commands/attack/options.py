@@ -1,4 +1,4 @@
-"""What `vitlens attack` is told."""
+"""The options of `vitlens attack`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class AttackOptions:
     """All models are attacked on the same images.
 
     attacks: names of the registry; epsilons: of L∞ attacks, in 1/255, 0 for the clean accuracy; epsilons_l2: of L2
-    attacks, in pixel units; steps: for all, or by attack; None for each attack's own; restarts: of those that start at
-    random; downwards: from the largest epsilon to the first at which an image is still classified correctly; predicted:
-    the models' predictions are taken for labels; resume: the folder of a stopped run of the same models, data and
-    options; transfer: also show each model the images made for the others; inside: also measure what changes inside;
-    corruptions: also common corruptions; baseline: the model whose errors mean corruption errors are relative to, by
-    its alias (None: the first CNN, else the first model); patch_side: px of the patch attack's square (None: a quarter
-    of the shorter side); patch_anywhere: it need not lie on a ViT's tokens.
+    attacks, in pixel units; steps: for all, or by attack (None: each attack's default); restarts: of attacks with a
+    random start; downwards: from the largest epsilon to the first at which an image is still classified correctly;
+    predicted: use the models' predictions as labels; resume: the folder of a stopped run of the same models, data and
+    options; transfer: also test each model on the adversarial images of the others; inside: also measure maps,
+    attention and block outputs; corruptions: also common corruptions; baseline: alias of the model to which mean
+    corruption errors are relative (None: the first CNN, else the first model); patch_side: px of the patch attack's
+    square (None: a quarter of the shorter side); patch_anywhere: the square need not be aligned with a ViT's patches.
     """
 
     models: tuple[str, ...] = several_models()
@@ -75,18 +75,18 @@ class AttackOptions:
     restarts: int = option("--restarts", "Of attacks with a random start.", default=RESTARTS, metavar="N")
     downwards: bool = option(
         "--downwards",
-        "Try the largest epsilon first, down to where an image stands: quicker, less strict.",
+        "Try the largest epsilon first, down to where an image stays correct: faster, less strict.",
         default=False,
     )
     predicted: bool = predicted_option()
     resume: Path | None = option("--resume", "Go on with a run that was stopped.", default=None, metavar="FOLDER")
     transfer: bool = option(
-        "--transfer/--no-transfer", "Show each model the images made for the others.", default=True, panel=_MORE
+        "--transfer/--no-transfer", "Test each model on adversarial images of the others.", default=True, panel=_MORE
     )
     inside: bool = option(
-        "--inside/--no-inside", "Maps, attention and paths before and after.", default=True, panel=_MORE
+        "--inside/--no-inside", "Maps, attention and block outputs before and after.", default=True, panel=_MORE
     )
-    corruptions: bool = option("--corruptions/--no-corruptions", "Also everyday damage.", default=True, panel=_MORE)
+    corruptions: bool = option("--corruptions/--no-corruptions", "Also common corruptions.", default=True, panel=_MORE)
     baseline: str | None = option(
         "--baseline",
         "Model that mean corruption errors are relative to.",
@@ -104,7 +104,7 @@ class AttackOptions:
         panel=_PATCH,
     )
     patch_anywhere: bool = option(
-        "--patch-anywhere", "The square need not lie on a ViT's tokens.", default=False, panel=_PATCH
+        "--patch-anywhere", "The square need not be aligned with a ViT's patches.", default=False, panel=_PATCH
     )
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)
@@ -115,7 +115,7 @@ class AttackOptions:
         _require_attacks(self)
 
     def steps_for(self, attack: str) -> int | None:
-        """How many steps were asked of this attack; None for its own."""
+        """The number of steps of this attack; None for its default."""
         return self.steps.get(attack) if isinstance(self.steps, Mapping) else self.steps
 
     @property
@@ -130,7 +130,7 @@ class AttackOptions:
 
 
 def _require_amounts(options: AttackOptions) -> None:
-    """Raise InputError for an epsilon below 0, or above what any image could be changed by."""
+    """Raise InputError for an epsilon below 0 or above the largest possible change of an image."""
     for name, epsilons, most, example in (
         ("--epsilon", options.epsilons, UNIT, EPSILONS_255),
         ("--epsilon-l2", options.epsilons_l2, float("inf"), EPSILONS_L2),
@@ -142,7 +142,7 @@ def _require_amounts(options: AttackOptions) -> None:
 
 
 def _require_counts(options: AttackOptions) -> None:
-    """Raise InputError for no steps, no restarts, no patch, and for steps or a patch of an attack not asked for."""
+    """Raise InputError for no steps, restarts or patch, and for steps or a patch of an attack that is not run."""
     for name in options.steps if isinstance(options.steps, Mapping) else ():
         if name not in options.attacks:
             known = ", ".join(options.attacks)
@@ -167,8 +167,8 @@ def _numbers_of_steps(options: AttackOptions) -> Iterator[int]:
 
 
 def _require_attacks(options: AttackOptions) -> None:
-    """Raise UnknownNameError for an attack that is not there, InputError for one without an epsilon above 0, and for an
-    order of epsilons where no attack has several."""
+    """Raise UnknownNameError for an unknown attack, InputError for one without an epsilon above 0, and for --downwards
+    where no attack has several epsilons."""
     if not options.attacks:
         raise InputError(f"expected --attack with at least one of {', '.join(ATTACKS)}, found none")
     for name in options.attacks:
@@ -181,12 +181,12 @@ def _require_attacks(options: AttackOptions) -> None:
             )
     bounded = [name for name in options.attacks if ATTACKS[name].kind == "budget"]
     if options.downwards and not any(len(_epsilons(name, options)[1]) > 1 for name in bounded):
-        given = ", ".join(options.attacks)
-        raise InputError(f"expected --downwards with an attack at several epsilons, found {given}; leave it out")
+        names = ", ".join(options.attacks)
+        raise InputError(f"expected --downwards with an attack at several epsilons, found {names}; leave it out")
 
 
 def _epsilons(name: str, options: AttackOptions) -> tuple[str, tuple[float, ...]]:
-    """The option that says an attack's epsilons, and those above 0; a patch has one size."""
+    """The option for an attack's epsilons, and those above 0; a patch has one size."""
     axes = {"linf": ("--epsilon", options.linf), "l2": ("--epsilon-l2", options.l2)}
     return axes.get(ATTACKS[name].norm, ("", (1.0,)))
 

@@ -1,4 +1,4 @@
-"""Attention maps of every head of every layer on a few images, and the views that are asked for."""
+"""Attention maps of every head of every layer on a few images, and the optional views."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,9 +73,9 @@ def measure(options: AttentionOptions) -> Path:
     run, head = options.run, options.head
     kept = () if head is None else kept_weights(options.model, needed=options.query is None and options.key is None)
     (model,) = load_models((options.model,), command="attention", model_options=options.model_options, options=run)
-    given = load_split(model, options=replace(run, limit=None), data=options.data, images=options.images)
-    split = _few(given, run, named=bool(options.images))
-    say_left_out(len(split), len(given), quiet=run.quiet, more="--limit N draws more")
+    all_images = load_split(model, options=replace(run, limit=None), data=options.data, images=options.images)
+    split = _drawn_images(all_images, run, named=bool(options.images))
+    say_left_out(len(split), len(all_images), quiet=run.quiet, more="--limit N draws more")
     (batch,) = split.batches(len(split), device=model.device)
     with autocast(model.device, run.precision):
         layers = attention_maps(model, batch.images)
@@ -85,7 +85,7 @@ def measure(options: AttentionOptions) -> Path:
             require_head(layers, head)
         queries = () if options.query is None else query_maps(model, batch.images, query=options.query)
         keys = () if options.key is None else key_maps(model, batch.images, key=options.key)
-        moments = (
+        checkpoints = (
             () if head is None else head_over_training(kept, head, batch.images, model_options=options.model_options)
         )
     with RunFolder.create(
@@ -101,21 +101,21 @@ def measure(options: AttentionOptions) -> Path:
         _write_positions(folder, model, split)
         _write_query(folder, queries, head)
         _write_key(folder, keys, head)
-        _write_training(folder, moments, len(kept))
+        _write_training(folder, checkpoints, len(kept))
         return publish(folder)
 
 
-def _few(split: Split, options: RunOptions, *, named: bool) -> Split:
-    """The images that are drawn: as many as --limit says, else the first DRAWN named, or a few of a data set."""
+def _drawn_images(split: Split, options: RunOptions, *, named: bool) -> Split:
+    """The images that are drawn: as many as --limit says, else the first DRAWN of --images, or SHOWN of a data set."""
     if options.limit is None and named:
-        few = split.pick(torch.arange(min(DRAWN, len(split))))
+        drawn = split.pick(torch.arange(min(DRAWN, len(split))))
     else:
-        few = split.limit(options.limit or SHOWN, seed=options.seed)
-    return replace(few, notes=(*split.notes, *left_out_words(len(few), len(split))))
+        drawn = split.limit(options.limit or SHOWN, seed=options.seed)
+    return replace(drawn, notes=(*split.notes, *left_out_words(len(drawn), len(split))))
 
 
 def _write_layers(folder: RunFolder, split: Split, layers: Sequence[LayerMaps], sites: Sequence[Site]) -> None:
-    """The maps of each layer, and the layers whose attention has no place in the image."""
+    """Write the maps of each layer, and the layers whose attention cannot be mapped to the image."""
     folder.write(LAYERS, [_layer_row(layer) for layer in layers])
     mapped = {layer.site.layer for layer in layers}
     without = {site.layer: site for site in sites if site.layer not in mapped}
@@ -140,7 +140,7 @@ def _layer_row(layer: LayerMaps) -> LayerRow:
 
 
 def _write_positions(folder: RunFolder, model: Model, split: Split) -> None:
-    """How the image is cut, and how alike position embeddings are."""
+    """Write the layout of the patches and the similarity of the position embeddings."""
     layout = model.anatomy.layout
     height, width = split.size
     rows = [] if layout is None else [LayoutRow(layout.grid, layout.prefix, layout.patch_size, (height, width))]
@@ -152,8 +152,8 @@ def _write_positions(folder: RunFolder, model: Model, split: Split) -> None:
     correlation = distance_correlation(similarity, model.layout)
     if correlation is not None:
         # no interval: pairs of positions are not independent
-        measured = Estimate(correlation, n=model.layout.patches, unit="")
-        folder.metric(DISTANCE_CORRELATION(model=model.alias), measured)
+        estimate = Estimate(correlation, n=model.layout.patches, unit="")
+        folder.metric(DISTANCE_CORRELATION(model=model.alias), estimate)
 
 
 def _write_query(folder: RunFolder, views: Sequence[PatchView], head: Head | None) -> None:
@@ -163,7 +163,7 @@ def _write_query(folder: RunFolder, views: Sequence[PatchView], head: Head | Non
         on_prefix = of_head = padding = None
         if view.prefix.shape[-1]:
             on_prefix = float(prefix.mean())
-            of_head = _of_head(prefix, view, head)
+            of_head = _mean_of_head(prefix, view, head)
         if view.site.windows is not None:
             padding = max(0.0, float((1 - view.maps.sum((2, 3)) - prefix).mean()))
         rows.append(QueryRow(*_place(view), on_prefix, of_head, padding))
@@ -176,7 +176,7 @@ def _write_key(folder: RunFolder, views: Sequence[PatchView], head: Head | None)
     rows = []
     for view in views:
         received = view.maps.sum((2, 3))
-        of_head = _of_head(received, view, head)
+        of_head = _mean_of_head(received, view, head)
         from_prefix = float(view.prefix.mean()) if view.prefix.shape[-1] else None
         rows.append(KeyRow(*_place(view), float(received.mean()), of_head, from_prefix))
     folder.write(KEY, rows)
@@ -185,19 +185,19 @@ def _write_key(folder: RunFolder, views: Sequence[PatchView], head: Head | None)
 
 
 def _place(view: PatchView) -> tuple[int, int, int, str, float]:
-    """Layer, row, column, grid, and the weight of the patch on itself."""
+    """Layer, row, column, grid, and the attention of the patch to itself."""
     row, column = view.patch
     grid = "x".join(str(side) for side in view.maps.shape[-2:])
     return view.site.layer, row, column, grid, float(view.maps[:, :, row, column].mean())
 
 
-def _of_head(values: Tensor, view: PatchView, head: Head | None) -> float | None:
-    """The mean over images of one head's values (images, heads), where the layer has that head."""
+def _mean_of_head(values: Tensor, view: PatchView, head: Head | None) -> float | None:
+    """The mean over images of one head's values (images, heads), or None where the layer has no such head."""
     return None if head is None or head[1] >= view.site.heads else float(values[:, head[1]].mean())
 
 
 def _view_arrays(views: Sequence[PatchView], head: Head | None) -> ViewArrays:
-    """Each layer's mean over heads, and the head asked for in the layers that have it."""
+    """Each layer's mean over heads, and the chosen head in the layers that have it."""
     means = {index: as_array(view.maps.mean(1)) for index, view in enumerate(views)}
     chosen = {
         index: as_array(view.maps[:, head[1]])
@@ -207,17 +207,20 @@ def _view_arrays(views: Sequence[PatchView], head: Head | None) -> ViewArrays:
     return ViewArrays(means, chosen)
 
 
-def _write_training(folder: RunFolder, moments: Sequence[HeadOverTraining], kept: int) -> None:
-    """The head's maps by epoch, and what of its attention was on the prefix."""
-    folder.write(KEPT, [KeptCount(kept)] if moments else [])
+def _write_training(folder: RunFolder, checkpoints: Sequence[HeadOverTraining], kept: int) -> None:
+    """Write the head's maps by epoch, and the fraction of its attention on prefix tokens."""
+    folder.write(KEPT, [KeptCount(kept)] if checkpoints else [])
     folder.write(
         TRAINING,
-        [KeptRow(moment.kept.epochs, moment.kept.file.name, float(moment.prefix.mean())) for moment in moments],
+        [
+            KeptRow(checkpoint.kept.epochs, checkpoint.kept.file.name, float(checkpoint.prefix.mean()))
+            for checkpoint in checkpoints
+        ],
     )
-    if moments:
-        folder.save(TRAINING_MAPS, KeptArrays(np.stack([as_array(moment.maps) for moment in moments], 1)))
+    if checkpoints:
+        folder.save(TRAINING_MAPS, KeptArrays(np.stack([as_array(checkpoint.maps) for checkpoint in checkpoints], 1)))
 
 
 def as_array(values: Tensor) -> NDArray[np.float32]:
-    """A tensor on any device, in any precision, as it is stored."""
+    """A tensor on any device, in any precision, as the float32 array that is stored."""
     return np.asarray(values.float().cpu().numpy())

@@ -1,4 +1,4 @@
-"""What `vitlens attention` is told."""
+"""The options of `vitlens attention`."""
 
 from dataclasses import dataclass
 
@@ -19,9 +19,9 @@ def _head(name: str, text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """layer: whose heads are drawn large (None: the last); query, key: (row, column) of a patch that attends, or is
-    attended to, layer by layer; head: (layer, head) to follow over the training of a run that kept its weights, which
-    the views of a patch show, too."""
+    """layer: the layer whose heads are drawn large (None: the last); query, key: (row, column) of the patch whose
+    attention, or the attention to which, is shown in every layer; head: (layer, head) to show over the training of a
+    run that kept its weights, and in the views of a patch."""
 
     model: str = one_model()
     images: tuple[str, ...] = images_option()
@@ -36,7 +36,7 @@ class AttentionOptions:
     )
     query: tuple[int, int] | None = option(
         "--query",
-        "Where this patch looks, layer by layer.",
+        "Attention of this patch, layer by layer.",
         default=None,
         metavar="ROW,COL",
         parse=_patch,
@@ -45,7 +45,7 @@ class AttentionOptions:
     )
     key: tuple[int, int] | None = option(
         "--key",
-        "Which patches look at this patch, layer by layer.",
+        "Attention to this patch, layer by layer.",
         default=None,
         metavar="ROW,COL",
         parse=_patch,

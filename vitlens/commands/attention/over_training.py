@@ -15,22 +15,22 @@ from vitlens.errors import InputError
 from vitlens.models.loading import load
 from vitlens.models.naming import parse_model
 from vitlens.shapes import Images, Maps
-from vitlens.training.checkpoint import Kept, weights_over_training
+from vitlens.training.checkpoint import KeptWeights, weights_over_training
 
-MOMENTS: Final = 6  # of those kept, in the figure of a head over training
+CHECKPOINTS: Final = 6  # kept weights in the figure of a head over training, at most
 
 
 @dataclass(frozen=True)
 class HeadOverTraining:
     """One head with the weights after so many epochs: its map of each image, and the fraction on the prefix."""
 
-    kept: Kept
+    kept: KeptWeights
     maps: Maps
     prefix: Float[Tensor, " batch"]
 
 
-def kept_weights(model: str, *, needed: bool) -> tuple[Kept, ...]:
-    """The weights that the model's run kept and its last ones; where they are needed, none is an InputError."""
+def kept_weights(model: str, *, needed: bool) -> tuple[KeptWeights, ...]:
+    """The weights that the model's run kept, and its final ones. Raises InputError for none where they are needed."""
     folder = Path(parse_model(model).name)
     kept = weights_over_training(folder) if folder.is_dir() else ()
     if needed and not kept:
@@ -42,7 +42,7 @@ def kept_weights(model: str, *, needed: bool) -> tuple[Kept, ...]:
 
 
 def require_layer(layers: Sequence[LayerMaps], number: int, *, option: str) -> LayerMaps:
-    """The layer of that number. Raises InputError where it has no map, or is not there."""
+    """The layer of that number. Raises InputError where it does not exist or has no map."""
     known = [layer.site.layer for layer in layers]
     if number not in known:
         whole = known == list(range(len(known)))
@@ -52,7 +52,7 @@ def require_layer(layers: Sequence[LayerMaps], number: int, *, option: str) -> L
 
 
 def require_head(layers: Sequence[LayerMaps], head: tuple[int, int]) -> LayerMaps:
-    """The layer of that head. Raises InputError where one of them is not there."""
+    """The layer of that head. Raises InputError where the layer or the head does not exist."""
     layer = require_layer(layers, head[0], option="--head LAYER,HEAD")
     if not 0 <= head[1] < layer.site.heads:
         raise InputError(
@@ -63,19 +63,19 @@ def require_head(layers: Sequence[LayerMaps], head: tuple[int, int]) -> LayerMap
 
 
 def head_over_training(
-    kept: Sequence[Kept], head: tuple[int, int], images: Images, *, model_options: ModelOptions
+    kept: Sequence[KeptWeights], head: tuple[int, int], images: Images, *, model_options: ModelOptions
 ) -> tuple[HeadOverTraining, ...]:
-    """The head with each of the kept weights, or as many as a figure holds: evenly spaced, with the first and last."""
-    chosen = np.linspace(0, len(kept) - 1, min(len(kept), MOMENTS)).round().astype(int)
-    moments = []
-    for one in (kept[index] for index in chosen):
+    """The head with all kept weights, or at most CHECKPOINTS of them, evenly spaced and with the first and last."""
+    chosen = np.linspace(0, len(kept) - 1, min(len(kept), CHECKPOINTS)).round().astype(int)
+    checkpoints = []
+    for weights in (kept[index] for index in chosen):
         model = load(
-            f"epoch-{one.epochs}={one.file}",
+            f"epoch-{weights.epochs}={weights.file}",
             image_size=model_options.image_size,
             mean=model_options.mean,
             std=model_options.std,
             device=images.device,
         )
         layer = require_head(attention_maps(model, images), head)
-        moments.append(HeadOverTraining(one, layer.maps[:, head[1]], layer.prefix[:, head[1]]))
-    return tuple(moments)
+        checkpoints.append(HeadOverTraining(weights, layer.maps[:, head[1]], layer.prefix[:, head[1]]))
+    return tuple(checkpoints)

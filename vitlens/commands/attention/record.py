@@ -1,4 +1,4 @@
-"""What `vitlens attention` writes. Layers, heads, rows and columns count from 0."""
+"""The record of `vitlens attention`. Layers, heads, rows and columns count from 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from vitlens.records import ArraysOf, Contents, GivenName, MetricName, Pixels, T
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer with a map. map: its rows and columns; reading: whose row of the weights the map is; prefix_mass: the
-    fraction of that row on prefix tokens."""
+    """One layer with a map. map: its rows and columns; reading: the query whose attention the map shows; prefix_mass:
+    the fraction of that query's attention on prefix tokens."""
 
     layer: int
     module: str
@@ -29,7 +29,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class UnplacedLayerRow:
-    """One layer whose attention has no place in the image, and why."""
+    """One layer whose attention cannot be mapped to the image, and why."""
 
     layer: int
     module: str
@@ -55,16 +55,17 @@ class LayoutRow:
 
     @property
     def whole(self) -> bool:
-        """Whether the images have the size that the patches cover, so that cutting them shows what the model reads."""
+        """Whether the patches cover the images exactly, so that a figure can show the image cut into them."""
         covered = (self.grid[0] * self.patch_size[0], self.grid[1] * self.patch_size[1])
         return tuple(self.image_size) == covered
 
 
 @dataclass(frozen=True)
 class QueryRow:
-    """Where a patch looks in one layer, as fractions of its row of the weights, mean over heads and images.
+    """The attention of one patch in one layer, as fractions, mean over heads and images.
 
-    head_prefix_mass: of the head asked for; padding: on what a window adds. None where that is not there.
+    itself: on the patch itself; prefix_mass: on prefix tokens; head_prefix_mass: the same of the chosen head; padding:
+    on the padding of its window. None where there is no such token or head.
     """
 
     layer: int
@@ -79,8 +80,9 @@ class QueryRow:
 
 @dataclass(frozen=True)
 class KeyRow:
-    """What a patch receives in one layer: received, from all patches together, in rows; itself, from_prefix: what it
-    and a prefix token give, as fractions of their rows. None where that is not there."""
+    """The attention to one patch in one layer, mean over heads and images. received: the sum over all patches; itself,
+    from_prefix: of the patch itself and of a prefix token, as fractions of their attention. None where there is no such
+    token or head."""
 
     layer: int
     row: int
@@ -103,7 +105,7 @@ class KeptRow:
 
 @dataclass(frozen=True)
 class KeptCount:
-    """How many moments of the training have weights."""
+    """At how many epochs of the training weights were kept."""
 
     kept: int
 
@@ -137,7 +139,7 @@ class ViewArrays:
 
 @dataclass(frozen=True)
 class KeptArrays:
-    """maps: one head's (images, moments, rows, columns)."""
+    """maps: one head's (images, checkpoints, rows, columns)."""
 
     maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 

@@ -1,4 +1,4 @@
-"""What `vitlens compare` is told."""
+"""The options of `vitlens compare`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,10 +13,10 @@ from vitlens.schema import Given
 class CompareOptions:
     """Two models on the same labelled images.
 
-    method: of the maps, one for both models or one each (none: the first by preference that a model has). target:
-    whose logit the maps are of, "predicted", "true" or a class. panels: images shown; maps: images, drawn with the
-    seed, whose maps the numbers are made of. harder: also on filtered, shuffled and covered images. cue_conflict:
-    images whose shape and texture are of different classes.
+    method: of the maps, one for both models or one each (none: the preferred method of each model's family). target:
+    the class whose logit is explained, "predicted", "true" or a class. panels: images shown; maps: images, drawn with
+    the seed, over which the statistics of maps are averaged. harder: whether accuracy is also measured on filtered,
+    shuffled and occluded images. cue_conflict: images whose shape and texture belong to different classes.
     """
 
     models: tuple[str, ...] = several_models()
@@ -33,8 +33,8 @@ class CompareOptions:
         "--target", "Of the maps: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
     )
     panels: int = option("--panels", "Images shown side by side.", default=50, metavar="N", low=1)
-    maps: int = option("--maps", "Images whose maps the numbers are made of, at most.", default=500, metavar="N", low=1)
-    harder: bool = option("--harder/--no-harder", "Also on filtered, shuffled and covered images.", default=True)
+    maps: int = option("--maps", "Images whose maps are averaged, at most.", default=500, metavar="N", low=1)
+    harder: bool = option("--harder/--no-harder", "Also on filtered, shuffled and occluded images.", default=True)
     cue_conflict: Annotated[str | None, Given()] = option(
         "--cue-conflict",
         "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).",

@@ -1,4 +1,4 @@
-"""What `vitlens compare` writes of two models, called first and second in its columns."""
+"""The record of `vitlens compare`; its columns call the two models first and second."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class MapMethodRow:
 
 @dataclass(frozen=True)
 class SliceRow:
-    """Some of the images: n, how many are in each cell of errors, and the accuracy of both models.
+    """A subset of the images: n, the number in each cell of errors, and the accuracy of both models.
 
     name: the class, or the number of the slice from 1.
     """
@@ -72,7 +72,7 @@ class SliceRow:
 
 @dataclass(frozen=True)
 class NumberSliceRow(SliceRow):
-    """About a quarter of the images, by rising value of a number that each of them has; lowest, highest: of these."""
+    """About a quarter of the images, by rising value of a quantity; lowest, highest: its values in the slice."""
 
     number: str
     lowest: float
@@ -81,7 +81,7 @@ class NumberSliceRow(SliceRow):
 
 @dataclass(frozen=True)
 class ConfusedPairRow:
-    """A truth that a model takes for another class: images of each model."""
+    """A true class with a wrong prediction: first, second: images for which each model makes this error."""
 
     truth: GivenName
     prediction: GivenName
@@ -91,11 +91,12 @@ class ConfusedPairRow:
 
 @dataclass(frozen=True)
 class SeparationRow:
-    """How well a number tells one model's failures from its successes.
+    """How well a quantity separates one model's failures from its successes.
 
-    kind: what the number is of; area: the chance that a failure has the greater value, with its interval, None where
-    there are too few images; failures, successes: images, with the median of the number among them; p: two-sided, that
-    the area is 0.5, p_holm: corrected for all tests of the table; None where there are too few images.
+    kind: what is measured; number: the quantity; area: under the ROC curve, the probability that a failure has the
+    greater value, with its interval (None for too few images); failures, successes: images, with the medians of the
+    quantity among them; p: two-sided, that the area is 0.5, p_holm: corrected for all tests of the table (None for too
+    few images).
     """
 
     model: str
@@ -115,7 +116,7 @@ class SeparationRow:
 @dataclass(frozen=True)
 class ComparedImageRow:
     """One image that is shown. image: its index in the data; cell: a value of CELLS; agreement: rank correlation of the
-    two maps, None where either is constant, without anything positive or not finite."""
+    two maps, None where either is constant, has no positive value or is not finite."""
 
     image: int
     file: GivenName
@@ -130,7 +131,7 @@ class ComparedImageRow:
 
 @dataclass(frozen=True)
 class SheetRow:
-    """Which images a sheet shows, in their order: PANELS, or examples of one of CELLS."""
+    """The images of a sheet in order. sheet: PANELS, or the value of CELLS of which they are examples."""
 
     sheet: str
     images: tuple[int, ...]
@@ -138,7 +139,7 @@ class SheetRow:
 
 @dataclass(frozen=True)
 class HarderRow:
-    """One model on the images made harder in one way, at one level."""
+    """One model under one disturbance at one level."""
 
     model: str
     kind: str
@@ -156,9 +157,9 @@ class HarderRow:
 
 @dataclass(frozen=True)
 class ShapeBiasRow:
-    """One model on the cue conflicts of one class of shape: answers by shape and by texture among n images.
+    """One model on the cue conflicts of one class of shape: predictions by shape and by texture among n images.
 
-    data: whose images; note: what else must be known of the answers, empty where there is nothing.
+    data: the title of the data set; note: a remark on the predictions, or empty.
     """
 
     model: str
@@ -211,7 +212,7 @@ DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
 MCNEMAR_P = MetricName("mcnemar_p/{first}/{second}")
 CELL_SHARE = MetricName("cell/{first}/{second}/{cell}")
 
-USABLE = MetricName("maps/{model}/usable")  # neither constant, nor without anything positive, nor not finite
+USABLE = MetricName("maps/{model}/usable")  # not constant, finite, with a positive value
 MAP_NUMBERS: Final[Mapping[str, MetricName]] = {  # means over usable maps; analysis/faithfulness/map_shares.py
     name: MetricName(f"maps/{{model}}/{name}") for name in ("half", "spread", "central", "row", "column", "inside")
 }

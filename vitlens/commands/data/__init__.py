@@ -1,1 +1,1 @@
-"""`vitlens data`: the data sets that have a name, and what one of them holds."""
+"""`vitlens data`: lists the named data sets, or the parts of one of them."""

@@ -1,4 +1,4 @@
-"""What `vitlens data` says: the sets that have a name, and what one of them holds."""
+"""The lines that `vitlens data` prints: all named data sets, or the parts of one of them."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,12 +12,12 @@ from vitlens.errors import DataError
 
 
 def measure(options: DataOptions) -> Iterator[str]:
-    """The lines of what was asked for."""
+    """The lines to print."""
     return data_table(options.name, data_dir=options.data_dir)
 
 
 def data_table(name: str | None = None, *, data_dir: Path = Path("data")) -> Iterator[str]:
-    """Lines: all named sets, or the parts of one set, folder or .npz. Raises UnknownNameError and DataError."""
+    """Lines: all named data sets, or the parts of one set, folder or .npz. Raises UnknownNameError and DataError."""
     if name is not None:
         yield from _parts(name, data_dir)
         return
@@ -45,5 +45,5 @@ def _parts(name: str, data_dir: Path) -> Iterator[str]:
 
 
 def _extras(split: Split) -> str:
-    extras = [word for word, there in (("labels", split.labels), ("masks", split.masks)) if there is not None]
+    extras = [name for name, values in (("labels", split.labels), ("masks", split.masks)) if values is not None]
     return f", with {' and '.join(extras)}" if extras else ""

@@ -1,4 +1,4 @@
-"""What `vitlens data` is told."""
+"""The options of `vitlens data`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from vitlens.commands.scaffold.flags import argument, option
 
 @dataclass(frozen=True)
 class DataOptions:
-    """name: a set, a folder or an .npz, whose parts are listed; none: all named sets."""
+    """name: a data set, a folder or an .npz, whose parts are listed (None: all named data sets)."""
 
     name: str | None = argument("DATA", "Say more of one.", default=None, complete="data")
     data_dir: Path = option("--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR")

@@ -52,7 +52,7 @@ from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
 from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
 
-MANY_CLASSES: Final = 20  # from here on top-5 accuracy is measured, too
+MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
 SHOWN: Final = 18  # images of a prediction grid
 
 
@@ -64,7 +64,7 @@ def measure(options: EvaluateOptions) -> Path | None:
     """
     processes, run = join_run(options.run)
     data = options.data or "digits"
-    with processes.first_ahead():
+    with processes.main_process_first():
         models = load_models(options.models, command="evaluate", model_options=options.model_options, options=run)
         splits = load_splits(models, options=run, data=data)
     for split in splits:
@@ -108,7 +108,7 @@ def _evaluations(
 def write_evaluations(
     folder: RunFolder, evaluations: Sequence[Evaluation], splits: Sequence[Split], *, seed: int
 ) -> None:
-    """Write all that is known of the predictions of models on the same images."""
+    """Write metrics, tables and predictions of models on the same images."""
     write_metrics(folder, evaluations, seed=seed)
     write_tables(folder, evaluations, classes=len(splits[0].classes), seed=seed)
     for evaluation, split in zip(evaluations, splits):
@@ -126,7 +126,7 @@ def write_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed:
             folder.metric(TOP5(model=alias), accuracy(top5, groups=evaluation.groups, seed=seed))
         losses = F.cross_entropy(evaluation.logits, evaluation.labels, reduction="none").numpy()
         folder.metric(CROSS_ENTROPY(model=alias), bootstrap_mean(losses, groups=groups, seed=seed, unit="nats"))
-        # no interval: resampling images biases a binned error upwards, so its quantiles can miss the value itself
+        # no interval: resampling images biases a binned error upwards, so its quantiles can exclude the value itself
         error = calibration(evaluation.probabilities, evaluation.labels).error
         folder.metric(CALIBRATION_ERROR(model=alias), Estimate(error, n=len(evaluation.labels)))
         excess = evaluation.probabilities.amax(-1).double() - evaluation.correct.double()

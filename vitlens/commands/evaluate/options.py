@@ -1,4 +1,4 @@
-"""What `vitlens evaluate` is told."""
+"""The options of `vitlens evaluate`."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_opt
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """data: labelled; digits where nothing is said."""
+    """data: labelled (None: digits)."""
 
     models: tuple[str, ...] = several_models()
     data: str | None = data_option()

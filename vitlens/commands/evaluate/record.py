@@ -1,4 +1,4 @@
-"""What `vitlens evaluate` writes."""
+"""The record of `vitlens evaluate`: its tables, metrics and arrays."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -49,8 +49,8 @@ _Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
 class PredictionArrays:
     """Every prediction of one model, as indices into classes, and the pixels of a few images.
 
-    likely_classes, likely_probabilities (images, 5): the likeliest; random: indices of images drawn at random;
-    surest_errors: of the errors of highest confidence, highest first.
+    likely_classes, likely_probabilities (images, 5): the most probable classes; random: indices of images drawn at
+    random; surest_errors: indices of the errors with the highest confidence, highest first.
     """
 
     classes: ClassNames

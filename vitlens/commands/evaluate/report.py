@@ -31,7 +31,7 @@ from vitlens.uncertainty import LEVEL, Side, beyond
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENOUGH: Final = 5  # images of the largest class from which accuracy by class says anything
+ENOUGH: Final = 5  # images of the largest class from which on accuracy by class is informative
 _ROWS: Final = 30  # of a table in the report; results.json has them all
 _COLUMNS: Final = {
     "accuracy": ACCURACY,
@@ -42,16 +42,17 @@ _COLUMNS: Final = {
 _LEANS: Final = {
     Side.ABOVE: "overconfident",
     Side.BELOW: "underconfident",
-    Side.UNDECIDED: "neither over- nor underconfidence shown",
+    Side.UNDECIDED: "neither over- nor underconfidence is shown",
 }
 _HOW_PAIRED: Final = (
-    "Both models predict the same images, so only those count on which one is correct and the other is not. p is "
-    "McNemar's exact test, p_holm corrects it for the number of pairs."
+    "Both models classify the same images, so the test counts only images that one model alone classifies correctly. "
+    "p: McNemar's exact test; p_holm: corrected for the number of pairs."
 )
 _LIMITS: Final = (
-    "The intervals say how much the numbers would change with other images of the same kind; not how much with another "
-    "training run, and nothing about images of another kind.",
-    "The calibration error has no interval: binning makes it too large for few images, and resampling more so.",
+    "The intervals cover the choice of images of this kind. They do not cover other training runs or images of another "
+    "kind.",
+    "The calibration error has no interval: binning biases it upwards for few images, and resampling increases that "
+    "bias.",
 )
 
 
@@ -68,8 +69,8 @@ def report(record: Record) -> Document:
     return Document(record.config.title, tuple(sections), limits=sentences(*_LIMITS))
 
 
-def _ending(record: Record, alias: str) -> str:
-    """What the names of a model's own figures end with: nothing where there is one model."""
+def _suffix(record: Record, alias: str) -> str:
+    """The suffix of the names of a model's own figures; empty for a single model."""
     return f"-{alias}" if len(record.aliases) > 1 else ""
 
 
@@ -93,16 +94,16 @@ def _summary(record: Record) -> Iterator[Sentence]:
             f"{row.first} minus {row.second}: {in_words(gap)}, {verdict} (McNemar's exact test, p = {row.p_holm:.2g}).",
             (row,),
         )
-    yield Sentence("Brackets hold 95 % intervals and the number of images.")
+    yield Sentence("In parentheses: 95 % intervals and the number of images.")
 
 
 def _numbers(record: Record) -> Table:
-    kept = {title: metric for title, metric in _COLUMNS.items() if any(record.all(metric))}
+    measured = {title: metric for title, metric in _COLUMNS.items() if any(record.all(metric))}
     rows: list[tuple[Cell, ...]] = [
-        (alias, *(in_words(record.metric(metric(model=alias)), with_n=False) for metric in kept.values()))
+        (alias, *(in_words(record.metric(metric(model=alias)), with_n=False) for metric in measured.values()))
         for alias in record.aliases
     ]
-    return Table("Numbers", ("model", *kept), tuple(rows))
+    return Table("Numbers", ("model", *measured), tuple(rows))
 
 
 def _pairs(record: Record) -> Iterator[Section]:
@@ -113,22 +114,25 @@ def _pairs(record: Record) -> Iterator[Section]:
 
 def _grids(record: Record, arrays: dict[str, PredictionArrays]) -> Iterator[FigureSpec]:
     for alias, predictions in arrays.items():
-        ending = _ending(record, alias)
+        suffix = _suffix(record, alias)
         yield FigureSpec(
-            f"predictions{ending}",
+            f"predictions{suffix}",
             f"{len(predictions.random)} images drawn at random (not chosen) with {alias}'s prediction and its "
-            "probability; the true class stands below a wrong one. Too few to judge the model by: the accuracy above "
-            "is over all images.",
+            "probability; below a wrong prediction, the true class. These are too few to judge the model by: the "
+            "accuracy above is over all images.",
             partial(_grid, predictions, predictions.random, predictions.random_pixels),
         )
         if len(predictions.surest_errors):
             yield FigureSpec(
-                f"surest_errors{ending}",
-                f"{len(predictions.surest_errors)} errors of {alias} with the highest confidence, highest first. They "
-                "show which classes it confuses and which labels are doubtful; they are its worst, not its typical "
-                "predictions.",
+                f"surest_errors{suffix}",
+                f"{_errors(len(predictions.surest_errors))} of {alias} with the highest confidence, highest first: its "
+                "worst predictions, not typical ones. Some may come from wrong labels.",
                 partial(_grid, predictions, predictions.surest_errors, predictions.surest_errors_pixels),
             )
+
+
+def _errors(count: int) -> str:
+    return "The error" if count == 1 else f"The {count} errors"
 
 
 def _grid(predictions: PredictionArrays, chosen: NDArray[np.integer], pixels: NDArray[np.uint8]) -> "Figure":
@@ -144,25 +148,25 @@ def _grid(predictions: PredictionArrays, chosen: NDArray[np.integer], pixels: ND
 
 
 def _classes(record: Record, arrays: dict[str, PredictionArrays]) -> Section:
-    """Accuracy by class where there are images enough for it, and confusions."""
+    """Accuracy by class where classes have enough images, and confusions."""
     confusions = [
         FigureSpec(
-            f"confusion{_ending(record, alias)}",
-            f"What {alias} takes each class for: rows are the truth, columns the prediction, colour the share of the "
-            "row; of the classes, those that are the truth or the prediction of some image. Off the diagonal are "
-            "errors; a class with few images has a coarse row.",
+            f"confusion{_suffix(record, alias)}",
+            f"Confusion matrix of {alias}: rows are true classes, columns predicted classes, colours fractions of the "
+            "row. Classes that are neither the label nor the prediction of any image are left out. Rows of classes "
+            "with few images are coarse.",
             partial(_confusion_matrix, predictions, alias),
         )
         for alias, predictions in arrays.items()
     ]
     title, rows = "Classes and confusions", record.rows(CLASSES)
     if max((row.n for row in rows), default=0) < ENOUGH:
-        few = f"Accuracy by class is left out: no class has {ENOUGH} images. It is in results.json, with its intervals."
-        return Section(title, sentences(few), (_confused(record),), tuple(confusions))
+        left_out = f"No class has {ENOUGH} images, so accuracy by class is in results.json only, with its intervals."
+        return Section(title, sentences(left_out), (_confused(record),), tuple(confusions))
     bars = FigureSpec(
         "per_class",
-        "Accuracy of each class with its 95 % interval. Classes whose intervals overlap widely are not told apart by "
-        "these images, and among many classes the lowest is low partly by chance.",
+        "Accuracy of each class with its 95 % interval. Classes whose intervals overlap widely are not shown to "
+        "differ, and among many classes the lowest accuracy is low partly by chance.",
         partial(_bars, record),
     )
     return Section(title, (), (_class_table(rows), _confused(record)), (bars, *confusions))

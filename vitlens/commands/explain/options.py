@@ -1,8 +1,9 @@
-"""What `vitlens explain` is told."""
+"""The options of `vitlens explain`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final
 
+from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
@@ -17,12 +18,12 @@ ALL: Final = "all"
 class ExplainOptions:
     """Attribution maps of one model or several.
 
-    method: names of the registry, "all", or none for the usual ones; of several models each takes those that it has.
-    engine: "grad-cam" for the package's own maps, of the methods that it has. target: "predicted", "true", or a class
-    by name or index. verify: every check on every method as well, by default on all methods and all images; without
-    it and without a limit, a few images of a data set are explained. substrate: what stands where the checks remove a
-    patch. counterfactuals: whether the checks search for sets of patches whose removal changes the prediction. show:
-    file names of the images that figures draw (none: the first ones).
+    method: names of the registry, or "all" (none: the default methods); each model gets those that are defined for it.
+    engine: "grad-cam" for the maps of the grad-cam package, of its methods. target: "predicted", "true", or a class by
+    name or index. verify: whether every check is run on every method, by default on all methods and all images; without
+    it and without a limit, a few images of a data set are explained. substrate: what replaces the patches that the
+    checks remove. counterfactuals: whether the checks search for sets of patches whose removal changes the prediction.
+    show: file names of the images that figures draw (none: the first ones).
     """
 
     models: tuple[str, ...] = several_models()
@@ -48,10 +49,10 @@ class ExplainOptions:
         "Check every method: patches removed, weights randomised, localisation; a league table.",
         default=False,
     )
-    substrate: Substrate = option("--substrate", "With --verify: what stands where a patch is removed.", default="blur")
+    substrate: Substrate = option("--substrate", "With --verify: what replaces removed patches.", default=SUBSTRATE)
     counterfactuals: bool = option(
         "--counterfactuals/--no-counterfactuals",
-        "With --verify: look for sets of patches that turn the prediction (the costliest check).",
+        "With --verify: search for patches whose removal changes the prediction (the costliest check).",
         default=True,
     )
     show: Annotated[tuple[str, ...], Given()] = option(

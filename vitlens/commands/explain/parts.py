@@ -1,4 +1,4 @@
-"""How many images `vitlens explain` passes through a model, counted from what was asked for; an upper limit."""
+"""How many images `vitlens explain` passes through a model, counted from its options; an upper limit."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -9,7 +9,7 @@ from vitlens.analysis.faithfulness.randomisation import PARTS
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.expected import Part
 
-_SEARCHED: Final = 16  # passes an image and method of the search for what changes a prediction, about
+_SEARCHED: Final = 16  # passes of the search for a counterfactual, by image and method, about
 
 
 def explain_parts(methods: Sequence[str], images: int, *, verify: bool, counterfactuals: bool) -> Iterator[Part]:

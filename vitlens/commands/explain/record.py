@@ -1,4 +1,4 @@
-"""What `vitlens explain` writes. Every row names its model; the tables of the league are empty without --verify."""
+"""The record of `vitlens explain`. Every row names its model; the tables of the league are empty without --verify."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ SEARCH: Final = "search"  # the greedy search's name among the orders of patches
 class MethodRow:
     """One method on one model's images.
 
-    source: paper, or the package whose maps these are; map: rows and columns; signed: whether negative values speak
-    against the target; maps: how many there are, constant and not_finite: of those; seconds: an image; gain: mean
-    |F(image) - F(black)| in logits, of methods whose maps sum to that.
+    source: paper, or the package whose maps these are; map: rows and columns; signed: whether negative values are
+    evidence against the target; maps: their number; constant, not_finite: the number with this fault; seconds: for one
+    image; gain: mean |F(image) - F(black)| in logits, of methods whose maps sum to that.
     """
 
     model: str
@@ -55,8 +55,8 @@ class LeagueRow:
     """One method, or baseline, in every check: means over images, whose intervals are in the metrics of `CHECKS`.
 
     None where a check was not run or gave no number. by_stage: mean Spearman correlation of the maps before and after
-    the weights are randomised, by what is randomised, each with all before it (None: undefined). seconds, forwards: an
-    image, in time and in forward passes; faults: of the maps, in words, empty where there are none; flagged: by the
+    the weights are randomised, by the part that is randomised in addition (None: undefined). seconds, forwards: the
+    cost for an image; faults: of the maps, in words, empty where there are none; flagged: by the
     randomisation check.
     """
 
@@ -87,8 +87,8 @@ class LeagueRow:
 
 @dataclass(frozen=True)
 class MethodAgreementRow:
-    """How alike the maps of two methods are: means over n images of Spearman's correlation, of the overlap of their
-    highest cells and of the intersection over union of what lies above their means."""
+    """The similarity of the maps of two methods: means over n images of Spearman's correlation, of the overlap of their
+    highest cells and of the intersection over union of the cells above their means."""
 
     model: str
     first: str
@@ -101,7 +101,7 @@ class MethodAgreementRow:
 
 @dataclass(frozen=True)
 class LeagueSettingsRow:
-    """How one model's methods were checked. images: all; randomised: those of the randomisation check."""
+    """The settings of one model's checks. images, randomised: their number in all, and in the randomisation check."""
 
     model: str
     substrate: Substrate
@@ -121,7 +121,7 @@ _Words = Annotated[NDArray[Any], Form("U", (None,))]
 
 @dataclass(frozen=True)
 class ExplainArrays:
-    """images: pixels of those that are drawn; masks: of their objects, where known; maps: by row of the model's methods
+    """images: pixels of the drawn images; masks: of their objects, where known; maps: by row of the model's methods
     (images, rows, columns), raw."""
 
     images: Pixels
@@ -131,8 +131,8 @@ class ExplainArrays:
 
 @dataclass(frozen=True)
 class LeagueArrays:
-    """The mean curves: probability of the target (methods, points) at the shares of the patches that are removed, and
-    at those that are inserted."""
+    """The mean curves: probability of the target (methods, points) at the shares of patches that are removed or
+    inserted."""
 
     methods: _Words
     shares: _Shares
@@ -169,7 +169,7 @@ COMPLETENESS = MetricName("completeness/{model}/{method}")
 AGREEMENT = MetricName("agreement/{model}/{first}/{second}")  # mean Spearman correlation
 SECONDS = MetricName("cost/{model}/seconds/{method}")
 FORWARDS = MetricName("cost/{model}/forwards/{method}")
-TURNED = MetricName("counterfactual/{model}/turned/{method}")  # fraction of images whose prediction changes at all
+TURNED = MetricName("counterfactual/{model}/turned/{method}")  # fraction of images whose prediction changes
 SIZE_SEARCHED = MetricName("counterfactual/{model}/size_searched/{method}")  # on the images of the greedy search
 
 # the columns of LeagueRow that have an interval; size: share of the patches whose removal changes the prediction

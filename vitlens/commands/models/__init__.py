@@ -1,1 +1,1 @@
-"""`vitlens models`: what can be loaded, and which commands each model supports."""
+"""`vitlens models`: the models that can be loaded, and which commands each model supports."""

@@ -1,4 +1,4 @@
-"""What `vitlens models` says: every name that can be loaded, and the commands that each supports."""
+"""The list of `vitlens models`: every name that can be loaded, and the commands that each supports."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -16,16 +16,16 @@ from vitlens.models.naming import RANDOM
 from vitlens.models.sources.registry import SOURCES, ModelSource
 from vitlens.models.support import supported, without_weights
 
-_DESCRIBED_AT_MOST = 40  # models of the libraries that are built to say what they support; more take long
+_DESCRIBED_AT_MOST = 40  # models of the libraries whose support is listed, as each is built for it
 
 
 def measure(options: ModelsOptions) -> Iterator[str]:
-    """The lines of what was asked for."""
+    """The lines of the list."""
     return model_table(options.pattern)
 
 
 def model_table(pattern: str = "") -> Iterator[str]:
-    """Lines: names that match a pattern (or contain it), with what they are and the commands that they support.
+    """Lines: names that match a pattern (or contain it), with the kind of each model and the commands that it supports.
 
     Without a pattern the libraries' models are only counted. Raises UnknownNameError where nothing matches.
     """
@@ -42,7 +42,7 @@ def model_table(pattern: str = "") -> Iterator[str]:
     if pattern and in_library > _DESCRIBED_AT_MOST:
         yield f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which commands each supports"
     if not any(matching.values()):
-        known = (one for source in SOURCES.values() if not source.extra for one in source.all_names())
+        known = (name for source in SOURCES.values() if not source.extra for name in source.all_names())
         raise UnknownNameError("model", pattern, known, hint="vitlens models")
 
 
@@ -53,7 +53,7 @@ def _count(source: ModelSource, count: int) -> str:
 
 
 def _described(source: ModelSource, name: str) -> tuple[str, str]:
-    """What a model is, and the commands that it supports: read from its shapes, without downloading any weights."""
+    """The kind of a model, and the commands that it supports: from its shapes, without downloading weights."""
     if source.weights == "own":
         model = load(name)
         return f"{model.anatomy.family}, {source.kind}", " ".join(supported(model))
@@ -69,7 +69,7 @@ def _described(source: ModelSource, name: str) -> tuple[str, str]:
 
 
 def _without_weights(source: ModelSource, name: str) -> Model:
-    """A model on the meta device: what it supports is seen from shapes alone."""
+    """A model on the meta device, which has shapes but no weights."""
     with torch.device("meta"):
         if not source.build:
             return load(f"{name}@{RANDOM}", device="meta")
@@ -86,5 +86,5 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch(name, pattern) or fnmatch(name.partition(":")[2], pattern) or pattern in name
 
 
-def _line(name: str, what: str, commands: str) -> str:
-    return f"{name:<44} {what:<30} {commands}"
+def _line(name: str, kind: str, commands: str) -> str:
+    return f"{name:<44} {kind:<30} {commands}"

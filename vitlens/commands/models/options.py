@@ -1,4 +1,4 @@
-"""What `vitlens models` is told."""
+"""The options of `vitlens models`."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,6 @@ from vitlens.commands.scaffold.flags import argument
 
 @dataclass(frozen=True)
 class ModelsOptions:
-    """pattern: part of a name, or with wildcards; nothing: all names, the libraries' only counted."""
+    """pattern: part of a name, or with wildcards; empty: all names, with those of libraries only counted."""
 
     pattern: str = argument("PATTERN", "Part of a name, or a pattern such as 'deit3*'.", default="")

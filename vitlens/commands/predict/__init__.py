@@ -1,1 +1,1 @@
-"""`vitlens predict`: the likeliest classes of every image."""
+"""`vitlens predict`: the most probable classes of every image."""

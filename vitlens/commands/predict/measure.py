@@ -1,4 +1,4 @@
-"""The likeliest classes of every image."""
+"""The most probable classes of every image."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import answers
 from vitlens.commands.predict.options import PredictOptions
-from vitlens.commands.predict.record import IMAGES, LIKELIEST, PREDICTIONS, FirstImages, PredictionRow
+from vitlens.commands.predict.record import IMAGES, PREDICTIONS, TOP, FirstImages, PredictionRow
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
@@ -21,7 +21,7 @@ _SHOWN: Final = 18  # images of the prediction grid
 
 
 def measure(options: PredictOptions) -> list[PredictionRow]:
-    """The five likeliest classes of every image, in order; with --out a report folder is written too."""
+    """The five most probable classes of every image, in order; with --out a report folder is written, too."""
     run = options.run
     (model,) = load_models((options.model,), command="predict", model_options=options.model_options, options=run)
     split = load_split(model, data=options.data, images=options.images, options=run)
@@ -51,7 +51,7 @@ def _probabilities(model: Model, split: Split, run: RunOptions) -> Tensor:
 
 
 def _rows(model: Model, split: Split, probabilities: Tensor) -> list[PredictionRow]:
-    likely = probabilities.topk(min(LIKELIEST, probabilities.shape[-1]), dim=-1)
+    top = probabilities.topk(min(TOP, probabilities.shape[-1]), dim=-1)
     return [
         PredictionRow.of(
             split.files[index] if split.files else f"image {index}",
@@ -59,5 +59,5 @@ def _rows(model: Model, split: Split, probabilities: Tensor) -> list[PredictionR
             shares,
             None if split.labels is None else split.classes[int(split.labels[index])],
         )
-        for index, (places, shares) in enumerate(zip(likely.indices.tolist(), likely.values.tolist()))
+        for index, (places, shares) in enumerate(zip(top.indices.tolist(), top.values.tolist()))
     ]

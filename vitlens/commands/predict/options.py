@@ -1,4 +1,4 @@
-"""What `vitlens predict` is told."""
+"""The options of `vitlens predict`."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What `vitlens predict` writes."""
+"""The rows and arrays that `vitlens predict` writes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Final
 from vitlens.display import shortened, visible
 from vitlens.records import ArraysOf, Contents, GivenName, Pixels, TableOf
 
-LIKELIEST: Final = 5  # classes of an image
+TOP: Final = 5  # classes of an image
 
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """The five likeliest classes of one image, likeliest first; as text it is one line.
+    """The five most probable classes of one image, the most probable first; str() makes one line.
 
     image: its file, or its number from 0; label: the true class, None where it is not known; probabilities: fractions;
     None where the model has fewer classes.
@@ -40,7 +40,7 @@ class PredictionRow:
         return cls(image, label, *cells)  # type: ignore[arg-type]
 
     @property
-    def likeliest(self) -> tuple[tuple[str, float], ...]:
+    def top_classes(self) -> tuple[tuple[str, float], ...]:
         """The classes with their probabilities."""
         pairs = (
             (self.class_1, self.probability_1),
@@ -52,7 +52,7 @@ class PredictionRow:
         return tuple((name, share) for name, share in pairs if name is not None and share is not None)
 
     def __str__(self) -> str:
-        named = (f"{_shown(name)} {100 * share:.1f} %" for name, share in self.likeliest)
+        named = (f"{_shown(name)} {100 * share:.1f} %" for name, share in self.top_classes)
         truth = "" if self.label is None else f" (label: {_shown(self.label)})"
         return f"{_shown(self.image)}: {', '.join(named)}{truth}"
 

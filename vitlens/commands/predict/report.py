@@ -19,15 +19,17 @@ _LIMIT: Final = "A probability is the model's own confidence, not its accuracy: 
 
 
 def report(record: Record) -> Document:
-    """The likeliest classes of each image."""
+    """The most probable classes of each image."""
     rows = record.rows(PREDICTIONS)
-    some = f" (the first {_ROWS} of {len(rows)})" if len(rows) > _ROWS else ""
+    part = f" (the first {_ROWS} of {len(rows)})" if len(rows) > _ROWS else ""
     table = Table.of(
-        f"Predictions{some}",
+        f"Predictions{part}",
         rows[:_ROWS],
         {
             "image": lambda row: row.image,
-            "likeliest classes": lambda row: ", ".join(f"{name} {100 * share:.1f} %" for name, share in row.likeliest),
+            "most probable classes": lambda row: ", ".join(
+                f"{name} {100 * share:.1f} %" for name, share in row.top_classes
+            ),
             "label": lambda row: row.label,
         },
     )
@@ -38,14 +40,14 @@ def report(record: Record) -> Document:
 
 
 def _grid(rows: Sequence[PredictionRow], images: FirstImages) -> Iterator[FigureSpec]:
-    """The first images with their predictions, where the labels are known: the grid marks which are correct."""
+    """The first images with their predictions, where labels are known: the grid marks the correct ones."""
     shown = [(row, row.label) for row in rows[: len(images.pixels)]]
     labelled = [(row, label) for row, label in shown if label is not None]
     if len(labelled) == len(shown):
         yield FigureSpec(
             "predictions",
-            f"The first {len(shown)} images with their likeliest class and its probability. Too few to judge the model "
-            "by: see vitlens evaluate.",
+            f"The first {len(shown)} images with their predicted class and its probability. They are too few to "
+            "estimate accuracy: see vitlens evaluate.",
             partial(_draw, labelled, images),
         )
 

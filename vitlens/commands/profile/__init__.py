@@ -1,1 +1,1 @@
-"""`vitlens profile`: what models cost."""
+"""`vitlens profile`: the cost of models: parameters, FLOPs, memory, latency."""

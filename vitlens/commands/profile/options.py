@@ -1,4 +1,4 @@
-"""What `vitlens profile` is told."""
+"""The options of `vitlens profile`."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,16 @@ from vitlens.errors import InputError
 class ProfileOptions:
     """The cost of models; those without weights of their own are untrained.
 
-    patch_sizes: ViT presets are taken with each; sizes: images (height, width) by which the number of tokens is varied
-    (none: from half to double each model's side; with several patch sizes, by these); batch_sizes: none for 1, 2, 4 ...
-    until a pass takes longer than a second. Raises InputError for --limit: the images are random pixels.
+    patch_sizes: each ViT preset is built with each of them; sizes: of images (height, width), which vary the number of
+    tokens (empty: from half to double each model's side; with several patch sizes these vary it); batch_sizes: empty
+    for 1, 2, 4 ... until a pass takes longer than a second. Raises InputError for --limit: the images are random
+    pixels.
     """
 
     models: tuple[str, ...] = several_models()
     patch_sizes: tuple[tuple[int, int], ...] = option(
         "--patch-size",
-        "Take ViT presets with each of these, in pixels; e.g. 4,8,16.",
+        "Patch sizes in pixels with which ViT presets are built, e.g. 4,8,16.",
         default=(),
         metavar="LIST",
         parse=many_side_lengths,
@@ -28,7 +29,7 @@ class ProfileOptions:
     )
     sizes: tuple[tuple[int, int], ...] = option(
         "--sizes",
-        "Images (N or HxW) that vary the number of tokens (default: half to double).",
+        "Image sizes (N or HxW) that vary the number of tokens (default: half to double its side).",
         default=(),
         metavar="LIST",
         parse=many_side_lengths,
@@ -36,7 +37,7 @@ class ProfileOptions:
     )
     batch_sizes: tuple[int, ...] = option(
         "--batch-sizes",
-        "Default: 1, 2, 4 ... until a pass takes more than a second.",
+        "Batch sizes (default: 1, 2, 4 ... until a pass takes more than a second).",
         default=(),
         metavar="LIST",
         parse=counts,
@@ -48,5 +49,5 @@ class ProfileOptions:
     def __post_init__(self) -> None:
         if self.run.limit is not None:
             raise InputError(
-                f"expected no --limit, found {self.run.limit}: profile takes random pixels; try --batch-sizes"
+                f"expected no --limit, found {self.run.limit}: profile measures on random pixels; try --batch-sizes"
             )

@@ -1,4 +1,4 @@
-"""What `vitlens profile` writes."""
+"""The rows, metrics and arrays that `vitlens profile` writes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ Cost = Literal["latency", "flops", "products"]
 
 @dataclass(frozen=True)
 class MachineRow:
-    """Where times were taken. threads: of the arithmetic on the CPU; arithmetic: fp32 or bf16; largest_batch: that was
-    asked for, or would have been tried; longest: seconds of a pass beyond which no larger batch was tried (None: the
-    batch sizes were asked for)."""
+    """The machine of the timings. threads: of torch on the CPU; arithmetic: fp32 or bf16; largest_batch: the largest of
+    the batch sizes; longest: seconds of a pass beyond which no larger batch was tried (None: all of --batch-sizes
+    were)."""
 
     name: str
     threads: int
@@ -38,12 +38,12 @@ class ConventionRow:
 
 @dataclass(frozen=True)
 class CostRow:
-    """What one model costs, for one image of its own size (height, width).
+    """The cost of one model, for one image of its own size (height, width).
 
     tokens: of its sequence, or the positions that its first block works on; one_sequence: whether it has one sequence
-    of tokens throughout; by_formula: whether its FLOPs were also found by formula, and equal; products: FLOPs of the
+    of tokens throughout; by_formula: whether its counted FLOPs were checked against a formula; products: FLOPs of the
     products of attention, of all; crossover: the tokens from which these exceed those of projections and MLPs (None
-    without one sequence or attention); training_bytes: what autograd keeps; inference_bytes: the most at once.
+    without one sequence or attention); training_bytes: stored by autograd; inference_bytes: the peak of activations.
     """
 
     model: str
@@ -73,7 +73,7 @@ class PartRow:
 
 @dataclass(frozen=True)
 class PartMeaningRow:
-    """What a part is; all stages of CNNs are "stage"."""
+    """The meaning of a part; all stages of CNNs are "stage"."""
 
     part: str
     meaning: str

@@ -7,5 +7,5 @@ from vitlens.commands.scaffold.publish import report
 
 
 def measure(options: ReportOptions) -> Path:
-    """Make them again; returns the report's path. Raises InputError for what is no run's folder."""
+    """Make them again; returns the report's path. Raises InputError for a folder that is no run's."""
     return report(options.folder)

@@ -1,4 +1,4 @@
-"""What `vitlens report` is told."""
+"""The options of `vitlens report`."""
 
 from dataclasses import dataclass
 from pathlib import Path

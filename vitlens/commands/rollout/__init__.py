@@ -1,1 +1,1 @@
-"""`vitlens rollout`: attention followed through all layers to the image."""
+"""`vitlens rollout`: attention maps over all layers."""

@@ -1,4 +1,4 @@
-"""Maps of attention followed to the image by several methods, and whether they point at a known object."""
+"""Attention maps over all layers by several methods, and whether their maximum lies on a known object."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import BACKWARD, accuracy, fitting_batch_size
-from vitlens.analysis.attention.methods import Way, require_possible, trace
+from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass, require_possible
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
 from vitlens.analysis.faithfulness.localisation import mask_areas, pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
@@ -44,24 +44,24 @@ KEPT: Final = 2000  # images whose maps are kept as arrays
 
 
 def measure(options: RolloutOptions) -> Path | None:
-    """Follow the attention of a model over images by each method and write the report; returns the report's path.
+    """Compute a model's attention maps of images by each method and write the report; returns the report's path.
 
     Of several processes each takes its share of the images; all but the first return None. Raises UnsupportedError for
-    a method that needs the classifier that a model has not.
+    a method that needs a classifier where the model has none.
     """
     ways = [
-        Way(name, fused, options.discard, options.alpha, options.start_layer, options.layer)
+        MethodSettings(name, fused, options.discard, options.alpha, options.start_layer, options.layer)
         for name in options.method or DEFAULT_METHODS
         for fused in (options.fusion if "fusion" in attention_method(name).options else ("mean",))
     ]
     processes, run = join_run(options.run)
-    with processes.first_ahead():
-        # one layer's attention can be drawn where it cannot be followed
+    with processes.main_process_first():
+        # the attention of one layer needs no model whose layers can be multiplied
         chained = any(attention_method(way.method).needs == "chain" for way in ways)
         command: str = "rollout" if chained else "attention"
         (model,) = load_models((options.model,), command=command, model_options=options.model_options, options=run)
         split = load_split(model, options=run, data=options.data, images=options.images)
-    ways = _supported(model, ways, asked=bool(options.method))
+    ways = _supported(model, ways, requested=bool(options.method))
     targets = chosen_targets(options.target, model, split)
     (first,) = split.pick(torch.arange(1)).batches(1, device=model.device)
     require_possible(model, first.images, ways)
@@ -73,7 +73,7 @@ def measure(options: RolloutOptions) -> Path | None:
     with RunFolder.create(
         "rollout",
         name_parts=(model.alias, split.name),
-        title=f"Attention of {model.alias} followed to the image, on {split.title or split.name}",
+        title=f"Rollout and other attention maps of {model.alias} on {split.title or split.name}",
         out=run.out,
         overwrite=run.overwrite,
         config=settings(options, run, models=(model,), split=split),
@@ -93,13 +93,13 @@ def measure(options: RolloutOptions) -> Path | None:
         return publish(folder)
 
 
-def _supported(model: Model, ways: Sequence[Way], *, asked: bool) -> list[Way]:
-    """The ways, of a model without a classifier those that ask about no class.
+def _supported(model: Model, ways: Sequence[MethodSettings], *, requested: bool) -> list[MethodSettings]:
+    """The ways; for a model without a classifier those that need no class.
 
-    Raises UnsupportedError where others were asked for, or none is left.
+    Raises UnsupportedError where others were requested, or none is left.
     """
     classless = [way for way in ways if not attention_method(way.method).gradients]
-    if len(classless) < len(ways) and (asked or not classless):
+    if len(classless) < len(ways) and (requested or not classless):
         model.require_classifier()
     return list(ways) if model.has_classifier else classless
 
@@ -107,7 +107,7 @@ def _supported(model: Model, ways: Sequence[Way], *, asked: bool) -> list[Way]:
 def _maps(
     model: Model,
     split: Split,
-    ways: Sequence[Way],
+    ways: Sequence[MethodSettings],
     targets: Tensor | None,
     readout: Readout | None,
     processes: Processes,
@@ -120,18 +120,18 @@ def _maps(
     size = options.batch_size or fitting_batch_size(model)
     if options.batch_size is None and any(attention_method(way.method).gradients for way in ways):
         size = max(1, size // BACKWARD)
-    with progress("Following attention", len(split), quiet=options.quiet) as advance:
+    with progress("Computing attention maps", len(split), quiet=options.quiet) as advance:
         for batch in split.batches(size, device=model.device):
             own = None if targets is None else targets[batch.indices.cpu()]
             with autocast(model.device, options.precision):
-                traced = trace(model, batch.images, ways, targets=own, readout=readout)
+                traced = maps_in_one_pass(model, batch.images, ways, targets=own, readout=readout)
             maps.append(torch.stack(traced.maps, 1).float().cpu())
             logits.append(traced.logits.float().cpu())
             advance(len(batch.images))
     return processes.gathered(torch.cat(maps)), processes.gathered(torch.cat(logits))
 
 
-def _map_rows(ways: Sequence[Way], maps: Tensor, readout: Readout | None) -> list[MapRow]:
+def _map_rows(ways: Sequence[MethodSettings], maps: Tensor, readout: Readout | None) -> list[MapRow]:
     empty = (maps.flatten(2) == 0).all(-1).sum(0).tolist()
     fusions = [way.fusion if "fusion" in attention_method(way.method).options else None for way in ways]
     return [MapRow(way.name, way.method, fusion, readout, count) for way, fusion, count in zip(ways, fusions, empty)]
@@ -140,24 +140,26 @@ def _map_rows(ways: Sequence[Way], maps: Tensor, readout: Readout | None) -> lis
 def _image_rows(model: Model, split: Split, logits: Tensor, targets: Tensor | None) -> list[RolloutImageRow]:
     """The prediction of each image, and the target class; None where the model has no classifier."""
     files = split.files or tuple(f"{split.name} {index}" for index in range(len(split)))
-    some = range(min(len(split), KEPT))
+    indices = range(min(len(split), KEPT))
     if not model.has_classifier:
-        return [RolloutImageRow(files[index], None, None, None) for index in some]
+        return [RolloutImageRow(files[index], None, None, None) for index in indices]
     confidence, predicted = logits.softmax(-1).max(-1)
-    asked = predicted if targets is None else targets
+    classes = predicted if targets is None else targets
     return [
         RolloutImageRow(
             files[index],
             model.classes[int(predicted[index])],
             round(float(confidence[index]), 4),
-            model.classes[int(asked[index])],
+            model.classes[int(classes[index])],
         )
-        for index in some
+        for index in indices
     ]
 
 
-def _localise(folder: RunFolder, model: Model, split: Split, ways: Sequence[Way], maps: Tensor) -> Tensor | None:
-    """Whether each map's highest point lies on the object (n, ways), where masks are known; metrics beside."""
+def _localise(
+    folder: RunFolder, model: Model, split: Split, ways: Sequence[MethodSettings], maps: Tensor
+) -> Tensor | None:
+    """Whether each map's maximum lies on the object (n, ways), where masks are known; writes their metrics, too."""
     if split.masks is None:
         return None
     groups = None if split.groups is None else split.groups.numpy()

@@ -1,4 +1,4 @@
-"""What `vitlens rollout` writes."""
+"""The rows, metrics and arrays that `vitlens rollout` writes."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,8 +13,8 @@ from vitlens.records import ArraysOf, Contents, GivenName, Masks, MetricName, Pi
 
 @dataclass(frozen=True)
 class MapRow:
-    """One kind of map. method: its name in metrics ("rollout-mean"); kind, fusion: what that is made of (fusion: None
-    but for rollout); readout: whose row is read; empty_maps: how many maps are zero everywhere."""
+    """One kind of map. method: its name in metrics ("rollout-mean"); kind, fusion: its parts (fusion: None but for
+    rollout); readout: the tokens whose row is read; empty_maps: how many maps are zero everywhere."""
 
     method: str
     kind: str
@@ -36,7 +36,7 @@ class RolloutImageRow:
 @dataclass(frozen=True)
 class RolloutArrays:
     """images: pixels of those that are drawn; maps (images, methods, rows, columns), raw; masks: of the objects, where
-    known; hits (images, methods): whether a map's highest point lies on the object."""
+    known; hits (images, methods): whether a map's maximum lies on the object."""
 
     images: Pixels
     maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]

@@ -39,7 +39,7 @@ _READOUTS: Final = {
 
 
 def report(record: Record) -> Document:
-    """Overlays, how often each map points at the object, and the predictions."""
+    """Overlays, pointing game where masks are known, and the predictions."""
     kinds, images = record.rows(MAPS), record.rows(IMAGES)
     classless = not any(row.prediction for row in images)
     arrays = record.arrays(ROLLOUT)
@@ -61,7 +61,7 @@ def report(record: Record) -> Document:
 
 
 def _fusion_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]:
-    """Overlays of rollout for each way of fusing heads."""
+    """Overlays of rollout for each fusion of heads."""
     columns = [index for index, row in enumerate(record.rows(MAPS)) if row.fusion]
     if not columns:
         return
@@ -89,7 +89,7 @@ def _draw_fusions(
 
 
 def _method_sheets(record: Record, arrays: RolloutArrays) -> Iterator[FigureSpec]:
-    """Overlays of all methods beside each other, where there are more than rollout."""
+    """Overlays of all methods side by side, where there are others than rollout."""
     kinds = record.rows(MAPS)
     others = [index for index, row in enumerate(kinds) if not row.fusion]
     if not others:
@@ -113,7 +113,7 @@ def _draw_methods(record: Record, arrays: RolloutArrays, part: slice, columns: S
         masks=None if arrays.masks is None else arrays.masks[part],
         maps=maps[part][:, columns],
         titles=[_title(record.rows(MAPS)[index]) for index in columns],
-        # the target class, where it is not the prediction that is named anyway
+        # the target class, where it is not the prediction
         names=[_prediction(row) if predicted else f"target: {row.target}" for row in record.rows(IMAGES)[part]],
         hits=None if arrays.hits is None else arrays.hits[part][:, columns],
         scale=shared_scale(list(shares.swapaxes(0, 1))),
@@ -142,9 +142,9 @@ def _rollout_caption(record: Record) -> str:
     return (
         f"Rollout (Abnar & Zuidema 2020), alpha = {options.alpha}{dropped}{_start(options)}; readout: "
         f"{_READOUTS[rows[0].readout]}. Beside each image: {beside}. Colours share one scale, in % of the readout's "
-        "row; a panel that looks flat has small values beside the others', not less structure. Bright patches reach "
-        "the readout most through attention and residual connections; that does not show that the "
-        f"{'output' if classless else 'prediction'} rests on them: rollout knows neither values nor the class."
+        "row; a panel that looks flat has small values compared with the others, not less structure. Bright patches "
+        "have the largest share in the readout through attention and residual connections; this does not show that the "
+        f"{'output' if classless else 'prediction'} depends on them: rollout ignores value vectors and the class."
     )
 
 
@@ -152,14 +152,14 @@ def _methods_caption(record: Record, rows: Sequence[MapRow]) -> str:
     options = record.options(RolloutOptions)
     classless = record.rows(IMAGES)[0].prediction is None
     described = "; ".join(f"{_title(row)}: {ATTENTION_METHODS[row.kind].description}" for row in rows)
-    target = {"predicted": "the predicted class", "true": "the true class"}.get(options.target, "the class named")
+    target = {"predicted": "the predicted class", "true": "the true class"}.get(options.target, "the class of --target")
     gradients = "" if classless else f" Gradients are of the logit of {target}."
     layer = "" if options.layer is None else f" Attention is that of layer {options.layer}."
     return (
-        f"Methods beside each other{_start(options)}; readout: {_READOUTS[rows[0].readout]}. {described}."
-        f"{gradients}{layer} Each map is drawn as shares of its own sum, all in one scale of colours: places can be "
-        f"compared between methods, amounts cannot. Bright does not mean that the "
-        f"{'output' if classless else 'prediction'} rests on it."
+        f"Methods side by side{_start(options)}; readout: {_READOUTS[rows[0].readout]}. {described}."
+        f"{gradients}{layer} Each map is divided by its sum, and all share one colour scale: positions can be "
+        f"compared between methods, amounts cannot. A bright patch is no evidence that the "
+        f"{'output' if classless else 'prediction'} depends on it."
     )
 
 
@@ -176,20 +176,20 @@ def _empty_sentences(kinds: Sequence[MapRow], n: int) -> Iterator[Sentence]:
     for row in kinds:
         if row.empty_maps:
             yield Sentence(
-                f"**{row.empty_maps} of {n} maps of {_title(row)} are zero everywhere** and say nothing: no attention "
-                "weight raises the target's logit there.",
+                f"**{row.empty_maps} of {n} maps of {_title(row)} are zero everywhere** and carry no information: no "
+                "attention weight raises the target's logit there.",
                 (row,),
             )
 
 
 def _pointing(record: Record, kinds: Sequence[MapRow]) -> dict[str, Estimate]:
-    """How often the maps point at the object, by title; nothing where no masks are known."""
-    known = {parts["method"]: hits for parts, hits in record.all(POINTING)}
-    return {_title(row): known[row.method] for row in kinds if row.method in known}
+    """Pointing-game accuracy of the maps by title; empty where no masks are known."""
+    by_method = {parts["method"]: hits for parts, hits in record.all(POINTING)}
+    return {_title(row): by_method[row.method] for row in kinds if row.method in by_method}
 
 
 def _pointing_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sentence]:
-    """How often each map points at the object, and which do better than chance; of rollout the first fusion alone."""
+    """Pointing-game accuracy of each map, and which are above chance; of rollout the first fusion alone."""
     fusions = [row for row in kinds if row.fusion]
     hits = _pointing(record, [row for row in kinds if row not in fusions[1:]])
     if not hits:
@@ -197,24 +197,28 @@ def _pointing_sentences(record: Record, kinds: Sequence[MapRow]) -> Iterator[Sen
     area = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
     listed = "; ".join(f"{title}: {in_words(hit)}" for title, hit in hits.items())
     yield Sentence(
-        f"How often the highest point of the map lies on the object: {listed}. A random point would in "
+        f"Pointing game (share of images whose map has its maximum on the object): {listed}. Chance, a random point: "
         f"{in_words(area, with_n=False)}."
     )
     for words, side in (
-        ("more often than chance (the intervals are apart)", Side.ABOVE),
-        ("less often than chance (the intervals are apart)", Side.BELOW),
-        ("not shown to differ from chance (the intervals overlap, or there is none)", Side.UNDECIDED),
+        ("Above chance (the intervals do not overlap)", Side.ABOVE),
+        ("Below chance (the intervals do not overlap)", Side.BELOW),
+        ("No difference from chance is shown (the intervals overlap, or there is none)", Side.UNDECIDED),
     ):
         chosen = [title for title, hit in hits.items() if apart(hit, area) is side]
         if chosen:
-            yield Sentence(f"On the object {words}: {', '.join(chosen)}.")
+            yield Sentence(f"{words}: {', '.join(chosen)}.")
 
 
 def _localisation(record: Record, kinds: Sequence[MapRow]) -> Iterator[Section]:
     hits: dict[str, Cell] = dict(_pointing(record, kinds))
     if hits:
         hits["mean mask area (a random point)"] = record.metric(POINTING(model=record.aliases[0], method=MASK_AREA))
-        table = Table("Highest point of the map on the object", ("map", "pointing hits"), tuple(hits.items()))
+        table = Table(
+            "Pointing game: share of images whose map has its maximum on the object",
+            ("map", "pointing hits"),
+            tuple(hits.items()),
+        )
         yield Section("Localisation", tables=(table,))
 
 
@@ -239,11 +243,11 @@ def _predictions(images: Sequence[RolloutImageRow], n: int, classless: bool) -> 
 def _limits(kinds: Sequence[MapRow], classless: bool) -> Iterator[Sentence]:
     if any(row.fusion for row in kinds):
         other = "" if classless else (
-            " To ask what speaks for one class, use a method with gradients (relevance, gradient-rollout)."
+            " For maps of one class, use a method with gradients (relevance, gradient-rollout)."
         )  # fmt: skip
         yield Sentence(f"Rollout is defined by attention weights alone; it is the same for every class.{other}")
     if any(ATTENTION_METHODS[row.kind].gradients for row in kinds):
         yield Sentence(
-            "Methods with gradients follow what raises the target's logit through attention alone; what MLPs and "
-            "values do to it is left out."
+            "Methods with gradients trace increases of the target's logit through attention weights alone; the effects "
+            "of MLPs and value vectors are left out."
         )

@@ -1,11 +1,11 @@
-"""What is known of how compared models were trained, and in what they differ: data, epochs, augmentation."""
+"""How compared models were trained, as far as it is known: data, epochs, augmentation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.trainings import TRAINING, Budget
-from vitlens.commands.scaffold.unseen import run_of
+from vitlens.commands.scaffold.unseen import training_run
 from vitlens.files import RunRecord
 from vitlens.models.model import Model
 from vitlens.names import PRESETS
@@ -17,7 +17,7 @@ _DIGITS: Final = 5388
 
 
 def budget_of(model: Model) -> Budget:
-    """What is known of a model's training: from its run's folder, or for the bundled pair from how it was made."""
+    """How a model was trained, from the folder of its run; for the bundled pair from the commands that made it."""
     alias, name = model.alias, model.provenance.name
     if model.provenance.weights == "random":
         return Budget(alias, start="random weights", epochs=0, steps=0)
@@ -25,16 +25,25 @@ def budget_of(model: Model) -> Budget:
         preset, epochs = _BUNDLED[name]
         recipe = recipe_for(preset, "digits")
         steps = epochs * (_DIGITS // recipe.batch_size)
-        how = augmentation_words(recipe.numbers())
+        augmentation = augmentation_words(recipe.numbers())
         return Budget(
-            alias, "random weights", "digits", _DIGITS, epochs, steps, recipe.batch_size, how, seed=0, teacher="none"
+            alias,
+            "random weights",
+            "digits",
+            _DIGITS,
+            epochs,
+            steps,
+            recipe.batch_size,
+            augmentation,
+            seed=0,
+            teacher="none",
         )
-    run = run_of(model)
+    run = training_run(model)
     return Budget(alias) if run is None else budget_of_run(alias, run)
 
 
 def budget_of_run(alias: str, run: RunRecord) -> Budget:
-    """What the folder of `vitlens train` says of its training."""
+    """How the model of a run of `vitlens train` was trained, from its config.json and results.json."""
     options, data, recipe = (_mapping(run.config.get(name)) for name in ("plan", "data", "recipe"))
     tables = _mapping(run.results["tables"])
     history = tables.get("history")
@@ -59,16 +68,16 @@ def budget_of_run(alias: str, run: RunRecord) -> Budget:
 
 def augmentation_words(recipe: Mapping[str, Any]) -> str:
     """The augmentation of a recipe's numbers in words: "crop 4 px, flip, CutMix 1"; "none"."""
-    usual, parts = Recipe().numbers(), []
-    for name, says in _AUGMENTATION.items():
-        value = recipe.get(name, usual[name])
+    defaults, parts = Recipe().numbers(), []
+    for name, template in _AUGMENTATION.items():
+        value = recipe.get(name, defaults[name])
         if value:
-            parts.append(says.format(value))
+            parts.append(template.format(value))
     return ", ".join(parts) or "none"
 
 
 def write_trainings(folder: RunFolder, models: Sequence[Model]) -> None:
-    """Write what is known of the models' trainings; of one model nothing is compared."""
+    """Write how the models were trained, where there are several to compare."""
     folder.write(TRAINING, [budget_of(model) for model in models] if len(models) > 1 else [])
 
 

@@ -32,16 +32,16 @@ CALIBRATION_ERROR: Final = MetricName("calibration_error/{model}")
 
 def calibration_rows(model: str, bins: "CalibrationBins") -> Iterator[CalibrationRow]:
     """The bins of one model."""
-    for confidence, right, count in zip(bins.confidence.tolist(), bins.accuracy.tolist(), bins.count.tolist()):
-        yield CalibrationRow(model, confidence, right, count)
+    for confidence, accuracy, count in zip(bins.confidence.tolist(), bins.accuracy.tolist(), bins.count.tolist()):
+        yield CalibrationRow(model, confidence, accuracy, count)
 
 
 def reliability(record: Record) -> FigureSpec:
     """The reliability diagram of a record's models."""
     return FigureSpec(
         "calibration",
-        "Accuracy of the images of each confidence, in 15 equal bins: on the dashes accuracy equals confidence. Bins "
-        "with few images (below) scatter by chance.",
+        "Accuracy against confidence, in 15 bins of equal width; on the dashed line accuracy equals confidence. Bins "
+        "with few images (counts below) are noisy.",
         partial(_reliability_diagram, record),
     )
 

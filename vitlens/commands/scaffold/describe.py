@@ -1,4 +1,4 @@
-"""What config.json says of a run: options, models, data; and what a report says of the data."""
+"""The settings of a run in config.json (options, models, data), and a report's sentences about the data."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,8 +19,8 @@ def settings(
 ) -> dict[str, object]:
     """The settings of a run for RunFolder.create(config=...), read back by `Record.options` and `Record.config`.
 
-    options: the dataclass that the command took; run: its run options as they hold in this process; more: what else
-    config.json says at its top.
+    options: the dataclass that the command took; run: its run options as they hold in this process; more: further
+    entries of config.json.
     """
     content: dict[str, object] = {
         "command_line": run.command,
@@ -60,14 +60,14 @@ def _split(split: "Split") -> dict[str, object]:
 
 
 def data_sentences(record: Record) -> tuple[Sentence, ...]:
-    """What a report must say of its images: how many of what, which were left out, and what was done to them."""
+    """The images of a run: how many of which data set, how they were processed, which were left out."""
     data = record.config.data
     return () if data is None else (Sentence(" ".join(_data_words(data)), (data,)),)
 
 
 def _data_words(data: Data) -> Iterator[str]:
-    loose = data.title == "images"  # of no data set: what --images named
-    yield f"{data.images:,} image{'s' if data.images != 1 else ''}{'' if loose else ' of ' + data.title}."
+    unnamed = data.title == "images"  # files named by --images, of no data set
+    yield f"{data.images:,} image{'s' if data.images != 1 else ''}{'' if unnamed else ' of ' + data.title}."
     for note in data.notes:
         yield f"{note[:1].upper()}{note[1:].rstrip('.')}."
     if data.skipped:
@@ -78,9 +78,9 @@ def _data_words(data: Data) -> Iterator[str]:
 
 
 def predicted_sentences(predicted: bool) -> Iterator[Sentence]:
-    """What a report must say where the model's own predictions were taken for labels (--predicted)."""
+    """What clean accuracy means where the model's predictions were used as labels (--predicted)."""
     if predicted:
         yield Sentence(
-            "The model's own predictions are taken for labels (--predicted): clean accuracy is 100 % by definition; a "
+            "The model's own predictions are used as labels (--predicted): clean accuracy is 100 % by definition; a "
             "lower one is the share of predictions that stay the same."
         )

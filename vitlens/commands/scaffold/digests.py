@@ -1,4 +1,4 @@
-"""What tells a model or a batch of images from another, so that a resumed run goes on with what it began with."""
+"""Digests of models and batches, by which a resumed run checks that it continues with the same ones."""
 
 import hashlib
 import json
@@ -10,14 +10,14 @@ from vitlens.models.model import Model
 
 
 def batch_digest(images: Tensor, labels: Tensor) -> str:
-    """What tells one batch from another: SHA-256 of its pixels and labels."""
+    """SHA-256 of a batch's pixels and labels."""
     digest = hashlib.sha256((images.cpu() * 255).round().byte().numpy().tobytes())
     digest.update(labels.cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
 def model_digest(model: Model) -> str:
-    """What tells one model from another: SHA-256 of its weights and of how it was made."""
+    """SHA-256 of a model's weights and architecture."""
     digest = hashlib.sha256(json.dumps(model.architecture, sort_keys=True, default=str).encode())
     for name, value in model.state_dict().items():
         digest.update(name.encode())

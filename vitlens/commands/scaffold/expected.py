@@ -1,4 +1,4 @@
-"""How long a run will take, said before it begins: the images it will pass through a model, times a timed pass."""
+"""How long a run will take, estimated before it begins: passes through each model times the time of one pass."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -15,30 +15,30 @@ from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
 from vitlens.report.numbers import in_time
 
-PATIENCE = 120.0  # seconds that a run may take without a word before it
+PATIENCE = 120.0  # seconds of a run beyond which its expected duration is printed first
 _TIMED = 8  # images in the pass that is timed
-_SLOW = 1.0  # seconds of one image, beyond which no more than one is timed
-_LARGE = 256  # px a side, beyond which smaller images are proposed
+_SLOW = 1.0  # seconds of one image, beyond which only one image is timed
+_LARGE = 256  # px a side, beyond which smaller images are suggested
 _SMALLER = 224
-_WORTH = 0.1  # share of the time from which on a part, or an option that leaves it out, is named
+_WORTH = 0.1  # parts with a smaller share of the time are not listed
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a run. forwards: images passed through the model; backwards: images passed through it and back;
+    """One part of a run. forwards: images of forward passes; backwards: images of forward and backward passes;
     shorter: what the user may type to shorten or leave out this part."""
 
-    what: str
+    name: str
     forwards: float | int = 0
     backwards: float | int = 0
     shorter: str = ""
 
 
-def train_parts(images: int, tested: int, *, epochs: int, looks: int, frozen: bool = False) -> tuple[Part, ...]:
-    """Passes over the training images, and evaluations on the test images; frozen: each image passes through once."""
+def train_parts(images: int, tested: int, *, epochs: int, evaluations: int, frozen: bool = False) -> tuple[Part, ...]:
+    """Passes over the training images, and evaluations on the test images; frozen: one pass an image."""
     if frozen:
         return (Part("features, once", images + tested),)
-    return (Part("training", tested * looks, images * epochs, "a smaller --epochs"),)
+    return (Part("training", tested * evaluations, images * epochs, "a smaller --epochs"),)
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,25 @@ class Pace:
 
 @dataclass(frozen=True)
 class Load:
-    """What one model will do in a run, and how fast it is."""
+    """The parts of a run for one model, and the model's pace."""
 
     pace: Pace
     parts: tuple[Part, ...]
 
 
 def seconds_of(loads: Sequence[Load], *, processes: int = 1) -> dict[Part, float]:
-    """Seconds of each part, of all models together, shared by so many processes; parts of one name are one part."""
-    found: dict[str, tuple[Part, float]] = {}
+    """Seconds of each part summed over models, divided by the number of processes; parts of one name are added up."""
+    by_name: dict[str, tuple[Part, float]] = {}
     for load in loads:
         for part in load.parts:
             spent = (part.forwards * load.pace.forward + part.backwards * load.pace.backward) / processes
-            known, before = found.get(part.what, (part, 0.0))
-            found[part.what] = (known, before + spent)
-    return dict(found.values())
+            first, before = by_name.get(part.name, (part, 0.0))
+            by_name[part.name] = (first, before + spent)
+    return dict(by_name.values())
 
 
 def advice(seconds: dict[Part, float], *, size: tuple[int, int] = (0, 0), patch: int | None = None) -> str | None:
-    """What to say of a run before it begins: None unless it is expected to take more than PATIENCE.
+    """The line printed before a run that is expected to take more than PATIENCE: its parts, and how to shorten it.
 
     size: of the model's input, px (height, width); patch: side of a ViT's patches, px, None for other models.
     """
@@ -78,20 +78,20 @@ def advice(seconds: dict[Part, float], *, size: tuple[int, int] = (0, 0), patch:
         return None
     large = {part: spent for part, spent in seconds.items() if spent >= _WORTH * total}
     order = sorted(large, key=lambda part: -large[part])
-    listed = ", ".join(f"{part.what} {in_time(large[part])}" for part in order)
+    listed = ", ".join(f"{part.name} {in_time(large[part])}" for part in order)
     shorter = [f"{part.shorter} ({in_time(large[part])})" for part in order if part.shorter]
     shorter.append("--limit N takes fewer images")
     if max(size) > _LARGE and patch and _SMALLER % patch == 0:
         shorter.append(f"--image-size {_SMALLER} has {max(size) ** 2 / _SMALLER**2:.1f} times fewer patches")
-    return f"this may take {in_time(total)}, by the time of one pass: {listed}; to shorten it: {'; '.join(shorter)}"
+    return f"this may take {in_time(total)} (one pass was timed): {listed}; to shorten it: {'; '.join(shorter)}"
 
 
 def say_expected(
     works: Sequence[tuple[Model, Split, Sequence[Part]]], options: RunOptions, *, processes: int = 1
 ) -> None:
-    """Say on stderr how long a run may take where that is more than PATIENCE; nothing with --quiet.
+    """Print on stderr how long a run may take where that is more than PATIENCE; nothing with --quiet.
 
-    Each model is timed on a few of its images. A pass that fails here is left to the run to report.
+    Each model is timed on a few of its images. A pass that fails is ignored here: the run itself will report it.
     """
     if options.quiet:
         return
@@ -103,12 +103,12 @@ def say_expected(
                 loads.append(Load(pace_of(model, split, backward=backward, options=options), tuple(parts)))
     if not loads:
         return
-    largest = max((model for model, _, _ in works), key=lambda one: max(one.input_size))
+    largest = max((model for model, _, _ in works), key=lambda model: max(model.input_size))
     layout = largest.anatomy.layout
     patch = None if layout is None else largest.input_size[0] // layout.grid[0]
-    said = advice(seconds_of(loads, processes=processes), size=largest.input_size, patch=patch)
-    if said is not None:
-        print(said, file=sys.stderr)  # noqa: T201
+    line = advice(seconds_of(loads, processes=processes), size=largest.input_size, patch=patch)
+    if line is not None:
+        print(line, file=sys.stderr)  # noqa: T201
 
 
 def pace_of(
@@ -119,9 +119,9 @@ def pace_of(
     options: RunOptions,
     clock: Callable[[], float] = perf_counter,
 ) -> Pace:
-    """Seconds an image, of a pass of up to 8 of a split's images; of one image where that takes long already."""
-    (some,) = split.pick(torch.arange(min(_TIMED, len(split)))).batches(_TIMED, device=model.device)
-    images = some.images
+    """Seconds an image, of one pass of up to 8 of a split's images; of one image where that alone is slow."""
+    (batch,) = split.pick(torch.arange(min(_TIMED, len(split)))).batches(_TIMED, device=model.device)
+    images = batch.images
     with autocast(model.device, options.precision):
         (first,) = passes(model, images[:1], 1, warm_up=0, clock=clock)
         if first > _SLOW:
@@ -133,10 +133,10 @@ def pace_of(
 
 
 def _backward(model: Model, images: torch.Tensor, clock: Callable[[], float]) -> float:
-    """Seconds of a forward and a backward pass, to the pixels; the answer is read, so that a GPU has finished."""
-    asked = images.clone().requires_grad_()
+    """Seconds of a forward pass and a backward pass to the pixels."""
+    pixels = images.clone().requires_grad_()
     with evaluating(model), torch.enable_grad():
         begin = clock()
-        (gradient,) = torch.autograd.grad(model(asked).amax(-1).sum(), asked)
-        gradient.flatten()[0].item()
+        (gradient,) = torch.autograd.grad(model(pixels).amax(-1).sum(), pixels)
+        gradient.flatten()[0].item()  # waits until a GPU has finished
         return clock() - begin

@@ -1,4 +1,4 @@
-"""How a field of a command's options is typed on the command line; free of torch and of Typer.
+"""How a field of an options dataclass appears on the command line; free of torch and of Typer.
 
 A command's options are one frozen dataclass. Each field says in its metadata what its option is called, what its help
 is and how its text is read; `vitlens.cli.build` makes the command line of it.
@@ -47,7 +47,7 @@ def argument(metavar: str, help: str, *, default: Any = MISSING, **more: Any) ->
 
 
 def choices(name: str, help: str, known: tuple[str, ...], *, default: Any, **more: Any) -> Any:
-    """A field of several words, typed as a comma-separated list of known ones."""
+    """A field of several names, typed as a comma-separated list of known ones."""
 
     def parse(option: str, text: str) -> tuple[str, ...]:
         return one_of(option, text, known)
@@ -70,7 +70,7 @@ def flags_of(kind: type) -> "Iterator[tuple[dataclasses.Field[Any], Any, Flag | 
 
 
 def require_bounds(options: Any, *, source: str, hint: str) -> None:
-    """Raise InputError for a number in an options dataclass that its option would not take."""
+    """Raise InputError for a number in an options dataclass outside the bounds of its option."""
     for field, _, flag in flags_of(type(options)):
         value = getattr(options, field.name)
         if flag is None or not isinstance(value, int | float) or isinstance(value, bool):

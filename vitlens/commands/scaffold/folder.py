@@ -1,4 +1,4 @@
-"""RunFolder: one execution, one folder, which never looks finished before it is."""
+"""RunFolder: the folder of one run, whose status is done only when the run has ended."""
 
 import platform
 import time
@@ -12,12 +12,12 @@ from typing import Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
-from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.run_place import default_place, make_folder, remove_unfinished, require_plain
 from vitlens.errors import InputError, VitlensError
 from vitlens.files import (
     CONFIG,
     RESULTS,
+    SCHEMA,
     RunRecord,
     named_file,
     read_run,
@@ -128,7 +128,7 @@ class RunFolder:
         try:
             self._write(status)
         except (VitlensError, OSError):
-            if kind is None:  # else the first error is the one to tell; results.json still says running
+            if kind is None:  # else the first error is the one to report; results.json still says running
                 raise
 
     def metric(self, name: str, estimate: Estimate) -> None:
@@ -156,7 +156,7 @@ class RunFolder:
         return inside(self.path, *parts)
 
     def record(self) -> RunRecord:
-        """Write what is known so far, and give it as anyone would read it back."""
+        """Write what is known so far, and return it as read back from the folder."""
         self._write("running")
         return read_run(self.path)
 
@@ -182,20 +182,20 @@ class RunFolder:
 
 def versions() -> dict[str, str]:
     """The versions that decide the numbers: vitlens, python and the libraries, without importing them."""
-    found = {"vitlens": __version__, "python": platform.python_version()}
+    installed = {"vitlens": __version__, "python": platform.python_version()}
     for library in ("torch", "torchvision", "timm", "numpy"):
         try:
-            found[library] = metadata.version(library)
+            installed[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _results(
     command: str, status: Status, seconds: float, metrics: Mapping[str, object], tables: Mapping[str, object]
 ) -> dict[str, object]:
     return {
-        "schema": 2 if command in COMMANDS else 1,
+        "schema": SCHEMA,
         "command": command,
         "status": status,
         "seconds": seconds,

@@ -1,4 +1,4 @@
-"""What every run begins with: models and images, from what was typed."""
+"""The models and images of a run, from its command line."""
 
 import sys
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 
 from vitlens.analysis.answers.classes import reading
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.scaffold.unseen import Known, divided, known_of, unseen
+from vitlens.commands.scaffold.unseen import KnownTrainingImages, split_by_seed, training_images_of, unseen
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
@@ -20,30 +20,30 @@ from vitlens.errors import InputError
 from vitlens.files import read_bounded
 from vitlens.models.loading import load
 from vitlens.models.model import Model
-from vitlens.models.naming import parse_models, require_rule
+from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.support import require_supported
 
 
 def load_models(
-    models: Sequence[str],
+    models: Sequence[str | ModelName],
     *,
     command: str | None = None,
     model_options: ModelOptions,
     options: RunOptions,
 ) -> tuple[Model, ...]:
-    """The models named, on the device asked for, each under an alias of its own.
+    """The named models on the chosen device, each under its own alias; names are texts, or parsed already.
 
     command: what they are loaded for. Raises UnsupportedError for a model that does not support it, InputError when
     --weights is given for several models, and whatever load raises.
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(f"expected --weights with one model, found {len(models)}; write NAME@FILE for each")
-    require_rule(models)
+    names = _parsed(models)
     device = resolve_device(options.device)
     classes = None if model_options.classes is None else _read_classes(model_options.classes)
     loaded = tuple(
         load(
-            named,
+            name,
             weights=model_options.weights,
             random_weights=model_options.random_weights,
             arch=model_options.arch,
@@ -54,12 +54,19 @@ def load_models(
             device=device,
             seed=options.seed,
         )
-        for named in parse_models(models)
+        for name in names
     )
     for model in loaded:
         if command is not None:
             require_supported(model, command)
     return loaded
+
+
+def _parsed(models: Sequence[str | ModelName]) -> tuple[ModelName, ...]:
+    texts = [model for model in models if isinstance(model, str)]
+    require_rule(texts)
+    names = iter(parse_models(texts))
+    return tuple(next(names) if isinstance(model, str) else model for model in models)
 
 
 def load_split(
@@ -72,7 +79,7 @@ def load_split(
     limit: int | None = None,
     repeat: bool = False,
 ) -> Split:
-    """The images asked for, as this model takes them: --images, --data, or for a model of digits those.
+    """The images of --images or --data, preprocessed for this model; without either, digits for a model of digits.
 
     Of a folder or .npz without a test part those are given that neither this model nor those beside it (the others
     that answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit:
@@ -82,7 +89,7 @@ def load_split(
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
-    known = known_of((model, *beside), seed=options.seed) if not images else None
+    known = training_images_of((model, *beside), seed=options.seed) if not images else None
     split = _read(model, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
     say_data(split, options)
     return split
@@ -90,7 +97,7 @@ def load_split(
 
 def _read(
     model: Model,
-    known: Known | None,
+    known: KnownTrainingImages | None,
     *,
     options: RunOptions,
     data: str | None,
@@ -98,10 +105,10 @@ def _read(
     limit: int | None,
     repeat: bool,
 ) -> Split:
-    """load_split without a word; known: of the models' training images, None where images were named one by one."""
-    for given in (data, *(images or ())):
-        if given is not None and not str(given).strip():  # as a path it would be the current folder
-            raise InputError(f"expected a name or a path for --data and --images, found {given!r}; see vitlens data")
+    """As load_split, printing nothing; known: the models' training images, None for --images."""
+    for name in (data, *(images or ())):
+        if name is not None and not str(name).strip():  # as a path it would be the current folder
+            raise InputError(f"expected a name or a path for --data and --images, found {name!r}; see vitlens data")
     count = options.limit or limit
     if images or known is None:
         split = load_images([Path(image) for image in images or ()], preprocessing=model.preprocessing)
@@ -121,12 +128,12 @@ def _read(
             whole=whole,
         )
 
-    split = unseen(part, known) if divided(data or "digits") else part(False, options.seed)
+    split = unseen(part, known) if split_by_seed(data or "digits") else part(False, options.seed)
     return split.limit(count, seed=options.seed)
 
 
 def say_data(split: Split, options: RunOptions) -> None:
-    """Say on stderr which of the images given are used and what was done to them, and which could not be read."""
+    """Print on stderr which images are used, how they were processed, and which could not be read."""
     if options.quiet:
         return
     for note in split.notes:
@@ -134,14 +141,14 @@ def say_data(split: Split, options: RunOptions) -> None:
     if split.skipped:
         named = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
         more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
-        said = f"left out {len(split.skipped)} of the images ({named}{more})"
-        print(for_terminal(said), file=sys.stderr)  # noqa: T201
+        line = f"left out {len(split.skipped)} of the images ({named}{more})"
+        print(for_terminal(line), file=sys.stderr)  # noqa: T201
 
 
 def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
-    """So many scenes of the digits to test on: a seeded subset of them, or all of them in as many scenes as it takes.
+    """`count` scenes of the test digits: a seeded subset, or each digit in several scenes where there are too few.
 
-    The first scenes are those that a run without more would see; of the last round a class-balanced subset is taken.
+    The first scene of each digit is the one of a smaller run; the last round is a class-balanced subset.
     """
     once = digits("test", seed=seed)
     rounds = -(-count // len(once))
@@ -152,7 +159,7 @@ def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
     numbered = replace(split.pick(last), groups=last).limit(count - whole, seed=seed)
     assert numbered.groups is not None
     note = (
-        f"There are {len(once)} source digits: each is shown in {rounds - 1} to {rounds} scenes, and intervals are "
+        f"There are {len(once)} source digits, each in {rounds - 1} to {rounds} scenes; intervals are "
         "bootstrapped over source digits."
     )
     return replace(split.pick(torch.cat([torch.arange(whole), numbered.groups])), notes=(*split.notes, note))
@@ -167,37 +174,39 @@ def load_splits(
     limit: int | None = None,
     repeat: bool = False,
 ) -> list[Split]:
-    """The same images in the same order for each model, as it takes them; read once for those that agree.
+    """The same images in the same order for each model, preprocessed for it; read once where preprocessing agrees.
 
-    Which images were trained on is asked of all models together, so that all answer the same ones. limit, repeat: as
+    The training images of all models together are left out, so that all answer the same images. limit, repeat: as
     load_split.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
-    for given in (data, *(images or ())):
-        if given is not None and not str(given).strip():  # as a path it would be the current folder
-            raise InputError(f"expected a name or a path for --data and --images, found {given!r}; see vitlens data")
-    known = known_of(models, seed=options.seed) if not images else None
-    found: dict[tuple[object, ...], Split] = {}
+    for name in (data, *(images or ())):
+        if name is not None and not str(name).strip():  # as a path it would be the current folder
+            raise InputError(f"expected a name or a path for --data and --images, found {name!r}; see vitlens data")
+    known = training_images_of(models, seed=options.seed) if not images else None
+    by_preprocessing: dict[tuple[object, ...], Split] = {}
     splits = []
     for model in models:
         wanted = model.preprocessing
         key = (wanted.size, wanted.resize, wanted.interpolation)
-        if key not in found:
-            found[key] = _read(model, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
-        splits.append(found[key])
+        if key not in by_preprocessing:
+            by_preprocessing[key] = _read(
+                model, known, options=options, data=data, images=images, limit=limit, repeat=repeat
+            )
+        splits.append(by_preprocessing[key])
     if splits:
         say_data(splits[0], options)
     return splits
 
 
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:
-    """The splits, led by a note where a model answers in other classes than its own; it is said on stderr too.
+    """The splits, with a first note where a model's classes are mapped to the data's; the note goes to stderr, too.
 
     Raises InputError where a model does not know the data's classes.
     """
-    found = [reading(model.classes, split.classes).note for model, split in zip(models, splits)]
-    notes = tuple(dict.fromkeys(note for note in found if note))
+    readings = [reading(model.classes, split.classes).note for model, split in zip(models, splits)]
+    notes = tuple(dict.fromkeys(note for note in readings if note))
     if not options.quiet:
         for note in notes:
             print(for_terminal(note), file=sys.stderr)  # noqa: T201

@@ -7,12 +7,13 @@ from typing import Any
 
 from vitlens.commands.scaffold.flags import argument, choices, option, require_bounds
 from vitlens.commands.scaffold.parsing import numbers, side_lengths
+from vitlens.models.sources.registry import describe_names
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
 from vitlens.schema import read_as
 
 _RUN = "Run and report"
 _MODEL = "Your own weights"
-_DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # what of the run options decides a result
+_DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
 
 
 @dataclass(frozen=True)
@@ -25,31 +26,38 @@ class RunOptions:
     """
 
     limit: int | None = option(
-        "--limit", "At most N images, as many of each class.", default=None, metavar="N", low=1, panel=_RUN
+        "--limit", "At most N images, balanced over classes.", default=None, metavar="N", low=1, panel=_RUN
     )
     batch_size: int | None = option(
-        "--batch-size", "Images at a time (default: fits).", default=None, metavar="N", low=1, panel=_RUN
+        "--batch-size",
+        "Images in a batch (default: chosen to fit memory).",
+        default=None,
+        metavar="N",
+        low=1,
+        panel=_RUN,
     )
-    device: str = option("--device", "auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME", panel=_RUN)
-    precision: Precision = option("--precision", "Number format of the arithmetic.", default="auto", panel=_RUN)
-    seed: int = option("--seed", "Of everything random.", default=DEFAULT_SEED, metavar="N", low=0, panel=_RUN)
+    device: str = option(
+        "--device", "Device: auto, cpu, cuda, cuda:N or mps.", default="auto", metavar="NAME", panel=_RUN
+    )
+    precision: Precision = option("--precision", "Floating-point precision.", default="auto", panel=_RUN)
+    seed: int = option("--seed", "Seed of every random number.", default=DEFAULT_SEED, metavar="N", low=0, panel=_RUN)
     out: Path | None = option(
-        "--out", "Folder to write (default: a new one, named by time).", default=None, metavar="DIR", panel=_RUN
+        "--out", "Folder to write (default: a new one named by the time).", default=None, metavar="DIR", panel=_RUN
     )
     overwrite: bool = option("--overwrite", "Replace --out where it exists.", default=False, panel=_RUN)
     formats: tuple[str, ...] = choices(
-        "--format", "Figures as png, svg, pdf (comma-separated).", FORMATS, default=("png",), panel=_RUN
+        "--format", f"Formats of figures, comma-separated: {', '.join(FORMATS)}.", FORMATS, default=("png",), panel=_RUN
     )
     data_dir: Path = option(
         "--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR", panel=_RUN
     )
-    quiet: bool = option("--quiet", "Say nothing but errors and results.", default=False, panel=_RUN)
+    quiet: bool = option("--quiet", "Print only errors and results.", default=False, panel=_RUN)
     command: str = ""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What is said about weights that do not say it themselves.
+    """What a weights file does not say itself.
 
     weights: a file for the one model named; random_weights: untrained ones; arch: the architecture of a weights file;
     image_size: pixels (height, width); mean, std: per channel, in [0, 1]; classes: a file with one name a line.
@@ -59,7 +67,7 @@ class ModelOptions:
         "--weights", "Weights for MODEL, from a file.", default=None, metavar="FILE", panel=_MODEL
     )
     random_weights: bool = option(
-        "--random-weights", "Untrained weights (a sanity check).", default=False, panel=_MODEL
+        "--random-weights", "Random, untrained weights (a sanity check).", default=False, panel=_MODEL
     )
     arch: str | None = option(
         "--arch",
@@ -73,16 +81,28 @@ class ModelOptions:
         "--image-size", "Input size in pixels.", default=None, metavar="N|HxW", parse=side_lengths, panel=_MODEL
     )
     mean: tuple[float, float, float] | None = option(
-        "--mean", "Mean it was trained with, in [0, 1].", default=None, metavar="R,G,B", parse=numbers, panel=_MODEL
+        "--mean",
+        "Channel means of its normalisation, from 0 to 1.",
+        default=None,
+        metavar="R,G,B",
+        parse=numbers,
+        panel=_MODEL,
     )
     std: tuple[float, float, float] | None = option(
-        "--std", "Spread it was trained with.", default=None, metavar="R,G,B", parse=numbers, panel=_MODEL
+        "--std",
+        "Channel standard deviations of its normalisation.",
+        default=None,
+        metavar="R,G,B",
+        parse=numbers,
+        panel=_MODEL,
     )
-    classes: Path | None = option("--classes", "Class names, one a line.", default=None, metavar="FILE", panel=_MODEL)
+    classes: Path | None = option(
+        "--classes", "A file of class names, one a line.", default=None, metavar="FILE", panel=_MODEL
+    )
 
 
 def begun_with(config: Mapping[str, object], options: RunOptions, source: str, *, hint: str) -> RunOptions:
-    """Run options with what decides a result as a run of this config.json began with it. Raises InputError."""
+    """The options, with those that change results taken from a run's config.json. Raises InputError."""
     written = config.get("options")
     run = written.get("run") if isinstance(written, dict) else None
     begun = read_as(RunOptions, run, source=f"the options in {source}", hint=hint)
@@ -94,22 +114,25 @@ def one_model() -> Any:
     """The argument MODEL."""
     return argument(
         "MODEL",
-        "vit-digits, timm:NAME, torchvision:NAME, open-clip:ARCH/TAG, a run folder or a weights file; "
-        "see vitlens models.",
+        f"One model: {describe_names()}; see vitlens models.",
         complete="model",
     )
 
 
 def several_models() -> Any:
     """The argument MODEL..."""
-    return argument("MODEL...", "One or several, each as [alias=]NAME[@WEIGHTS]; see vitlens models.", complete="model")
+    return argument(
+        "MODEL...",
+        "One or several models, each NAME, ALIAS=NAME or NAME@WEIGHTS; see vitlens models.",
+        complete="model",
+    )
 
 
 def data_option() -> Any:
     """--data."""
     return option(
         "--data",
-        "digits, cifar10 ..., a folder of class folders or of images, or an .npz; see vitlens data.",
+        "A data set (digits, cifar10 ...), a folder of class folders or images, or an .npz; see vitlens data.",
         default=None,
         metavar="DATA",
         shown=False,
@@ -119,11 +142,9 @@ def data_option() -> Any:
 
 def images_option() -> Any:
     """--images."""
-    return option(
-        "--images", "Image files or folders of them, as many as you like.", default=(), metavar="PATH...", shown=False
-    )
+    return option("--images", "Image files, or folders of images.", default=(), metavar="PATH...", shown=False)
 
 
 def predicted_option() -> Any:
     """--predicted."""
-    return option("--predicted", "Take what the model predicts for the label, of images without labels.", default=False)
+    return option("--predicted", "Use the model's predictions as labels, for images without labels.", default=False)

@@ -17,11 +17,11 @@ def one_of(option: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
     words = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
     if not words:
         raise InputError(f"expected {option} with at least one of {', '.join(known)}, found {text!r}")
-    found = {str(word): word for word in known}
+    by_text = {str(word): word for word in known}
     for word in words:
-        if word not in found:
+        if word not in by_text:
             raise UnknownNameError(f"{option} value", word, known)
-    return tuple(found[word] for word in words)
+    return tuple(by_text[word] for word in words)
 
 
 def names_of(option: str, text: str) -> tuple[str, ...]:
@@ -89,12 +89,12 @@ def amounts(option: str, text: str) -> tuple[float, ...]:
     """Finite numbers "0,0.5,1", each once, in rising order. Raises InputError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
-        found = sorted({float(part) for part in parts})
+        values = sorted({float(part) for part in parts})
     except ValueError:
-        found = []
-    if not found or not all(math.isfinite(value) for value in found):
+        values = []
+    if not values or not all(math.isfinite(value) for value in values):
         raise InputError(f"expected {option} with numbers, found {text!r}; e.g. {option} 0.5,1,2")
-    return tuple(found)
+    return tuple(values)
 
 
 def count_or_counts(option: str, text: str | None) -> int | dict[str, int] | None:
@@ -124,7 +124,7 @@ def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a text is a whole number from 0, of digits that a computer counts with."""
+    """Whether a text is a whole number from 0 that fits 64 bits."""
     return text.isdecimal() and len(text) < 19
 
 

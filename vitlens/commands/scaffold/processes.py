@@ -1,4 +1,4 @@
-"""How a run of several processes behaves like one: the first writes and speaks, the others do their share."""
+"""How a run of several processes behaves like one: the first writes and prints, the others compute their share."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ from vitlens.processes import Processes, join
 
 
 def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
-    """The processes that do this run, and the options as they hold in this one.
+    """The processes of this run, and the options for this one of them.
 
-    Its device is its own, and it is quiet unless it is the first. To be called before models are loaded; a run then
+    It has its own device, and is quiet unless it is the first. To be called before models are loaded; a run then
     makes its folder in the first process alone, and returns None in the others.
     """
     processes = join(resolve_device(options.device))

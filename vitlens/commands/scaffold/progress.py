@@ -1,4 +1,4 @@
-"""How far a run is: a bar with rate and time left on a terminal, plain lines elsewhere, nothing for short work."""
+"""Progress of a run: a bar with rate and time left on a terminal, plain lines elsewhere, nothing for short work."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ def progress(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Advance]:
-    """Show how far a loop is; call what it yields with the number of units just done.
+    """Show the progress of a loop; call the yielded function with the number of units just done.
 
     Written to stderr, so that stdout stays for results; silent with quiet, and for the first two seconds.
     """

@@ -1,4 +1,4 @@
-"""Results of a run that has not ended, on disk, so that --resume goes on where a stopped run was."""
+"""Partial results of a run on disk, from which --resume continues."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ PROGRESS: Final = "progress"  # the folder within the run's
 
 @dataclass(frozen=True)
 class ProgressStore:
-    """Arrays by a key, a file each, while a run lasts; with each the digest of what they were computed from.
+    """Arrays by key while a run lasts, one file each, with the digest of what they were computed from.
 
     folder: None keeps nothing; process: which of several processes computed them.
     """
@@ -26,7 +26,7 @@ class ProgressStore:
     process: int = 0
 
     def recall(self, key: str, digest: str, forms: Mapping[str, Form]) -> dict[str, NDArray[np.generic]] | None:
-        """The arrays that were kept under a key, or None; forms: what they must be.
+        """The arrays stored under a key, or None; forms: their expected types and shapes.
 
         Raises InputError when they were computed from something else (digest: of what they should be computed from), or
         are damaged.
@@ -45,13 +45,13 @@ class ProgressStore:
         return {name: stored[name] for name in forms}
 
     def remember(self, key: str, digest: str, arrays: Mapping[str, ArrayLike]) -> None:
-        """Keep arrays under a key, all or nothing."""
+        """Store arrays under a key, in one atomic write."""
         path = self._path(key)
         if path is not None:
             write_arrays(path, {"digest": digest, **{name: np.asarray(array) for name, array in arrays.items()}})
 
     def forget(self) -> None:
-        """Delete everything, as a finished run needs none of it."""
+        """Delete everything, once the run has ended."""
         if self.folder is None or not self.folder.is_dir():
             return
         for file in self.folder.glob("*.npz"):

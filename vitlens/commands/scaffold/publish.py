@@ -60,18 +60,21 @@ def read(run: RunRecord) -> Record:
 
 def save_figures(document: Document, record: Record) -> None:
     """Save every figure, one at a time, as png and in the run's other formats."""
+    from matplotlib import rc_context
+
     for spec in document.figures:
         figure = spec.draw()
         _require_bounded(figure, spec.name, record.folder)
         unprotect(figure)
         for form in dict.fromkeys(["png", *record.config.formats]):
             path = inside(record.folder, "figures", named_file(spec.name, f".{form}"))
-            with write_atomically(path) as temporary:
+            # without a salt, the ids inside an svg are drawn at random
+            with write_atomically(path) as temporary, rc_context({"svg.hashsalt": spec.name}):
                 figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
 
 
 def unprotect(figure: "Figure") -> None:
-    """Show names in a figure as they are: marks that only a sentence protects are none here."""
+    """Remove from a figure's texts the escapes that only markdown needs."""
     from matplotlib.text import Text
 
     from vitlens.display import unprotected
@@ -100,7 +103,7 @@ def _write(document: Document, record: Record, seconds: float) -> Path:
 
 @contextmanager
 def _foreign_contents(run: RunRecord) -> Iterator[None]:
-    """What goes wrong inside is told as a fault of the folder's contents, which anyone may have written."""
+    """Report an error inside as a fault of the folder's contents, which anyone may have written."""
     try:
         yield
     except (InputError, StorageError):

@@ -38,7 +38,7 @@ _TOP = tuple(
         (CONFIG, RESULTS, *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern))
     )
 )
-_BEGAN = time.time()  # of this process, as far as it matters to the files of a killed one
+_BEGAN = time.time()  # of this process: temporary files that are older were left by a killed one
 _PARTS = ("chapters", "frozen", "full", "pruned")  # runs, and a model, within a run
 
 
@@ -80,7 +80,7 @@ def _clear(path: Path, *, overwrite: bool) -> None:
     """Take an earlier run's files away, results.json first so that no moment shows a finished run."""
     if not path.is_dir():
         raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
-    if not overwrite and not _came_to_nothing(path):
+    if not overwrite and not _holds_no_results(path):
         raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
     if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
         raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
@@ -91,11 +91,10 @@ def _clear(path: Path, *, overwrite: bool) -> None:
                 file.unlink()
 
 
-def _came_to_nothing(path: Path) -> bool:
-    """Whether a folder is that of a run that failed or was interrupted before it had written anything of use.
+def _holds_no_results(path: Path) -> bool:
+    """Whether a folder is that of a run that failed or was interrupted before it had written any result.
 
-    Then a run may be tried again in it. There must be nothing else in it: not a number, figure, checkpoint or file of
-    the user's.
+    A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or file of the user's.
     """
     files = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
     if not (path / RESULTS).is_file() or any(file.name not in (CONFIG, RESULTS) for file in files):
@@ -117,7 +116,7 @@ def _rows(record: RunRecord) -> int:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Take away what a killed run was writing; what another process of this run writes now is younger than this one."""
+    """Remove the temporary files of a killed run; those of this run's other processes are newer than this process."""
     for file in path.rglob(".*"):
         if is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
             file.unlink(missing_ok=True)

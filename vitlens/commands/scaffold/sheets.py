@@ -1,15 +1,15 @@
-"""Which of many images figures draw, on how many sheets, and what is said of those that they do not draw."""
+"""Which of many images figures draw, on how many sheets, and the note on those that they leave out."""
 
 import sys
 from collections.abc import Iterator
 from typing import Final
 
-EACH: Final = 6  # images on a sheet, and of a data set in all
+EACH: Final = 6  # images on a sheet, and in all those drawn of a data set
 DRAWN: Final = 24  # images of --images that are drawn, unless --limit asks for fewer or more
 
 
 def sheets(name: str, count: int, each: int) -> list[tuple[str, slice]]:
-    """The name of each figure and the images on it, at most each: "name" alone, or "name_1", "name_2" ..."""
+    """The name of each figure and its images, at most `each`: "name" alone, or "name_1", "name_2" ..."""
     if count <= each:
         return [(name, slice(0, count))]
     starts = range(0, count, each)

@@ -33,9 +33,9 @@ def chosen_targets(target: str, model: Model, split: Split) -> Tensor | None:
 
 
 def labels_of(model: Model, split: Split, *, predicted: bool, doing: str, options: RunOptions) -> Tensor:
-    """The class of each image as a column of the model's logits (n,): its label, or predicted: the model's answer.
+    """The class of each image as a column of the model's logits (n,): its label, or the prediction (predicted).
 
-    doing: what the labels are for, as the message says it ("attack"). Raises DataError for images without labels.
+    doing: what the labels are for, in the words of the message ("attack"). Raises DataError for images without labels.
     """
     if predicted:
         return answers(model, split, batch_size=options.batch_size).argmax(-1)
@@ -44,7 +44,7 @@ def labels_of(model: Model, split: Split, *, predicted: bool, doing: str, option
 
 
 def require_labelled(split: Split, *, doing: str) -> None:
-    """Raise DataError for images without labels, saying that predictions can stand in for them."""
+    """Raise DataError for images without labels, naming --predicted."""
     if split.labels is not None and len(split):
         return
     found = "images without labels" if len(split) else "no images"

@@ -1,7 +1,7 @@
 """TensorBoard and Weights & Biases, through accelerate's trackers.
 
-A tracker opens with the first thing that it is told, once the processes have met. One that fails is said once and told
-nothing more: the training goes on without it.
+A tracker opens with its first value, after the processes have joined. If one fails, this is printed once, and the
+training goes on without it.
 """
 
 import os
@@ -17,7 +17,7 @@ from vitlens.errors import InputError
 from vitlens.names import TrackerName
 
 PROJECT = "vitlens"  # of W&B
-_WISHES = ("WANDB_MODE", "WANDB_API_KEY")  # with either, the user has said what W&B is to do
+_WANDB_VARIABLES = ("WANDB_MODE", "WANDB_API_KEY")  # with either set, the user has chosen how W&B runs
 _NETRC = (".netrc", "_netrc")  # where `wandb login` notes an account
 
 
@@ -32,7 +32,7 @@ class Tracker:
     """One tracker of one run: numbers and pictures by name, over steps.
 
     name: which; folder: the run's, which gets tensorboard/ or wandb/; config: what decides the run, for the tracker's
-    table of settings; say: told once, when the tracker fails.
+    table of settings; say: called once with a message, if the tracker fails.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Tracker:
 
     def show(self, name: str, picture: NDArray[np.uint8], *, step: int) -> None:
         """A picture (height, width, 3), after so many updates."""
-        settings = {"dataformats": "NHWC"} if self.name == "tensorboard" else {}  # W&B's pictures are so anyway
+        settings = {"dataformats": "NHWC"} if self.name == "tensorboard" else {}  # W&B's default
         self._attempt(lambda: self._open(step).log_images({name: picture[None]}, step=step, **settings))
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Write what is not written yet."""
         if self._backend is not None:
             # not by Accelerator.end_training, which ends the group of processes as well
             self._attempt(self._backend.finish)
 
     def _attempt(self, act: Callable[[], object]) -> None:
-        """Do it, unless something has failed before."""
+        """Call it, unless the tracker has failed before."""
         if self.failed:
             return
         try:
@@ -66,18 +66,18 @@ class Tracker:
         except Exception as error:
             self.failed = True
             reason = " ".join(str(error).split()) or type(error).__name__
-            self.say(f"{self.name} tracks no more ({reason}); the training goes on")
+            self.say(f"{self.name} failed and is left out from here on ({reason}); the training goes on")
 
     def _open(self, step: int) -> Any:
-        """The library's side of it, which begins at this step."""
+        """The library's tracker, which begins at this step."""
         if self._backend is None:
             # not by Accelerator(log_with=...): a second Accelerator would share, and change, the first one's state
             from accelerate.tracking import TensorBoardTracker, WandBTracker
 
             if self.name == "tensorboard":
                 # a resumed run overwrites what was logged after its checkpoint
-                again = {"purge_step": step} if step > 1 else {}
-                self._backend = TensorBoardTracker("tensorboard", str(self.folder), **again)
+                resumed = {"purge_step": step} if step > 1 else {}
+                self._backend = TensorBoardTracker("tensorboard", str(self.folder), **resumed)
             else:
                 self._backend = WandBTracker(PROJECT, **_wandb_settings(self.folder))
             self._backend.start()
@@ -86,10 +86,10 @@ class Tracker:
 
 
 def _wandb_settings(folder: Path) -> dict[str, object]:
-    """What wandb.init is told: its files in the run's folder, nothing printed, offline where there is no account."""
+    """Arguments of wandb.init: files in the run's folder, nothing printed, offline where there is no account."""
     import wandb
 
-    account = any(os.environ.get(name) for name in _WISHES) or any(map(_notes_account, _NETRC))
+    account = any(os.environ.get(name) for name in _WANDB_VARIABLES) or any(map(_notes_account, _NETRC))
     return {
         "name": folder.name,
         "dir": str(folder),

@@ -1,6 +1,6 @@
-"""`vitlens train --track`: what trackers are told of a training, and how its attention is looked at on the way.
+"""`vitlens train --track`: the numbers and figures of a training that trackers receive, attention among them.
 
-Names bear numbers from 0, as those in results.json do: attention_entropy/patches/layer_00.
+Layers are numbered from 0, as in results.json: attention_entropy/patches/layer_00.
 """
 
 import sys
@@ -28,13 +28,13 @@ from vitlens.training.metrics import EpochMetrics, StepFacts
 
 EVERY_STEPS = 10  # between numbers of single updates
 EVERY_EPOCHS = 5  # between pictures
-WATCHED = 16  # test images whose attention is looked at
+WATCHED = 16  # test images whose attention is measured
 SHOWN = 4  # of them, in a picture
-_TOLD = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "gradient_norm")
+_EPOCH_METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "images_per_second", "gradient_norm")
 
 
 class TrackerWatcher:
-    """A Watcher that tells one or more trackers how a training goes.
+    """A Watcher that logs a training to one or more trackers.
 
     Every EVERY_STEPS updates loss, learning rate, gradient norm and rate; every epoch its means and the entropy of
     attention by layer; every EVERY_EPOCHS epochs, from the first one on, the rollout over a few test images.
@@ -54,32 +54,33 @@ class TrackerWatcher:
         self.trackers = [Tracker(name, folder, config=config, say=self.say) for name in names]
         self.watched = test.limit(min(WATCHED, len(test)), seed=seed)
         self._images: Tensor | None = None
-        self._blind = False  # after a look at attention that failed
+        self._attention_failed = False
 
     def on_step(self, facts: StepFacts) -> None:
-        """The numbers of one update in so many."""
+        """Log every tenth update."""
         if facts.step % EVERY_STEPS == 0:
-            told = {f"train/{name}": value for name, value in asdict(facts).items() if name not in ("step", "epoch")}
-            self._log({name: float(value) for name, value in told.items()}, facts.step)
+            values = {f"train/{name}": value for name, value in asdict(facts).items() if name not in ("step", "epoch")}
+            self._log({name: float(value) for name, value in values.items()}, facts.step)
 
     def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
-        """The epoch's means, and what its attention is like."""
+        """Log the epoch's means and the statistics of its attention."""
         if all(tracker.failed for tracker in self.trackers):
             return
-        told = {f"epoch/{name}": getattr(metrics, name, None) for name in _TOLD}
-        told["epoch/number"] = metrics.epoch + 1
-        self._log({name: float(value) for name, value in told.items() if value is not None}, metrics.step)
-        if not self._blind:
+        values = {f"epoch/{name}": getattr(metrics, name, None) for name in _EPOCH_METRICS}
+        values["epoch/number"] = metrics.epoch + 1
+        self._log({name: float(value) for name, value in values.items() if value is not None}, metrics.step)
+        if not self._attention_failed:
             try:
-                self._look(metrics, model)
+                self._log_attention(metrics, model)
             except UnsupportedError:  # a model without attention that can be followed
-                self._blind = True
+                self._attention_failed = True
             except Exception as error:
-                self._blind = True
-                self.say(f"attention is tracked no more ({' '.join(str(error).split())}); the training goes on")
+                self._attention_failed = True
+                reason = " ".join(str(error).split())
+                self.say(f"attention failed and is left out from here on ({reason}); the training goes on")
 
     def close(self) -> None:
-        """Let every tracker write out what is left."""
+        """Let every tracker write what is not written yet."""
         for tracker in self.trackers:
             tracker.close()
 
@@ -87,8 +88,8 @@ class TrackerWatcher:
         for tracker in self.trackers:
             tracker.log(values, step=step)
 
-    def _look(self, metrics: EpochMetrics, model: Model) -> None:
-        """Entropy by layer; where it is time, a picture."""
+    def _log_attention(self, metrics: EpochMetrics, model: Model) -> None:
+        """Log the entropy by layer, and every EVERY_EPOCHS epochs the rollout."""
         if self._images is None:
             (batch,) = self.watched.batches(len(self.watched))
             self._images = batch.images
@@ -101,7 +102,7 @@ class TrackerWatcher:
 
 
 def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
-    """Every statistic that is tracked, of each layer, mean over heads: entropy as a share of ln(keys) of both rows."""
+    """The tracked statistics of each layer, mean over heads: entropy of CLS and patch rows as a share of ln(keys)."""
     measured = {name for name, _ in table.moments.sums}
     for name, statistic in STATISTICS.items():
         if statistic.tracked_as and name in measured:
@@ -111,7 +112,7 @@ def entropies(table: Statistics) -> Iterator[tuple[str, float]]:
 
 
 def overlay(model: Model, images: Images, *, title: str) -> NDArray[np.uint8]:
-    """Images beside their attention rollout with one scale of colours, as pixels (height, width, 3)."""
+    """Images beside their attention rollout on one colour scale, as pixels (height, width, 3)."""
     maps = rollout(model, images)
     figure = overlay_rows(
         images=images,

@@ -1,4 +1,4 @@
-"""How far training is: one line with loss, accuracy, rate and time left."""
+"""Progress of a training: one line with loss, accuracy, rate and time left."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ def training_progress(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[Progress], None]]:
-    """Yields what `fit` tells its progress to: a bar on a terminal, elsewhere a line every ten seconds; on stderr."""
+    """Yields the progress callback of `fit`: a bar on a terminal, elsewhere a line every ten seconds; on stderr."""
     console, what = console or Console(stderr=True), for_terminal(what)
     bar = Bar(
         TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[facts]}"), console=console
@@ -29,26 +29,26 @@ def training_progress(
     task = bar.add_task(what, total=None, facts="")
     start, shown = clock(), float("-inf")
 
-    def tell(progress: Progress) -> None:
+    def show(progress: Progress) -> None:
         nonlocal shown
         now = clock()
         if quiet or now - start < PATIENCE:
             return
         if console.is_terminal:
             bar.start()
-            bar.update(task, total=progress.steps, completed=progress.step, facts=in_one_line(progress))
+            bar.update(task, total=progress.steps, completed=progress.step, facts=progress_line(progress))
         elif now - shown >= LINE_EVERY:
             shown = now
-            console.print(f"{what}: {in_one_line(progress)}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{what}: {progress_line(progress)}", highlight=False, markup=False, soft_wrap=True)
 
     try:
-        yield tell
+        yield show
     finally:
         if bar.live.is_started:
             bar.stop()
 
 
-def in_one_line(progress: Progress) -> str:
+def progress_line(progress: Progress) -> str:
     """ "epoch 3/20, loss 0.512, accuracy 84.1 %, test 90.2 %, 1,240 images/s, 0:42 left"."""
     minutes, seconds = divmod(round(progress.seconds_left), 60)
     parts = [

@@ -1,10 +1,14 @@
-"""How compared models were trained, and in what they differ, as a report says it; free of torch."""
+"""How compared models were trained, and the differences as sentences of a report; free of torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Final
+from typing import Annotated, Final
 
-from vitlens.records import GivenName, Record, TableOf
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.archives import Form
+from vitlens.records import ArraysOf, GivenName, Record, TableOf
 from vitlens.report.document import Sentence
 from vitlens.report.numbers import in_words
 
@@ -15,7 +19,7 @@ class Budget:
 
     start: "random weights" or the model whose weights it began with; data: the name or folder of its images; images:
     how many; epochs: passes over them; steps: of the optimiser; batch_size: images a step; augmentation: in words;
-    seed; teacher: whom it was distilled from ("none").
+    seed; teacher: the model it was distilled from ("none").
     """
 
     model: str
@@ -31,7 +35,7 @@ class Budget:
 
     @property
     def known(self) -> bool:
-        """Whether anything is."""
+        """Whether anything but the name is known."""
         return any(value is not None for name, value in asdict(self).items() if name != "model")
 
 
@@ -43,26 +47,34 @@ class Difference:
     values: tuple[str | int, ...]
 
 
+@dataclass(frozen=True)
+class TrainingImages:
+    """numbers: of the images that a model was trained on, by their content (see scaffold/unseen.py), sorted."""
+
+    numbers: Annotated[NDArray[np.uint64], Form("u", (None,))]
+
+
 TRAINING: Final = TableOf("training", Budget)
+TRAINING_IMAGES: Final = ArraysOf("training_images", TrainingImages)
 
 
 def differences(budgets: Sequence[Budget]) -> tuple[Difference, ...]:
-    """In what the trainings differ, as far as it is known of all of them; nothing where one is not known at all."""
-    found = []
+    """The fields in which the trainings differ, of those known of all of them."""
+    differing = []
     for field in fields(Budget):
         values = [getattr(budget, field.name) for budget in budgets]
         if field.name != "model" and None not in values and len(set(values)) > 1:
-            found.append(Difference(field.name, tuple(values)))
-    return tuple(found)
+            differing.append(Difference(field.name, tuple(values)))
+    return tuple(differing)
 
 
 def training_sentences(record: Record) -> Iterator[Sentence]:
-    """That the models of a run were not trained alike, or that it is not known of one; nothing where they were."""
+    """A warning where the models of a run were trained differently, or where one training is not known."""
     yield from budget_sentences(record.rows(TRAINING))
 
 
 def budget_sentences(budgets: Sequence[Budget]) -> Iterator[Sentence]:
-    """The same of any budgets."""
+    """The same for any budgets."""
     names, differing = [budget.model for budget in budgets], differences(budgets)
     if differing:
         listed = "; ".join(
@@ -71,8 +83,8 @@ def budget_sentences(budgets: Sequence[Budget]) -> Iterator[Sentence]:
             for difference in differing
         )
         yield Sentence(
-            f"**{' and '.join(names)} were not trained alike**: {listed}. A difference between them can come from this "
-            "as well as from their architectures.",
+            f"**{' and '.join(names)} were trained differently**: {listed}. A difference between them can come "
+            "from this as well as from their architectures.",
             tuple(budgets),
         )
     unknown = [budget.model for budget in budgets if not budget.known]

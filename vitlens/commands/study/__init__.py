@@ -1,1 +1,1 @@
-"""`vitlens study`: train, evaluate and look into several models in one report; or one question with several seeds."""
+"""`vitlens study`: train, evaluate and analyse several models in one report; or a controlled comparison over seeds."""

@@ -1,4 +1,4 @@
-"""What `vitlens study --kind` trains: every kind of study as a literal list of points."""
+"""The points that `vitlens study --kind` trains: every kind of study as a literal list of points."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 Overrides: TypeAlias = Mapping[str, Any]  # of a preset's shape, as models.assembly takes them
 
 SEEDS: Final = 3
-# Passes over the data where --epochs says nothing: enough to rank on a laptop, not to reach what a model can.
+# Epochs without --epochs: enough to rank points on a laptop, too few for a model's best accuracy.
 EPOCHS: Final[Mapping[str, int]] = MappingProxyType({"digits": 6})
 OTHER_EPOCHS: Final = 20
 
@@ -17,9 +17,9 @@ OTHER_EPOCHS: Final = 20
 class Point:
     """One model of a study, trained once for each seed.
 
-    label: in names of folders and metrics; words: in figures and tables; shape, recipe: what differs from the
-    preset's; share: of the training images, held still and repeated (None: all, as a training sees them); place: on the
-    axis of a kind that has one; against: the label of the point that it is compared with ("": the first).
+    label: its name in folders and metrics; words: its name in figures and tables; shape, recipe: the differences from
+    the preset's; share: of the training images, fixed and repeated (None: all, as in training); place: on the axis of a
+    kind that has one; against: the label of the point that it is compared with ("": the first).
     """
 
     label: str
@@ -34,10 +34,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Kind:
-    """A study: its title, its points in order, and what must be said of their design.
+    """A study: its title, its points in order, and notes on its design.
 
-    axis: what the places are, for a figure against a logarithmic axis ("": one row a point); steps: whether each
-    point is the one before it with one thing changed, so that neighbours are compared too.
+    axis: the label of the points' places on a logarithmic axis ("": one row a point); steps: whether each point
+    changes one factor of the one before it, so that neighbours are compared, too.
     """
 
     title: str
@@ -72,10 +72,10 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}),
             ),
             (
-                "All points have dim 64, patch 4 and positions, and read the mean of the patches: without attention a "
-                "CLS token would never receive anything from them.",
-                "The first point has an MLP in place of attention, the next ones have attention and no MLP, up to "
-                "the point that adds it back. Depth is 1 until it is named.",
+                "All points have dim 64, patch 4 and position embeddings, and classify by the mean of the patches: "
+                "without attention a CLS token would receive nothing from them.",
+                "The first point has an MLP in place of attention; the next ones have attention and no MLP, up to "
+                "the point that adds it again. Depth is 1 where no depth is named.",
             ),
             steps=True,
         ),
@@ -88,11 +88,15 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 )
                 for side in (2, 4, 8, 16)
             ),
-            (_BASE, "Halving the patch makes four times the tokens; attention grows with the square of their number."),
+            (
+                _BASE,
+                "Halving the patch size makes four times as many tokens; the cost of attention grows with the square "
+                "of their number.",
+            ),
             axis="patch size (px)",
         ),
         "pooling": Kind(
-            "What the classifier reads",
+            "Pooling before the classifier",
             (
                 Point("cls", "CLS token", shape={**_SMALL, "pooling": "cls"}),
                 Point("mean", "mean of the patches", shape={**_SMALL, "pooling": "mean"}),
@@ -106,7 +110,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("vit-micro", "vit-micro", "vit-micro"),
                 Point("vit-tiny", "vit-tiny", "vit-tiny"),
             ),
-            ("The presets as they are: dim 128, depth 4; dim 128, depth 6; dim 192, depth 6.",),
+            ("The unchanged presets: dim 128, depth 4; dim 128, depth 6; dim 192, depth 6.",),
         ),
         "data": Kind(
             "Share of the training data",
@@ -125,9 +129,10 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             ),
             (
                 "The ViT is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4), the CNN is `resnet20`.",
-                "The number of optimiser steps is the same at every share: a share is repeated to the length of the "
-                "whole, so small shares are seen more often. Shares are class-balanced and nested; each seed draws "
-                "its own. Images are still: data that is drawn anew every epoch is held at its first images.",
+                "The number of optimiser steps is the same at every share: a share is repeated to the size of the "
+                "whole set, so the images of small shares are seen more often. Shares are class-balanced and nested, "
+                "and drawn anew for each seed. Images are fixed: scenes that are otherwise drawn anew every epoch stay "
+                "those of the first epoch.",
             ),
             axis="share of the training images (%)",
         ),
@@ -138,7 +143,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                       shape={**_SMALL, "registers": count})
                 for count in (0, 1, 4)
             ),
-            (_BASE, "Registers (Darcet 2024) are for high-norm tokens, which small models may not have."),
+            (_BASE, "Registers (Darcet 2024) absorb high-norm tokens, which small models may not have."),
         ),
         "positions": Kind(
             "Position embeddings",
@@ -146,12 +151,12 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("with-positions", "with positions", shape={**_SMALL, "positions": True}),
                 Point("without-positions", "without positions", shape={**_SMALL, "positions": False}),
             ),
-            (_BASE, "Without positions the order of the patches changes nothing."),
+            (_BASE, "Without position embeddings the model is invariant to the order of the patches."),
         ),
     }
 )  # fmt: skip
 
 
 def epochs_for(data: str) -> int:
-    """Passes over a data set where the user names no number."""
+    """Epochs on a data set without --epochs."""
     return EPOCHS.get(data, OTHER_EPOCHS)

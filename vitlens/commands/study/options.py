@@ -1,4 +1,4 @@
-"""What `vitlens study` is told."""
+"""The options of `vitlens study`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,30 +15,30 @@ from vitlens.commands.scaffold.options import (
 from vitlens.commands.study.kinds import KINDS
 from vitlens.errors import UnknownNameError
 
-WHOLE: Final = "whole"  # the kind that is everything
-_KIND: Final = "One question (--kind)"
+WHOLE: Final = "whole"  # the kind that runs every analysis
+_KIND: Final = "Controlled comparison (--kind)"
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """models: a ViT and a CNN, of which a preset is trained first (none: vit-micro and resnet20); data: digits where
-    nothing is said; images: files and folders without labels, for trained models; predicted: ablation and attacks take
-    the models' predictions for labels; kind: one question instead, about small models trained with several seeds, which
-    alone can be resumed."""
+    """models: a ViT and a CNN; a preset is trained first (empty: vit-micro and resnet20); data: digits by default;
+    images: files and folders without labels, for trained models; predicted: ablation and attacks use the models'
+    predictions as labels; kind: instead a controlled comparison of small models trained with several seeds, the only
+    kind that can be resumed."""
 
     models: tuple[str, ...] = argument(
         "MODEL...",
-        "A ViT and a CNN; a preset is trained first. None: vit-micro and resnet20 on digits.",
+        "A ViT and a CNN, of which presets are trained first (default: vit-micro and resnet20 on digits).",
         default=(),
         complete="model",
     )
     data: str | None = data_option()
     images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
-    epochs: int | None = option("--epochs", "Of what is trained.", default=None, metavar="N", low=1)
+    epochs: int | None = option("--epochs", "Epochs of the models that it trains.", default=None, metavar="N", low=1)
     kind: str | None = option(
         "--kind",
-        f"{', '.join((WHOLE, *KINDS))}; all but whole train small models that differ in one thing.",
+        f"Kind of study: {', '.join((WHOLE, *KINDS))}; all but whole train small models that differ in one factor.",
         default=None,
         metavar="WORD",
         shown=False,
@@ -46,10 +46,10 @@ class StudyOptions:
         complete="kind",
     )
     seeds: int | None = option(
-        "--seeds", "Trainings of each point (default: 3).", default=None, metavar="N", low=1, panel=_KIND
+        "--seeds", "Training seeds of each point (default: 3).", default=None, metavar="N", low=1, panel=_KIND
     )
     resume: Path | None = option(
-        "--resume", "Go on with a study of one --kind.", default=None, metavar="FOLDER", panel=_KIND
+        "--resume", "Continue a study of one --kind that was stopped.", default=None, metavar="FOLDER", panel=_KIND
     )
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)

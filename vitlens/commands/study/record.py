@@ -1,4 +1,4 @@
-"""What `vitlens study` writes: of a whole study its chapters, of one question its points."""
+"""The rows, metrics and arrays of `vitlens study`: chapters of a whole study, points of a --kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.commands.scaffold.trainings import TRAINING
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.trainings import TRAINING, TRAINING_IMAGES
 from vitlens.records import ArraysOf, Contents, MetricName, TableOf
 from vitlens.schema import Count, Name
 
 CHAPTERS_FOLDER: Final = "chapters"
 POINTS_FOLDER: Final = "points"
+TITLES: Final = {  # of the chapters of a whole study, by command
+    "train": "Training",
+    "evaluate": "Accuracy",
+    "attention": "Attention",
+    "rollout": "Attention followed to the image",
+    "stats": "What every head does",
+    "ablate": "Which heads matter",
+    "explain": "Explanations checked",
+    "compare": "Side by side",
+    "attack": "Robustness",
+    "features": "Features",
+    "profile": "Cost",
+}
 
 
 @dataclass(frozen=True)
 class ChapterRow:
-    """One run within a whole study: its command, the model it is about ("" for all), and its folder."""
+    """One run within a whole study: its command, its model ("" for all), and its folder."""
 
     word: Name
     alias: str
@@ -34,8 +48,11 @@ class LeftOutRow:
 
 @dataclass(frozen=True)
 class PointRow:
-    """One point of a question: size, cost and pace. flops: of one image's forward pass; place: on the axis of a kind
-    that has one; paces are medians over seeds."""
+    """One point of a comparison: size, cost and training speed.
+
+    flops: of one image's forward pass; place: on the axis of a kind that has one; images_per_second, seconds: medians
+    over seeds.
+    """
 
     label: str
     words: str
@@ -81,7 +98,7 @@ class PointSettingRow:
 
 @dataclass(frozen=True)
 class DesignRow:
-    """How the points were trained: epochs, seeds, images for training, classes."""
+    """How the points were trained: epochs, seeds, number of training images and classes."""
 
     kind: str
     epochs: int
@@ -110,14 +127,19 @@ CORRECT = ArraysOf("correct", CorrectArrays)
 ACCURACY = MetricName("accuracy/{model}")
 DIFFERENCE = MetricName("difference/{model}/{against}")
 STEP = MetricName("step/{model}/{against}")  # a point against the one before it
-OF_CHAPTERS = MetricName("{name}")  # a whole study has every metric of its chapters, under the same names
+# a whole study has every metric of its chapters, under the same names
+OF_CHAPTERS: Final = tuple(metric for word in TITLES for metric in COMMANDS[word].contents.metrics)
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
     CHAPTERS, LEFT_OUT, TRAINING, POINTS, TRIALS, DIFFERENCES, STEPS, RECIPES, DESIGN,
 )  # fmt: skip
-RECORD = Contents(metrics=(ACCURACY, DIFFERENCE, STEP, OF_CHAPTERS), tables=TABLES, arrays=(CORRECT,))
+RECORD = Contents(
+    metrics=tuple(dict.fromkeys((ACCURACY, DIFFERENCE, STEP, *OF_CHAPTERS))),
+    tables=TABLES,
+    arrays=(CORRECT, TRAINING_IMAGES),
+)
 
 
 def left_out_words(rows: Sequence[LeftOutRow]) -> str:
-    """That some chapters are not there."""
+    """The note on chapters that were left out."""
     return f"Left out, as they need labelled images: {', '.join(row.chapter for row in rows)}."

@@ -1,1 +1,1 @@
-"""`vitlens train`: a preset from scratch, or a trained model further, in a folder that is itself a MODEL."""
+"""`vitlens train`: train a preset from scratch, or fine-tune a trained model; the run folder is itself a MODEL."""

@@ -1,4 +1,4 @@
-"""What decides the result of a training, as it was given, and as a resumed run reads it in its folder; torch-free."""
+"""The settings that decide the result of a training, from the options or from a resumed run's folder; torch-free."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -19,12 +19,12 @@ _HINT: Final = "begin anew without --resume"
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What decides the result besides the run options: a run is resumed with the plan that it began with.
+    """The settings that decide the result besides the run options; a resumed run continues with its own.
 
-    recipe, shape: what differs from the preset's; image_size: (height, width) in pixels, None for the preset's;
-    keep_every: epochs between copies of the weights that stay, None for none; named: a recipe that serves any model,
-    None for the preset's own; compiling, recompute: see training.loop.fit; tuning: what of a trained model is trained
-    further; teaching: from which teacher it learns.
+    recipe, shape: changes to the preset's; image_size: (height, width) in pixels, None for the preset's;
+    keep_every: epochs between copies of the weights in kept/, None for none; named: a recipe for any model,
+    None for the preset's own; compiling, recompute: see training.loop.fit; tuning: which part of a trained model is
+    fine-tuned; teaching: the teacher of a distillation.
     """
 
     model: Text
@@ -41,7 +41,7 @@ class TrainPlan:
 
 
 def plan_of(options: TrainOptions) -> TrainPlan:
-    """The plan that was given. Raises InputError without a model."""
+    """The plan of the options. Raises InputError without a model."""
     if options.model is None:
         raise InputError("expected a preset to train, found none; e.g. vitlens train vit-micro; see vitlens models")
     return TrainPlan(
@@ -60,12 +60,12 @@ def plan_of(options: TrainOptions) -> TrainPlan:
 
 
 def plan_of_folder(config: Mapping[str, object], source: str) -> TrainPlan:
-    """The plan in a run's config.json. Raises InputError for a folder that says something else."""
+    """The plan in a run's config.json. Raises InputError for a config.json of another form."""
     return read_as(TrainPlan, config.get("plan"), source=source, hint=_HINT)
 
 
 def resumed(resume: Path, options: TrainOptions) -> tuple[TrainPlan, RunOptions]:
-    """The plan and the run options that a run began with. Raises InputError when something else was asked for now."""
+    """The plan and the run options that a run began with. Raises InputError when the options name another."""
     if options.run.out is not None:
         raise InputError(
             f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run keeps its folder"
@@ -75,10 +75,10 @@ def resumed(resume: Path, options: TrainOptions) -> tuple[TrainPlan, RunOptions]
         raise InputError(f"expected the folder of vitlens train to resume, found one of vitlens {record.command}")
     source = str(resume / CONFIG)
     plan = plan_of_folder(record.config, source)
-    asked = plan_of(replace(options, model=options.model or plan.model, data=options.data or plan.data))
+    requested = plan_of(replace(options, model=options.model or plan.model, data=options.data or plan.data))
     unset = TrainPlan(plan.model, plan.data)
-    for name in (one.name for one in fields(TrainPlan)):
-        value, begun = getattr(asked, name), getattr(plan, name)
+    for name in (entry.name for entry in fields(TrainPlan)):
+        value, begun = getattr(requested, name), getattr(plan, name)
         if value not in (begun, getattr(unset, name)):
             raise InputError(f"expected to resume {resume} with its {name}, {begun}, found {value}; leave it out")
     return plan, begun_with(record.config, options.run, source, hint=_HINT)

@@ -1,4 +1,4 @@
-"""What `vitlens train` writes."""
+"""The rows, metrics and arrays that `vitlens train` writes."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.commands.scaffold.pairs import PAIRS
+from vitlens.commands.scaffold.trainings import TRAINING_IMAGES
 from vitlens.records import ArraysOf, Contents, GivenName, MetricName, TableOf
 from vitlens.training.metrics import EpochMetrics
 
@@ -25,9 +26,9 @@ class TrainedClassRow:
 
 @dataclass(frozen=True)
 class ImagesRow:
-    """On how many images was trained and tested, in batches of which size; the usual ones are the recipe's.
+    """The numbers of training and test images, and the batch size; the usual ones are the recipe's.
 
-    chosen: whether the batch size was typed.
+    chosen: whether the batch size was set by an option.
     """
 
     training: int
@@ -49,15 +50,15 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class ComputedRow:
-    """One thing about how it was computed, in words."""
+    """One note on the computation (precision, compilation), in words."""
 
     how: str
 
 
 @dataclass(frozen=True)
 class StartRow:
-    """The trained model that was trained further. last: its last so many blocks and the head, 0 for the head alone,
-    None for everything; trained, parameters: how many of how many; notes: on its loading, in words."""
+    """The trained model that was fine-tuned. last: how many of its last blocks were trained with the head, 0 for the
+    head alone, None for all weights; trained, parameters: how many of how many; notes: on its loading, in words."""
 
     model: GivenName
     weights: GivenName
@@ -69,8 +70,9 @@ class StartRow:
 
 @dataclass(frozen=True)
 class TaughtRow:
-    """How a teacher taught. token: whether the student has a token of its own for it; forms: of each training image
-    that the teacher saw once, 0 where it saw the student's augmented images in every step."""
+    """The settings of a distillation. token: whether the student has a distillation token; forms: of each training
+    image on which the teacher's outputs were computed once, 0 where they were computed on the student's augmented
+    images in every step."""
 
     teacher: str
     kind: str
@@ -97,8 +99,8 @@ class BesideRow:
 
 
 @dataclass(frozen=True)
-class LookRow:
-    """Of a comparison of two ways of training: the test accuracy after so many epochs and seconds."""
+class TestAccuracyRow:
+    """The test accuracy of one of two ways of training after so many epochs and seconds."""
 
     way: str
     epochs: int
@@ -108,7 +110,7 @@ class LookRow:
 
 @dataclass(frozen=True)
 class ReachedRow:
-    """When a way of training first came to a share of the best accuracy; epochs, seconds: None where it never did."""
+    """When a way of training first reached a share of the best accuracy; epochs, seconds: None where it never did."""
 
     way: str
     share_of_best: float
@@ -119,12 +121,12 @@ class ReachedRow:
 
 @dataclass(frozen=True)
 class ConfusionArrays:
-    """counts (truth, prediction): of the data's classes, then what else the model knows."""
+    """counts (truth, prediction): of the data's classes, then the model's other classes."""
 
     counts: Annotated[NDArray[np.integer], Form("iu", (None, None))]
 
 
-WAYS: Final = {"frozen": "the backbone frozen", "full": "everything trained"}  # of a comparison
+WAYS: Final = {"frozen": "the backbone frozen", "full": "all weights trained"}  # of a comparison
 
 HISTORY = TableOf("history", EpochMetrics)
 CLASSES = TableOf("per_class", TrainedClassRow)
@@ -134,7 +136,7 @@ COMPUTED = TableOf("computed", ComputedRow)
 STARTED = TableOf("started", StartRow)
 TAUGHT = TableOf("taught", TaughtRow)
 BESIDE = TableOf("beside", BesideRow)
-LOOKS = TableOf("points", LookRow)
+TEST_ACCURACIES = TableOf("points", TestAccuracyRow)
 REACHED = TableOf("reached", ReachedRow)
 CONFUSION = ArraysOf("confusion", ConfusionArrays)
 
@@ -147,10 +149,10 @@ AGREEMENT = MetricName("agreement_with_teacher/{model}")
 DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
-    HISTORY, CLASSES, IMAGES, RECIPE, COMPUTED, STARTED, TAUGHT, BESIDE, PAIRS, LOOKS, REACHED,
+    HISTORY, CLASSES, IMAGES, RECIPE, COMPUTED, STARTED, TAUGHT, BESIDE, PAIRS, TEST_ACCURACIES, REACHED,
 )  # fmt: skip
 RECORD = Contents(
     metrics=(ACCURACY, BEST_ACCURACY, SECONDS, PACE, EPOCH_SECONDS, AGREEMENT, DIFFERENCE),
     tables=TABLES,
-    arrays=(CONFUSION,),
+    arrays=(CONFUSION, TRAINING_IMAGES),
 )

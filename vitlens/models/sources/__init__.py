@@ -1,1 +1,1 @@
-"""Where models come from: one file and one registry entry a source."""
+"""Model sources: one file and one registry entry each."""

@@ -11,5 +11,5 @@ _FOLDER = Path(vitlens.models.__file__).parent / "bundled"
 
 
 def load(request: ModelRequest) -> Model:
-    """The bundled model of that name, with its weights or random ones."""
+    """The requested bundled model, with its weights or random ones."""
     return load_file(_FOLDER / request.name / WEIGHTS_FILE, request, weights="bundled")

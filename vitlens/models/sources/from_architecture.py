@@ -1,4 +1,4 @@
-"""The loading that most sources share: an architecture is built, with weights from a file, from a hub, or random."""
+"""Loading for most sources: an architecture is built, with weights from a file, from a hub, or random."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +17,7 @@ from vitlens.models.weights import Weights, read_weights
 def load(request: ModelRequest) -> Model:
     """The model of a source that has `build`.
 
-    Raises ModelError for weights that are not there or do not fit, UnknownNameError for no such architecture.
+    Raises ModelError for weights that are missing or do not fit, UnknownNameError for an unknown architecture.
     """
     name, file = request.name, request.file
     if request.source.weights == "none" and file is None and not request.random:
@@ -55,6 +55,6 @@ def _provenance(request: ModelRequest, module: nn.Module, weights: Weights | Non
 def _resized(module: nn.Module, weights: Weights) -> Iterator[str]:
     """A note for each tensor that a library resized to make the weights fit (positions, for another image size)."""
     for key, value in module.state_dict().items():
-        given = weights.state.get(key)
-        if given is not None and given.shape != value.shape:
-            yield f"resized {key!r} from {tuple(given.shape)} to {tuple(value.shape)}"
+        stored = weights.state.get(key)
+        if stored is not None and stored.shape != value.shape:
+            yield f"resized {key!r} from {tuple(stored.shape)} to {tuple(value.shape)}"

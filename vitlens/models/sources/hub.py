@@ -18,8 +18,8 @@ TIMEOUT = 5  # seconds until the first response; usually there within one
 def pretrained_download(name: str, address: str) -> Iterator[None]:
     """Inside, pretrained weights are downloaded or read from the cache.
 
-    Without a network the hub's own client retries for most of a minute; here only the cache is read then, and weights
-    that are not in it raise one ModelError.
+    Without a network the hub's client retries for most of a minute; here only the cache is read, and weights that are
+    not cached raise ModelError.
     """
     online = _answers(address)
     before, level = constants.HF_HUB_OFFLINE, logging.getLogger("huggingface_hub").level

@@ -1,6 +1,6 @@
-"""open_clip's models (`open-clip:ARCH/TAG`): the image tower as a model, its text tower beside it.
+"""open_clip's models (`open-clip:ARCH/TAG`): the image tower as a model, with its text tower.
 
-The one module that imports open_clip: an extra, imported when it is needed.
+The only module that imports open_clip, an optional dependency, when it is needed.
 """
 
 import logging
@@ -36,11 +36,11 @@ _TRAINED = ("mean", "std", "interpolation", "resize_mode")
 
 
 def load(request: ModelRequest) -> Model:
-    """The image tower of `open-clip:ARCH[/TAG]` as a model that answers with embeddings.
+    """The image tower of `open-clip:ARCH[/TAG]` as a model whose outputs are embeddings.
 
-    TAG: open_clip's name of the weights, downloaded unless a file or random weights are asked for; QuickGELU and the
+    TAG: open_clip's name of the weights, downloaded unless a file or random weights are requested; QuickGELU and the
     preprocessing are those of the tag, or without one those that all weights of the architecture share. Raises
-    ModelError where open_clip is not installed, the hub does not answer or weights do not fit, UnknownNameError for a
+    ModelError where open_clip is not installed, the hub is not reachable or weights do not fit, UnknownNameError for a
     name that is not in open_clip's lists.
     """
     file, pretrained = request.file, not (request.file or request.random)
@@ -54,13 +54,13 @@ def load(request: ModelRequest) -> Model:
     preprocessing = _preprocessing(model, config)
     tower = TextTower(model, lambda: tokenizer(arch), context_length(arch), request.name)
     wrapped = _wrapped(model, tower, preprocessing.size)
-    count_classes(wrapped, preprocessing.size)  # that it runs
+    count_classes(wrapped, preprocessing.size)  # checks that it runs
     return Model(
         wrapped,
         alias=request.alias,
         anatomy=_anatomy(wrapped, preprocessing.size),
         preprocessing=preprocessing,
-        classes=(),  # until there are prompts
+        classes=(),  # none without prompts
         provenance=Provenance(
             request.name,
             file.name if file else "random" if request.random else "hub",
@@ -73,7 +73,7 @@ def load(request: ModelRequest) -> Model:
 
 
 def _parsed(name: str, *, needs_tag: bool) -> tuple[str, str | None]:
-    """ARCH and TAG, both known."""
+    """ARCH and TAG. Raises UnknownNameError and ModelError for unknown ones."""
     library = open_clip()
     arch, _, tag = name.removeprefix(PREFIX).partition("/")
     if arch not in library.list_models():
@@ -100,8 +100,8 @@ def _built(arch: str, tag: str | None, config: Mapping[str, Any], image_size: tu
         "quick_gelu": config["quick_gelu"],
         "force_image_size": image_size,
         "force_preprocess_cfg": {key: value for key, value in config.items() if key != "quick_gelu"},
-        "device": str(torch.get_default_device()),  # the meta device, where only shapes are wanted
-        "pretrained_text": False,  # else a tower of another library fetches weights of its own
+        "device": str(torch.get_default_device()),  # may be the meta device, for shapes alone
+        "pretrained_text": False,  # otherwise a tower of another library downloads weights as well
     }
     full, library = f"{PREFIX}{arch}" + (f"/{tag}" if tag else ""), open_clip()
     model: nn.Module
@@ -119,7 +119,7 @@ def _built(arch: str, tag: str | None, config: Mapping[str, Any], image_size: tu
 
 
 def _load_file(model: nn.Module, file: Path, arch: str) -> None:
-    """Every tensor of a file into its place, by open_clip's own loader and without running code from it."""
+    """Load a weights file by open_clip's own loader, without running code from it."""
     if not file.is_file():
         raise ModelError(f"expected a weights file, found nothing at {file}; give --weights FILE")
     require_unpacked(file)
@@ -135,7 +135,7 @@ def _load_file(model: nn.Module, file: Path, arch: str) -> None:
 
 
 def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing:
-    """The input that the weights were trained with: "shortest" is resized and cropped, "squash" is resized whole."""
+    """The preprocessing of the weights' training: "shortest" is resized and cropped, "squash" is resized whole."""
     known: dict[str, Any] = open_clip().get_model_preprocess_cfg(model) | dict(config)
     size = known["size"]
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
@@ -166,7 +166,7 @@ def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> Langu
 
 
 def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
-    """As of any module, without the pooling by attention of an image tower, which is no block."""
+    """The anatomy, without the image tower's attention pooling, which is not a block."""
     anatomy = read_anatomy(wrapped, image_size=size)
     if anatomy.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
         names = (name for name, _ in wrapped.named_modules())
@@ -209,31 +209,33 @@ def imagenet_prompt_names() -> tuple[str, ...]:
 
 
 def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """How weights were trained: quick_gelu, mean, std, interpolation, resize_mode; and notes for the provenance.
+    """The weights' quick_gelu, mean, std, interpolation and resize_mode; and notes for the provenance.
 
-    Without a tag: what all weights of the architecture share, else open_clip's default.
+    Without a tag: the values that all weights of the architecture share, else open_clip's default.
     """
     library = open_clip()
-    own = bool((library.get_model_config(arch) or {}).get("quick_gelu", False))
+    default_quick = bool((library.get_model_config(arch) or {}).get("quick_gelu", False))
     if tag is not None:
         known = library.get_pretrained_cfg(arch, tag)
         quick = bool(known.get("quick_gelu", False))
         says = f"{'QuickGELU' if quick else 'GELU'}, as the weights {tag!r} were trained with"
-        notes = (says,) if quick != own else ()
+        notes = (says,) if quick != default_quick else ()
         return {"quick_gelu": quick, **{key: known[key] for key in _TRAINED if key in known}}, notes
-    each = [library.get_pretrained_cfg(arch, one) for one in library.list_pretrained_tags_by_model(arch)]
-    shared = {key: each[0][key] for key in _TRAINED if each and all(one.get(key) == each[0].get(key) for one in each)}
-    notes = () if len(shared) == len(_TRAINED) else ("preprocessing by open_clip's default: no weights say theirs",)
-    return {"quick_gelu": own, **shared}, notes
+    configs = [library.get_pretrained_cfg(arch, known_tag) for known_tag in library.list_pretrained_tags_by_model(arch)]
+    first = configs[0] if configs else {}
+    agreed = (key for key in _TRAINED if all(config.get(key) == first.get(key) for config in configs))
+    shared = {key: first[key] for key in agreed if key in first}
+    notes = () if len(shared) == len(_TRAINED) else ("preprocessing by open_clip's default: no weights specify it",)
+    return {"quick_gelu": default_quick, **shared}, notes
 
 
 def context_length(arch: str) -> int:
-    """How many tokens a text may have."""
+    """The most tokens of a text."""
     return int(_of_texts(arch).get("context_length", 77))
 
 
 def tokenizer(arch: str) -> Tokenizer:
-    """The architecture's own. SigLIP's and some others' are fetched from the hub once, and need transformers."""
+    """The architecture's tokenizer. SigLIP's and some others are downloaded once, and need transformers."""
     library = open_clip()
     if not _of_texts(arch).get("hf_tokenizer_name"):
         own: Tokenizer = library.get_tokenizer(arch)
@@ -261,7 +263,7 @@ def _of_texts(arch: str) -> Mapping[str, Any]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Silences open_clip's log and its warning about QuickGELU, which `configuration` has decided."""
+    """Silences open_clip's log and its warning about QuickGELU, which `configuration` handles."""
     root, before = logging.getLogger(), logging.getLogger().level
     root.setLevel(logging.CRITICAL)
     try:

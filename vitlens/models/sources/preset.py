@@ -20,11 +20,11 @@ def build(
     architecture: Architecture,
     *,
     state: Mapping[str, Tensor] | None = None,
-    pretrained: bool = False,  # noqa: ARG001  there is no hub of them
+    pretrained: bool = False,  # noqa: ARG001  presets have no hub
 ) -> tuple[nn.Module, Preprocessing]:
-    """A preset, with these weights or random ones, and the input that it takes: the whole image, scaled to [-1, 1].
+    """A preset, with these weights or random ones, and its preprocessing: the whole image, scaled to [-1, 1].
 
-    Without a number of classes it is that of the weights' head, else the preset's.
+    Without a number of classes, it is that of the weights' head, else the preset's.
     """
     name = architecture.name
     if name not in PRESETS:

@@ -19,20 +19,20 @@ WeightsFrom = Literal["own", "hub", "none"]
 class ModelSource:
     """One source of models. References are module:function, imported when they are first called.
 
-    kind: its name, also in the files that `save` writes (never change one); usage: how its models are named; help: one
-    sentence; example: a name that can be loaded.
+    kind: its name, also in the files that `save` writes (never change one); usage: the form of its models' names; help:
+    one sentence; example: a name that can be loaded.
 
-    Its models are recognised by one of three: prefix, what their names begin with; names, all of them;
+    Its models are recognised in one of three ways: prefix, the beginning of their names; names, all of them;
     recognises, (name) -> bool, for paths. glob: matches a file in each folder that completion offers as a name.
 
     build: (architecture, *, state, pretrained) -> module and preprocessing, with the weights of a state dict, the
     hub's, or random ones; empty for a source whose models cannot be saved. load: (request) -> Model; by default an
     architecture is built and given its weights. list_names: () -> all names, without the prefix.
 
-    weights: where they come from without --weights: "own", the model comes with its weights and takes no others; "hub",
-    they are downloaded; "none", the model is to be trained first. extra: of vitlens, which its library needs; texts:
-    whether its models embed texts, too; own_input: whether --mean and --std are refused; any_size: whether a built
-    model takes images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself.
+    weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
+    are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
+    its models also embed texts; own_input: whether --mean and --std are refused; any_size: whether a built model
+    accepts images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself.
     """
 
     kind: str
@@ -54,13 +54,13 @@ class ModelSource:
     resizes_weights: bool = False
 
     def has(self, name: str) -> bool:
-        """Whether a name is one of this source's, by its form alone: the model itself may not exist."""
+        """Whether a name belongs to this source, by its form alone: the model itself may not exist."""
         if name in self.names or (self.prefix and name.startswith(self.prefix)):
             return True
         return bool(self.recognises) and bool(resolved(self.recognises)(name))
 
     def all_names(self) -> list[str]:
-        """Every name that can be loaded, with the prefix; none of paths, and none where the extra is not installed."""
+        """Every name that can be loaded, with the prefix; no paths, and none where the extra is not installed."""
         if not self.list_names:
             return list(self.names)
         return [f"{self.prefix}{name}" for name in resolved(self.list_names)()]
@@ -68,10 +68,10 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """One model that was asked for.
+    """A request for one model.
 
     name: without alias and weights; file: of weights, if any; random: untrained; arch: the architecture of a file that
-    does not say it; image_size: (height, width) in pixels, None for the model's own; seed: of random weights.
+    does not contain it; image_size: (height, width) in pixels, None for the model's own; seed: of random weights.
     """
 
     source: ModelSource
@@ -89,7 +89,7 @@ class ModelRequest:
         return self.name.removeprefix(self.source.prefix)
 
 
-_ENTRIES: Final = (  # the first that recognises a name has it; `vitlens models` lists them in this order
+_ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens models` lists them in this order
     ModelSource(
         kind="bundled",
         usage=BUNDLED[0],
@@ -169,17 +169,17 @@ def source_of(name: str) -> ModelSource | None:
 
 
 def require_source(name: str) -> ModelSource:
-    """The source of a name. Raises ModelError for a path at which nothing is, UnknownNameError with the nearest names
+    """The source of a name. Raises ModelError for a path that does not exist, UnknownNameError with the nearest names
     for any other name."""
     source = source_of(name)
     if source is not None:
         return source
     if "/" in name or name.startswith((".", "~")):
         raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
-    known = (one for source in SOURCES.values() if not source.extra for one in source.all_names())
+    known = (listed for source in SOURCES.values() if not source.extra for listed in source.all_names())
     raise UnknownNameError("model", name, known, hint="vitlens models")
 
 
 def describe_names(separator: str = ", ") -> str:
-    """How models are named: the usage of every source."""
+    """The forms of model names: the usage of every source."""
     return separator.join(source.usage for source in SOURCES.values())

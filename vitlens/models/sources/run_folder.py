@@ -9,7 +9,7 @@ from vitlens.models.sources.registry import ModelRequest
 
 
 def recognises(name: str) -> bool:
-    """Whether there is such a folder."""
+    """Whether the name is that of a folder."""
     return Path(name).is_dir()
 
 

@@ -27,7 +27,7 @@ def timm_names(pattern: str = "*") -> list[str]:
 def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
-    """One of timm's models: with these weights, with its hub's, or random; and the input that it was trained with.
+    """One of timm's models, with these weights, its hub's, or random; and the preprocessing of its training.
 
     Positions are resized by timm's own loader. Raises UnknownNameError, or ModelError for weights that do not fit.
     """
@@ -48,7 +48,7 @@ def build(
                 f"expected a head of {architecture.classes} classes for timm:{name}, found one of {classes}; "
                 "check the weights"
             )
-        # timm drops a head of another size in silence unless its configuration says how many classes there are
+        # timm silently drops a head of another size unless its configuration has the number of classes
         options["pretrained_cfg_overlay"] = {"state_dict": dict(state)} | (
             {} if classes is None else {"num_classes": classes}
         )
@@ -68,10 +68,10 @@ def _create(name: str, image_size: tuple[int, int] | None, **options: Any) -> nn
     try:
         try:
             model = timm.create_model(name, **options, **({} if image_size is None else {"img_size": image_size}))
-        except TypeError:  # a CNN takes any size and has no such argument
+        except TypeError:  # a CNN accepts any size and has no such argument
             model = timm.create_model(name, **options)
         return model
-    except Exception as error:  # timm's converters of weights raise nearly anything for damaged ones
+    except Exception as error:  # timm's weight converters raise nearly anything for damaged weights
         overlay = options.get("pretrained_cfg_overlay")
         if overlay is None or isinstance(error, VitlensError | MemoryError):
             raise
@@ -93,7 +93,7 @@ def _misfit(name: str, state: Mapping[str, Tensor], error: Exception) -> str:
 
 
 def _classes_of(name: str, state: Mapping[str, Tensor]) -> int | None:
-    """How many classes the head in a state dict has."""
+    """The number of classes of the head in a state dict."""
     config = timm.models.get_pretrained_cfg(name)
     heads = config.classifier if config is not None else None
     for head in (heads,) if isinstance(heads, str) else heads or ():

@@ -26,7 +26,7 @@ def torchvision_names() -> list[str]:
 def build(
     architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
 ) -> tuple[nn.Module, Preprocessing]:
-    """One of torchvision's models: with these weights, with its hub's, or random; and the input it was trained with."""
+    """One of torchvision's models, with these weights, its hub's, or random; and the preprocessing of its training."""
     name = architecture.name
     if name not in torchvision_names():
         raise UnknownNameError("torchvision model", name, torchvision_names(), hint="vitlens models 'torchvision:*'")

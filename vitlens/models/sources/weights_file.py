@@ -1,4 +1,4 @@
-"""The model in a weights file: one that vitlens wrote, or a state dict whose architecture is given."""
+"""The model in a weights file: one that vitlens wrote, or a state dict with a given architecture."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +12,14 @@ from vitlens.references import resolved
 
 
 def recognises(name: str) -> bool:
-    """Whether a name ends as weights files do."""
+    """Whether a name has the suffix of a weights file."""
     return Path(name).suffix in SUFFIXES
 
 
 def load(request: ModelRequest) -> Model:
-    """The model that a file describes itself; else of request.arch, with the state dict in the file.
+    """The model that a file describes, else request.arch with the state dict in the file.
 
-    Raises ModelError for a file that is not there, or without an architecture.
+    Raises ModelError for a file that does not exist or has no architecture.
     """
     file = Path(request.name)
     if not file.is_file():
@@ -32,7 +32,7 @@ def load(request: ModelRequest) -> Model:
         )
     source = require_source(request.arch)
     if source.weights == "own" or request.random:
-        found = f"{request.arch!r}, which has its own" if source.weights == "own" else "@random"
-        raise InputError(f"expected an architecture for the weights in {request.name}, found {found}")
-    made: Model = resolved(source.load)(replace(request, source=source, name=request.arch, file=file, arch=None))
-    return made
+        given = f"{request.arch!r}, which has its own" if source.weights == "own" else "@random"
+        raise InputError(f"expected an architecture for the weights in {request.name}, found {given}")
+    model: Model = resolved(source.load)(replace(request, source=source, name=request.arch, file=file, arch=None))
+    return model

@@ -1,4 +1,4 @@
-"""What a model loses without each head, MLP and block, exactly, and what follows from it."""
+"""Exact ablation of every head, MLP and block of a model, and the analyses based on it."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -6,20 +6,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitlens.analysis.ablation.ablate import units_of
-from vitlens.analysis.ablation.adaptive import Adaptive
+from vitlens.analysis.ablation.adaptive import Adaptive, most_important
 from vitlens.analysis.ablation.pairs import Redundancy, Synergy
 from vitlens.analysis.ablation.replacements import replacement_for, replacement_note
 from vitlens.commands.ablate.measure.effects import UnitEffects, mean_outputs, unit_effects, write_effects
-from vitlens.commands.ablate.measure.elimination import top_heads, write_top
 from vitlens.commands.ablate.measure.expected import ablate_parts
 from vitlens.commands.ablate.measure.inside import write_inside
-from vitlens.commands.ablate.measure.pairs import head_redundancy, head_synergy, write_pairs
 from vitlens.commands.ablate.measure.prune import write_pruned
-from vitlens.commands.ablate.measure.removal import RemovalCurves, heads_removed_in_order, write_curves
-from vitlens.commands.ablate.measure.work import AblationRun
+from vitlens.commands.ablate.measure.removal import (
+    RemovalCurves,
+    head_redundancy,
+    head_synergy,
+    heads_removed_in_order,
+    write_curves,
+    write_pairs,
+)
+from vitlens.commands.ablate.measure.work import AblationRun, finite
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.ablate.record import NOTES
-from vitlens.commands.ablate.record.rows import AblateNoteRow
+from vitlens.commands.ablate.record import ELIMINATION, FORWARDS, NOTES
+from vitlens.commands.ablate.record.rows import AblateNoteRow, EliminationRow
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.digests import model_digest
 from vitlens.commands.scaffold.expected import say_expected
@@ -27,6 +32,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
+from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.scaffold.progress_store import PROGRESS, ProgressStore
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.resume import require_same
@@ -36,12 +42,12 @@ from vitlens.devices import autocast
 from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.processes import Processes, share_of
+from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
 class AblationResults:
-    """What was measured. effects: by replacement, empty with --top; the others: None where not asked for or not
-    defined."""
+    """effects: by replacement, empty with --top; the others: None where they were not measured."""
 
     effects: Mapping[Replacement, UnitEffects]
     removal: RemovalCurves | None = None
@@ -50,8 +56,8 @@ class AblationResults:
     elimination: Adaptive | None = None
 
     def notes(self) -> Iterator[str]:
-        """What the parts say that a report must hold."""
-        yield from (one.importance.note for one in self.effects.values())
+        """The remarks of the measurements for the report."""
+        yield from (effects.importance.note for effects in self.effects.values())
         yield from (part.note for part in (self.pairs, self.elimination) if part is not None)
 
 
@@ -59,11 +65,11 @@ def measure(options: AblateOptions) -> Path | None:
     """Remove every head of a model in turn, exactly, and write the report; returns its path.
 
     Of several processes each takes its share of the images; all but the first return None. Raises DataError for images
-    without labels, InputError for too few images, and for another model or other data than those a run to be resumed
-    began with.
+    without labels, InputError for too few images, and for another model or other data than those of a run that
+    is resumed.
     """
     processes, run = join_run(options.run)
-    with processes.first_ahead():
+    with processes.main_process_first():
         (model,) = load_models((options.model,), command="ablate", model_options=options.model_options, options=run)
         split = load_split(model, options=run, data=options.data, images=options.images)
     options, reason = _with_replacements(options, len(split))
@@ -75,7 +81,7 @@ def measure(options: AblateOptions) -> Path | None:
     identity = _identity(model, split, options, processes, run)
     require_same(options.resume, "ablate", identity)
     say_expected([(model, split, tuple(ablate_parts(units, len(split), options)))], run, processes=processes.count)
-    with processes.first_ahead():
+    with processes.main_process_first():
         folder = _folder(options, run, model, split, identity) if processes.is_first else None
     place = options.resume or run.out if folder is None else folder.path
     store = ProgressStore(None if place is None else place / PROGRESS, processes.index)
@@ -91,20 +97,20 @@ def measure(options: AblateOptions) -> Path | None:
 
 
 def _with_replacements(options: AblateOptions, images: int) -> tuple[AblateOptions, str]:
-    """The options with replacements that so many images allow, and why another one than the mean was taken, or "".
+    """The options with their default replacement chosen, and the reason for another one than the mean, or "".
 
-    Raises InputError for a replacement that was asked for with too few images.
+    Raises InputError for too few images for a replacement of the options.
     """
     if options.replace:
         return replace(options, replace=tuple(replacement_for(images, name) for name in options.replace)), ""
-    taken = replacement_for(images, None)
-    return replace(options, replace=(taken,)), "" if taken == "mean" else replacement_note(images, taken)
+    default = replacement_for(images, None)
+    return replace(options, replace=(default,)), "" if default == "mean" else replacement_note(images, default)
 
 
 def _identity(
     model: Model, split: Split, options: AblateOptions, processes: Processes, run: RunOptions
 ) -> dict[str, object]:
-    """What must be the same for a stopped run to go on; the images themselves are compared batch by batch."""
+    """What must be equal when a run is resumed; the images themselves are compared batch by batch."""
     return {
         "model": model_digest(model),
         "images": len(split),
@@ -121,7 +127,7 @@ def _identity(
 def _folder(
     options: AblateOptions, run: RunOptions, model: Model, split: Split, identity: Mapping[str, object]
 ) -> RunFolder:
-    """The run's folder: a new one, or the one to go on in."""
+    """The run's folder: a new one, or that of the resumed run."""
     config = settings(options, run, models=(model,), split=split, identity=dict(identity))
     if options.resume is not None:
         return RunFolder.reopen(options.resume, needs={"data": None}, config=config)
@@ -137,16 +143,16 @@ def _folder(
 
 
 def _results(ablation: AblationRun) -> AblationResults:
-    """Everything that was asked for, but for what one process measures alone."""
+    """The results to which all processes contribute."""
     options = ablation.options
     with autocast(ablation.model.device, ablation.run.precision):
         if options.top is not None:
-            return AblationResults({}, elimination=top_heads(ablation))
+            return AblationResults({}, elimination=_top_heads(ablation))
         means = mean_outputs(ablation)
         effects = {name: unit_effects(ablation, name, means) for name in options.replace}
         main = effects[ablation.replacement]
         several = len(ablation.heads) > 1
-        ranked = several and main.importance.is_ranked("head")  # else there is no order to remove heads in
+        ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
         removal = heads_removed_in_order(ablation, main, means) if options.curves and ranked else None
         redundancy = head_redundancy(ablation) if options.pairs and several else None
         pairs = head_synergy(ablation, main.importance, means) if options.pairs and ranked else None
@@ -157,14 +163,50 @@ def _write(folder: RunFolder, ablation: AblationRun, results: AblationResults, r
     """Write all results; activation patching and pruning are measured here, by the first process alone."""
     alias = ablation.model.alias
     notes = [AblateNoteRow(reason, "replacement")] if reason else []
-    said = dict.fromkeys(note for note in results.notes() if note and note != reason)
-    folder.write(NOTES, [*notes, *(AblateNoteRow(note, "measurement") for note in said)])
+    measured = dict.fromkeys(note for note in results.notes() if note and note != reason)
+    folder.write(NOTES, [*notes, *(AblateNoteRow(note, "measurement") for note in measured)])
     write_effects(folder, ablation, results.effects)
     write_curves(folder, alias, results.removal)
     write_pairs(folder, results.redundancy, results.pairs)
-    write_top(folder, alias, results.elimination)
+    _write_top(folder, alias, results.elimination)
     write_inside(folder, ablation)
     if results.effects:
         write_pruned(folder, ablation, results.effects[ablation.replacement].importance)
     else:
         write_pruned(folder, ablation, None)
+
+
+def _top_heads(ablation: AblationRun) -> Adaptive:
+    """The most important heads by sequential elimination; every process does all of the work, as it is little."""
+    (batch,) = ablation.split.batches(len(ablation.split), device="cpu")
+    total = len(ablation.split) * len(ablation.heads)
+    with progress("Finding the most important heads", total, unit="removals", quiet=ablation.run.quiet) as advance:
+        return most_important(
+            ablation.model, batch.images, ablation.labels, k=ablation.options.top or 1, replace=ablation.replacement,
+            units=ablation.heads, batch_size=ablation.run.batch_size, seed=ablation.run.seed, advance=advance,
+        )  # fmt: skip
+
+
+def _write_top(folder: RunFolder, alias: str, elimination: Adaptive | None) -> None:
+    """Write every head as far as it was measured, and the cost beside exact measurement; no rows without --top."""
+    folder.write(ELIMINATION, [] if elimination is None else _elimination_rows(elimination))
+    if elimination is not None:
+        for what, cost in (("adaptive", elimination.forward_equivalents), ("exact", elimination.exact_cost)):
+            folder.metric(FORWARDS(model=alias, what=what), Estimate(cost, n=elimination.n, unit="forwards"))
+
+
+def _elimination_rows(elimination: Adaptive) -> Iterator[EliminationRow]:
+    for rank, index in enumerate(elimination.ranking):
+        unit = elimination.units[index]
+        yield EliminationRow(
+            rank=rank + 1,
+            unit=unit.name,
+            layer=unit.layer,
+            head=unit.head,
+            delta_loss=float(elimination.mean[index]),
+            low=finite(elimination.low[index]),
+            high=finite(elimination.high[index]),
+            images=int(elimination.images[index]),
+            settled=bool(elimination.settled[index]),
+            top=rank < elimination.k,
+        )

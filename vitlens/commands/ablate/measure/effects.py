@@ -1,4 +1,4 @@
-"""The loss and the answers without each unit, image by image: measured, summarised, written."""
+"""The loss and the predictions without each unit, for every image: measured, summarised, written."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 
 @dataclass(frozen=True)
 class UnitEffects:
-    """With one replacement, of all units on all images. first_order (units, n); importance: effects summarised."""
+    """The effects of all units on all images, with one replacement. first_order: (units, n)."""
 
     effects: Effects
     first_order: Tensor
@@ -51,8 +51,8 @@ class UnitEffects:
 
 
 def mean_outputs(ablation: AblationRun) -> MeanOutputs | None:
-    """The mean outputs over the data; None where nothing needs them, or where one batch holds all images: its own clean
-    pass then gives them."""
+    """The mean outputs over the data; None where they are not needed, or where one batch holds all images, whose clean
+    pass gives them."""
     options, split = ablation.options, ablation.split
     alone = ablation.processes.count == 1 and len(split) <= ablation.batch_size
     if "mean" not in options.replace or (alone and not options.curves and not options.pairs):
@@ -74,8 +74,8 @@ def unit_effects(ablation: AblationRun, replacement: Replacement, means: MeanOut
     parts: list[Effects] = []
     estimates: list[Tensor] = []
     total = len(share_of(ablation.split, ablation.processes)) * len(ablation.units)
-    what, seed = f"Removing each unit ({replacement})", ablation.run.seed
-    with progress(what, total, unit="removals", quiet=ablation.run.quiet) as advance:
+    title, seed = f"Removing each unit ({replacement})", ablation.run.seed
+    with progress(title, total, unit="removals", quiet=ablation.run.quiet) as advance:
         for batch in ablation.batches():
             inputs = (ablation.model, batch.images, batch.labels, ablation.units)
             parts.append(
@@ -99,8 +99,8 @@ def unit_effects(ablation: AblationRun, replacement: Replacement, means: MeanOut
 
 
 def write_effects(folder: RunFolder, ablation: AblationRun, measured: Mapping[Replacement, UnitEffects]) -> None:
-    """Write importance with its tests, agreement of the rankings, effects by class, and every image's effects; no rows
-    with --top."""
+    """Write importance with its tests, agreement of the rankings, effects by class, and the effects on every image; no
+    rows with --top."""
     importance = {name: one.importance for name, one in measured.items()}
     folder.write(UNITS, [row for name, one in importance.items() for row in _unit_rows(name, one)])
     folder.write(AGREEMENT, _agreement_rows(importance))
@@ -131,14 +131,14 @@ def _write_metrics(folder: RunFolder, ablation: AblationRun, measured: Mapping[R
             folder.metric(metric(model=alias, **unit_place(unit.name)), estimate)
     heads = importance.of_kind("head")
     if heads:
-        matter = int(importance.matters[heads].sum())
-        folder.metric(HEADS_THAT_MATTER(model=alias), Estimate(matter / len(heads), n=len(heads)))
+        significant = int(importance.matters[heads].sum())
+        folder.metric(HEADS_THAT_MATTER(model=alias), Estimate(significant / len(heads), n=len(heads)))
     if np.isfinite(importance.rank_correlation):
         rho = Estimate(importance.rank_correlation, n=len(heads), unit="")
         folder.metric(RANK_CORRELATION(model=alias), rho)
     for name, one in measured.items():
-        spent = Estimate(one.importance.forward_equivalents, n=one.importance.n, unit="forwards")
-        folder.metric(FORWARDS(model=alias, what=name), spent)
+        cost = Estimate(one.importance.forward_equivalents, n=one.importance.n, unit="forwards")
+        folder.metric(FORWARDS(model=alias, what=name), cost)
 
 
 def _estimate(change: MeanChange, index: int, n: int, unit: str) -> Estimate:
@@ -180,8 +180,8 @@ def _agreement_rows(importance: Mapping[Replacement, Importance]) -> Iterator[Re
     if main.first_order is not None and not main.first_order[heads].isnan().any():
         rankings[FIRST_ORDER] = main.first_order[heads].numpy()
     for one, two in combinations(rankings, 2):
-        flat = len(heads) < 2 or np.ptp(rankings[one]) == 0 or np.ptp(rankings[two]) == 0
-        rho = None if flat else finite(spearmanr(rankings[one], rankings[two]).statistic)
+        constant = len(heads) < 2 or np.ptp(rankings[one]) == 0 or np.ptp(rankings[two]) == 0
+        rho = None if constant else finite(spearmanr(rankings[one], rankings[two]).statistic)
         yield ReplacementAgreementRow(one, two, rho, len(heads))
 
 
@@ -199,7 +199,7 @@ def _save_classes(folder: RunFolder, ablation: AblationRun, importance: Importan
 
 
 def _class_rows(ablation: AblationRun, measured: Mapping[Replacement, Importance]) -> Iterator[ClassHeadRow]:
-    """For each class the head without which its loss rises most; nothing where heads are not ranked."""
+    """For each class the head whose removal raises the loss most; no rows where heads are not ranked."""
     importance = measured.get(ablation.replacement)
     by_class = None if importance is None else importance.by_class
     if importance is None or by_class is None or not importance.is_ranked("head"):

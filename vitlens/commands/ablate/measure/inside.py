@@ -1,4 +1,4 @@
-"""Activation patching, direct logit contributions and the logit lens, on images of the data or the user's own."""
+"""Activation patching, direct logit attribution and the logit lens, on images of the data or of the user."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -28,23 +28,22 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.records import TableOf
 from vitlens.uncertainty import wilson
 
-_IMAGES: Final = 64  # of the logit lens and of the contributions, and among which a pair is chosen, at most
+_IMAGES: Final = 64  # images of the logit lens and the contributions, from which the pair is chosen too, at most
 _CLASSES: Final = 5  # in the logit lens
 
 
 def write_inside(folder: RunFolder, ablation: AblationRun) -> None:
-    """Measure and write what a clean run restores in a corrupted one, and what heads and MLPs add to the logits.
+    """Measure and write activation patching, the logit lens and the contributions of heads and MLPs to the logits.
 
-    A family for which one of these is not defined gets a note that says so in its place; no rows without --patch, or
-    with --top.
+    Where one of these is not defined for the model, a note gives the reason. No rows with --no-patch or --top.
     """
     tables: tuple[TableOf[Any], ...] = (PATCHING, LENS, LENS_CLASSES, CONTRIBUTIONS)
     for table in tables:
         folder.write(table, [])
     notes: list[str] = []
     parts: tuple[Callable[[RunFolder, AblationRun], None], ...] = (_write_patching, _write_lens, _write_contributions)
-    wanted = ablation.options.patch and ablation.options.top is None
-    for write in parts if wanted else ():
+    enabled = ablation.options.patch and ablation.options.top is None
+    for write in parts if enabled else ():
         try:
             write(folder, ablation)
         except UnsupportedError as error:
@@ -72,8 +71,8 @@ def _write_patching(folder: RunFolder, ablation: AblationRun) -> None:
 
 
 def _pair(ablation: AblationRun) -> tuple[Tensor, Tensor, tuple[str, str]]:
-    """A clean and a corrupted image (1, 3, height, width) with their names: the user's, or of the correctly predicted
-    images the most confident one, and the most confident one of another class."""
+    """A clean and a corrupted image (1, 3, height, width) with their names: those of --clean and --corrupted, or the
+    correctly classified image of highest confidence and the one of highest confidence in another class."""
     model, options = ablation.model, ablation.options
     if options.clean is not None and options.corrupted is not None:
         paths = [options.clean, options.corrupted]
@@ -90,7 +89,9 @@ def _pair(ablation: AblationRun) -> tuple[Tensor, Tensor, tuple[str, str]]:
     order = sorted(correct, key=lambda index: -float(confidence[index]))
     other = next((index for index in order[1:] if labels[index] != labels[order[0]]), None) if order else None
     if other is None:
-        raise InputError("expected two images of different classes that the model has right, found none; give --clean")
+        raise InputError(
+            "expected two correctly classified images of different classes, found none; give --clean and --corrupted"
+        )
     chosen = [order[0], other]
     first, second = (model.classes[int(labels[index])] for index in chosen)
     return batch.images[chosen[:1]], batch.images[chosen[1:]], (first, second)
@@ -112,9 +113,9 @@ def _patching_row(ablation: AblationRun, patched: Patching, names: tuple[str, st
 
 
 def _first_images(ablation: AblationRun) -> LabelledBatch:
-    some = torch.arange(len(ablation.split))[:_IMAGES]
-    (batch,) = ablation.split.pick(some).batches(len(some), device=ablation.model.device)
-    return LabelledBatch(batch.images, ablation.labels[some], 0)
+    first = torch.arange(len(ablation.split))[:_IMAGES]
+    (batch,) = ablation.split.pick(first).batches(len(first), device=ablation.model.device)
+    return LabelledBatch(batch.images, ablation.labels[first], 0)
 
 
 def _write_lens(folder: RunFolder, ablation: AblationRun) -> None:

@@ -1,4 +1,4 @@
-"""--prune: heads cut from the model for good, the smaller model saved, and timed beside the whole one."""
+"""--prune: the least important heads are removed from the weights, the smaller model is saved and timed."""
 
 from dataclasses import replace
 from typing import Final, Literal
@@ -12,7 +12,7 @@ from vitlens.commands.ablate.measure.work import AblationRun
 from vitlens.commands.ablate.record import PARAMETERS_CUT, PRUNED, PRUNED_HEADS
 from vitlens.commands.ablate.record.rows import PrunedHeadsRow, PrunedRow
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.unseen import pass_on
+from vitlens.commands.scaffold.unseen import copy_training_images
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.pruning import prune_heads
@@ -20,12 +20,12 @@ from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.processes import Processes
 from vitlens.uncertainty import Estimate
 
-_ROUNDS: Final = 3  # of timing, whole and pruned by turns
-_TIMED: Final = 8  # images at a time
+_ROUNDS: Final = 3  # of timing, alternating between the whole and the pruned model
+_TIMED: Final = 8  # images in the batch that is timed
 
 
 def write_pruned(folder: RunFolder, ablation: AblationRun, importance: Importance | None) -> None:
-    """Cut the least important share of the heads, save the model, and measure it beside the whole one; no rows without
+    """Prune the least important share of the heads, save the model, and compare it with the whole one; no rows without
     --prune."""
     if ablation.options.prune is None or importance is None:
         folder.write(PRUNED, [])
@@ -44,7 +44,7 @@ def write_pruned(folder: RunFolder, ablation: AblationRun, importance: Importanc
     pruned = prune_heads(ablation.model, cut)
     place = ablation.options.save / WEIGHTS_FILE if ablation.options.save else folder.place("pruned", WEIGHTS_FILE)
     save(pruned, place)
-    pass_on(ablation.model, place.parent)
+    copy_training_images(ablation.model, place.parent)
     folder.write(PRUNED, _rows(ablation, pruned, heads=len(ranking), cut=count))
     folder.write(PRUNED_HEADS, [PrunedHeadsRow(layer, tuple(sorted(heads))) for layer, heads in sorted(cut.items())])
     share = 1 - pruned.parameter_count() / ablation.model.parameter_count()
@@ -52,8 +52,8 @@ def write_pruned(folder: RunFolder, ablation: AblationRun, importance: Importanc
 
 
 def _rows(ablation: AblationRun, pruned: Model, *, heads: int, cut: int) -> list[PrunedRow]:
-    some = torch.arange(min(_TIMED, len(ablation.split)))
-    (batch,) = ablation.split.pick(some).batches(_TIMED, device=ablation.model.device)
+    timed = torch.arange(min(_TIMED, len(ablation.split)))
+    (batch,) = ablation.split.pick(timed).batches(_TIMED, device=ablation.model.device)
     models: dict[Literal["whole", "pruned"], Model] = {"whole": ablation.model, "pruned": pruned}
     times: dict[str, list[Latency]] = {name: [] for name in models}
     for _ in range(_ROUNDS):
@@ -61,7 +61,7 @@ def _rows(ablation: AblationRun, pruned: Model, *, heads: int, cut: int) -> list
             times[name].append(latency(model, batch.images, repeats=5))
     rows = []
     for name, model in models.items():
-        best, right = min(times[name], key=lambda one: one.median), _accuracy(ablation, model)
+        best, right = min(times[name], key=lambda latency: latency.median), _accuracy(ablation, model)
         rows.append(
             PrunedRow(
                 model=name,
@@ -81,9 +81,9 @@ def _rows(ablation: AblationRun, pruned: Model, *, heads: int, cut: int) -> list
 
 
 def _accuracy(ablation: AblationRun, model: Model) -> Estimate:
-    alone = replace(ablation, processes=Processes(0, 1, ablation.model.device))  # the others are done
+    whole = replace(ablation, processes=Processes(0, 1, ablation.model.device))  # all images
     right = []
     with torch.no_grad():
-        for batch in alone.batches():
+        for batch in whole.batches():
             right.append((model(batch.images).argmax(-1) == batch.labels).cpu())
     return accuracy(torch.cat(right))

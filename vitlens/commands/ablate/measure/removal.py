@@ -1,14 +1,17 @@
-"""Heads removed one after another, in the orders of their importance: accuracy and loss after each removal."""
+"""Several heads removed at once: one after another in the order of their importance, and in pairs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation.effects import Unit
 from vitlens.analysis.ablation.greedy import Greedy, greedy_order
+from vitlens.analysis.ablation.importance import Importance
+from vitlens.analysis.ablation.pairs import Pairs, Redundancy, RedundancyStream, Synergy, pairwise, synergy
 from vitlens.analysis.ablation.removal import (
     AblationCurve,
     random_order,
@@ -19,24 +22,33 @@ from vitlens.analysis.ablation.removal import (
 )
 from vitlens.analysis.ablation.replacements import MeanOutputs
 from vitlens.commands.ablate.measure.effects import UnitEffects
-from vitlens.commands.ablate.measure.work import AblationRun
-from vitlens.commands.ablate.record import CURVES, FIRST_ORDER, FORWARDS, REMOVABLE
-from vitlens.commands.ablate.record.rows import RemovalRow
+from vitlens.commands.ablate.measure.work import AblationRun, finite
+from vitlens.commands.ablate.record import (
+    CURVES,
+    FIRST_ORDER,
+    FORWARDS,
+    PAIRS,
+    REDUNDANCY,
+    REDUNDANCY_ARRAYS,
+    REMOVABLE,
+)
+from vitlens.commands.ablate.record.arrays import RedundancyArrays
+from vitlens.commands.ablate.record.rows import HeadPairRow, RedundancyRow, RemovalRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.progress import progress
 from vitlens.uncertainty import Estimate
 
 POINTS: Final = 9  # of a removal curve
-CURVED: Final = 256  # images of a removal curve and of pairs, at most: every point costs most of a forward pass
+REMOVAL_IMAGES: Final = 256  # images of curves and of pairs, at most: every point costs most of a forward pass
 RANDOM_ORDERS: Final = 2
 RERANKINGS: Final = 12  # of a greedy order
-_FEWEST: Final = 10  # images to rank on and to test on; below twice as many, both are the same
+_FEWEST: Final = 10  # images to rank on, and to test on; for fewer than twice as many images, both sets are all images
 
 
 @dataclass(frozen=True)
 class RemovalCurves:
-    """curves: by order; removable: the share of heads that can go at a cost of one point of accuracy, None where the
-    accuracy without any head is not shown to be lower; greedy: the order that was ranked again, where asked for."""
+    """curves: by order; removable: the share of heads that can be removed at a cost of one point of accuracy, None
+    where the accuracy without any head is not shown to be lower; greedy: the order of --greedy."""
 
     curves: dict[str, AblationCurve]
     removable: Estimate | None
@@ -46,11 +58,11 @@ class RemovalCurves:
 def heads_removed_in_order(ablation: AblationRun, effects: UnitEffects, means: MeanOutputs | None) -> RemovalCurves:
     """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other."""
     count = len(ablation.split)
-    half = count >= 2 * _FEWEST
-    ranked, tested = (torch.arange(count)[0::2], torch.arange(count)[1::2]) if half else (torch.arange(count),) * 2
-    tested = tested[:CURVED]
+    halved = count >= 2 * _FEWEST
+    ranked, tested = (torch.arange(count)[0::2], torch.arange(count)[1::2]) if halved else (torch.arange(count),) * 2
+    tested = tested[:REMOVAL_IMAGES]
     orders = dict(_orders(ablation, effects, ranked))
-    greedy = _greedy(ablation, ranked[:CURVED], means) if ablation.options.greedy else None
+    greedy = _greedy(ablation, ranked[:REMOVAL_IMAGES], means) if ablation.options.greedy else None
     if greedy is not None:
         orders["greedy"] = greedy.order
     curves = _curves(ablation, orders, tested, means)
@@ -86,7 +98,7 @@ def _curves(
             )  # fmt: skip
             for name, curve in curves.items():
                 parts.setdefault(name, []).append(curve)
-    joined = {name: AblationCurve.join(some) for name, some in parts.items()}
+    joined = {name: AblationCurve.join(batches) for name, batches in parts.items()}
     return {
         name: AblationCurve(curve.order, curve.removed, curve.outcomes.gathered(ablation.processes))
         for name, curve in joined.items()
@@ -108,19 +120,19 @@ def _orders(ablation: AblationRun, measured: UnitEffects, ranked: Tensor) -> Ite
 
 
 def write_curves(folder: RunFolder, alias: str, removal: RemovalCurves | None) -> None:
-    """Write every point of the curves, and the share of heads that can go; no rows where nothing was removed."""
+    """Write every point of the curves, and the share of heads that can be removed; no rows where none was removed."""
     curves = {} if removal is None else removal.curves
-    folder.write(CURVES, [row for name, curve in curves.items() for row in _rows(name, curve)])
+    folder.write(CURVES, [row for name, curve in curves.items() for row in _curve_rows(name, curve)])
     if removal is None:
         return
     if removal.removable is not None:
         folder.metric(REMOVABLE(model=alias), removal.removable)
     if removal.greedy is not None:
-        spent = Estimate(removal.greedy.forward_equivalents, unit="forwards")
-        folder.metric(FORWARDS(model=alias, what="greedy"), spent)
+        cost = Estimate(removal.greedy.forward_equivalents, unit="forwards")
+        folder.metric(FORWARDS(model=alias, what="greedy"), cost)
 
 
-def _rows(name: str, curve: AblationCurve) -> Iterator[RemovalRow]:
+def _curve_rows(name: str, curve: AblationCurve) -> Iterator[RemovalRow]:
     for count, right, loss in zip(curve.removed, curve.accuracy(), curve.loss.tolist()):
         yield RemovalRow(
             order=name,
@@ -131,4 +143,58 @@ def _rows(name: str, curve: AblationCurve) -> Iterator[RemovalRow]:
             high=right.high,
             n=right.n or 0,
             loss=loss,
+        )
+
+
+def head_redundancy(ablation: AblationRun) -> Redundancy:
+    """The similarity of the outputs of each pair of heads."""
+    stream = RedundancyStream(ablation.model)
+    for batch in ablation.batches(torch.arange(len(ablation.split))[:REMOVAL_IMAGES]):
+        stream.add(batch.images)
+    stream.join(ablation.processes.total)
+    return stream.result()
+
+
+def head_synergy(ablation: AblationRun, importance: Importance, means: MeanOutputs | None) -> Synergy:
+    """The effects of removing the most important heads in pairs."""
+    top = importance.ranking("head")[: max(2, ablation.options.pairs)]
+    chosen = torch.arange(len(ablation.split))[:REMOVAL_IMAGES]
+    total = len(ablation.share(chosen)) * len(top) * (len(top) + 1) // 2
+    parts = []
+    with progress("Removing pairs of heads", total, unit="removals", quiet=ablation.run.quiet) as advance:
+        for batch in ablation.batches(chosen):
+            parts.append(
+                pairwise(
+                    ablation.model, batch.images, batch.labels, top, replace=ablation.replacement, means=means,
+                    donors=batch.donors, seed=ablation.run.seed, offset=batch.offset,
+                    advance=lambda pairs: advance(pairs * len(batch.images)),  # noqa: B023
+                )
+            )  # fmt: skip
+    pairs = Pairs.join(parts)
+    gathered = Pairs(pairs.units, pairs.pairs, pairs.outcomes.gathered(ablation.processes))
+    return synergy(gathered, groups=ablation.groups(chosen), seed=ablation.run.seed)
+
+
+def write_pairs(folder: RunFolder, redundancy: Redundancy | None, pairs: Synergy | None) -> None:
+    """Write similarities and synergies; no rows for what was not measured."""
+    folder.write(REDUNDANCY, [] if redundancy is None else [RedundancyRow(redundancy.images, len(redundancy.units))])
+    if redundancy is not None:
+        units = np.array([unit.name for unit in redundancy.units])
+        layers = np.array([unit.layer for unit in redundancy.units])
+        folder.save(REDUNDANCY_ARRAYS, RedundancyArrays(units, layers, redundancy.matrix.numpy()))
+    folder.write(PAIRS, [] if pairs is None else _pair_rows(pairs))
+
+
+def _pair_rows(pairs: Synergy) -> Iterator[HeadPairRow]:
+    change = pairs.change
+    for index, (one, two) in enumerate(pairs.pairs):
+        yield HeadPairRow(
+            first=pairs.units[one].name,
+            second=pairs.units[two].name,
+            both=float(pairs.both[index]),
+            synergy=float(change.mean[index]),
+            low=finite(change.low[index]),
+            high=finite(change.high[index]),
+            p_holm=finite(change.p_holm[index]),
+            n=pairs.n,
         )

@@ -1,4 +1,4 @@
-"""What all parts of a run of `vitlens ablate` need: model, images in batches, and what an earlier attempt measured."""
+"""The model, the images and the stored outcomes that all parts of a run of `vitlens ablate` share."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ from vitlens.processes import Processes
 
 @dataclass(frozen=True)
 class AblationRun:
-    """labels: (n,), columns of the model's logits; options: with the replacements that so many images allow; run: its
-    run options as they hold in this process."""
+    """labels: (n,), columns of the model's logits; options: with their default replacement chosen; run: the run
+    options of this process."""
 
     model: Model
     split: Split
@@ -44,7 +44,7 @@ class AblationRun:
 
     @property
     def replacement(self) -> Replacement:
-        """The replacement of the figures, and of everything that takes only one."""
+        """The replacement of the figures, and of all measurements that use only one."""
         return self.options.replace[0]
 
     @property
@@ -53,32 +53,32 @@ class AblationRun:
         return self.run.batch_size or fitting_batch_size(self.model)
 
     def groups(self, indices: Tensor | None = None) -> Tensor | None:
-        """What images share (n,), of all or of some; None where they share nothing."""
+        """The groups of the images (n,), or of those at these indices; None where images have no groups."""
         groups = self.split.groups
         return groups if groups is None or indices is None else groups[indices]
 
     def share(self, indices: Tensor) -> Tensor:
-        """Those of some images that belong to this process."""
+        """The part of these indices that belongs to this process."""
         return indices[self.processes.index :: self.processes.count]
 
     def batches(self, indices: Tensor | None = None) -> "Iterator[LabelledBatch]":
-        """This process's images, in batches that fit; indices: of those to take (None: all).
+        """This process's images in batches that fit into memory; indices: of the images to take (None: all).
 
         The donor of an image is drawn from all images, so that results do not depend on the batches.
         """
-        mine = self.share(torch.arange(len(self.split)) if indices is None else indices)
-        split, device = self.split.pick(mine), self.model.device
+        own_indices = self.share(torch.arange(len(self.split)) if indices is None else indices)
+        split, device = self.split.pick(own_indices), self.model.device
         resampled = "resample" in self.options.replace
         others = other_images(len(self.split), seed=self.run.seed) if resampled else None
         for batch in split.batches(self.batch_size, device=device):
-            own = mine[batch.indices]
+            positions = own_indices[batch.indices]
             donors = None
             if others is not None:
-                (donors, *_), *_ = self.split.pick(others[own]).batches(len(own), device=device)
-            yield LabelledBatch(batch.images, self.labels[own].to(device), int(batch.indices[0]), donors)
+                (donors, *_), *_ = self.split.pick(others[positions]).batches(len(positions), device=device)
+            yield LabelledBatch(batch.images, self.labels[positions].to(device), int(batch.indices[0]), donors)
 
     def memory(self, replace: Replacement, batch: "LabelledBatch") -> "BatchMemory | None":
-        """What is known of one batch with one replacement; None where nothing is kept."""
+        """The stored outcomes of one batch with one replacement; None where nothing is stored."""
         if self.store.folder is None:
             return None
         digest = batch_digest(batch.images, batch.labels)
@@ -100,8 +100,8 @@ class LabelledBatch:
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """The outcomes of one batch, kept for the units that begin at one layer at a time; digest: of its images and
-    labels; count: how many they are."""
+    """The stored outcomes of one batch, in parts for the units of one layer; digest: of its images and labels; count:
+    their number."""
 
     store: ProgressStore
     key: str
@@ -109,7 +109,7 @@ class BatchMemory:
     count: int
 
     def recall(self, sets: Sequence[tuple[Unit, ...]]) -> BatchOutcomes | None:
-        """The outcomes that were kept, or None. Raises InputError when they are of other images, or damaged."""
+        """The stored outcomes, or None. Raises InputError when they are of other images, or damaged."""
         sides = (len(sets), self.count)
         forms = {"loss": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
         arrays = self.store.recall(self._key(sets), self.digest, forms)
@@ -119,7 +119,7 @@ class BatchMemory:
         return BatchOutcomes(loss, correct, int(arrays["cost"]))
 
     def remember(self, sets: Sequence[tuple[Unit, ...]], outcomes: BatchOutcomes) -> None:
-        """Keep outcomes, all or nothing."""
+        """Store outcomes, completely or not at all."""
         arrays = {
             "loss": outcomes.loss.numpy(),
             "correct": outcomes.correct.numpy(),
@@ -133,6 +133,6 @@ class BatchMemory:
 
 
 def finite(value: Tensor | float) -> float | None:
-    """A number as a row holds it: None for NaN and infinities."""
+    """A number for a row: None for NaN and infinities."""
     number = float(value)
     return number if np.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""What `vitlens ablate` writes."""
+"""The record of `vitlens ablate`: its tables, arrays and metrics."""
 
 from vitlens.commands.ablate.record.arrays import (
     ClassEffectArrays,

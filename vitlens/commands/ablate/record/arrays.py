@@ -18,8 +18,8 @@ _Names = Annotated[NDArray[Any], Form("U", (None,))]
 
 @dataclass(frozen=True)
 class EffectArrays:
-    """Every image with one replacement: delta_loss, correct, first_order (units, images); the unchanged model's loss
-    and whether it is correct; labels: columns of the logits."""
+    """The results of every image with one replacement: delta_loss, correct, first_order (units, images); clean_loss and
+    clean_correct: of the unchanged model; labels: columns of the logits."""
 
     units: _Names
     delta_loss: _Matrix

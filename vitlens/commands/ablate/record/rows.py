@@ -16,14 +16,14 @@ def unit_label(name: str) -> str:
 
 
 def unit_place(name: str) -> dict[str, str]:
-    """Where a unit ("head/3/7", "mlp/3", "block/3") stands in the names of metrics: its layer, and which part of it."""
+    """The layer and part of a unit ("head/3/7", "mlp/3", "block/3") in the names of metrics."""
     kind, layer, *head = name.split("/")
     return {"layer": layer, "part": head[0] if head else kind}
 
 
 @dataclass(frozen=True)
 class AblateNoteRow:
-    """A sentence that the report must hold. about: "replacement" says why another one than the mean was taken."""
+    """A remark for the report. about: "replacement" for why another replacement than the mean was used."""
 
     note: Text
     about: Literal["replacement", "measurement"]
@@ -31,14 +31,14 @@ class AblateNoteRow:
 
 @dataclass(frozen=True)
 class InsideNoteRow:
-    """Why activation patching, the logit lens or the direct contributions are not there."""
+    """Why activation patching, the logit lens or the direct contributions were not computed."""
 
     note: Text
 
 
 @dataclass(frozen=True)
 class UnitRow:
-    """What the model loses without one head, MLP or block, with one replacement.
+    """The effect of removing one head, MLP or block, with one replacement.
 
     delta_loss: rise of the mean cross-entropy, nats; delta_accuracy: points of accuracy lost; p_holm, accuracy_p_holm:
     of sign flips, after Holm's correction over the units of the kind; None: not defined for fewer than two images;
@@ -114,7 +114,7 @@ class RemovalRow:
 
 @dataclass(frozen=True)
 class RedundancyRow:
-    """On how many images the outputs of how many heads were compared; their similarities are arrays."""
+    """The numbers of images and of heads whose outputs were compared; the similarities are arrays."""
 
     images: int
     heads: int
@@ -147,8 +147,8 @@ class HeadPairRow:
 
 @dataclass(frozen=True)
 class EliminationRow:
-    """One head of --top K, measured until it was told apart. rank: from 1; images: on which it was measured; settled:
-    whether its interval is on one side of the boundary; top: whether it is among the K."""
+    """One head of --top K, measured until it was separated from the boundary. rank: from 1; images: on which it was
+    measured; settled: whether its interval lies on one side of the boundary; top: whether it is among the K."""
 
     rank: int
     unit: str
@@ -175,7 +175,7 @@ class EliminationRow:
 @dataclass(frozen=True)
 class PatchingRow:
     """One clean and one corrupted image. target, other: the classes of the logit difference, whose value is given for
-    each image; grid (rows, columns), prefix: the model's tokens, None where they are not known."""
+    each image; grid (rows, columns), prefix: the model's tokens, None where they are unknown."""
 
     clean: GivenName
     corrupted: GivenName
@@ -200,7 +200,7 @@ class LensRow:
 
     @property
     def label(self) -> str:
-        """After what it is read: embedding, L0, L1 ..."""
+        """The layer after which it is read: embedding, L0, L1 ..."""
         return f"L{self.depth - 1}" if self.depth else "embedding"
 
     @property
@@ -218,8 +218,8 @@ class LensClassRow:
 
 @dataclass(frozen=True)
 class ContributionRow:
-    """Direct contributions to the label's logit, means over the images. rest: of embedding and biases; largest_gap: of
-    any image's sum of contributions from its logit."""
+    """Direct contributions to the label's logit, means over the images. rest: of embedding and biases; largest_gap: the
+    largest difference between an image's sum of contributions and its logit."""
 
     images: int
     logit: float
@@ -252,7 +252,7 @@ class PrunedRow:
 
 @dataclass(frozen=True)
 class PrunedHeadsRow:
-    """The heads that were cut from one layer."""
+    """The heads that were pruned from one layer."""
 
     layer: int
     heads: tuple[int, ...]

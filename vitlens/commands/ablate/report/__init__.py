@@ -1,33 +1,106 @@
 """The report of `vitlens ablate`, from its record."""
 
-from typing import Final
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.ablate.record import ELIMINATION, FORWARDS
+from vitlens.commands.ablate.record.rows import EliminationRow
 from vitlens.commands.ablate.report.inside import inside, pruned
+from vitlens.commands.ablate.report.ranking import REPLACED, main_replacement
 from vitlens.commands.ablate.report.removal import pairs, removal
-from vitlens.commands.ablate.report.summary import summary
-from vitlens.commands.ablate.report.top import top_heads
-from vitlens.commands.ablate.report.units import every_unit
+from vitlens.commands.ablate.report.summary import input_sentences, notes, summary
+from vitlens.commands.ablate.report.units import RISE, all_units
 from vitlens.records import Record
-from vitlens.report.document import Document, sentences
+from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["report"]
 
 _LIMITS: Final = (
-    "The importance of a unit is the effect of removing it alone: each of two heads with the same function can look "
-    "unimportant. Pairs and curves show some of that, not all.",
-    "What matters on these images need not matter on others; intervals are over images of this kind.",
+    "The importance of a unit is the effect of removing it alone: of two heads with the same function, each can appear "
+    "unimportant. Pairs and removal curves show only part of such redundancy.",
+    "Units that matter on these images need not matter on others; the intervals cover the choice of images of this "
+    "kind.",
 )
 
 
 def report(record: Record) -> Document:
-    """What matters, how certain it is, what can be removed, pairs of heads, patching and contributions, pruning."""
+    """Summary, all units, heads removed in order and in pairs, patching and contributions, pruning."""
     if record.options(AblateOptions).top is not None:
-        return Document(record.config.title, (top_heads(record),), limits=sentences(*_LIMITS))
+        return Document(record.config.title, (_top_heads(record),), limits=sentences(*_LIMITS))
     sections = (
         summary(record),
-        every_unit(record),
+        all_units(record),
         *removal(record),
         *pairs(record),
         *inside(record),
         *pruned(record),
     )
     return Document(record.config.title, sections, limits=sentences(*_LIMITS))
+
+
+def _top_heads(record: Record) -> Section:
+    """The heads that are shown to be among the most important ones, and the cost of finding them."""
+    rows = record.rows(ELIMINATION)
+    top = [row for row in rows if row.top]
+    settled = [row.label for row in top if row.settled]
+    undecided = [row.label for row in rows if not row.settled]
+    cost, exact = (record.metric(FORWARDS(model=record.aliases[0], what=what)).value for what in ("adaptive", "exact"))
+    lines = [
+        *input_sentences(record),
+        Sentence(
+            f"Shown to be among the {len(top)} most important heads (output replaced by "
+            f"{REPLACED[main_replacement(record)]}): "
+            f"{', '.join(settled) if settled else 'none; heads are not ranked'}.",
+            tuple(top),
+        ),
+        Sentence(
+            f"This took {cost:.1f} forward passes per image, {100 * cost / exact:.0f} % of the {exact:.1f} of "
+            "measuring every head on every image."
+        ),
+    ]
+    if undecided:
+        lines.append(Sentence(f"Undecided, as their intervals overlap the boundary: {', '.join(undecided)}."))
+    figure = FigureSpec(
+        "ranking",
+        "Coloured: the top heads. Intervals hold for all heads and rounds simultaneously; they are wide for heads that "
+        "were eliminated early, on few images.",
+        partial(_draw_top, rows),
+    )
+    return Section(
+        "Summary",
+        (*lines, *notes(record)),
+        (_top_table(rows, ranked=bool(settled)),),
+        (figure,) if settled else (),
+        leading=True,
+    )
+
+
+def _top_table(rows: Sequence[EliminationRow], *, ranked: bool) -> Table:
+    """By rank; by layer and head, without ranks, where no head is shown to be among the top."""
+    ordered = rows if ranked else sorted(rows, key=lambda row: (row.layer, row.head or 0))
+    cells: list[tuple[Cell, ...]] = [
+        (*((row.rank,) if ranked else ()), row.label, row.loss, "yes" if row.settled else "no") for row in ordered
+    ]
+    columns = (*(("rank",) if ranked else ()), "head", RISE, "settled")
+    return Table("All heads, as far as they were measured", columns, tuple(cells))
+
+
+def _draw_top(rows: Sequence[EliminationRow]) -> "Figure":
+    from vitlens.figures.ablate.importance import importance_ranking
+
+    return importance_ranking(
+        names=[row.label for row in rows],
+        values=[row.delta_loss for row in rows],
+        low=np.array([row.low for row in rows], dtype=np.float64),
+        high=np.array([row.high for row in rows], dtype=np.float64),
+        matters=[row.top for row in rows],
+        unit=RISE,
+        title="The most important heads, found by elimination (layers and heads from 0)",
+    )

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 def inside(record: Record) -> Iterator[Section]:
-    """Patching, lens and contributions, as far as they are defined for the model; nothing where none was asked for."""
-    said = [Sentence(f"Not done: {row.note}.", (row,)) for row in record.rows(INSIDE_NOTES)]
+    """Patching, logit lens and contributions, where they are defined for the model; nothing with --no-patch."""
+    lines = [Sentence(f"Not done: {row.note}.", (row,)) for row in record.rows(INSIDE_NOTES)]
     figures: list[FigureSpec] = []
     for row in record.rows(PATCHING):
-        said.append(_patching_sentence(row))
+        lines.append(_patching_sentence(row))
         figures.append(_patching_figure(row, record.arrays(PATCHING_ARRAYS)))
     lens = record.rows(LENS)
     table = Table.of(
@@ -48,16 +48,16 @@ def inside(record: Record) -> Iterator[Section]:
         figures.append(_lens_figure([row.class_name for row in record.rows(LENS_CLASSES)], record.arrays(LENS_ARRAYS)))
     for contribution in record.rows(CONTRIBUTIONS):
         images = contribution.images
-        said.append(
+        lines.append(
             Sentence(
-                f"The direct contributions of heads, MLPs and the rest sum to the logit, with a largest difference of "
+                f"The direct contributions of heads, MLPs and the rest sum to the logit, up to differences of at most "
                 f"{contribution.largest_gap:.1e} on {images} image{'' if images == 1 else 's'}.",
                 (contribution,),
             )
         )
         figures.append(_contribution_figure(record, images, record.arrays(CONTRIBUTION_ARRAYS)))
-    if said or figures:
-        yield Section("Patching, logit lens and contributions", tuple(said), (table,) if lens else (), tuple(figures))
+    if lines or figures:
+        yield Section("Patching, logit lens and contributions", tuple(lines), (table,) if lens else (), tuple(figures))
 
 
 def _patching_sentence(row: PatchingRow) -> Sentence:
@@ -71,9 +71,9 @@ def _patching_sentence(row: PatchingRow) -> Sentence:
 def _patching_figure(row: PatchingRow, arrays: PatchingArrays) -> FigureSpec:
     return FigureSpec(
         "patching",
-        f"Share of the logit difference {row.target} minus {row.other} that is restored when one head's output, or the "
-        "residual stream at one token before a block, is taken from the clean run; of one pair of images alone. Values "
-        "above 1 or below 0 are possible: parts can overshoot or work against the rest.",
+        f"Share of the logit difference {row.target} minus {row.other} that is restored when the output of one head, "
+        "or the residual stream at one token before a block, is replaced by that of the clean run; for one pair of "
+        "images. Values above 1 or below 0 are possible: the effect of a part can exceed the difference or oppose it.",
         partial(_patching, row, arrays),
     )
 
@@ -94,7 +94,7 @@ def _patching(row: PatchingRow, arrays: PatchingArrays) -> "Figure":
         positions=grids,
         prefix=before,
         names=(f"clean: {row.clean}", f"corrupted: {row.corrupted}"),
-        title="What is restored when a part of the clean run is put into the corrupted one",
+        title="Share of the logit difference that patching from the clean run restores",
     )
 
 
@@ -109,8 +109,8 @@ def _prefix_names(prefix: Sequence[str]) -> list[str]:
 def _lens_figure(names: Sequence[str], arrays: LensArrays) -> FigureSpec:
     return FigureSpec(
         "lens",
-        "The final norm and classifier applied to the residual stream after each block (logit lens), of the first "
-        "image; early blocks were not trained to be read this way.",
+        "The final norm and classifier applied to the residual stream after each block (logit lens), for the "
+        "first image. Early blocks were not trained for this readout.",
         partial(_lens, names, arrays),
     )
 
@@ -127,23 +127,23 @@ def _lens(names: Sequence[str], arrays: LensArrays) -> "Figure":
 
 
 def _contribution_figure(record: Record, images: int, arrays: ContributionArrays) -> FigureSpec:
-    whose = "predicted" if record.options(AblateOptions).predicted else "true"
+    target = "predicted" if record.options(AblateOptions).predicted else "true"
     return FigureSpec(
         "contributions",
-        "Direct contributions with the final norm's scale fixed at each image's own; with the rest they sum to the "
-        "logit. What a head does through later layers is not in them.",
-        partial(_contributions, arrays, whose, images),
+        "Direct logit attribution, with the scale of the final norm fixed at its value for each image; with the rest "
+        "the contributions sum to the logit. Effects through later layers are not included.",
+        partial(_contributions, arrays, target, images),
     )
 
 
-def _contributions(arrays: ContributionArrays, whose: str, images: int) -> "Figure":
+def _contributions(arrays: ContributionArrays, target: str, images: int) -> "Figure":
     from vitlens.figures.ablate.contributions import contribution_bars
 
     return contribution_bars(
         heads=arrays.heads,
         mlps=arrays.mlps,
         rest=float(arrays.rest),
-        title=f"Direct contributions to the {whose} class's logit, mean (n = {images} images)",
+        title=f"Direct contributions to the {target} class's logit, mean (n = {images} images)",
     )
 
 
@@ -153,7 +153,7 @@ def pruned(record: Record) -> Iterator[Section]:
     if not rows:
         return
     table = Table.of(
-        "Whole and pruned, timed by turns",
+        "The whole and the pruned model, timed alternately",
         rows,
         {
             "model": lambda row: row.model,
@@ -165,7 +165,7 @@ def pruned(record: Record) -> Iterator[Section]:
         },
     )
     cut = "; ".join(f"layer {row.layer}: {', '.join(map(str, row.heads))}" for row in record.rows(PRUNED_HEADS))
-    said = [f"Heads cut from the model: {cut}. It was not trained after the cut."]
+    lines = [f"Heads pruned: {cut}. The model was not trained afterwards."]
     if ranking_of(heads_of(main_rows(record))) is not Ranking.SHOWN:
-        said.append("No head was shown to matter more than others: the images do not tell these heads from the rest.")
-    yield Section("The pruned model", sentences(*said), (table,))
+        lines.append("No head is shown to have an effect, so these images do not support the choice of these heads.")
+    yield Section("The pruned model", sentences(*lines), (table,))

@@ -1,4 +1,4 @@
-"""Which units may be put in an order of importance, and which stand at its top."""
+"""Which units may be ranked by importance, and which are the most important ones."""
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -20,10 +20,10 @@ REPLACED: Final[dict[Replacement, str]] = {
 
 
 class Ranking(Enum):
-    """Whether units may be put in an order of importance.
+    """Whether units may be ranked by importance.
 
-    SHOWN: at least one has an effect after Holm's correction; NO_EFFECT: none has; UNTESTED: no test is defined, as
-    there are fewer than two images (or groups of them).
+    SHOWN: at least one has a significant effect after Holm's correction; NO_EFFECT: none has; UNTESTED: no test is
+    defined, as there are fewer than two images (or groups of them).
     """
 
     SHOWN = "shown"
@@ -66,13 +66,13 @@ def ranked_rows(rows: Sequence[UnitRow]) -> list[UnitRow]:
 
 
 def most_harmful_to_remove(rows: Sequence[UnitRow], kind: UnitKind) -> list[UnitRow]:
-    """The units of a kind without which the loss rises, after Holm's correction, the greatest rise first."""
-    own = [row for row in rows if row.kind == kind and row.matters and row.delta_loss > 0]
-    return sorted(own, key=lambda row: -row.delta_loss)
+    """The units of a kind whose removal significantly raises the loss, the greatest rise first."""
+    harmful = [row for row in rows if row.kind == kind and row.matters and row.delta_loss > 0]
+    return sorted(harmful, key=lambda row: -row.delta_loss)
 
 
 def fewest_images(units: int) -> int:
-    """Images (or groups) from which on an effect of one of so many units can pass the test at all.
+    """The smallest number of images (or groups) for which the effect of one of these units can be significant.
 
     Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the units.
     """
@@ -80,7 +80,7 @@ def fewest_images(units: int) -> int:
 
 
 def agreement_of_shown_rankings(record: Record) -> list[ReplacementAgreementRow]:
-    """The table of agreement, of rankings that are shown alone; the first-order ranking counts as the exact one."""
+    """The agreement of the rankings that are shown; the first-order ranking is shown where the exact one is."""
     heads = heads_of(record.rows(UNITS))
     names = dict.fromkeys(row.replace for row in heads)
     shown: set[str] = {

@@ -1,4 +1,4 @@
-"""Heads removed one after another, heads with similar outputs, and pairs of heads."""
+"""Heads removed one after another, similarity of heads' outputs, and pairs of heads."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -33,24 +33,22 @@ def removal(record: Record) -> Iterator[Section]:
     removable = record.metrics.get(REMOVABLE(model=record.aliases[0]))
     if removable is not None:
         share = (
-            f"{in_words(removable)} of the heads can be removed, least important first, before accuracy has fallen by "
-            "more than 1 point (of the shares that were measured)."
+            f"{in_words(removable)} of the heads can be removed, least important first, before accuracy falls by more "
+            "than 1 point (among the measured shares)."
         )
     else:
         share = (
-            "Without any head the accuracy is not shown to be lower by more than 1 point (its interval), so these "
-            "images do not tell which share of the heads can be removed."
+            "Accuracy without any head is not shown to be lower by more than 1 point, so these images do not determine "
+            "which share of the heads can be removed."
         )
-    chosen = (
-        f"Measured on {rows[0].n} images, which are not those that the orders were chosen on (where there are enough)."
-    )
+    tested = f"Measured on {rows[0].n} images; where there are enough images, the orders were chosen on other images."
     figure = FigureSpec(
         "curves",
-        "Orders were chosen on one half of the images and are measured on the other. Bands: Wilson's 95 % intervals. A "
-        "curve shows what this order costs, not that no better order exists.",
+        "Orders are chosen on one half of the images and measured on the other. Bands: Wilson's 95 % intervals. A "
+        "curve shows the cost of its order; a better order may exist.",
         partial(_curves, rows, removable),
     )
-    yield Section("Removing heads one after another", sentences(chosen, share), (_table(rows),), (figure,))
+    yield Section("Removing heads one after another", sentences(tested, share), (_table(rows),), (figure,))
 
 
 def _table(rows: Sequence[RemovalRow]) -> Table:
@@ -68,12 +66,12 @@ def _curves(rows: Sequence[RemovalRow], removable: Estimate | None) -> "Figure":
 
     curves: dict[str, AccuracyCurve] = {}
     for name in dict.fromkeys(row.order for row in rows):
-        own = [row for row in rows if row.order == name]
+        of_order = [row for row in rows if row.order == name]
         curves[name] = AccuracyCurve(
-            share=[row.share for row in own],
-            accuracy=[row.accuracy for row in own],
-            low=np.array([row.low for row in own], dtype=np.float64),
-            high=np.array([row.high for row in own], dtype=np.float64),
+            share=[row.share for row in of_order],
+            accuracy=[row.accuracy for row in of_order],
+            low=np.array([row.low for row in of_order], dtype=np.float64),
+            high=np.array([row.high for row in of_order], dtype=np.float64),
         )
     return removal_curves(
         curves={_ORDERS[name]: curve for name, curve in curves.items() if name in _ORDERS},
@@ -84,7 +82,7 @@ def _curves(rows: Sequence[RemovalRow], removable: Estimate | None) -> "Figure":
 
 
 def pairs(record: Record) -> Iterator[Section]:
-    """Similarity of heads' outputs, and the most important heads two by two; nothing where not measured."""
+    """Similarity of heads' outputs, and the most important heads in pairs; nothing where not measured."""
     if not record.rows(REDUNDANCY):
         return
     figures = [
@@ -101,14 +99,14 @@ def pairs(record: Record) -> Iterator[Section]:
     figures.append(
         FigureSpec(
             "pairs",
-            "Rise of the loss without both heads minus the sum of the rises without each. Red: each replaces the other "
-            "(the loss without both rises by more than the sum); blue: each needs the other. Dots: the interval "
-            "excludes 0; p-values after Holm's correction are in the table.",
+            "Rise of the loss without both heads minus the sum of the rises without each. Red: each can compensate for "
+            "the other (the loss without both rises by more than the sum); blue: each depends on the other. Dots: the "
+            "interval excludes 0; p-values after Holm's correction are in the table.",
             partial(_synergy, rows),
         )
     )
     table = Table.of(
-        "The most important heads, two by two",
+        "The most important heads in pairs",
         rows,
         {
             "pair": lambda row: f"{unit_label(row.first)} and {unit_label(row.second)}",

@@ -1,4 +1,4 @@
-"""The sentences of the summary: what matters, how certain it is, and what measuring it took."""
+"""The summary: which units have an effect, with intervals and tests, and the cost of the measurement."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -29,10 +29,10 @@ _KINDS: Final[dict[UnitKind, str]] = {"mlp": "MLP", "block": "block"}
 
 
 def summary(record: Record) -> Section:
-    """The first section: what was found of each kind of unit, its figures, and whether the rankings agree."""
+    """The first section: the results for each kind of unit, their figures, and the agreement of the rankings."""
     agreement = agreement_of_shown_rankings(record)
     table = Table.of(
-        "Do the rankings of heads agree?",
+        "Agreement of the rankings of heads",
         agreement,
         {
             "ranking": lambda row: row.first,
@@ -41,16 +41,16 @@ def summary(record: Record) -> Section:
         },
     )
     return Section(
-        "What was found",
-        (*what_was_done(record), *_findings(record)),
+        "Summary",
+        (*input_sentences(record), *_results(record)),
         (table,) if agreement else (),
         tuple(unit_figures(record)),
         leading=True,
     )
 
 
-def what_was_done(record: Record) -> Iterator[Sentence]:
-    """The images, what was taken for their labels, and why another replacement than the mean was taken."""
+def input_sentences(record: Record) -> Iterator[Sentence]:
+    """The images, their labels where these are predictions, and the reason for another replacement than the mean."""
     yield from data_sentences(record)
     yield from predicted_sentences(record.options(AblateOptions).predicted)
     for row in record.rows(NOTES):
@@ -59,20 +59,20 @@ def what_was_done(record: Record) -> Iterator[Sentence]:
 
 
 def notes(record: Record) -> Iterator[Sentence]:
-    """What the measurements say of themselves."""
+    """The remarks of the measurements."""
     for row in record.rows(NOTES):
         if row.about == "measurement":
             yield Sentence(f"Note: {row.note}.", (row,))
 
 
-def _findings(record: Record) -> Iterator[Sentence]:
+def _results(record: Record) -> Iterator[Sentence]:
     (alias,), rows = record.aliases, main_rows(record)
     right, loss = record.metric(ACCURACY(model=alias)), record.metric(CROSS_ENTROPY(model=alias))
     by = REPLACED[main_replacement(record)]
     yield Sentence(
         f"The unchanged model has a top-1 accuracy of {in_words(right)} and a mean cross-entropy of "
-        f"{in_words(loss, with_n=False)}. The output of each unit was replaced by {by}; the change of loss is exact "
-        "and measured image by image."
+        f"{in_words(loss, with_n=False)}. The output of each unit was replaced by {by}; the change of the loss is "
+        "measured exactly, for every image."
     )
     heads = heads_of(rows)
     yield from _head_sentences(heads, images=right.n or 0)
@@ -94,21 +94,25 @@ def _head_sentences(heads: Sequence[UnitRow], *, images: int) -> Iterator[Senten
     ranking = ranking_of(heads)
     if ranking is Ranking.UNTESTED:
         yield Sentence(
-            "There are fewer than two images, so no interval and no test is defined: the table below holds what was "
-            "measured, and heads are not ranked."
+            "With fewer than two images no interval and no test is defined. Heads are not ranked; the table below "
+            "gives the measured effects."
         )
         return
-    matter = [row for row in heads if row.matters]
-    rise = sum(row.delta_loss > 0 for row in matter)
+    significant = [row for row in heads if row.matters]
+    rise = sum(row.delta_loss > 0 for row in significant)
     yield Sentence(
-        f"{len(matter)} of {len(heads)} heads have an effect on the loss after Holm's correction"
-        + (f"; without {rise} of them the loss rises, without {len(matter) - rise} it falls." if matter else _UNRANKED),
+        f"{len(significant)} of {len(heads)} heads have a significant effect on the loss after Holm's correction"
+        + (
+            f"; removing them raises the loss for {rise}, lowers it for {len(significant) - rise}."
+            if significant
+            else _UNRANKED
+        ),
         tuple(heads),
     )
     if ranking is Ranking.NO_EFFECT and images < fewest_images(len(heads)):
         yield Sentence(
-            f"With {images} images no effect on one of {len(heads)} heads can pass this test, however large: it takes "
-            f"at least {fewest_images(len(heads))}."
+            f"With {images} images no effect of one of {len(heads)} heads, however large, can be significant: the test "
+            f"needs at least {fewest_images(len(heads))} images."
         )
     most = most_harmful_to_remove(heads, "head")[:_NAMED]
     if most:
@@ -117,7 +121,7 @@ def _head_sentences(heads: Sequence[UnitRow], *, images: int) -> Iterator[Senten
 
 
 _UNRANKED: Final = (
-    ". Heads are therefore not ranked, nor removed in order or two by two; it does not show that none of them matters."
+    ". Heads are therefore not ranked, and not removed in order or in pairs. This does not show that no head matters."
 )
 
 
@@ -126,17 +130,16 @@ def _other_sentences(rows: Sequence[UnitRow]) -> Iterator[Sentence]:
         own = most_harmful_to_remove(rows, kind)[:1]
         for row in own:
             yield Sentence(
-                f"Of the {word}s, that of layer {row.layer} is the one without which the loss rises most: "
-                f"{in_words(row.loss)}.",
+                f"Of the {word}s, removing that of layer {row.layer} raises the loss most: {in_words(row.loss)}.",
                 (row,),
             )
 
 
 def _cost_sentences(record: Record, units: int) -> Iterator[Sentence]:
-    """What exact measurement cost, beside a full forward pass for each unit."""
-    spent = record.metrics.get(FORWARDS(model=record.aliases[0], what=main_replacement(record)))
-    if spent is not None:
+    """The cost of the exact measurement, relative to a full forward pass for each unit."""
+    cost = record.metrics.get(FORWARDS(model=record.aliases[0], what=main_replacement(record)))
+    if cost is not None:
         yield Sentence(
-            f"Measuring {units} units took {spent.value:.1f} forward passes an image (counted by linear layers), "
-            f"{spent.value / units:.2f} of one pass a unit."
+            f"Measuring {units} units took {cost.value:.1f} forward passes per image (by operations of linear layers), "
+            f"{cost.value / units:.2f} passes per unit."
         )

@@ -1,4 +1,4 @@
-"""Every unit: the maps of importance, the ranking, the agreement of replacements, and the tables."""
+"""All units: maps of importance, ranking, agreement of replacements, and tables."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 RISE: Final = "rise of loss (nats)"
 _Column = Literal["delta_loss", "delta_loss_low", "delta_loss_high", "delta_accuracy", "first_order"]
 _P = Literal["p_holm", "accuracy_p_holm"]
-# the least that the full colour stands for: differences far below it are rounding, or too small to matter
+# the smallest value of the full colour: differences far below it are rounding errors or negligible
 _FAINTEST: Final[dict[_Column, float]] = {"delta_loss": 0.01, "delta_accuracy": 1.0}  # nats, points
 _CLASSES: Final = 40  # of the data, above which the report has no table of them
-_DOTS: Final = "A dot: an effect after Holm's correction over all heads (sign flips). "
+_DOTS: Final = "Dots: significant after Holm's correction over all heads (sign-flip test). "
 
 
 def unit_figures(record: Record) -> Iterator[FigureSpec]:
@@ -44,8 +44,8 @@ def unit_figures(record: Record) -> Iterator[FigureSpec]:
     if heads:
         tested = ranking_of(heads) is not Ranking.UNTESTED
         caption = (
-            f"Exact change when one head's output is replaced by {by}; red: without the head it is worse. "
-            f"{_DOTS if tested else ''}Each of two heads with the same function can look unimportant."
+            f"Exact change when the output of one head is replaced by {by}; red: the model is worse without the head. "
+            f"{_DOTS if tested else ''}Of two heads with the same function, each can appear unimportant."
         )
         losses = partial(_map, rows, "delta_loss", "p_holm", RISE, by)
         points = partial(_map, rows, "delta_accuracy", "accuracy_p_holm", "accuracy lost (points)", by)
@@ -56,15 +56,15 @@ def unit_figures(record: Record) -> Iterator[FigureSpec]:
         yield FigureSpec(
             "ranking",
             "Exact rise of the mean cross-entropy with its paired 95 % bootstrap interval over images; hollow: the "
-            "first-order estimate, one backward pass for all heads. Coloured: an effect after Holm's correction.",
+            "first-order estimate, from one backward pass. Coloured: significant after Holm's correction.",
             partial(_ranking, ranked),
         )
     agreement = agreement_of_shown_rankings(record)
     if agreement:
         yield FigureSpec(
             "agreement",
-            "A dot a head. A replacement that no image produces (zero) can raise the loss by more than what is lost "
-            "with the head.",
+            "One dot for each head. A replacement that no image produces, such as zero, can raise the loss by more "
+            "than the loss of the head's information does.",
             partial(_agreement, record, agreement),
         )
 
@@ -79,7 +79,7 @@ def _map(rows: Sequence[UnitRow], column: _Column, p: _P, unit: str, by: str) ->
         marked=np.nan_to_num(_by_layer(rows, "head", p), nan=1.0) <= LEVEL if tested else None,
         faintest=_FAINTEST[column],
         unit=unit,
-        title=f"What the model loses without each head (replaced by {by})",
+        title=f"Effect of removing each head (replaced by {by})",
         mlps=None if mlps is None else mlps[:, 0],
         blocks=None if blocks is None else blocks[:, 0],
     )
@@ -129,12 +129,12 @@ def _agreement(record: Record, pairs: Sequence[ReplacementAgreementRow]) -> "Fig
     return replacement_agreement(values=values, rho=rho, unit="nats")
 
 
-def every_unit(record: Record) -> Section:
-    """Each unit's numbers, and for each class of the data the head without which its loss rises most."""
+def all_units(record: Record) -> Section:
+    """The results of all units, and for each class of the data the head whose removal raises its loss most."""
     rows = sorted(main_rows(record), key=lambda row: (row.kind != "head", row.layer, row.head or 0))
     tables = [
         Table.of(
-            "Every unit; L3.H7 is head 7 of layer 3, counted from 0",
+            "All units; L3.H7 is head 7 of layer 3, counted from 0",
             rows,
             {
                 "unit": lambda row: row.label,
@@ -149,7 +149,7 @@ def every_unit(record: Record) -> Section:
     if 0 < len(classes) <= _CLASSES:
         tables.append(
             Table.of(
-                "The head without which the loss of each class rises most (few images a class, not tested)",
+                "For each class, the head whose removal raises its loss most (few images per class, not tested)",
                 classes,
                 {
                     "class": lambda row: row.class_name,
@@ -160,4 +160,4 @@ def every_unit(record: Record) -> Section:
                 },
             )
         )
-    return Section("Every unit", tables=tuple(tables))
+    return Section("All units", tables=tuple(tables))

@@ -1,19 +1,22 @@
-"""Accuracy of models under attack over epsilon, self-checked, and what changes inside them."""
+"""Accuracy of models under attack over epsilon, with self-checks, and the changes inside the models."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from vitlens.analysis.failures.common_corruptions import Corrupted
+from vitlens.attacks.algorithm import Setting, algorithm_of
+from vitlens.attacks.registry import members_of
 from vitlens.commands.attack.measure.checks import write_checks
 from vitlens.commands.attack.measure.corruptions import baseline_of, on_corruptions, write_corruptions
 from vitlens.commands.attack.measure.curves import write_classes, write_curves, write_pairs
 from vitlens.commands.attack.measure.expected import attack_parts
 from vitlens.commands.attack.measure.inside import write_inside
 from vitlens.commands.attack.measure.sample import attack_sample, write_sample, write_transfer
-from vitlens.commands.attack.measure.start import identity_of, require_able
 from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack, sweep_all
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.digests import model_digest
 from vitlens.commands.scaffold.expected import say_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
@@ -25,7 +28,7 @@ from vitlens.commands.scaffold.resume import require_same
 from vitlens.commands.scaffold.targets import labels_of
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.processes import share_of
+from vitlens.processes import Processes, share_of
 
 __all__ = ["measure"]
 
@@ -33,22 +36,22 @@ __all__ = ["measure"]
 def measure(options: AttackOptions) -> Path | None:
     """Attack models on the same images and write the report; returns its path.
 
-    All models are attacked at the size of the images as the first takes them. Of several processes each takes its share
+    All models are attacked at the input size of the first model. Of several processes each takes its share
     of the images; all but the first return None. Raises InputError (or one of its kind) before anything is written.
     """
     processes, run = join_run(options.run)
-    with processes.first_ahead():
+    with processes.main_process_first():
         models = load_models(options.models, command="attack", model_options=options.model_options, options=run)
         split = load_split(models[0], options=run, data=options.data, images=options.images, beside=models[1:])
-    require_able(models, split, options)
+    _require_attackable(models, split, options)
     labels = [labels_of(model, split, predicted=options.predicted, doing="attack", options=run) for model in models]
     baseline = baseline_of(models, options.baseline)
     share_of(split, processes)
-    identity = identity_of(models, split, options, processes, run)
+    identity = _identity(models, split, options, processes, run)
     require_same(options.resume, "attack", identity)
     parts = tuple(attack_parts(options, len(split)))
     say_expected([(model, split, parts) for model in models], run, processes=processes.count)
-    with processes.first_ahead():
+    with processes.main_process_first():
         folder = _folder(options, run, models, split, identity) if processes.is_first else None
     place = options.resume or run.out if folder is None else folder.path
     store = ProgressStore(None if place is None else place / PROGRESS, processes.index)
@@ -74,7 +77,7 @@ def _write(
     *,
     baseline: str,
 ) -> None:
-    """All that the first process measures and writes once every image has been attacked."""
+    """The measurements and tables of the first process, after all images have been attacked."""
     seed = works[0].run.seed
     write_corruptions(folder, corrupted, baseline=baseline, seed=seed)
     write_curves(folder, works, swept)
@@ -90,7 +93,7 @@ def _write(
 def _folder(
     options: AttackOptions, run: RunOptions, models: Sequence[Model], split: Split, identity: Mapping[str, object]
 ) -> RunFolder:
-    """The run's folder: a new one, or the one to go on in."""
+    """The run's folder: a new one, or that of the resumed run."""
     config = settings(options, run, models=models, split=split, identity=dict(identity))
     if options.resume is not None:
         return RunFolder.reopen(options.resume, needs={"data": None}, config=config)
@@ -104,3 +107,33 @@ def _folder(
         config=config,
         formats=run.formats,
     )
+
+
+def _require_attackable(models: Sequence[Model], split: Split, options: AttackOptions) -> None:
+    """Raise UnsupportedError for a model with too few classes for an attack, InputError for too large a patch."""
+    for model, name in product(models, options.attacks):
+        for member in members_of(name):
+            setting = Setting(1, len(model.classes), split.size, side=options.patch_side)
+            algorithm_of(member, setting)
+
+
+def _identity(
+    models: Sequence[Model], split: Split, options: AttackOptions, processes: Processes, run: RunOptions
+) -> dict[str, object]:
+    """What must be equal when a run is resumed; the images themselves are compared part by part."""
+    order = -1 if options.downwards else 1  # in the order in which epsilons are tried
+    return {
+        "models": [model_digest(model) for model in models],
+        "aliases": [model.alias for model in models],
+        "images": len(split),
+        "attacks": list(options.attacks),
+        "epsilons": list(options.linf)[::order],
+        "epsilons_l2": list(options.l2)[::order],
+        "steps": dict(options.steps) if isinstance(options.steps, Mapping) else options.steps,
+        "restarts": options.restarts,
+        "patch": [options.patch_side, options.patch_anywhere],
+        "seed": run.seed,
+        "batch_size": run.batch_size,
+        "precision": run.precision,
+        "processes": processes.count,
+    }

@@ -1,4 +1,4 @@
-"""The self-checks of every attack that was asked for, on a few images of each model."""
+"""The self-checks of every attack, on a few images of each model."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -24,16 +24,16 @@ from vitlens.analysis.robustness.verdict import Check
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.self_checks import checks_of, comparisons
 from vitlens.commands.attack.measure.curves import steps_of
-from vitlens.commands.attack.measure.sample import attempt_of, spread
+from vitlens.commands.attack.measure.sample import attempt_of, evenly_spaced
 from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack, attempted
 from vitlens.commands.attack.record import CHECKS
 from vitlens.commands.attack.record.rows import AttackCheckRow
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.progress import progress
 
-CHECKED: Final = 16  # right images that are attacked again and again
-_FEW: Final = (6, 2)  # images and steps of slow attacks
-_SEARCHED: Final = (6, 20)  # of C&W, hundreds of passes an image: images of the long search, steps of the other checks
+CHECKED: Final = 16  # correctly classified images on which the attacks are checked
+_SLOW: Final = (6, 2)  # images and steps of slow attacks
+_SEARCHED: Final = (6, 20)  # images of the full search of C&W, and its steps in other checks
 
 
 def write_checks(folder: RunFolder, works: Sequence[ModelAttack], swept: Sequence[Sequence[SweptAttack]]) -> None:
@@ -49,11 +49,11 @@ def write_checks(folder: RunFolder, works: Sequence[ModelAttack], swept: Sequenc
 
 
 def checked(work: ModelAttack, swept: Sequence[SweptAttack]) -> list[Check]:
-    """All checks of one model: of every attack, of its gradients, and of the attacks against each other.
+    """All checks of one model: of every attack, of its gradients, and of pairs of attacks.
 
-    Nothing where the model has no image right: then there is none to attack.
+    Nothing where the model classifies no image correctly: then there is none to attack.
     """
-    right = spread(swept[0].outcome.clean.nonzero().flatten(), CHECKED)
+    right = evenly_spaced(swept[0].outcome.clean.nonzero().flatten(), CHECKED)
     if not len(right):
         return []
     images, labels = work.images(right), work.labels[right]
@@ -69,33 +69,33 @@ def checked(work: ModelAttack, swept: Sequence[SweptAttack]) -> list[Check]:
 
 
 def _of_attack(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Tensor) -> Iterator[Check]:
-    known, slug, planned = ATTACKS[swept.attack], swept.outcome.name, _planned(work, swept)
+    entry, slug, planned = ATTACKS[swept.attack], swept.outcome.name, _planned(work, swept)
     attempt, epsilon = attempt_of(work, swept.attack), swept.outcome.epsilons[-1]
     yield never_rises(swept.outcome)
     if "gradients read" in planned:
-        silent = int((swept.silent & swept.outcome.clean).sum())
+        zero = int((swept.silent & swept.outcome.clean).sum())
         right = int(swept.outcome.clean.sum())
         yield Check(
             "gradients read", slug, "not all zero, for at least 9 images in 10",
-            f"all zero for {silent} of {right}", 10 * silent <= right,
+            f"all zero for {zero} of {right}", 10 * zero <= right,
         )  # fmt: skip
-    if known.slow:
-        images, labels = spread(images, _FEW[0]), spread(labels, _FEW[0])
-        attempt = _with_steps(attempt, _FEW[1])
-    steps = steps_of(known, work.options)
-    if known.kind == "minimum":
+    if entry.slow:
+        images, labels = evenly_spaced(images, _SLOW[0]), evenly_spaced(labels, _SLOW[0])
+        attempt = _with_steps(attempt, _SLOW[1])
+    steps = steps_of(entry, work.options)
+    if entry.kind == "minimum":
         attempt = _with_steps(attempt, min(steps, _SEARCHED[1]))
     if "epsilon 0" in planned:
         yield at_epsilon_zero(slug, attempt, images, labels)
     result = attempt(images, labels, epsilon=epsilon, batch_size=len(images))
-    yield within_budget(slug, work.model, result, images, labels, epsilon=epsilon, norm=known.norm)
+    yield within_budget(slug, work.model, result, images, labels, epsilon=epsilon, norm=entry.norm)
     if len(images) > 1:
-        apart = attempt(images, labels, epsilon=epsilon, batch_size=-(-len(images) // 2))
-        yield same_in_any_batch(slug, result, apart)
-    everything = EVERYTHING if known.norm == "linf" else float(images[0].numel()) ** 0.5
-    if known.kind == "minimum":
-        some = spread(images, _SEARCHED[0]), spread(labels, _SEARCHED[0])
-        yield as_near(slug, attempt, *some, epsilon=everything, steps=steps)
+        smaller_batches = attempt(images, labels, epsilon=epsilon, batch_size=-(-len(images) // 2))
+        yield same_in_any_batch(slug, result, smaller_batches)
+    everything = EVERYTHING if entry.norm == "linf" else float(images[0].numel()) ** 0.5
+    if entry.kind == "minimum":
+        searched = evenly_spaced(images, _SEARCHED[0]), evenly_spaced(labels, _SEARCHED[0])
+        yield as_near(slug, attempt, *searched, epsilon=everything, steps=steps)
         yield all_found(swept.outcome)
     elif "more steps" in planned:
         yield more_steps(slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0], steps=steps)
@@ -103,9 +103,9 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Te
 
 
 def _from_below(work: ModelAttack, swept: SweptAttack, rows: Tensor) -> Check:
-    """The same attack from the largest epsilon and from the smallest."""
+    """The same attack from the largest epsilon downwards and from the smallest upwards."""
     slow = ATTACKS[swept.attack].slow
-    rows, steps = (spread(rows, _FEW[0]), _FEW[1]) if slow else (rows, None)
+    rows, steps = (evenly_spaced(rows, _SLOW[0]), _SLOW[1]) if slow else (rows, None)
     above, below = (
         attempted(work, swept.attack, rows, downwards=downwards, steps=steps).broken_at[swept.attack].cpu()
         for downwards in (True, False)
@@ -114,23 +114,23 @@ def _from_below(work: ModelAttack, swept: SweptAttack, rows: Tensor) -> Check:
 
 
 def _planned(work: ModelAttack, swept: SweptAttack) -> tuple[str, ...]:
-    """The names of the checks that an attack gets."""
+    """The names of an attack's checks."""
     return checks_of(
         ATTACKS[swept.attack], epsilons=len(swept.outcome.epsilons), downwards=work.options.downwards
     )  # fmt: skip
 
 
-def _with_steps(attempt: Attempt, few: int) -> Attempt:
-    def short(
+def _with_steps(attempt: Attempt, number: int) -> Attempt:
+    def limited(
         images: Tensor, labels: Tensor, *, epsilon: float, steps: int | None = None, batch_size: int | None = None
     ) -> Attacked:
-        return attempt(images, labels, epsilon=epsilon, steps=steps or few, batch_size=batch_size)
+        return attempt(images, labels, epsilon=epsilon, steps=steps or number, batch_size=batch_size)
 
-    return short
+    return limited
 
 
 def _in_order(outcomes: Sequence[Outcome], names: Sequence[str]) -> Iterator[Check]:
-    """One step against many, attacks without gradients against those with, and other pairs of the registry."""
-    known = dict(zip(names, outcomes))
+    """One step compared with many, attacks without gradients with those that use them, and other pairs."""
+    by_name = dict(zip(names, outcomes))
     for pair in comparisons(names):
-        yield stronger_in_order(known[pair.weaker], known[pair.stronger], reason=pair.reason)
+        yield stronger_in_order(by_name[pair.weaker], by_name[pair.stronger], reason=pair.reason)

@@ -22,34 +22,34 @@ from vitlens.models.model import Model
 from vitlens.processes import share_of
 
 
-def baseline_of(models: Sequence[Model], asked: str | None) -> str:
-    """The alias of the model that mean corruption errors are relative to: as asked, else the first CNN, else the first.
+def baseline_of(models: Sequence[Model], alias: str | None) -> str:
+    """The alias of the model that mean corruption errors are relative to: as given, else the first CNN, else the first.
 
     Raises UnknownNameError for a model that is not among them.
     """
     aliases = [model.alias for model in models]
-    if asked is not None:
-        if asked not in aliases:
-            raise UnknownNameError("model for --baseline", asked, aliases)
-        return asked
+    if alias is not None:
+        if alias not in aliases:
+            raise UnknownNameError("model for --baseline", alias, aliases)
+        return alias
     return next((model.alias for model in models if model.anatomy.family == "cnn"), aliases[0])
 
 
 def on_corruptions(works: Sequence[ModelAttack]) -> list[Corrupted]:
-    """Each model on all kinds at all severities, each process on its share of the images; nothing where they were not
-    asked for, or images have no labels."""
+    """Each model on all kinds at all severities, each process on its share of the images; nothing with
+    --no-corruptions or --predicted."""
     if not works[0].options.corruptions or works[0].options.predicted:
         return []
     return [_on_corruptions(work) for work in works]
 
 
 def _on_corruptions(work: ModelAttack) -> Corrupted:
-    mine, processes = share_of(work.split, work.processes), work.processes
+    share, processes = share_of(work.split, work.processes), work.processes
     keys = torch.arange(processes.index, len(work.split), processes.count) + (work.run.seed << 20)
-    total = len(mine) * len(CORRUPTIONS) * len(SEVERITIES)
+    total = len(share) * len(CORRUPTIONS) * len(SEVERITIES)
     with progress(f"{work.model.alias} on corruptions", total, quiet=work.run.quiet) as advance:
         part = on_corrupted(
-            work.model, mine, keys=keys, batch_size=work.run.batch_size, precision=work.run.precision, advance=advance
+            work.model, share, keys=keys, batch_size=work.run.batch_size, precision=work.run.precision, advance=advance
         )
     whole = processes.gathered(part).permute(1, 2, 0).contiguous()
     return Corrupted(work.model.alias, whole, work.split.groups)

@@ -1,4 +1,4 @@
-"""Clean and robust accuracies, distances, models in pairs and classes, of every image attacked, as typed rows."""
+"""Clean and robust accuracies, distances, paired tests of models, and accuracies by class."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -6,7 +6,7 @@ from itertools import combinations
 from vitlens.analysis.answers.evaluate import accuracy
 from vitlens.analysis.robustness.curve import paired, robust_by_class
 from vitlens.attacks.registry import ATTACKS, Attack, NormName
-from vitlens.commands.attack.epsilons import scale_of, typed
+from vitlens.commands.attack.epsilons import scale_of, typed_epsilon
 from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import (
@@ -25,19 +25,19 @@ from vitlens.commands.attack.record.rows import AttackCurveRow, AttackRow, Robus
 from vitlens.commands.scaffold.folder import RunFolder
 
 
-def titled(known: Attack) -> str:
+def title_of(attack: Attack) -> str:
     """An attack with its norm, in a few words: "PGD L∞", "C&W L2"."""
-    norm = {"linf": " L∞", "l2": " L2"}.get(known.norm, "")
-    return known.title.partition(" (")[0] + norm
+    norm = {"linf": " L∞", "l2": " L2"}.get(attack.norm, "")
+    return attack.title.partition(" (")[0] + norm
 
 
-def steps_of(known: Attack, options: AttackOptions) -> int:
-    """How many steps an attack takes; 1 where it has one alone."""
-    return (options.steps_for(known.name) or known.steps) if known.steps else 1
+def steps_of(attack: Attack, options: AttackOptions) -> int:
+    """The number of steps of an attack; 1 for a single-step attack."""
+    return (options.steps_for(attack.name) or attack.steps) if attack.steps else 1
 
 
 def write_curves(folder: RunFolder, works: Sequence[ModelAttack], swept: Sequence[Sequence[SweptAttack]]) -> None:
-    """Clean and robust accuracies, median distances, what each attack cost; arrays of every image."""
+    """Write clean and robust accuracies, median distances, the cost of each attack; arrays of every image."""
     curves: list[AttackCurveRow] = []
     attacked: list[AttackRow] = []
     for work, of_model in zip(works, swept):
@@ -45,34 +45,34 @@ def write_curves(folder: RunFolder, works: Sequence[ModelAttack], swept: Sequenc
         clean = accuracy(of_model[0].outcome.clean, groups=work.split.groups, seed=seed)
         folder.metric(ACCURACY(model=alias), clean)
         for one in of_model:
-            known, outcome = ATTACKS[one.attack], one.outcome
+            entry, outcome = ATTACKS[one.attack], one.outcome
             for pixels, estimate in zip((0.0, *outcome.epsilons), (clean, *outcome.accuracies(seed=seed))):
-                epsilon = typed(pixels, known.norm)
+                epsilon = typed_epsilon(pixels, entry.norm)
                 folder.metric(ROBUST_ACCURACY(model=alias, attack=outcome.name, epsilon=epsilon), estimate)
                 curves.append(
                     AttackCurveRow(
-                        alias, outcome.name, titled(known), known.norm, float(epsilon), estimate.value, estimate.low,
+                        alias, outcome.name, title_of(entry), entry.norm, float(epsilon), estimate.value, estimate.low,
                         estimate.high, int(outcome.clean.numel()),
                     )
                 )  # fmt: skip
-            attacked.append(_attack_row(folder, work, one, known))
+            attacked.append(_attack_row(folder, work, one, entry))
         _save_images(folder, work, of_model)
     folder.write(CURVES, curves)
     folder.write(ATTACKED, attacked)
 
 
-def _attack_row(folder: RunFolder, work: ModelAttack, swept: SweptAttack, known: Attack) -> AttackRow:
+def _attack_row(folder: RunFolder, work: ModelAttack, swept: SweptAttack, entry: Attack) -> AttackRow:
     outcome, alias = swept.outcome, work.model.alias
-    median = outcome.median_distance(unit=1 / scale_of(known.norm))
+    median = outcome.median_distance(unit=1 / scale_of(entry.norm))
     if median is not None:
         folder.metric(MEDIAN_DISTANCE(model=alias, attack=outcome.name), median)
     right = int(outcome.clean.sum())
     survived = int(outcome.robust(outcome.epsilons[-1]).sum())
     broken = int((outcome.clean & outcome.broken_at.isfinite()).sum())
-    restarts = work.options.restarts if known.random_start else 1
+    restarts = work.options.restarts if entry.random_start else 1
     return AttackRow(
-        alias, outcome.name, swept.attack, titled(known), known.norm, known.kind, known.paper, known.gradients,
-        steps_of(known, work.options), restarts, right, survived, broken, None if median is None else median.value,
+        alias, outcome.name, swept.attack, title_of(entry), entry.norm, entry.kind, entry.paper, entry.gradients,
+        steps_of(entry, work.options), restarts, right, survived, broken, None if median is None else median.value,
         swept.forwards, swept.backwards, round(swept.seconds, 3),
     )  # fmt: skip
 
@@ -88,19 +88,19 @@ def _save_images(folder: RunFolder, work: ModelAttack, swept: Sequence[SweptAtta
 
 
 def write_pairs(folder: RunFolder, swept: Sequence[Sequence[SweptAttack]], *, seed: int) -> None:
-    """The models tested against each other under every attack at every epsilon, all corrected together."""
+    """Paired tests of the models under every attack at every epsilon, all corrected together."""
     matched = [
         (one.outcome, two.outcome)
         for first, second in combinations(swept, 2)
         for one, two in zip(first, second)
     ]  # fmt: skip
-    known = {one.outcome.name: ATTACKS[one.attack] for one in swept[0]}
+    entries = {one.outcome.name: ATTACKS[one.attack] for one in swept[0]}
     rows = []
     for test in paired(matched, seed=seed) if matched else ():
-        attack = known.get(test.name)
-        norm: NormName = "linf" if attack is None else attack.norm
-        title = "none" if attack is None else titled(attack)
-        epsilon, gap = typed(test.epsilon, norm), test.difference
+        entry = entries.get(test.name)
+        norm: NormName = "linf" if entry is None else entry.norm
+        title = "none" if entry is None else title_of(entry)
+        epsilon, gap = typed_epsilon(test.epsilon, norm), test.difference
         if test.name != "clean":
             name = ROBUST_DIFFERENCE(first=test.first, second=test.second, attack=test.name, epsilon=epsilon)
             folder.metric(name, gap)
@@ -121,8 +121,8 @@ def write_classes(
     attack: str,
     epsilon: float,
 ) -> None:
-    """Clean and robust accuracy of every class under one attack at one epsilon (pixel units); no rows where images have
-    no labels."""
+    """Write clean and robust accuracy of every class under one attack at one epsilon (pixel units); no rows where
+    images have no labels."""
     rows: list[RobustClassRow] = []
     for work, of_model in zip(works, swept):
         if not work.options.predicted and work.split.labels is not None:
@@ -137,11 +137,11 @@ def _class_rows(work: ModelAttack, swept: SweptAttack, epsilon: float) -> list[R
     before, after = (
         robust_by_class(swept.outcome, labels, classes, epsilon=size, seed=work.run.seed) for size in (0.0, epsilon)
     )
-    shown = float(typed(epsilon, ATTACKS[swept.attack].norm))
+    written = float(typed_epsilon(epsilon, ATTACKS[swept.attack].norm))
     return [
         RobustClassRow(
-            work.model.alias, clean.name, clean.n, swept.outcome.name, shown, clean.accuracy.value, clean.accuracy.low,
-            clean.accuracy.high, robust.accuracy.value, robust.accuracy.low, robust.accuracy.high,
+            work.model.alias, clean.name, clean.n, swept.outcome.name, written, clean.accuracy.value,
+            clean.accuracy.low, clean.accuracy.high, robust.accuracy.value, robust.accuracy.low, robust.accuracy.high,
         )
         for clean, robust in zip(before, after)
         if clean.accuracy is not None and robust.accuracy is not None

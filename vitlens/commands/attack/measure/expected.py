@@ -1,6 +1,6 @@
 """How many images a run of `vitlens attack` passes through each model, counted from its options.
 
-Attacks stop early on images that break, and a resumed run has done a part already: these counts are upper limits.
+Attacks stop early on images on which they succeed, and a resumed run has done some of it: counts are upper limits.
 """
 
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ from vitlens.commands.scaffold.expected import Part
 
 
 def attack_parts(options: AttackOptions, images: int) -> Iterator[Part]:
-    """Each attack at each epsilon, on images of which none breaks early; and common corruptions."""
+    """Each attack at each epsilon, without early stops; and common corruptions."""
     for name in options.attacks:
         forwards = backwards = 0.0
         for member in members_of(name):
             epsilons = {"linf": len(options.linf), "l2": len(options.l2)}.get(member.norm, 1)
-            spent = member.passes(options.steps_for(name), epsilons=epsilons, restarts=options.restarts)
+            passes = member.passes(options.steps_for(name), epsilons=epsilons, restarts=options.restarts)
             if member.gradients:
-                backwards += spent
+                backwards += passes
             else:
-                forwards += spent
+                forwards += passes
         yield Part(f"{name} (at most)", forwards * images, backwards * images, f"--attack without {name}, or --steps")
     if options.corruptions and not options.predicted:
         kinds = len(CORRUPTIONS) * len(SEVERITIES)

@@ -1,4 +1,4 @@
-"""What changes inside each model for the images that fool it: maps, attention, and the outputs of blocks."""
+"""Changes inside each model for the images that fool it: maps, attention, and the outputs of blocks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from vitlens.analysis.robustness.inside import MapAgreement, Shift, cosines, map
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.attack.measure.sample import AttackSample, logits_of, spread
+from vitlens.commands.attack.measure.sample import AttackSample, evenly_spaced, logits_of
 from vitlens.commands.attack.measure.sweep import ModelAttack
 from vitlens.commands.attack.record import BLOCKS, EXAMPLES, MAP_AGREEMENT, PARTING_BLOCK, SHIFTS
 from vitlens.commands.attack.record.arrays import AttackExampleArrays
@@ -25,7 +25,7 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 MEASURED: Final = 64  # fooled images whose maps, attention and blocks are compared
 SHOWN: Final = 5  # of them with their maps in the figure
 _DRAWS: Final = 2000  # of a bootstrap: there is one for every block and layer
-_ALSO: Final = "rollout"  # beside the preferred map, where there is attention: it knows no class
+_ALSO: Final = "rollout"  # compared too where the model has attention, as a method that explains no class
 _ADVERSARIAL: Final = "adversarial"
 _NOISE: Final = "noise"
 _ANOTHER: Final = "another image"
@@ -33,9 +33,9 @@ _ANOTHER: Final = "another image"
 
 @dataclass(frozen=True)
 class InsideChange:
-    """One model on images that fool it: places in the sample (k,), the images before and after, the map's method and
-    both maps (k, rows, columns) for the true class, agreements by name, cosines by block by kind of counterpart, and
-    the shifts of attention."""
+    """One model on images that fool it. places: their indices in the sample (k,); clean, changed: the images; method,
+    before, after: maps of the true class (k, rows, columns); agreements: by name; paths: cosines by block, by kind of
+    counterpart; shifts: of attention."""
 
     places: Tensor
     clean: Tensor
@@ -49,7 +49,7 @@ class InsideChange:
 
 
 def write_inside(folder: RunFolder, works: Sequence[ModelAttack], sample: AttackSample) -> None:
-    """Agreements of maps, cosines by block, shifts by layer, the block where paths part; the arrays of the examples."""
+    """Write agreements of maps, cosines and the parting block, shifts by layer, and the arrays of the examples."""
     blocks: list[BlockCosineRow] = []
     layers: list[AttentionShiftRow] = []
     for index, work in enumerate(works):
@@ -63,12 +63,12 @@ def write_inside(folder: RunFolder, works: Sequence[ModelAttack], sample: Attack
     folder.write(SHIFTS, layers)
 
 
-def inside_change(work: ModelAttack, sample: AttackSample, which: int) -> InsideChange | None:
-    """What changes inside one model; None where no image of the sample fools it."""
-    places = spread(sample.fooled[which].nonzero().flatten(), MEASURED)
+def inside_change(work: ModelAttack, sample: AttackSample, index: int) -> InsideChange | None:
+    """The changes inside one model; None where no image of the sample fools it."""
+    places = evenly_spaced(sample.fooled[index].nonzero().flatten(), MEASURED)
     if not len(places):
         return None
-    clean, changed = sample.clean[places], sample.adversarial[which][places]
+    clean, changed = sample.clean[places], sample.adversarial[index][places]
     truth = work.labels[sample.indices[places]]
     model, size = work.model, work.run.batch_size
     method = preferred_method(model)
@@ -82,10 +82,10 @@ def inside_change(work: ModelAttack, sample: AttackSample, which: int) -> Inside
         agreements[_ALSO] = map_agreement(*(_maps(work, images, truth, _ALSO) for images in (clean, changed)))
     others: dict[Counterpart, Tensor] = {
         _ADVERSARIAL: changed,
-        _NOISE: noisy(clean, changed, ATTACKS[sample.attack].norm, seed=work.run.seed),
+        _NOISE: with_noise(clean, changed, ATTACKS[sample.attack].norm, seed=work.run.seed),
     }
     if len(places) > 1:
-        others[_ANOTHER] = clean.roll(len(places) // 2, 0)  # far away in the order, so mostly of another class
+        others[_ANOTHER] = clean.roll(len(places) // 2, 0)  # half the sample away, so mostly of another class
     measured = cosines(model, clean, {str(kind): images for kind, images in others.items()}, batch_size=size)
     paths = {kind: measured[kind] for kind in others}
     moved = shifts(model, clean, changed, batch_size=size)
@@ -97,17 +97,17 @@ def _maps(work: ModelAttack, images: Tensor, targets: Tensor, name: str) -> Tens
     return maps.detach().cpu()
 
 
-def noisy(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tensor:
-    """The clean images with random noise as strong as each one's perturbation: what the size of a change does alone."""
+def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tensor:
+    """The clean images with random noise of each perturbation's norm, as a baseline for the effect of its size."""
     generator = torch.Generator().manual_seed(seed)
     change = changed - clean
     if norm == "linf":
         signs = torch.randint(0, 2, clean.shape, generator=generator) * 2.0 - 1
         return (clean + signs * change.flatten(1).abs().amax(1)[:, None, None, None]).clamp(0, 1)
     noise = torch.randn(clean.shape, generator=generator)
-    wanted, drawn = (one.flatten(1).norm(dim=1)[:, None, None, None] for one in (change, noise))
-    noisier: Tensor = (clean + noise * wanted / drawn).clamp(0, 1)
-    return noisier
+    target, drawn = (values.flatten(1).norm(dim=1)[:, None, None, None] for values in (change, noise))
+    noisy: Tensor = (clean + noise * target / drawn).clamp(0, 1)
+    return noisy
 
 
 def _write_metrics(folder: RunFolder, work: ModelAttack, change: InsideChange) -> None:
@@ -128,29 +128,29 @@ def _write_metrics(folder: RunFolder, work: ModelAttack, change: InsideChange) -
 def _blocks(work: ModelAttack, change: InsideChange) -> Iterator[BlockCosineRow]:
     for kind, by_block in change.paths.items():
         for block, values in enumerate(by_block):
-            yield BlockCosineRow(work.model.alias, block, kind, *_ends(values, work.run.seed))
+            yield BlockCosineRow(work.model.alias, block, kind, *_mean_with_interval(values, work.run.seed))
 
 
 def _layers(work: ModelAttack, change: InsideChange) -> Iterator[AttentionShiftRow]:
     for shift in change.shifts:
-        known = STATISTICS[shift.name]
+        statistic = STATISTICS[shift.name]
         for layer, (before, after) in enumerate(zip(shift.before, shift.after)):
             if bool(before.isfinite().all() and after.isfinite().all()):
                 yield AttentionShiftRow(
-                    work.model.alias, shift.name, known.title, known.unit, layer, float(before.mean()),
-                    *_ends(after - before, work.run.seed),
+                    work.model.alias, shift.name, statistic.title, statistic.unit, layer, float(before.mean()),
+                    *_mean_with_interval(after - before, work.run.seed),
                 )  # fmt: skip
 
 
-def _ends(values: Tensor, seed: int) -> tuple[float, float | None, float | None, int]:
+def _mean_with_interval(values: Tensor, seed: int) -> tuple[float, float | None, float | None, int]:
     mean = bootstrap_mean(values.double().numpy(), seed=seed, unit="", draws=_DRAWS)
     return mean.value, mean.low, mean.high, len(values)
 
 
 def _save_examples(folder: RunFolder, work: ModelAttack, sample: AttackSample, change: InsideChange) -> None:
     """Pixels, perturbations, maps and predictions of a few images."""
-    some = spread(torch.arange(len(change.places)), SHOWN)
-    clean, changed = change.clean[some], change.changed[some]
+    shown = evenly_spaced(torch.arange(len(change.places)), SHOWN)
+    clean, changed = change.clean[shown], change.changed[shown]
     grid = int(change.before.shape[-2]), int(change.before.shape[-1])
     size = grid[0] * -(-clean.shape[-2] // grid[0]), grid[1] * -(-clean.shape[-1] // grid[1])
     probabilities = [logits_of(work, images).softmax(-1) for images in (clean, changed)]
@@ -158,11 +158,11 @@ def _save_examples(folder: RunFolder, work: ModelAttack, sample: AttackSample, c
     arrays = AttackExampleArrays(
         pixels=(clean * 255).round().byte().numpy(),
         change=(changed - clean).half().numpy(),
-        before=as_shares(change.before[some], size=size, grid=grid).float().numpy(),
-        after=as_shares(change.after[some], size=size, grid=grid).float().numpy(),
+        before=as_shares(change.before[shown], size=size, grid=grid).float().numpy(),
+        after=as_shares(change.after[shown], size=size, grid=grid).float().numpy(),
         answers=np.array([[names[int(index)] for index in one.argmax(-1)] for one in probabilities]),
         probability=torch.stack([one.amax(-1) for one in probabilities]).numpy(),
-        image=sample.indices[change.places[some]].numpy(),
+        image=sample.indices[change.places[shown]].numpy(),
         method=np.array(ATTRIBUTIONS[change.method].title),
     )
     folder.save(EXAMPLES, arrays, model=work.model.alias)

@@ -1,4 +1,4 @@
-"""One attack at one epsilon on a sample of the images: for the examples, what changes inside, and transfer."""
+"""One attack at one epsilon on a sample of the images, for examples, changes inside the model, and transfer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from vitlens.analysis.robustness.curve import halving_epsilon
 from vitlens.analysis.robustness.transfer import Transfer, transfer
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
-from vitlens.commands.attack.epsilons import typed
-from vitlens.commands.attack.measure.curves import titled
+from vitlens.commands.attack.epsilons import typed_epsilon
+from vitlens.commands.attack.measure.curves import title_of
 from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack
 from vitlens.commands.attack.record import SAMPLE, TRANSFER, TRANSFER_ACCURACY, TRANSFER_RATE
 from vitlens.commands.attack.record.rows import AttackSampleRow, TransferRow
@@ -23,7 +23,7 @@ from vitlens.data.split import Split
 from vitlens.devices import evaluating
 from vitlens.uncertainty import Estimate
 
-SAMPLED: Final = 256  # images that are attacked once more, at one epsilon
+SAMPLED: Final = 256  # images of the sample, at most
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class AttackSample:
     """One attack at one epsilon on some images of each model.
 
     attack: its name; epsilon: pixel units; indices: (m,) into the split; clean: (m, 3, height, width); adversarial: for
-    each model the images found, the clean one where none was; fooled: for each model (m,).
+    each model the images found, or the clean ones where the attack failed; fooled: for each model (m,).
     """
 
     attack: str
@@ -60,28 +60,28 @@ def attempt_of(work: ModelAttack, name: str) -> Attempt:
 
 
 def example_attack(names: Sequence[str]) -> str:
-    """Which of the attacks asked for makes the examples, by its rank in the registry."""
+    """The attack of these names that makes the examples, by its rank in the registry."""
     return min(names, key=lambda name: ATTACKS[name].examples or len(ATTACKS) + 1)
 
 
-def some_of(split: Split, count: int, *, seed: int) -> Tensor:
+def class_balanced(split: Split, count: int, *, seed: int) -> Tensor:
     """Indices (sorted) of a seeded, class-balanced subset of at most count images."""
     numbered = replace(split, groups=torch.arange(len(split))).limit(count, seed=seed)
     return torch.arange(len(split)) if numbered.groups is None else numbered.groups
 
 
-def spread(rows: Tensor, most: int) -> Tensor:
-    """At most so many of the rows, at even distances: images often come class by class."""
+def evenly_spaced(rows: Tensor, most: int) -> Tensor:
+    """At most so many of the rows, evenly spaced, as images are often sorted by class."""
     return rows if len(rows) <= most else rows[torch.arange(most) * len(rows) // most]
 
 
 def attack_sample(works: Sequence[ModelAttack], swept: Sequence[Sequence[SweptAttack]]) -> AttackSample:
-    """Attack a sample at the smallest epsilon that costs every model half of what it had right (else the largest)."""
+    """Attack a sample at the smallest epsilon that halves the accuracy of every model (else the largest)."""
     first = works[0]
     name = example_attack(first.options.attacks)
-    place = first.options.attacks.index(name)
-    epsilon = halving_epsilon([of_model[place].outcome for of_model in swept])
-    indices = some_of(first.split, SAMPLED, seed=first.run.seed)
+    index = first.options.attacks.index(name)
+    epsilon = halving_epsilon([of_model[index].outcome for of_model in swept])
+    indices = class_balanced(first.split, SAMPLED, seed=first.run.seed)
     clean = first.images(indices)
     adversarial, fooled = [], []
     title = f"{ATTACKS[name].title} on a sample"
@@ -102,11 +102,11 @@ def logits_of(work: ModelAttack, images: Tensor) -> Tensor:
 
 
 def write_sample(folder: RunFolder, sample: AttackSample, works: Sequence[ModelAttack]) -> None:
-    """What was attacked once more: which attack, at which epsilon, how many of how many images it fooled."""
-    known = ATTACKS[sample.attack]
+    """Write the attack on the sample, its epsilon, and the number of images on which it succeeds."""
+    entry = ATTACKS[sample.attack]
     rows = [
         AttackSampleRow(
-            work.model.alias, known.slug, titled(known), known.norm, float(typed(sample.epsilon, known.norm)),
+            work.model.alias, entry.slug, title_of(entry), entry.norm, float(typed_epsilon(sample.epsilon, entry.norm)),
             len(sample.indices), int(fooled.sum()),
         )
         for work, fooled in zip(works, sample.fooled)
@@ -115,7 +115,7 @@ def write_sample(folder: RunFolder, sample: AttackSample, works: Sequence[ModelA
 
 
 def write_transfer(folder: RunFolder, works: Sequence[ModelAttack], sample: AttackSample) -> None:
-    """Rates and accuracies of every model on the images made for every model; no rows for one model."""
+    """Write rates and accuracies of every model on the adversarial images of every model; no rows for one model."""
     if len(works) < 2 or not works[0].options.transfer:
         folder.write(TRANSFER, [])
         return
@@ -127,23 +127,23 @@ def write_transfer(folder: RunFolder, works: Sequence[ModelAttack], sample: Atta
                 folder.metric(TRANSFER_RATE(made_for=made_for, shown_to=shown_to), rate)
             folder.metric(TRANSFER_ACCURACY(made_for=made_for, shown_to=shown_to), right)
             clean = matrix.clean_accuracy(target, seed=seed)
-            rows.append(TransferRow(made_for, shown_to, *_ends(rate), right.value, clean.value))
+            rows.append(TransferRow(made_for, shown_to, *_rate_fields(rate), right.value, clean.value))
     folder.write(TRANSFER, rows)
 
 
-def _ends(rate: Estimate | None) -> tuple[float | None, float | None, float | None, int | None]:
+def _rate_fields(rate: Estimate | None) -> tuple[float | None, float | None, float | None, int | None]:
     return (None, None, None, None) if rate is None else (rate.value, rate.low, rate.high, rate.n)
 
 
 def _transferred(works: Sequence[ModelAttack], sample: AttackSample) -> Transfer:
-    """Every model on the images made for every model."""
+    """Every model on the adversarial images of every model."""
     labels = [work.labels[sample.indices] for work in works]
 
-    def judged(images: Tensor) -> Tensor:
+    def correct(images: Tensor) -> Tensor:
         return torch.stack([logits_of(work, images).argmax(-1) == own for work, own in zip(works, labels)])
 
     groups = works[0].split.groups
     return transfer(
-        [work.model.alias for work in works], judged(sample.clean), [judged(one) for one in sample.adversarial],
+        [work.model.alias for work in works], correct(sample.clean), [correct(images) for images in sample.adversarial],
         torch.stack(sample.fooled), groups=None if groups is None else groups[sample.indices],
     )  # fmt: skip

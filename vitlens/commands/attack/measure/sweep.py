@@ -21,13 +21,13 @@ from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import Processes
 
-A_PART = 4  # batches that are attacked, and kept, at a time: the queue is refilled from all of them
+PART_BATCHES = 4  # batches that are attacked, and stored, together: the queue is refilled from all of them
 
 
 @dataclass(frozen=True)
 class ModelAttack:
-    """What all steps of a run need of one model. labels: (n,), columns of the model's logits; options: as typed; run:
-    as its run options hold in this process."""
+    """One model with everything that its attacks need. labels: (n,), columns of the model's logits; run: the run
+    options of this process."""
 
     model: Model
     split: Split
@@ -49,11 +49,11 @@ class ModelAttack:
 
 @dataclass(frozen=True)
 class SweptAttack:
-    """What one attack did to one model on all images.
+    """The results of one attack on one model, on all images.
 
-    outcome: by the epsilons it tried; distance: (n,), of the smallest perturbation found, in the attack's norm; silent:
-    (n,), where every gradient that was read was zero; forwards, backwards: images put through the model, in all;
-    seconds: of attacking, all processes together.
+    outcome: by epsilon; distance: (n,), of the smallest perturbation found, in the attack's norm; silent: (n,), where
+    all gradients that the attack used were zero; forwards, backwards: images passed through the model; seconds: of all
+    processes together.
     """
 
     attack: str
@@ -66,32 +66,32 @@ class SweptAttack:
 
 
 def sweep_all(work: ModelAttack) -> list[SweptAttack]:
-    """Every attack asked for on all images, each process on its share, gathered in the images' order."""
-    mine = torch.arange(work.processes.index, len(work.split), work.processes.count)
+    """Every attack on all images, each process on its share, gathered in the order of the images."""
+    share = torch.arange(work.processes.index, len(work.split), work.processes.count)
     names = work.options.attacks
     title = f"attacking {work.model.alias}"
     results = []
-    with progress(title, len(mine) * len(names), unit="images", quiet=work.run.quiet) as advance:
+    with progress(title, len(share) * len(names), unit="images", quiet=work.run.quiet) as advance:
         for name in names:
             parts = []
-            for start in range(0, len(mine), A_PART * work.batch_size):
-                indices = mine[start : start + A_PART * work.batch_size]
+            for start in range(0, len(share), PART_BATCHES * work.batch_size):
+                indices = share[start : start + PART_BATCHES * work.batch_size]
                 parts.append(_part(work, name, start, indices, advance))
             results.append(_gathered(work, name, parts))
     return results
 
 
 def _part(work: ModelAttack, name: str, start: int, indices: Tensor, advance: Advance) -> dict[str, Tensor]:
-    """One attack on some of the images, or what an earlier attempt kept of it."""
+    """One attack on some of the images, or its stored result from an earlier attempt."""
     key = f"{work.model.alias}-{name}-{start}"
     digest = batch_digest(work.images(indices), work.labels[indices])
     each = Form("bf", (len(indices),))
     forms = dict.fromkeys(("clean", "broken_at", "distance", "silent"), each)
     forms |= {"epsilons": Form("f", (None,)), "counts": Form("f", (3,))}
-    known = work.store.recall(key, digest, forms)
-    if known is not None:
+    stored = work.store.recall(key, digest, forms)
+    if stored is not None:
         advance(len(indices))
-        return {field: torch.from_numpy(np.asarray(values)) for field, values in known.items()}
+        return {field: torch.from_numpy(np.asarray(values)) for field, values in stored.items()}
     result = attempted(work, name, indices, downwards=work.options.downwards, advance=advance)
     counts = (result.forwards[name], result.backwards[name], result.seconds[name])
     part = {
@@ -115,7 +115,7 @@ def attempted(
     steps: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Sweep:
-    """One attack on these images at all epsilons, as the options have it; steps: None, as many as they say."""
+    """One attack on these images at all epsilons; steps: None for those of the options."""
     options, run = work.options, work.run
     return sweep(
         work.model, work.images(indices), work.labels[indices], attacks=(name,), epsilons=options.linf,
@@ -132,7 +132,7 @@ def _gathered(work: ModelAttack, name: str, parts: list[dict[str, Tensor]]) -> S
     }
     forwards, backwards, seconds = work.processes.total(torch.stack([part["counts"] for part in parts]).sum(0)).tolist()
     clean, broken_at = whole["clean"].bool(), whole["broken_at"]
-    if ATTACKS[name].kind == "minimum":  # its distances say more than the epsilons they lie below
+    if ATTACKS[name].kind == "minimum":  # its distances are finer than the epsilons
         broken_at = torch.where(clean, whole["distance"], torch.zeros_like(broken_at))
     outcome = Outcome(
         ATTACKS[name].slug, work.model.alias, tuple(parts[0]["epsilons"].tolist()), clean, broken_at,

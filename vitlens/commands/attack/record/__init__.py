@@ -1,4 +1,4 @@
-"""What `vitlens attack` writes."""
+"""The record of `vitlens attack`: its tables, arrays and metrics."""
 
 from vitlens.commands.attack.record.arrays import AttackedArrays, AttackExampleArrays
 from vitlens.commands.attack.record.rows import (

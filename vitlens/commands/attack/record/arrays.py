@@ -17,9 +17,10 @@ ShareMaps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, No
 
 @dataclass(frozen=True)
 class AttackedArrays:
-    """One model on all images: clean, which it classifies correctly (images,); label (images,); broken_at, distance: by
-    attack (images,), the smallest epsilon that broke each and the length of the smallest perturbation found, in pixel
-    units; 0 where the model is wrong before, infinite where none was found."""
+    """One model on all images: clean (images,): whether the clean image is classified correctly; label (images,);
+    broken_at, distance: by attack (images,), the smallest epsilon at which the attack succeeds and the norm of the
+    smallest perturbation found, in pixel units; 0 where the clean image is misclassified, infinite where none was
+    found."""
 
     clean: Annotated[NDArray[np.bool_], Form("b", (None,))]
     label: Annotated[NDArray[np.integer], Form("iu", (None,))]
@@ -30,8 +31,8 @@ class AttackedArrays:
 @dataclass(frozen=True)
 class AttackExampleArrays:
     """Some images that fooled one model: pixels, and change, the perturbation (images, 3, height, width); before,
-    after: maps by method that sum to 1 (images, rows, columns); answers: predicted classes, and probability: theirs,
-    clean and adversarial (2, images); image: their places in the data."""
+    after: maps by method that sum to 1 (images, rows, columns); answers: predicted classes, and probability: of these,
+    clean and adversarial (2, images); image: indices into the data."""
 
     pixels: Pixels
     change: Annotated[NDArray[np.floating], Form("f", (None, 3, None, None))]

@@ -13,7 +13,7 @@ Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 
 @dataclass(frozen=True)
 class AttackCurveRow:
-    """Accuracy of one model under one attack at one epsilon (0: clean), in the unit in which it is typed."""
+    """Accuracy of one model under one attack at one epsilon (0: clean), in the unit of the command line."""
 
     model: str
     attack: str
@@ -33,12 +33,12 @@ class AttackCurveRow:
 
 @dataclass(frozen=True)
 class AttackRow:
-    """One attack on one model: how it was run, what it did, and what it cost.
+    """One attack on one model: settings, results and cost.
 
-    attack: as metrics name it; name: in the registry; source: its paper; right: images that the model classifies
+    attack: its name in metrics; name: in the registry; source: its paper; right: images that the model classifies
     correctly before it; survived: those that are still correct at the largest epsilon; broken: those for which a
-    perturbation was found; median: of the smallest perturbations (None: beyond what was tried); forwards, backwards:
-    images passed through the model; seconds: of all processes together.
+    perturbation was found; median: of the smallest perturbations (None: larger than all that were tried); forwards,
+    backwards: images passed through the model; seconds: of all processes together.
     """
 
     model: str
@@ -62,7 +62,7 @@ class AttackRow:
 
 @dataclass(frozen=True)
 class RobustPairRow:
-    """Two models under one attack at one epsilon ("clean": before any): on how many images one alone is correct.
+    """Two models under one attack at one epsilon ("clean": none): images that one model alone classifies correctly.
 
     difference: accuracy of the first minus the second's, points; p: McNemar's exact test; p_holm: corrected for all
     rows of the table.
@@ -117,7 +117,7 @@ class RobustClassRow:
 
 @dataclass(frozen=True)
 class AttackSampleRow:
-    """One attack at one epsilon on a sample of n images: how many fooled the model."""
+    """One attack at one epsilon on a sample of n images. fooled: images on which it succeeds."""
 
     model: str
     attack: str
@@ -130,11 +130,11 @@ class AttackSampleRow:
 
 @dataclass(frozen=True)
 class TransferRow:
-    """Images made for one model, shown to another.
+    """Adversarial images of one model (made_for), classified by another (shown_to).
 
-    rate: of the n images that fooled the first and that the second classifies correctly when clean, the share that
-    fools the second (None: there is none); accuracy: of the second on all images made for the first; clean: on the
-    clean ones.
+    rate: of the n images that fool the first and that the second classifies correctly when clean, the share that
+    fools the second (None: no such image); accuracy: of the second on all adversarial images of the first; clean: on
+    the clean images.
     """
 
     made_for: str
@@ -224,7 +224,7 @@ class CorruptionRow:
 
 @dataclass(frozen=True)
 class CorruptionKindRow:
-    """One common corruption: what its strengths are, and those of severities 1 to 5."""
+    """One common corruption. description: the unit of its strength; strengths: of severities 1 to 5."""
 
     kind: str
     title: str

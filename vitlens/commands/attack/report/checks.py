@@ -1,4 +1,4 @@
-"""The self-checks: signs of a broken attack, and of masked gradients."""
+"""The self-checks: signs of a faulty attack, and of masked gradients."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +14,7 @@ _STATES: Final = {
     CheckState.FAILED: "**no**",
 }
 _WHY: Final = (
-    "A broken attack makes a model look robust. These checks look for what a sound attack always shows, and for signs "
+    "A faulty attack makes a model appear robust. The checks test properties of every sound attack and look for signs "
     "of masked gradients (Athalye 2018, Carlini 2019), on a few images that each model classifies correctly."
 )
 
@@ -40,4 +40,4 @@ def checks(record: Record) -> Section:
             "verdict": lambda row: _STATES[row.check.state],
         },
     )
-    return Section("Can these numbers be believed?", sentences(_WHY), (table,))
+    return Section("Self-checks of the attacks", sentences(_WHY), (table,))

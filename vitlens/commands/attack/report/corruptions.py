@@ -12,22 +12,21 @@ from vitlens.commands.attack.record import (
     MEAN_CORRUPTION_ERROR,
     MEAN_ERROR,
 )
-from vitlens.commands.attack.report.ends import ends
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.numbers import in_words
-from vitlens.uncertainty import Side, beyond
+from vitlens.uncertainty import Side, beyond, values_and_ends
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CAPTION: Final = (
-    "Accuracy under common corruptions; severity 0 is the clean image. What the severities are is in the table. Models "
-    "are shown the same pixels. Severities of different kinds are not equally severe."
+    "Accuracy under common corruptions; severity 0: the clean images. The table gives the strength of each severity. "
+    "All models get the same pixels. Severities of different kinds are not comparable."
 )
 _KINDS: Final = (
-    "Kinds and severities are in the manner of Hendrycks & Dietterich (2019), set for images of any size; their "
-    "numbers do not compare with those of ImageNet-C or CIFAR-10-C."
+    "Kinds and severities follow Hendrycks & Dietterich (2019), adapted to images of any size; the results are not "
+    "comparable with those on ImageNet-C or CIFAR-10-C."
 )
 _SIDES: Final = {Side.BELOW: "fewer errors", Side.ABOVE: "more errors", Side.UNDECIDED: "not shown to differ"}
 
@@ -45,18 +44,19 @@ def corruption_sentences(record: Record) -> Iterator[Sentence]:
         )
     if len(record.aliases) > 1 and rows and not relative:
         yield Sentence(
-            "Mean corruption errors are left out: the model they are relative to makes no error under some kind."
+            "Mean corruption errors are not defined, as the baseline model makes no error under some kind of "
+            "corruption."
         )
-    for places, ratio in relative:
-        if places["model"] != places["baseline"]:
+    for parts, ratio in relative:
+        if parts["model"] != parts["baseline"]:
             yield Sentence(
-                f"Mean corruption error of {places['model']} relative to {places['baseline']} (100 %): "
+                f"Mean corruption error of {parts['model']} relative to {parts['baseline']} (100 %): "
                 f"{in_words(ratio)}, {_SIDES[beyond(ratio, 1.0)]}."
             )
 
 
 def corruptions(record: Record) -> Iterator[Section]:
-    """Accuracies by kind and severity, where they were asked for."""
+    """Accuracies by kind and severity; nothing where corruptions were not measured."""
     if record.rows(CORRUPTED):
         figure = FigureSpec("corruptions", _CAPTION, partial(_draw, record))
         yield Section("Common corruptions", sentences(_KINDS), (_kinds(record), _accuracies(record)), (figure,))
@@ -66,7 +66,7 @@ def _kinds(record: Record) -> Table:
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (row.kind, row.description, *row.strengths) for row in record.rows(CORRUPTION_KINDS)
     )
-    return Table("What the severities are", ("kind", "strength", *map(str, SEVERITIES)), rows)
+    return Table("Strength of each severity", ("kind", "strength", *map(str, SEVERITIES)), rows)
 
 
 def _accuracies(record: Record) -> Table:
@@ -82,12 +82,12 @@ def _accuracies(record: Record) -> Table:
 def _draw(record: Record) -> "Figure":
     from vitlens.figures.robustness import Hardening, robustness_curves
 
-    rows, hardenings = record.rows(CORRUPTED), []
+    rows, panels = record.rows(CORRUPTED), []
     for kind in record.rows(CORRUPTION_KINDS):
         curves = {}
         for alias in record.aliases:
             levels = [row.estimate for row in rows if (row.kind, row.model) == (kind.kind, alias)]
-            curves[alias] = ends([record.metric(ACCURACY(model=alias)), *levels])
-        hardenings.append(Hardening(kind.title, "severity", ["0", *map(str, SEVERITIES)], curves))
+            curves[alias] = values_and_ends([record.metric(ACCURACY(model=alias)), *levels])
+        panels.append(Hardening(kind.title, "severity", ["0", *map(str, SEVERITIES)], curves))
     classes = 0 if record.config.data is None else record.config.data.classes
-    return robustness_curves(hardenings=hardenings, chance=1 / (classes or 1), n=rows[0].n)
+    return robustness_curves(hardenings=panels, chance=1 / (classes or 1), n=rows[0].n)

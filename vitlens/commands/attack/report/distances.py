@@ -1,4 +1,4 @@
-"""How large the smallest perturbation of each image is; accuracies, pairs and costs in full."""
+"""The sizes of the smallest perturbations; tables of all accuracies, paired tests and costs."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,8 +18,8 @@ from vitlens.uncertainty import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MINIMUM: Final = "The attack looks for the smallest perturbation itself."
-_TRIED: Final = "Only the epsilons tried can appear, so the steps are those of the sweep."
+_MINIMUM: Final = "The attack searches for the smallest perturbation."
+_TRIED: Final = "Sizes take only the values of the epsilons tried."
 
 
 def distances(record: Record) -> Section:
@@ -39,15 +39,15 @@ def _sentences(record: Record) -> Iterator[Sentence]:
             continue
         if row.median is None:
             text = (
-                f"{row.model} under {row.title}: {row.survived} of the {row.right} images that it classifies correctly "
-                "survive all that was tried, at least half, so the median distance lies beyond."
+                f"{row.model} under {row.title}: {row.survived} of the {row.right} correctly classified images, at "
+                "least half, withstand every perturbation tried, so the median distance is larger than these."
             )
         else:
             unit = "/255" if row.norm == "linf" else " (L2)"
             median = record.metric(MEDIAN_DISTANCE(model=row.model, attack=row.attack))
             text = (
                 f"{row.model} under {row.title}: the median of the smallest perturbations is "
-                f"{number(median.value)}{unit}{_interval(median)}, over the images that it classifies correctly."
+                f"{number(median.value)}{unit}{_interval(median)}, over correctly classified images."
             )
         yield Sentence(text, (row,))
 
@@ -55,7 +55,7 @@ def _sentences(record: Record) -> Iterator[Sentence]:
 def _interval(median: Estimate) -> str:
     if median.low is None:
         return ""
-    high = "beyond what was tried" if median.high is None else number(median.high)
+    high = "more than was tried" if median.high is None else number(median.high)
     return f" (95 % interval {number(median.low)} to {high}, n = {median.n or 0:,})"
 
 
@@ -63,40 +63,39 @@ def _figure(record: Record) -> Iterator[FigureSpec]:
     """The distances of attacks that search for the smallest; where none does, of all but patches."""
     rows = record.rows(ATTACKED)
     chosen = [row for row in rows if row.kind == "minimum"] or [row for row in rows if row.norm != "patch"]
-    found = {(row.model, row.attack): _distances(record, row) for row in chosen}
-    if not any(len(values) for values in found.values()):
+    sizes = {(row.model, row.attack): _distances(record, row) for row in chosen}
+    if not any(len(values) for values in sizes.values()):
         return
     how = _MINIMUM if chosen[0].kind == "minimum" else _TRIED
     yield FigureSpec(
         "distances",
-        f"The size of the smallest perturbation found that changes the prediction, for each image that was classified "
-        f"correctly. {how} Dashed: the median of these images. Each is an upper bound: a nearer example may have been "
-        "missed.",
-        partial(_draw, chosen, found),
+        "The size of the smallest perturbation found that changes the prediction, for each correctly classified image. "
+        f"{how} Dashed: the median. Each size is an upper bound: a smaller perturbation may exist.",
+        partial(_draw, chosen, sizes),
     )
 
 
 def _distances(record: Record, row: AttackRow) -> NDArray[np.floating]:
-    """The smallest perturbations found of correctly classified images, in the unit in which epsilons are typed."""
+    """The smallest perturbations found of correctly classified images, in the unit of epsilons on the command line."""
     arrays = record.arrays(IMAGES, model=row.model)
     values: NDArray[np.floating] = arrays.distance[row.attack] * scale_of(row.norm)
     smallest: NDArray[np.floating] = values[arrays.clean & np.isfinite(values) & (values > 0)]
     return smallest
 
 
-def _draw(rows: Sequence[AttackRow], found: dict[tuple[str, str], NDArray[np.floating]]) -> "Figure":
+def _draw(rows: Sequence[AttackRow], sizes: dict[tuple[str, str], NDArray[np.floating]]) -> "Figure":
     from vitlens.figures.attack.curves import Distances, distance_histograms
 
     panels: dict[str, list[Distances]] = {}
     for row in rows:
-        values = found[row.model, row.attack]
+        values = sizes[row.model, row.attack]
         panels.setdefault(row.title, []).append(Distances(row.model, values, row.right - len(values), row.median))
     axis = {row.title: AXES[row.norm] for row in rows}
     return distance_histograms(panels=panels, axis=axis, title="The smallest perturbation found for each image")
 
 
 def _accuracies(record: Record) -> Table:
-    """Every accuracy: a line for each attack at each epsilon, a column a model."""
+    """All accuracies: a line for each attack at each epsilon, a column for each model."""
     rows, aliases = record.rows(CURVES), record.aliases
     cells = {(row.attack, row.epsilon, row.model): in_words(row.estimate, with_n=False) for row in rows}
     lines: list[tuple[Cell, ...]] = []
@@ -109,7 +108,7 @@ def _accuracies(record: Record) -> Table:
         else:
             shown = "none", "0"
         lines.append((*shown, *(cells.get((attack, epsilon, alias)) for alias in aliases)))
-    return Table("Accuracy left, with 95 % intervals", ("attack", "epsilon", *aliases), tuple(lines))
+    return Table("Accuracy under attack, with 95 % intervals", ("attack", "epsilon", *aliases), tuple(lines))
 
 
 def _pairs(record: Record) -> Iterator[Table]:
@@ -117,7 +116,7 @@ def _pairs(record: Record) -> Iterator[Table]:
     rows = record.rows(ROBUST_PAIRS)
     if rows:
         yield Table.of(
-            "The models against each other, image by image: McNemar's exact test",
+            "Paired tests of the models (McNemar's exact test)",
             rows,
             {
                 "attack": lambda row: row.title,
@@ -134,12 +133,12 @@ def _pairs(record: Record) -> Iterator[Table]:
 
 def _costs(record: Record) -> Table:
     return Table.of(
-        "What was run, and what it cost",
+        "Attacks and their cost",
         record.rows(ATTACKED),
         {
             "model": lambda row: row.model,
             "attack": lambda row: row.title,
-            "from": lambda row: row.source,
+            "source": lambda row: row.source,
             "steps": lambda row: row.steps,
             "restarts": lambda row: row.restarts,
             "images forward": lambda row: row.forwards,

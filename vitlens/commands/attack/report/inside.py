@@ -1,4 +1,4 @@
-"""What changes inside each model for the images that fool it: examples, maps, blocks, attention."""
+"""Changes inside each model for the images that fool it: examples, maps, blocks, attention."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PATHS: Final = (
-    "One minus the cosine between a block's whole output for the clean image and for another: the adversarial one, the "
-    "clean one with random noise of the same strength, and another image of the sample; each grey line is ten times "
-    "the one below. The gap between the first two is what the attack does beyond noise of its strength."
+    "One minus the cosine between the output of a block for the clean image and for the adversarial image, for the "
+    "clean image with random noise of the same strength, and for another image of the sample; grey lines: factors of "
+    "ten. The difference between the first two is the effect of the attack beyond that of noise."
 )
 _SHIFTS: Final = (
-    "After minus before, image by image, for the images that were fooled. Heads of a layer may change in opposite "
-    "ways and cancel out here."
+    "After minus before the attack, paired by image, for the images that fool the model. Opposite changes of the heads "
+    "of a layer cancel out in these means."
 )
 
 
 def inside(record: Record) -> Iterator[Section]:
-    """Maps, attention and outputs of blocks before and after, unless they were not asked for."""
+    """Maps, attention and outputs of blocks before and after the attack; nothing with --no-inside."""
     if not record.options(AttackOptions).inside:
         return
     figures = (*_examples(record), *_paths(record), *_shifts(record))
@@ -42,7 +42,7 @@ def inside(record: Record) -> Iterator[Section]:
         *_path_sentences(record),
         *_shift_sentences(record),
     )
-    yield Section("What changes inside", lines, figures=figures)
+    yield Section("Changes inside the models", lines, figures=figures)
 
 
 def _sample_sentences(record: Record) -> Iterator[Sentence]:
@@ -53,34 +53,35 @@ def _sample_sentences(record: Record) -> Iterator[Sentence]:
 
 
 def _change_sentences(record: Record, row: AttackSampleRow) -> Iterator[Sentence]:
-    """How far maps agree, and from which block on outputs are closer to those of another image."""
+    """How well maps agree, and from which block on outputs differ about as much as those of different images."""
     if not row.fooled:
-        text = (
-            f"No image of the sample fooled {row.model} at {epsilon_words(row.epsilon, row.norm)}: nothing to compare."
-        )
+        text = f"No image of the sample fooled {row.model} at {epsilon_words(row.epsilon, row.norm)}."
         yield Sentence(text, (row,))
         return
     agreements = {
-        places["maps"].replace("-", " "): estimate
-        for places, estimate in record.all(MAP_AGREEMENT)
-        if (places["model"], places["measure"]) == (row.model, "spearman")
+        parts["maps"].replace("-", " "): estimate
+        for parts, estimate in record.all(MAP_AGREEMENT)
+        if (parts["model"], parts["measure"]) == (row.model, "spearman")
     }
     if agreements:
         listed = "; ".join(f"{name} {in_words(estimate)}" for name, estimate in agreements.items())
         yield Sentence(f"{row.model}, rank correlation of maps before and after (1: unchanged): {listed}.", (row,))
     block = record.metrics.get(PARTING_BLOCK(model=row.model))
     if block is None:
-        text = f"No block's outputs of {row.model} come halfway to those of two different images."
+        text = (
+            f"In no block of {row.model} do the outputs for clean and adversarial images differ by half as much as "
+            "those for two different images."
+        )
     else:
         text = (
-            f"The outputs of {row.model} for clean and adversarial images are halfway to those of two different images "
-            f"from block {int(block.value)} on."
+            f"From block {int(block.value)} on, the outputs of {row.model} for clean and adversarial images differ by "
+            "at least half as much as those for two different images."
         )
     yield Sentence(text, (row,))
 
 
 def _path_sentences(record: Record) -> Iterator[Sentence]:
-    """How far the attack changes each model's last block, beside noise of the same strength."""
+    """How much the attack changes the output of each model's last block, compared with noise of the same strength."""
     rows = record.rows(BLOCKS)
     for alias in dict.fromkeys(row.model for row in rows):
         last = max(row.block for row in rows if row.model == alias)
@@ -88,13 +89,14 @@ def _path_sentences(record: Record) -> Iterator[Sentence]:
         attacked, noise = at_end.get("adversarial"), at_end.get("noise")
         if attacked is not None and noise is not None:
             yield Sentence(
-                f"{alias}, 1 − cosine of its last block's outputs with those for the clean images: {_away(attacked)} "
-                f"after the attack, {_away(noise)} after noise of the same strength (n = {noise.n}).",
+                f"{alias}, 1 − cosine between the last block's outputs for clean and changed images: "
+                f"{_distance(attacked)} for the attack, {_distance(noise)} for noise of the same strength "
+                f"(n = {noise.n}).",
                 (attacked, noise),
             )
 
 
-def _away(row: BlockCosineRow) -> str:
+def _distance(row: BlockCosineRow) -> str:
     if row.low is None or row.high is None:
         return number(max(0.0, 1 - row.value))
     value, low, high = (number(max(0.0, 1 - cosine)) for cosine in (row.value, row.high, row.low))
@@ -102,19 +104,19 @@ def _away(row: BlockCosineRow) -> str:
 
 
 def _shift_sentences(record: Record) -> Iterator[Sentence]:
-    """In which layers attention changes by more than chance."""
+    """In which layers attention changes, by 95 % intervals."""
     rows = record.rows(SHIFTS)
     for alias, statistic in dict.fromkeys((row.model, row.statistic) for row in rows):
-        some = [row for row in rows if (row.model, row.statistic) == (alias, statistic)]
-        sides = {row.layer: beyond(row.estimate, 0.0) for row in some}
+        by_layer = [row for row in rows if (row.model, row.statistic) == (alias, statistic)]
+        sides = {row.layer: beyond(row.estimate, 0.0) for row in by_layer}
         parts = []
         for verb, side in (("rises", Side.ABOVE), ("falls", Side.BELOW)):
             layers = [layer for layer, of_layer in sides.items() if of_layer is side]
             parts += [f"{verb} in {in_ranges(layers)}"] if layers else []
         change = " and ".join(parts) or "is not shown to change in any layer"
-        short = some[0].title.partition(",")[0]
-        text = f"{alias}: {short} {change} (95 % intervals, uncorrected; {some[0].n} images)."
-        yield Sentence(text, tuple(some))
+        short = by_layer[0].title.partition(",")[0]
+        text = f"{alias}: {short} {change} (95 % intervals, uncorrected; {by_layer[0].n} images)."
+        yield Sentence(text, tuple(by_layer))
 
 
 def _examples(record: Record) -> Iterator[FigureSpec]:
@@ -124,9 +126,9 @@ def _examples(record: Record) -> Iterator[FigureSpec]:
             arrays = record.arrays(EXAMPLES, model=row.model)
             yield FigureSpec(
                 f"examples_{row.model}",
-                f"Some of the images that fooled {row.model}. Maps: {arrays.method} for the true class, as fractions "
-                "of their sum relative to a uniform map. The perturbation is drawn around grey, amplified as its title "
-                "says. A map that changes need not be why the prediction changed.",
+                f"Some of the images that fool {row.model}. Maps: {arrays.method} for the true class, divided by their "
+                "sum, relative to a uniform map. Perturbations are drawn around grey, amplified as stated in their "
+                "titles. A change of the map need not be the cause of the changed prediction.",
                 partial(_draw_examples, row, arrays),
             )
 
@@ -162,12 +164,12 @@ def _draw_paths(rows: Sequence[BlockCosineRow]) -> "Figure":
 
     models = {}
     for alias in dict.fromkeys(row.model for row in rows):
-        some = [row for row in rows if row.model == alias]
-        models[f"{alias}, {some[0].n} images"] = {
-            str(kind): _ends({row.block: row for row in some if row.kind == kind})
-            for kind in dict.fromkeys(row.kind for row in some)
+        of_model = [row for row in rows if row.model == alias]
+        models[f"{alias}, {of_model[0].n} images"] = {
+            str(kind): _curve({row.block: row for row in of_model if row.kind == kind})
+            for kind in dict.fromkeys(row.kind for row in of_model)
         }
-    return parting_paths(models=models, title="Where outputs for clean and adversarial images part")
+    return parting_paths(models=models, title="Change of the outputs of blocks")
 
 
 def _shifts(record: Record) -> Iterator[FigureSpec]:
@@ -180,18 +182,18 @@ def _draw_shifts(rows: Sequence[AttentionShiftRow]) -> "Figure":
 
     shifts = []
     for statistic in dict.fromkeys(row.statistic for row in rows):
-        some = [row for row in rows if row.statistic == statistic]
+        by_layer = [row for row in rows if row.statistic == statistic]
         curves = {
-            alias: _ends({row.layer: row for row in some if row.model == alias})
-            for alias in dict.fromkeys(row.model for row in some)
+            alias: _curve({row.layer: row for row in by_layer if row.model == alias})
+            for alias in dict.fromkeys(row.model for row in by_layer)
         }
-        shifts.append(LayerShift(some[0].title, f"after − before ({some[0].unit})", curves))
-    return attention_shifts(shifts=shifts, title="What the attack changes in attention, means over heads")
+        shifts.append(LayerShift(by_layer[0].title, f"after − before ({by_layer[0].unit})", curves))
+    return attention_shifts(shifts=shifts, title="Change of attention under attack, means over heads")
 
 
-def _ends(rows: Mapping[int, BlockCosineRow] | Mapping[int, AttentionShiftRow]) -> NDArray[np.floating]:
+def _curve(rows: Mapping[int, BlockCosineRow] | Mapping[int, AttentionShiftRow]) -> NDArray[np.floating]:
     """Values, lows and highs by block or layer, NaN where there is none; the value for an end that is not defined."""
-    ends = np.full((3, 1 + max(rows)), np.nan)
+    curve = np.full((3, 1 + max(rows)), np.nan)
     for place, row in rows.items():
-        ends[:, place] = [row.value if end is None else end for end in (row.value, row.low, row.high)]
-    return ends
+        curve[:, place] = [row.value if end is None else end for end in (row.value, row.low, row.high)]
+    return curve

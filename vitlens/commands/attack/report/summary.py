@@ -1,4 +1,4 @@
-"""Clean accuracies, how low each attack brings them, which model is more robust, and whether to believe it."""
+"""Clean accuracy, accuracy under each attack, paired tests of the models, and the result of the self-checks."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -10,12 +10,11 @@ from vitlens.commands.attack.record import CURVES, ROBUST_PAIRS
 from vitlens.commands.attack.record.rows import AttackCurveRow, RobustPairRow
 from vitlens.commands.attack.report.checks import verdict_sentences
 from vitlens.commands.attack.report.corruptions import corruption_sentences
-from vitlens.commands.attack.report.ends import ends
 from vitlens.commands.scaffold.describe import data_sentences, predicted_sentences
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence
 from vitlens.report.numbers import in_words, number
-from vitlens.uncertainty import LEVEL
+from vitlens.uncertainty import LEVEL, values_and_ends
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
 _NORMS: Final = {"linf": "L∞ attacks", "l2": "L2 attacks", "patch": "a patch"}
 _CAPTION: Final = (
-    "Robust accuracy: the fraction of all images that a model classifies correctly and that no perturbation found "
-    "within epsilon turned wrong; at 0 the clean accuracy. An attack shows how low accuracy can be brought, not how "
-    "low it could be: a stronger one may bring it lower. Epsilons of different norms do not compare."
+    "Robust accuracy: the fraction of all images that a model classifies correctly when clean and with every "
+    "perturbation found within epsilon; at 0: clean accuracy. It is an upper bound, as a stronger attack may lower it. "
+    "Epsilons of different norms are not comparable."
 )
 
 
 def summary(record: Record) -> Section:
-    """What was found, with the curves over epsilon."""
+    """The main results, with the curves over epsilon."""
     rows, pairs = record.rows(CURVES), record.rows(ROBUST_PAIRS)
     lines = (
         *data_sentences(record),
@@ -50,11 +49,11 @@ def summary(record: Record) -> Section:
 def _size_sentences(record: Record) -> Iterator[Sentence]:
     data = record.config.data
     if data is not None:
-        yield Sentence(f"Attacked at {data.size[0]}x{data.size[1]} px.", (data,))
+        yield Sentence(f"Images are attacked at {data.size[0]}x{data.size[1]} px.", (data,))
 
 
 def _clean_sentences(rows: Sequence[AttackCurveRow]) -> Iterator[Sentence]:
-    """The clean accuracy of each model; and where there is nothing to attack."""
+    """The clean accuracy of each model, or that it classifies no image correctly."""
     for alias, row in {row.model: row for row in rows if row.epsilon == 0}.items():
         if row.accuracy == 0:
             yield Sentence(
@@ -72,16 +71,16 @@ def _attack_sentences(rows: Sequence[AttackCurveRow]) -> Iterator[Sentence]:
         of_model = [row for row in rows if row.model == alias]
         if not any(row.accuracy > 0 for row in of_model):
             continue
-        parts, used = [], []
+        parts, shown = [], []
         for attack in dict.fromkeys(row.attack for row in of_model):
             tried = [row for row in of_model if row.attack == attack and row.epsilon > 0]
             chosen = tried[:1] + tried[1:][-1:]
-            parts.append(f"{chosen[0].title} {', '.join(_left(row) for row in chosen)}")
-            used += chosen
-        yield Sentence(f"Accuracy of {alias} under attack: {'; '.join(parts)}.", tuple(used))
+            parts.append(f"{chosen[0].title} {', '.join(_accuracy_at(row) for row in chosen)}")
+            shown += chosen
+        yield Sentence(f"Accuracy of {alias} under attack: {'; '.join(parts)}.", tuple(shown))
 
 
-def _left(row: AttackCurveRow) -> str:
+def _accuracy_at(row: AttackCurveRow) -> str:
     return f"{in_words(row.estimate, with_n=False)} at {epsilon_words(row.epsilon, row.norm)}"
 
 
@@ -104,30 +103,33 @@ def _pair_sentences(rows: Sequence[RobustPairRow]) -> Iterator[Sentence]:
         tests = [row for row in attacked if (row.first, row.second) == (first, second)]
         significant = [row for row in tests if row.p_holm <= LEVEL and row.difference != 0]
         if not significant:
-            text = f"{first} and {second}: in none of {len(tests)} paired tests is one shown to be more robust."
+            text = f"{first} and {second}: no difference in robustness is shown in {len(tests)} paired tests."
             yield Sentence(text, tuple(tests))
             continue
-        ahead = {
+        more_robust = {
             first: [row for row in significant if row.difference > 0],
             second: [row for row in significant if row.difference < 0],
         }
-        parts = [f"{alias} is more robust in {len(won)} ({_most(won)})" for alias, won in ahead.items() if won]
+        parts = [
+            f"{alias} is more robust in {len(rows_of)} ({_largest(rows_of)})"
+            for alias, rows_of in more_robust.items()
+            if rows_of
+        ]
         rest = len(tests) - len(significant)
-        open_tests = f"; {rest} show no difference" if rest else ""
+        undecided = f"; {rest} show no difference" if rest else ""
         yield Sentence(
-            f"{first} against {second}, of {len(tests)} paired tests after Holm's correction: "
-            f"{'; '.join(parts)}{open_tests}.",
+            f"{first} and {second}, {len(tests)} paired tests after Holm's correction: {'; '.join(parts)}{undecided}.",
             tuple(tests),
         )
 
 
-def _most(rows: Sequence[RobustPairRow]) -> str:
+def _largest(rows: Sequence[RobustPairRow]) -> str:
     row = max(rows, key=lambda row: abs(row.difference))
-    return f"most under {row.title} at {epsilon_words(row.epsilon, row.norm)}: {_points(row)}"
+    return f"largest difference under {row.title} at {epsilon_words(row.epsilon, row.norm)}: {_points(row)}"
 
 
 def _points(row: RobustPairRow) -> str:
-    """The size of a difference; its interval from 0 where the two signs are possible."""
+    """The size of a difference; its interval starts at 0 where both signs are possible."""
     size = number(abs(row.difference), 1)
     if row.low is None or row.high is None:
         return f"{size} points"
@@ -147,29 +149,29 @@ def _draw(record: Record) -> "Figure":
 
 
 def _panels_of_norms(rows: Sequence[AttackCurveRow]) -> "Iterator[Panel]":
-    """Of one model: a panel for the attacks of a norm that tried the same epsilons, a curve an attack."""
+    """For one model: a panel for the attacks of one norm with the same epsilons, a curve for each attack."""
     from vitlens.figures.attack.curves import Panel
 
-    alike: dict[tuple[object, ...], list[AttackCurveRow]] = {}
+    by_panel: dict[tuple[object, ...], list[AttackCurveRow]] = {}
     for norm in dict.fromkeys(row.norm for row in rows):
         for title in dict.fromkeys(row.title for row in rows if row.norm == norm):
             curve = [row for row in rows if row.title == title]
-            alike.setdefault((norm, *_epsilons(curve)), []).extend(curve)
-    for some in alike.values():
-        norm, titles = some[0].norm, dict.fromkeys(row.title for row in some)
-        curves = {title: _curve([row for row in some if row.title == title]) for title in titles}
-        yield Panel(_NORMS[norm], AXES[norm], _epsilons(some), curves)
+            by_panel.setdefault((norm, *_epsilons(curve)), []).extend(curve)
+    for of_panel in by_panel.values():
+        norm, titles = of_panel[0].norm, dict.fromkeys(row.title for row in of_panel)
+        curves = {title: _curve([row for row in of_panel if row.title == title]) for title in titles}
+        yield Panel(_NORMS[norm], AXES[norm], _epsilons(of_panel), curves)
 
 
 def _panels_of_attacks(rows: Sequence[AttackCurveRow]) -> "Iterator[Panel]":
-    """Of several models: a panel an attack, a curve a model."""
+    """For several models: a panel for each attack, a curve for each model."""
     from vitlens.figures.attack.curves import Panel
 
     for title in dict.fromkeys(row.title for row in rows):
-        some = [row for row in rows if row.title == title]
-        models = dict.fromkeys(row.model for row in some)
-        curves = {alias: _curve([row for row in some if row.model == alias]) for alias in models}
-        yield Panel(title, AXES[some[0].norm], _epsilons(some), curves)
+        of_attack = [row for row in rows if row.title == title]
+        models = dict.fromkeys(row.model for row in of_attack)
+        curves = {alias: _curve([row for row in of_attack if row.model == alias]) for alias in models}
+        yield Panel(title, AXES[of_attack[0].norm], _epsilons(of_attack), curves)
 
 
 def _epsilons(rows: Sequence[AttackCurveRow]) -> list[float]:
@@ -178,4 +180,4 @@ def _epsilons(rows: Sequence[AttackCurveRow]) -> list[float]:
 
 def _curve(rows: Sequence[AttackCurveRow]) -> list[list[float]]:
     """Values, lows and highs in the order of the epsilons."""
-    return ends(row.estimate for row in sorted(rows, key=lambda row: row.epsilon))
+    return values_and_ends(row.estimate for row in sorted(rows, key=lambda row: row.epsilon))

@@ -17,9 +17,9 @@ from vitlens.report.document import FigureSpec
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NOT_SHOWN: Final = "Bright patches receive much attention; that does not show that the prediction depends on them."
-SHARED: Final = "One scale of colours for all panels."
-_ON_A_SHEET: Final = 8  # images of the evolution over depth, a row each
+NOT_SHOWN: Final = "High attention to a patch does not show that the prediction depends on it."
+SHARED: Final = "All panels share one colour scale."
+_ON_A_SHEET: Final = 8  # images in the figure of attention by depth, one a row
 
 
 def map_figures(record: Record) -> Iterator[FigureSpec]:
@@ -28,6 +28,10 @@ def map_figures(record: Record) -> Iterator[FigureSpec]:
     yield from _grids(record, arrays)
     yield from _one_layer(record, arrays)
     yield from _evolution(record, arrays)
+
+
+def _shared_by(figures: int) -> str:
+    return SHARED if figures == 1 else f"All panels of these {figures} figures share one colour scale."
 
 
 def pixels(arrays: AttentionArrays) -> Any:
@@ -41,12 +45,12 @@ def image_names(record: Record) -> list[str]:
 
 
 def reader_of(row: LayerRow) -> str:
-    """Whose row of the weights a layer's map is, as a figure's title says it."""
+    """The query whose attention a layer's map shows, as in a figure's title."""
     return row.reading.removeprefix("the ")
 
 
 def _grids(record: Record, arrays: AttentionArrays) -> Iterator[FigureSpec]:
-    """One grid for each run of layers with the same heads and map; a ViT has one, Swin one a stage."""
+    """One grid for each sequence of layers with equal heads and maps: one for a ViT, one for each stage of Swin."""
     rows, count = record.rows(LAYERS), len(arrays.layer)
     shapes = [arrays.layer[index].shape[1:] for index in range(count)]
     starts = [index for index in range(count) if index == 0 or shapes[index] != shapes[index - 1]]
@@ -54,7 +58,7 @@ def _grids(record: Record, arrays: AttentionArrays) -> Iterator[FigureSpec]:
         which = "Every" if len(starts) == 1 else f"Layers {rows[start].layer} to {rows[stop - 1].layer}, every"
         yield FigureSpec(
             "heads" if len(starts) == 1 else f"heads_{number + 1}",
-            f"{which} head on the first image; whose attention: {rows[start].reading}. {SHARED} {NOT_SHOWN}",
+            f"{which} head on the first image, attention of {rows[start].reading}. {SHARED} {NOT_SHOWN}",
             partial(_draw_grid, arrays, rows[start:stop], range(start, stop)),
         )
 
@@ -71,19 +75,19 @@ def _draw_grid(arrays: AttentionArrays, rows: Sequence[LayerRow], indices: Seque
 
 
 def _one_layer(record: Record, arrays: AttentionArrays) -> Iterator[FigureSpec]:
-    """All heads of the layer asked for, or the last one, on each image; as many figures as that takes."""
+    """All heads of the chosen layer, by default the last, on each image; on several figures where needed."""
     from vitlens.figures.views import images_on_a_page
 
-    rows, asked = record.rows(LAYERS), record.options(AttentionOptions).layer
-    index = len(rows) - 1 if asked is None else [row.layer for row in rows].index(asked)
+    rows, layer = record.rows(LAYERS), record.options(AttentionOptions).layer
+    index = len(rows) - 1 if layer is None else [row.layer for row in rows].index(layer)
     which = "The last layer" if index == len(rows) - 1 else f"Layer {rows[index].layer}"
-    name = "last_layer" if asked is None else "layer"
+    name = "last_layer" if layer is None else "layer"
     pages = sheets(name, len(arrays.images), images_on_a_page(rows[index].heads))
-    shared = SHARED if len(pages) == 1 else f"One scale of colours for all panels of these {len(pages)} figures."
+    shared = _shared_by(len(pages))
     for figure, part in pages:
         yield FigureSpec(
             figure,
-            f"{which}: each head on each image, for {rows[index].reading}. {shared} {NOT_SHOWN}",
+            f"{which}: each head on each image, attention of {rows[index].reading}. {shared} {NOT_SHOWN}",
             partial(_draw_layer, arrays, image_names(record), rows[index], index, part),
         )
 
@@ -104,16 +108,16 @@ def _draw_layer(arrays: AttentionArrays, names: Sequence[str], row: LayerRow, in
 
 
 def _evolution(record: Record, arrays: AttentionArrays) -> Iterator[FigureSpec]:
-    """The mean of each layer's heads on each image, in one scale of colours on all sheets."""
+    """The mean of each layer's heads on each image, with one colour scale on all sheets."""
     readers = {reader_of(row) for row in record.rows(LAYERS)}
     reader = readers.pop() if len(readers) == 1 else "readout"
     pages = sheets("evolution", len(arrays.images), _ON_A_SHEET)
-    shared = SHARED if len(pages) == 1 else f"One scale of colours for all panels of these {len(pages)} figures."
+    shared = _shared_by(len(pages))
     numbers = [row.layer for row in record.rows(LAYERS)]
     for name, part in pages:
         yield FigureSpec(
             name,
-            f"How attention changes with depth: the mean of each layer's heads. {shared} {NOT_SHOWN}",
+            f"Attention by depth: the mean over the heads of each layer. {shared} {NOT_SHOWN}",
             partial(_draw_evolution, arrays, image_names(record), numbers, reader, part),
         )
 
@@ -136,7 +140,7 @@ def _draw_evolution(
 
 
 def _by_depth(arrays: AttentionArrays) -> NDArray[np.floating]:
-    """Head means (batch, layers, rows, columns), at the finest layer's resolution; nearest, so no value is made up."""
+    """Head means (batch, layers, rows, columns), at the finest layer's resolution (nearest neighbour)."""
     means = [arrays.layer[index].mean(1) for index in range(len(arrays.layer))]
     rows, columns = max((mean.shape[1:] for mean in means), key=lambda size: size[0] * size[1])
     return np.stack([_nearest(_nearest(mean, rows, 1), columns, 2) for mean in means], 1)

@@ -1,4 +1,4 @@
-"""The views that were asked for: a patch that attends or is attended to, a head over training."""
+"""The optional views: attention of a patch, attention to a patch, a head over training."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,23 +27,23 @@ from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_NOTICED: Final = 1e-4  # a fraction of a row that is worth a column
+_NOTICED: Final = 1e-4  # attention on padding from which on the table has a column of it
 _CAPTION: Final = "By layer: mean over heads and images"
 _MERGED: Final = (
-    "The patch is given in the first layer's grid; where patches were merged, it is the larger one that holds it. "
-    "Attention stays inside a window: elsewhere a panel is zero."
+    "The patch is given in the grid of the first layer; after patch merging it is the larger patch that contains it. "
+    "Attention is confined to windows: outside the window of the patch a panel is zero."
 )
-_PREFIX: Final = "Attention to prefix tokens (CLS and registers) is in no panel; the table says how much that is."
+_PREFIX: Final = "Attention to prefix tokens (CLS and registers) is not drawn; the table gives its amount."
 _RECEIVED: Final = (
-    "Received is the sum of a panel: how many patches' whole attention the patch gets; about 1 if attention were "
-    "uniform."
+    "Received: the sum of a panel, that is the attention of all patches together to this patch; about 1 if attention "
+    "is uniform."
 )
 Row: TypeAlias = QueryRow | KeyRow
 Columns: TypeAlias = Mapping[str, Callable[[Any], Cell]]
 
 
 def views(record: Record) -> Iterator[Section]:
-    """A section for each view that was asked for."""
+    """A section for each view of the run."""
     if record.rows(QUERY):
         yield _query(record, record.rows(QUERY))
     if record.rows(KEY):
@@ -65,12 +65,12 @@ def _query(record: Record, rows: Sequence[QueryRow]) -> Section:
     where = _patch_words(rows[0])
     caption = f"Attention of the patch in {where} to each patch, layer by layer"
     first = sentences(
-        "A panel shows the patch's row of the weights.",
+        "A panel shows the attention of this patch, as a query, to all patches.",
         _PREFIX if rows[0].prefix_mass is not None else None,
         _MERGED if any(row.padding is not None for row in rows) or _grids(rows) > 1 else None,
     )
     figures = _figures(record, "query", rows, record.arrays(QUERY_MAPS), caption)
-    return Section(f"Where the patch in {where} looks", first, (_table(rows, columns),), tuple(figures))
+    return Section(f"Attention of the patch in {where}", first, (_table(rows, columns),), tuple(figures))
 
 
 def _key(record: Record, rows: Sequence[KeyRow]) -> Section:
@@ -84,13 +84,10 @@ def _key(record: Record, rows: Sequence[KeyRow]) -> Section:
     if any(row.from_prefix is not None for row in rows):
         columns["from a prefix token (% of its row)"] = lambda row: _percent(row.from_prefix)
     where = _patch_words(rows[0])
-    caption = (
-        f"Attention of each patch to the patch in {where}, layer by layer: each place is coloured by the share of its "
-        "attention that the patch there gives"
-    )
+    caption = f"Attention of each patch, as a query, to the patch in {where}, layer by layer"
     first = sentences(_RECEIVED, _MERGED if _grids(rows) > 1 else None)
     figures = _figures(record, "key", rows, record.arrays(KEY_MAPS), caption)
-    return Section(f"Which patches look at the patch in {where}", first, (_table(rows, columns),), tuple(figures))
+    return Section(f"Attention to the patch in {where}", first, (_table(rows, columns),), tuple(figures))
 
 
 def _table(rows: Sequence[Any], columns: Columns) -> Table:
@@ -103,37 +100,37 @@ def _table(rows: Sequence[Any], columns: Columns) -> Table:
 
 
 def _figures(record: Record, name: str, rows: Sequence[Row], arrays: ViewArrays, caption: str) -> Iterator[FigureSpec]:
-    """The mean of heads, and the head asked for in the layers that have it."""
+    """The mean of heads, and the chosen head in the layers that have it."""
     from vitlens.figures.views import images_on_a_page
 
     count = len(record.arrays(MAPS).images)
-    few = slice(0, images_on_a_page(len(rows)))
-    shown = f"the first {few.stop} of {count} images" if few.stop < count else "every image"
+    drawn = slice(0, images_on_a_page(len(rows)))
+    shown = f"the first {drawn.stop} of {count} images" if drawn.stop < count else "every image"
     for figure, maps, head in ((name, arrays.mean, None), (f"{name}_head", arrays.head, _head(record))):
         if maps:
-            whose = "mean of heads" if head is None else f"head {head}"
-            without = "" if len(maps) == len(rows) else " Layers without such a head are left out."
+            heads = "mean of heads" if head is None else f"head {head}"
+            without = "" if len(maps) == len(rows) else " Layers without this head are left out."
             yield FigureSpec(
                 figure,
-                f"{caption} ({whose}, {shown}); the patch is outlined. {SHARED}{without}",
-                partial(_draw_view, record, name, rows, maps, head, few),
+                f"{caption} ({heads}, {shown}); the patch is outlined. {SHARED}{without}",
+                partial(_draw_view, record, name, rows, maps, head, drawn),
             )
 
 
 def _draw_view(
-    record: Record, name: str, rows: Sequence[Row], maps: Mapping[int, Any], head: int | None, few: slice
+    record: Record, name: str, rows: Sequence[Row], maps: Mapping[int, Any], head: int | None, drawn: slice
 ) -> "Figure":
     from vitlens.figures.views import key_view, query_view
 
     indices = sorted(maps)
     draw = query_view if name == "query" else key_view
     return draw(
-        images=pixels(record.arrays(MAPS))[few],
-        maps=[maps[index][few] for index in indices],
+        images=pixels(record.arrays(MAPS))[drawn],
+        maps=[maps[index][drawn] for index in indices],
         layers=[rows[index].layer for index in indices],
         patches=[(rows[index].row, rows[index].column) for index in indices],
         head=head,
-        names=image_names(record)[few],
+        names=image_names(record)[drawn],
     )
 
 
@@ -143,19 +140,19 @@ def _training(record: Record) -> Section:
     rows, kept = record.rows(TRAINING), record.rows(KEPT)[0].kept
     layer, head = record.options(AttentionOptions).head or (0, 0)
     images = len(record.arrays(MAPS).images)
-    few = slice(0, images_on_a_page(len(rows)))
-    part = f", the first {few.stop} of {images} images" if few.stop < images else ""
+    drawn = slice(0, images_on_a_page(len(rows)))
+    part = f", the first {drawn.stop} of {images} images" if drawn.stop < images else ""
     figure = FigureSpec(
         "head_over_training",
-        f"Head L{layer}.H{head} with the weights of {len(rows)} moments of the training{part}, the last ones at the "
+        f"Head L{layer}.H{head} with the weights after {len(rows)} numbers of epochs{part}, the final weights at the "
         f"right. {SHARED}",
-        partial(_draw_training, record, record.arrays(TRAINING_MAPS), few),
+        partial(_draw_training, record, record.arrays(TRAINING_MAPS), drawn),
     )
-    evenly = "" if kept == len(rows) else f"Of {kept} moments, {len(rows)} are shown, evenly spaced. "
+    evenly = "" if kept == len(rows) else f"{len(rows)} of {kept} sets of weights are shown, evenly spaced. "
     sentence = Sentence(
-        f"{evenly}The weights are those that the run kept (`--keep-every`, in half precision), averaged over steps "
-        "where its recipe averages; the last ones are the model's. A head is known by its place alone: what one head "
-        "does early in training, another may do later.",
+        f"{evenly}The weights are those that the run kept (`--keep-every`, in half precision; averaged over steps if "
+        "the recipe averages weights); the last are the model's own. Heads are identified by layer and number alone: "
+        "another head may take over the function of this one during training.",
         rows,
     )
     table = Table.of(
@@ -170,24 +167,24 @@ def _training(record: Record) -> Section:
     return Section(f"Head L{layer}.H{head} over training", (sentence,), (table,), (figure,))
 
 
-def _draw_training(record: Record, arrays: KeptArrays, few: slice) -> "Figure":
+def _draw_training(record: Record, arrays: KeptArrays, drawn: slice) -> "Figure":
     from vitlens.figures.views import head_over_training
 
     layer, head = record.options(AttentionOptions).head or (0, 0)
     readers = {row.layer: reader_of(row) for row in record.rows(LAYERS)}
     return head_over_training(
-        images=pixels(record.arrays(MAPS))[few],
-        maps=arrays.maps[few],
+        images=pixels(record.arrays(MAPS))[drawn],
+        maps=arrays.maps[drawn],
         epochs=[row.epochs for row in record.rows(TRAINING)],
         layer=layer,
         head=head,
-        names=image_names(record)[few],
+        names=image_names(record)[drawn],
         reader=readers[layer],
     )
 
 
 def _head(record: Record) -> int | None:
-    """The number of the head asked for."""
+    """The number of the chosen head within its layer."""
     head = record.options(AttentionOptions).head
     return None if head is None else head[1]
 

@@ -1,19 +1,26 @@
-"""Two models on the same labelled images: answers, maps, attention on failures, harder images, shape or texture."""
+"""Two models on the same labelled images: predictions, maps, failures, disturbed images, shape bias."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
+from torch import Tensor
 
 from vitlens.analysis.answers.classes import require_shared
 from vitlens.analysis.answers.evaluate import Evaluation, require_labels
+from vitlens.analysis.answers.separation import Separation, corrected, separations
+from vitlens.analysis.attention.registry import WITH_WEIGHTS
 from vitlens.analysis.failures.compare import evaluations
 from vitlens.analysis.failures.disturbed import passes
-from vitlens.analysis.failures.errors import compare_answers
+from vitlens.analysis.failures.errors import Comparison, compare_answers
 from vitlens.analysis.failures.image_traits import image_traits
-from vitlens.commands.compare.measure.answers import write_answers, write_numbers
-from vitlens.commands.compare.measure.harder import HARDENED_IMAGES, conflicts, write_harder, write_shape_bias
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.compare.measure.answers import TRAITS, write_answers, write_numbers
+from vitlens.commands.compare.measure.harder import DISTURBED_IMAGES, cue_conflicts, write_harder, write_shape_bias
 from vitlens.commands.compare.measure.maps import (
+    MapProperties,
+    Maps,
     attention_numbers,
     chosen_methods,
     examples,
@@ -21,13 +28,11 @@ from vitlens.commands.compare.measure.maps import (
     maps_of_both,
     sample,
 )
-from vitlens.commands.compare.measure.panels import write_panels
 from vitlens.commands.compare.measure.properties import write_map_numbers
-from vitlens.commands.compare.measure.separations import write_separations
 from vitlens.commands.compare.measure.shown import sheets_of, write_images
 from vitlens.commands.compare.options import CompareOptions
-from vitlens.commands.compare.parts import compare_parts
-from vitlens.commands.compare.record import METHODS, MapMethodRow
+from vitlens.commands.compare.record import METHODS, PANELS, SEPARATIONS, MapMethodRow, SeparationRow
+from vitlens.commands.compare.report.maps import drawn_sheet, methods_words, sheet_images
 from vitlens.commands.scaffold.budgets import write_trainings
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.expected import Part, say_expected
@@ -35,17 +40,28 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
-from vitlens.commands.scaffold.publish import publish, read
+from vitlens.commands.scaffold.publish import publish, read, unprotect
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.errors import InputError
+from vitlens.files import write_atomically
 from vitlens.models.model import Model
+from vitlens.places import inside
+from vitlens.records import Record
 
 __all__ = ["measure"]
 
-WATCHED: Final = 2000  # images whose attention is measured
+ATTENTION_IMAGES: Final = 2000  # images whose attention is measured, at most
+_DOTS_PER_INCH: Final = 120  # of a panel
+_MAP_QUANTITIES: Final = {  # quantities of maps that are tested, with their titles
+    "half": "area of half the map",
+    "spread": "spread of the map",
+    "central": "map on the middle quarter",
+    "inside": "map on the object",
+}
 Models = tuple[Model, Model]
 Splits = tuple[Split, Split]
+Kind = Literal["image", "attention", "map"]
 
 
 def measure(options: CompareOptions) -> Path:
@@ -71,9 +87,9 @@ def measure(options: CompareOptions) -> Path:
     methods = chosen_methods(options.method, models)
     for model, split in zip(models, splits):
         chosen_targets(options.target, model, split)
-    disputed = conflicts(models, splits, options.cue_conflict, run)
-    if disputed:
-        require_shared(first.classes, second.classes, disputed[0].classes)
+    conflicts = cue_conflicts(models, splits, options.cue_conflict, run)
+    if conflicts:
+        require_shared(first.classes, second.classes, conflicts[0].classes)
     _say_expected(models, splits, methods, options)
     with RunFolder.create(
         "compare",
@@ -88,60 +104,134 @@ def measure(options: CompareOptions) -> Path:
         folder.write(METHODS, [MapMethodRow(model.alias, name) for model, name in zip(models, methods)])
         _write_comparison(folder, models, splits, methods, options)
         write_harder(folder, models, splits if options.harder else (), run)
-        write_shape_bias(folder, models, disputed, run)
-        write_panels(read(folder.record()))
+        write_shape_bias(folder, models, conflicts, run)
+        _write_panels(read(folder.record()))
         return publish(folder)
 
 
 def _say_expected(models: Models, splits: Splits, methods: tuple[str, str], options: CompareOptions) -> None:
-    hardened = passes(splits[0].limit(HARDENED_IMAGES, seed=options.run.seed)) if options.harder else 0
+    disturbed = passes(splits[0].limit(DISTURBED_IMAGES, seed=options.run.seed)) if options.harder else 0
     works: list[tuple[Model, Split, tuple[Part, ...]]] = []
     for model, split, method in zip(models, splits, methods):
-        parts = compare_parts(
+        parts = _expected_parts(
             method,
             len(split),
-            mapped=min(options.maps, len(split)),
-            watched=min(WATCHED, len(split)),
-            hardened=hardened,
-            attentive=model.anatomy.family in ("vit", "windowed"),
+            with_maps=min(options.maps, len(split)),
+            with_attention=min(ATTENTION_IMAGES, len(split)),
+            disturbed=disturbed,
+            has_attention=model.anatomy.family in ("vit", "windowed"),
         )
         works.append((model, split, tuple(parts)))
     say_expected(works, options.run)
 
 
-def _answers(models: Models, splits: Splits, run: RunOptions) -> tuple[Evaluation, Evaluation]:
-    with progress("answering", len(splits[0]) + len(splits[1]), quiet=run.quiet) as advance:
+def _expected_parts(
+    method: str, images: int, *, with_maps: int, with_attention: int, disturbed: int, has_attention: bool
+) -> Iterator[Part]:
+    """The passes of one model. with_maps, with_attention: images whose maps or attention are measured; disturbed:
+    images over all levels of all disturbances."""
+    cost = ATTRIBUTIONS[method]
+    yield Part("predictions", images)
+    yield Part("maps", cost.forwards * with_maps, cost.backwards * with_maps, "a smaller --maps")
+    if has_attention:
+        yield Part("attention", WITH_WEIGHTS * with_attention)
+    if disturbed:
+        yield Part("disturbed images", disturbed, 0.0, "--no-harder")
+
+
+def _evaluations(models: Models, splits: Splits, run: RunOptions) -> tuple[Evaluation, Evaluation]:
+    with progress("predicting", len(splits[0]) + len(splits[1]), quiet=run.quiet) as advance:
         return evaluations(models, splits, batch_size=run.batch_size, precision=run.precision, advance=advance)
 
 
 def _write_comparison(
     folder: RunFolder, models: Models, splits: Splits, methods: tuple[str, str], options: CompareOptions
 ) -> None:
-    """Answers, errors by all that is known of the images, maps of a sample of them, and attention on failures."""
+    """Predictions, errors by class and image property, maps of a sample of the images, failures and successes."""
     run, split, seed = options.run, splits[0], options.run.seed
-    evaluated = _answers(models, splits, run)
+    evaluated = _evaluations(models, splits, run)
     comparison = compare_answers(*evaluated)
     traits = image_traits(split)
     write_answers(folder, comparison, evaluated, seed=seed)
     write_numbers(folder, comparison, traits, seed=seed)
-    drawn = sample(split, options.maps, seed=seed)
-    chosen = examples(comparison)
-    indices = torch.cat([drawn, *chosen]).unique()
+    sampled = sample(split, options.maps, seed=seed)
+    by_cell = examples(comparison)
+    indices = torch.cat([sampled, *by_cell]).unique()
     maps = maps_of_both(
         models,
         splits,
         methods,
         indices=indices,
-        sampled=torch.isin(indices, drawn),
+        sampled=torch.isin(indices, sampled),
         target=options.target,
         options=run,
     )
     properties = map_properties(maps, models, split)
     write_map_numbers(folder, maps, properties, split, comparison, seed=seed)
-    watched = sample(split, WATCHED, seed=seed)
+    chosen = sample(split, ATTENTION_IMAGES, seed=seed)
     attention = [
-        (watched, attention_numbers(model, own.pick(watched), options=run)) for model, own in zip(models, splits)
+        (chosen, attention_numbers(model, own.pick(chosen), options=run)) for model, own in zip(models, splits)
     ]
-    write_separations(folder, comparison, traits, attention, maps, properties)
-    sheets = dict(sheets_of(maps, properties, chosen, panels=options.panels))
+    _write_separations(folder, comparison, traits, attention, maps, properties)
+    sheets = dict(sheets_of(maps, properties, by_cell, panels=options.panels))
     write_images(folder, comparison, split, maps, properties, sheets)
+
+
+def _write_separations(
+    folder: RunFolder,
+    comparison: Comparison,
+    traits: Mapping[str, Tensor],
+    attention: Sequence[tuple[Tensor, Mapping[str, Tensor]]],
+    maps: Maps,
+    properties: MapProperties,
+) -> None:
+    """Test every quantity for each model; all tests are corrected together (Holm).
+
+    attention: for each model the indices of the images measured, and their statistics.
+    """
+    tests: list[tuple[str, Kind, Separation]] = []
+    models = (comparison.first, comparison.second)
+    for model, (indices, statistics), own in zip(models, attention, (properties.first, properties.second)):
+        usable = own.usable & maps.sampled
+        of_maps = {
+            title: getattr(own, name) for name, title in _MAP_QUANTITIES.items() if getattr(own, name) is not None
+        }
+        kinds: tuple[tuple[Kind, Tensor, Mapping[str, Tensor]], ...] = (
+            ("image", torch.arange(len(model.correct)), {TRAITS[name]: values for name, values in traits.items()}),
+            ("attention", indices, statistics),
+            ("map", maps.indices[usable], {name: values[usable] for name, values in of_maps.items()}),
+        )
+        for kind, members, quantities in kinds:
+            groups = None if comparison.groups is None else comparison.groups[members]
+            tests += [
+                (model.alias, kind, one) for one in separations(quantities, model.correct[members], groups=groups)
+            ]
+    adjusted = corrected([one for *_, one in tests])
+    folder.write(SEPARATIONS, [_separation_row(alias, kind, one) for (alias, kind, _), one in zip(tests, adjusted)])
+
+
+def _separation_row(model: str, kind: Kind, test: Separation) -> SeparationRow:
+    return SeparationRow(
+        model=model,
+        kind=kind,
+        number=test.name,
+        area=test.area.value,
+        low=test.area.low,
+        high=test.area.high,
+        failures=test.failures,
+        successes=test.successes,
+        median_failure=test.median_failure,
+        median_success=test.median_success,
+        p=test.p,
+        p_holm=test.p_holm,
+    )
+
+
+def _write_panels(record: Record) -> None:
+    """Each image of the panels with its maps as a single file, panels/001.png ..., for slides."""
+    for index, image in enumerate(sheet_images(record).get(PANELS, ())):
+        figure = drawn_sheet(record, [image], f"{image.file}: {methods_words(record)}")
+        unprotect(figure)
+        path = inside(record.folder, PANELS, f"{index + 1:03}.png")
+        with write_atomically(path) as temporary:
+            figure.savefig(temporary, dpi=_DOTS_PER_INCH)

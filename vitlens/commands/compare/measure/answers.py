@@ -1,4 +1,4 @@
-"""Both models' answers: accuracy, calibration, the cells of errors, and errors by class and by number."""
+"""Both models' predictions: accuracy, calibration, the cells of errors, errors by class and by image property."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -29,7 +29,7 @@ TRAITS: Final = {**{name: measure.title for name, measure in MEASURES.items()}, 
 
 
 def write_answers(folder: RunFolder, comparison: Comparison, evaluations: Sequence[Evaluation], *, seed: int) -> None:
-    """Accuracy, difference, McNemar, calibration; the cells, by class; the confusions."""
+    """Accuracy, its difference with McNemar's test, calibration, the cells by class, and the confusions."""
     pair = {"first": comparison.first.alias, "second": comparison.second.alias}
     for alias, estimate in zip(pair.values(), comparison.accuracies(seed=seed)):
         folder.metric(ACCURACY(model=alias), estimate)
@@ -51,13 +51,15 @@ def write_answers(folder: RunFolder, comparison: Comparison, evaluations: Sequen
 
 
 def write_numbers(folder: RunFolder, comparison: Comparison, traits: Mapping[str, Tensor], *, seed: int) -> None:
-    """Cells and accuracies in quarters of every number that images have: traits, confidences and margins."""
-    numbers = {TRAITS[name]: values for name, values in traits.items()}
+    """Cells and accuracies in quarters of the images by every quantity: image traits, confidences and margins."""
+    quantities = {TRAITS[name]: values for name, values in traits.items()}
     for model in (comparison.first, comparison.second):
-        numbers[f"confidence of {model.alias}"] = model.confidence
-        numbers[f"margin of {model.alias}"] = model.margin
+        quantities[f"confidence of {model.alias}"] = model.confidence
+        quantities[f"margin of {model.alias}"] = model.margin
     rows = [
-        _number_row(name, part) for name, values in numbers.items() for part in by_number(comparison, values, seed=seed)
+        _number_row(name, part)
+        for name, values in quantities.items()
+        for part in by_number(comparison, values, seed=seed)
     ]
     folder.write(BY_NUMBER, rows)
 

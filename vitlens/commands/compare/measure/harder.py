@@ -1,4 +1,4 @@
-"""Both models on images made harder, and on images whose shape and texture are of different classes."""
+"""Both models on disturbed images, and on images whose shape and texture belong to different classes."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -25,7 +25,7 @@ from vitlens.data.shapes import shapes
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 
-HARDENED_IMAGES: Final = 500  # that are made harder, at every level
+DISTURBED_IMAGES: Final = 500  # images that are disturbed, at every level
 
 
 def write_harder(folder: RunFolder, models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> None:
@@ -33,34 +33,34 @@ def write_harder(folder: RunFolder, models: Sequence[Model], splits: Sequence[Sp
     without splits."""
     rows = []
     for model, split in zip(models, splits):
-        some = split.limit(HARDENED_IMAGES, seed=options.seed)
-        with progress(f"{model.alias} on harder images", passes(some), quiet=options.quiet) as advance:
+        subset = split.limit(DISTURBED_IMAGES, seed=options.seed)
+        with progress(f"{model.alias} on disturbed images", passes(subset), quiet=options.quiet) as advance:
             disturbed = robustness(
                 model,
-                some,
+                subset,
                 batch_size=options.batch_size,
                 precision=options.precision,
                 seed=options.seed,
                 advance=advance,
             )
-        for way in disturbed:
-            for level, estimate in zip(way.levels, way.accuracies(seed=options.seed)):
-                folder.metric(HARDENED(model=model.alias, kind=way.kind, level=f"{level:g}"), estimate)
+        for disturbance in disturbed:
+            for level, estimate in zip(disturbance.levels, disturbance.accuracies(seed=options.seed)):
+                folder.metric(HARDENED(model=model.alias, kind=disturbance.kind, level=f"{level:g}"), estimate)
                 rows.append(
                     HarderRow(
-                        model.alias, way.kind, level, estimate.value, estimate.low, estimate.high, estimate.n
+                        model.alias, disturbance.kind, level, estimate.value, estimate.low, estimate.high, estimate.n
                     )
                 )  # fmt: skip
     folder.write(HARDER, rows)
 
 
-def conflicts(
+def cue_conflicts(
     models: Sequence[Model], splits: Sequence[Split], cue_conflict: str | None, options: RunOptions
 ) -> list[Split]:
-    """The cue conflicts to ask both models about, as each takes them: those named, the data's own, or the embedded
-    ones for models of the embedded shapes; none where there are none.
+    """Images with cue conflicts, preprocessed for each model: those of --cue-conflict, else those of the data, else the
+    embedded shapes for models of their classes, else none.
 
-    Raises DataError where those named are of another kind.
+    Raises DataError where --cue-conflict names other images.
     """
     if cue_conflict is not None:
         named = [
@@ -90,7 +90,7 @@ def write_shape_bias(folder: RunFolder, models: Sequence[Model], splits: Sequenc
     rows = []
     for model, split in zip(models, splits):
         with progress(f"{model.alias} on cue conflicts", len(split), quiet=options.quiet) as advance:
-            answered = shape_bias(
+            answers = shape_bias(
                 model,
                 split,
                 batch_size=options.batch_size,
@@ -98,13 +98,13 @@ def write_shape_bias(folder: RunFolder, models: Sequence[Model], splits: Sequenc
                 seed=options.seed,
                 advance=advance,
             )
-        if answered.bias is not None:
-            folder.metric(SHAPE_BIAS(model=model.alias), answered.bias)
-        folder.metric(SHAPE_ANSWERS(model=model.alias), answered.shape)
-        folder.metric(TEXTURE_ANSWERS(model=model.alias), answered.texture)
+        if answers.bias is not None:
+            folder.metric(SHAPE_BIAS(model=model.alias), answers.bias)
+        folder.metric(SHAPE_ANSWERS(model=model.alias), answers.shape)
+        folder.metric(TEXTURE_ANSWERS(model=model.alias), answers.texture)
         data = split.title or split.name
         rows += [
-            ShapeBiasRow(model.alias, one.name, one.n, one.shape, one.texture, data, answered.note)
-            for one in answered.by_class
+            ShapeBiasRow(model.alias, one.name, one.n, one.shape, one.texture, data, answers.note)
+            for one in answers.by_class
         ]
     folder.write(CONFLICTS, rows)

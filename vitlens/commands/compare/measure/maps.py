@@ -1,4 +1,4 @@
-"""The maps of both models: by which method, of which images, and their position, concentration and overlap."""
+"""The maps of both models: methods, images, and the position, concentration and overlap of the maps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ EXAMPLES: Final = 6  # images of each cell that are shown with their maps
 
 @dataclass(frozen=True)
 class Maps:
-    """Maps of some images: indices (m,) into the split, sorted; sampled: (m,), those of the random subset that numbers
-    are made of, the others are examples; first, second: raw maps of each model (m, rows, columns)."""
+    """Maps of some images: indices (m,) into the split, sorted; sampled: (m,), those of the random subset over which
+    statistics are averaged, the others are examples; first, second: raw maps of each model (m, rows, columns)."""
 
     indices: Tensor
     sampled: Tensor
@@ -39,8 +39,8 @@ class Maps:
 
 @dataclass(frozen=True)
 class MapProperties:
-    """Position and concentration of each model's maps, and their overlap, all (m,); on what grid of cells, and at what
-    size in px."""
+    """Position and concentration of each model's maps, and their overlap, all (m,); grid: of cells, and size in px,
+    on which they were computed."""
 
     first: MapShares
     second: MapShares
@@ -50,7 +50,7 @@ class MapProperties:
 
 
 def chosen_methods(method: Sequence[str], models: Sequence[Model]) -> tuple[str, str]:
-    """One method for each model: as given (one for both, or A,B), else the first of its family's that it has.
+    """One method for each model: the one of `method`, or the first and second of two, else the preferred one.
 
     Raises InputError for more than two, UnknownNameError and UnsupportedError as the registry does.
     """
@@ -58,10 +58,10 @@ def chosen_methods(method: Sequence[str], models: Sequence[Model]) -> tuple[str,
         raise InputError(f"expected --method A or A,B (the first model's, the second's), found {len(method)} methods")
     for name in method:
         attribution(name)
-    asked = [*method, *method][:2] if method else [preferred_method(model) for model in models]
-    for model, name in zip(models, asked):
+    names = [*method, *method][:2] if method else [preferred_method(model) for model in models]
+    for model, name in zip(models, names):
         require_method(model, name)
-    return asked[0], asked[1]
+    return names[0], names[1]
 
 
 def sample(split: Split, count: int, *, seed: int) -> Tensor:
@@ -71,19 +71,20 @@ def sample(split: Split, count: int, *, seed: int) -> Tensor:
 
 
 def examples(comparison: Comparison) -> list[Tensor]:
-    """For each cell the indices of at most 6 of its images: those whose wrong answers are surest (right: at random)."""
+    """For each cell the indices of at most 6 of its images: those with the most confident wrong predictions (both
+    right: at random)."""
     first, second = comparison.first, comparison.second
-    sure = torch.where(first.correct, torch.zeros_like(first.confidence), first.confidence)
-    sure = torch.maximum(sure, torch.where(second.correct, torch.zeros_like(sure), second.confidence))
-    chosen = []
+    wrong = torch.where(first.correct, torch.zeros_like(first.confidence), first.confidence)
+    wrong = torch.maximum(wrong, torch.where(second.correct, torch.zeros_like(wrong), second.confidence))
+    by_cell = []
     for cell in range(len(CELLS)):
         members = (comparison.cells == cell).nonzero().flatten()
         if cell == 0:
             order = torch.randperm(len(members), generator=torch.Generator().manual_seed(0))
         else:
-            order = sure[members].argsort(descending=True, stable=True)
-        chosen.append(members[order[:EXAMPLES]])
-    return chosen
+            order = wrong[members].argsort(descending=True, stable=True)
+        by_cell.append(members[order[:EXAMPLES]])
+    return by_cell
 
 
 def maps_of_both(
@@ -115,9 +116,9 @@ def maps_of_both(
 def map_properties(maps: Maps, models: Sequence[Model], split: Split) -> MapProperties:
     """Position, concentration and overlap, on the patches of the first model that has patches (else about 14 cells a
     side)."""
-    owner = next((one for one in models if one.anatomy.layout is not None), models[0])
-    grid = removal_grid(owner)
-    height, width = owner.input_size
+    reference = next((model for model in models if model.anatomy.layout is not None), models[0])
+    grid = removal_grid(reference)
+    height, width = reference.input_size
     size = grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1])
     masks = None if split.masks is None else split.masks[maps.indices]
     first, second = (map_shares(values, size=size, grid=grid, masks=masks) for values in (maps.first, maps.second))

@@ -1,4 +1,4 @@
-"""Means over the sampled maps: position, concentration, the share on the object, and the overlap of both models'."""
+"""Means over the sampled maps: position, concentration, mass on the object, and overlap of the two models' maps."""
 
 import torch
 from torch import Tensor
@@ -26,25 +26,25 @@ from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
 def write_map_numbers(
     folder: RunFolder, maps: Maps, properties: MapProperties, split: Split, comparison: Comparison, *, seed: int
 ) -> None:
-    """The means of both models, of the sampled maps that are usable, and both mean maps."""
+    """Write the means over each model's usable sampled maps, and both mean maps."""
     groups = None if split.groups is None else split.groups[maps.indices]
     masks = None if split.masks is None else split.masks[maps.indices]
     aliases = comparison.first.alias, comparison.second.alias
     of_first = (aliases[0], maps.first, properties.first)
     of_second = (aliases[1], maps.second, properties.second)
     for alias, values, own in (of_first, of_second):
-        kept = own.usable & maps.sampled
+        usable = own.usable & maps.sampled
         folder.metric(USABLE(model=alias), accuracy(own.usable[maps.sampled]))
-        if not kept.any():
+        if not usable.any():
             continue
         for name in ("half", "spread", "central", "row", "column"):
-            folder.metric(MAP_NUMBERS[name](model=alias), _mean(getattr(own, name), kept, groups, seed))
+            folder.metric(MAP_NUMBERS[name](model=alias), _mean(getattr(own, name), usable, groups, seed))
         if masks is not None:
-            _write_on_object(folder, alias, values, own, kept & _has_object(masks), masks, groups, seed)
+            _write_on_object(folder, alias, values, own, usable & _has_object(masks), masks, groups, seed)
     if masks is not None:
-        known = maps.sampled & _has_object(masks)
-        if known.any():
-            area = _mean(mask_areas(masks), known, groups, seed)
+        with_object = maps.sampled & _has_object(masks)
+        if with_object.any():
+            area = _mean(mask_areas(masks), with_object, groups, seed)
             folder.metric(OBJECT_AREA(first=aliases[0], second=aliases[1]), area)
     _write_overlap(folder, properties, maps.sampled, groups, aliases, seed)
     first, second = (_mean_map(values, own, maps, properties) for _, values, own in (of_first, of_second))
@@ -57,9 +57,9 @@ def _has_object(masks: Tensor) -> Tensor:
     return masks.flatten(1).any(1)
 
 
-def _mean(values: Tensor, kept: Tensor, groups: Tensor | None, seed: int) -> Estimate:
-    own = None if groups is None else groups[kept].numpy()
-    return bootstrap_mean(values[kept].numpy(), groups=own, seed=seed)
+def _mean(values: Tensor, usable: Tensor, groups: Tensor | None, seed: int) -> Estimate:
+    own = None if groups is None else groups[usable].numpy()
+    return bootstrap_mean(values[usable].numpy(), groups=own, seed=seed)
 
 
 def _write_on_object(
@@ -67,26 +67,26 @@ def _write_on_object(
     alias: str,
     values: Tensor,
     own: MapShares,
-    kept: Tensor,
+    usable: Tensor,
     masks: Tensor,
     groups: Tensor | None,
     seed: int,
 ) -> None:
-    """How much of one model's maps lies on the object, and how often their highest point does; kept: which maps."""
-    if own.inside is None or not kept.any():
+    """Write how much of one model's maps lies on the object, and how often their maximum does; usable: which maps."""
+    if own.inside is None or not usable.any():
         return
-    folder.metric(MAP_NUMBERS["inside"](model=alias), _mean(own.inside, kept, groups, seed))
-    hits = pointing_hits(values[kept], masks[kept])
-    folder.metric(POINTING(model=alias), accuracy(hits, groups=None if groups is None else groups[kept], seed=seed))
+    folder.metric(MAP_NUMBERS["inside"](model=alias), _mean(own.inside, usable, groups, seed))
+    hits = pointing_hits(values[usable], masks[usable])
+    folder.metric(POINTING(model=alias), accuracy(hits, groups=None if groups is None else groups[usable], seed=seed))
 
 
 def _mean_map(values: Tensor, own: MapShares, maps: Maps, properties: MapProperties) -> Tensor:
-    """The mean of one model's usable maps as shares of their sums; even where there is none."""
-    kept = own.usable & maps.sampled
+    """The mean of one model's usable maps, each divided by its sum; uniform where there is none."""
+    usable = own.usable & maps.sampled
     rows, columns = properties.grid
-    if not kept.any():
+    if not usable.any():
         return torch.full((rows, columns), 1 / (rows * columns)).double()
-    return as_shares(values[kept], size=properties.size, grid=properties.grid).mean(0)
+    return as_shares(values[usable], size=properties.size, grid=properties.grid).mean(0)
 
 
 def _write_overlap(
@@ -97,15 +97,15 @@ def _write_overlap(
     aliases: tuple[str, str],
     seed: int,
 ) -> None:
-    """How alike the two maps of an image are, and which model's are the more concentrated."""
-    kept = properties.overlap.usable & sampled
-    if not kept.any():
+    """Write the agreement of the two maps of an image, and which model's maps are more concentrated."""
+    usable = properties.overlap.usable & sampled
+    if not usable.any():
         return
     pair = {"first": aliases[0], "second": aliases[1]}
-    own = None if groups is None else groups[kept].numpy()
+    own = None if groups is None else groups[usable].numpy()
     for name, metric in AGREEMENTS.items():
-        values = getattr(properties.overlap, name)[kept].numpy()
+        values = getattr(properties.overlap, name)[usable].numpy()
         unit = "" if name == "spearman" else "fraction"
         folder.metric(metric(**pair), bootstrap_mean(values, groups=own, seed=seed, unit=unit))
-    one, two = (each.half[kept].numpy() for each in (properties.first, properties.second))
+    one, two = (each.half[usable].numpy() for each in (properties.first, properties.second))
     folder.metric(HALF_DIFFERENCE(**pair), bootstrap_difference(one, two, groups=own, seed=seed))

@@ -1,4 +1,4 @@
-"""The images that are shown: by rising agreement of the two maps, and as examples of each cell of errors."""
+"""The images in figures: by rising agreement of the two maps, and as examples of each cell of errors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,20 +23,19 @@ from vitlens.data.split import Split
 
 
 def sheets_of(
-    maps: Maps, properties: MapProperties, chosen: Sequence[Tensor], *, panels: int
+    maps: Maps, properties: MapProperties, by_cell: Sequence[Tensor], *, panels: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Which images are shown on which sheet: panels by rising agreement, then examples of each cell.
 
-    The panels are evenly spaced over the ranking of all sampled maps that are usable, so that they show the whole range
-    and not its end alone.
+    The panels are evenly spaced over the ranking of all usable sampled maps, so that they show its whole range.
     """
-    kept = (properties.overlap.usable & maps.sampled).nonzero().flatten()
-    order = kept[properties.overlap.spearman[kept].argsort(stable=True)]
+    usable = (properties.overlap.usable & maps.sampled).nonzero().flatten()
+    order = usable[properties.overlap.spearman[usable].argsort(stable=True)]
     count = min(panels, len(order))
     if count:
         spaced = torch.linspace(0, len(order) - 1, count, dtype=torch.float64).round().long()
         yield PANELS, maps.indices[order[spaced]]
-    for cell, indices in zip(CELLS.values(), chosen):
+    for cell, indices in zip(CELLS.values(), by_cell):
         if len(indices):
             yield cell, indices
 
@@ -86,11 +85,11 @@ def _image_row(comparison: Comparison, split: Split, index: int, agreement: floa
 
 
 def _agreement(properties: MapProperties, row: int) -> float | None:
-    """Of one image's maps; None where either is not usable."""
-    both = properties.overlap
-    return round(float(both.spearman[row]), 4) if bool(both.usable[row]) else None
+    """The rank correlation of one image's maps; None where either is not usable."""
+    overlap = properties.overlap
+    return round(float(overlap.spearman[row]), 4) if bool(overlap.usable[row]) else None
 
 
 def _positive(maps: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """What is drawn: the positive part, finite."""
+    """The positive part, with 0 for values that are not finite."""
     return np.asarray(maps.nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy(), dtype=np.float32)

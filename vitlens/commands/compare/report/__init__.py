@@ -14,7 +14,7 @@ __all__ = ["report"]
 
 
 def report(record: Record) -> Document:
-    """Summary, maps side by side, the cells of errors, failures, harder images, shape or texture."""
+    """Summary, maps, the cells of errors, failures and successes, disturbed images, shape bias."""
     sections = (
         Section("Summary", tuple(summary_sentences(record)), leading=True),
         side_by_side(record),
@@ -27,15 +27,16 @@ def report(record: Record) -> Document:
 
 
 def _limits(record: Record) -> Iterator[Sentence]:
-    asked = record.options(CompareOptions).target
-    target = {"predicted": "each model's own prediction", "true": "the true class"}.get(asked, f"the class {asked}")
+    option = record.options(CompareOptions).target
+    target = {"predicted": "each model's own prediction", "true": "the true class"}.get(option, f"the class {option}")
     yield Sentence(
-        f"Maps are of the logit of {target}. Negative values (evidence against it) are left out of shares, of sheets "
-        "and of the position of a map; ranks are of the raw maps. Two methods differ for reasons of their own: a "
-        "difference between maps is one of models only as far as the methods can be trusted (vitlens explain --verify)."
+        f"Maps explain the logit of {target}. Negative values (evidence against the class) count as 0 in figures and "
+        "in statistics of mass and position; rank correlations use the raw maps. Two attribution methods differ even "
+        "on one model: a difference between maps is a difference between models only as far as both methods are "
+        "faithful (vitlens explain --verify)."
     )
     yield Sentence(
-        "The intervals say how much the numbers would change with other images of the same kind; not how much with "
-        "another training run, and nothing about images of another kind."
+        "The intervals cover the choice of images of this kind. They do not cover other training runs or images of "
+        "another kind."
     )
-    yield Sentence("What differs between failures and successes need not cause them.")
+    yield Sentence("What differs between failures and successes need not be a cause of failure.")

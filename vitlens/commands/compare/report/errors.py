@@ -1,4 +1,4 @@
-"""Errors by class and by number, calibration, and what differs between failures and successes."""
+"""Errors by class and by image property, calibration, and the differences between failures and successes."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,28 +20,27 @@ from vitlens.commands.scaffold.calibration import CALIBRATION_ERROR, reliability
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words, number
-from vitlens.uncertainty import LEVEL, Estimate
+from vitlens.uncertainty import LEVEL, values_and_ends
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROWS: Final = 12  # of a table in the report; results.json has them all
 _KINDS: Final = {
-    "image": "What the images are like",
+    "image": "Properties of the images",
     "attention": "Attention (means over all heads)",
-    "map": "The maps",
+    "map": "Maps",
 }
 
 
 def error_section(record: Record) -> Section:
-    """The cells of errors, by class and by number; confusions; calibration; examples."""
+    """The cells of errors, by class and by image property; confusions; calibration; examples."""
     calibrated = "; ".join(
-        f"{alias} by {number(100 * record.metric(CALIBRATION_ERROR(model=alias)).value, 1)} points"
-        for alias in record.aliases
+        f"{alias} {number(100 * record.metric(CALIBRATION_ERROR(model=alias)).value, 1)} %" for alias in record.aliases
     )
-    words = f"Confidence is off on average (ECE, 15 equal bins; no interval, as binning biases it): {calibrated}."
+    words = f"Expected calibration error (15 equal bins; no interval, as binning biases it): {calibrated}."
     return Section(
-        "Errors taken apart",
+        "Errors in detail",
         (Sentence(words),),
         (_cell_table(record), _confused_table(record, record.rows(CONFUSED))),
         (_cell_figure(record), *_number_figure(record), reliability(record), *example_sheets(record)),
@@ -49,8 +48,8 @@ def error_section(record: Record) -> Section:
 
 
 def failure_section(record: Record) -> Section:
-    """Which numbers of images, attention and maps differ between each model's failures and its successes."""
-    title, rows = "Failures against successes", record.rows(SEPARATIONS)
+    """Which properties of images, attention and maps differ between each model's failures and its successes."""
+    title, rows = "Failures and successes", record.rows(SEPARATIONS)
     if not rows:
         return Section(title, (Sentence("There are no failures, or no successes, to compare."),))
     sentences = []
@@ -62,8 +61,9 @@ def failure_section(record: Record) -> Section:
     if tested:
         sentences.append(
             Sentence(
-                f"All {tested} tests together are corrected by Holm; area: the chance that a failure has the greater "
-                "value (DeLong 1988), 0.5 where the number says nothing.",
+                f"p-values are corrected by Holm's method over all {tested} tests. Area: the area under the ROC curve, "
+                "that is the probability that a failure has a greater value than a success (DeLong 1988); 0.5: no "
+                "difference.",
                 rows,
             )
         )
@@ -71,30 +71,30 @@ def failure_section(record: Record) -> Section:
 
 
 def separation_words(rows: Sequence[SeparationRow], kind: str) -> Iterator[str]:
-    """Which numbers of one kind differ between failures and successes, model by model, after Holm's correction."""
+    """Which quantities of one kind differ between failures and successes, by model, after Holm's correction."""
     for alias in dict.fromkeys(row.model for row in rows):
         mine = [row for row in rows if row.model == alias and row.kind == kind]
         tested = [row for row in mine if row.p_holm is not None]
-        clear = [row for row in tested if _holds(row)]
+        differing = [row for row in tested if _differs(row)]
         if not mine:
             continue
         if not tested:
-            yield f"{alias}: {mine[0].failures} failures and {mine[0].successes} successes are too few to test."
-        elif not clear:
-            yield f"{alias}: none of {len(tested)} numbers is shown to differ between failures and successes."
+            yield f"{alias}: too few images to test (failures: {mine[0].failures}, successes: {mine[0].successes})."
+        elif not differing:
+            yield f"{alias}: no difference between failures and successes is shown (quantities tested: {len(tested)})."
         else:
-            listed = "; ".join(map(_difference, clear))
-            yield f"{alias}, in failures against successes: {listed} ({len(clear)} of {len(tested)} numbers)."
+            listed = "; ".join(map(_difference, differing))
+            yield f"{alias}, failures compared with successes: {listed} ({len(differing)} of {len(tested)} quantities)."
 
 
-def _holds(row: SeparationRow) -> bool:
+def _differs(row: SeparationRow) -> bool:
     return row.p_holm is not None and row.p_holm <= LEVEL
 
 
 def _difference(row: SeparationRow) -> str:
     interval = "" if row.low is None or row.high is None else f", {number(row.low)} to {number(row.high)}"
     return (
-        f"{row.number} {'greater' if row.area > 0.5 else 'smaller'} (median {number(row.median_failure)} against "
+        f"{row.number} {'greater' if row.area > 0.5 else 'smaller'} (median {number(row.median_failure)} and "
         f"{number(row.median_success)}; area {number(row.area)}{interval})"
     )
 
@@ -105,18 +105,18 @@ def _cell_table(record: Record) -> Table:
     for name, (column, count) in zip(cell_names(record.aliases), counts.items()):
         share = record.metric(CELL_SHARE(**pair_of(record), cell=column.replace("_", "-")))
         rows.append((name, count, in_words(share, with_n=False)))
-    return Table("Who is wrong", ("images", "n", "share"), tuple(rows))
+    return Table("Which model is wrong", ("images", "n", "share"), tuple(rows))
 
 
 def _confused_table(record: Record, rows: Sequence[ConfusedPairRow]) -> Table:
     first, second = record.aliases
     more = f" (the {_ROWS} most frequent of {len(rows)})" if len(rows) > _ROWS else ""
     return Table.of(
-        f"Classes confused, images of each model{more}",
+        f"Confusions, number of images for each model{more}",
         rows[:_ROWS],
         {
             "truth": lambda row: row.truth,
-            "taken for": lambda row: row.prediction,
+            "prediction": lambda row: row.prediction,
             first: lambda row: row.first,
             second: lambda row: row.second,
         },
@@ -126,8 +126,8 @@ def _confused_table(record: Record, rows: Sequence[ConfusedPairRow]) -> Table:
 def _cell_figure(record: Record) -> FigureSpec:
     return FigureSpec(
         "errors",
-        "Which model is wrong, by class. Classes with few images have coarse bars; accuracies by class with intervals "
-        "are in results.json (by_class).",
+        "Which model is wrong, by class. Bars of classes with few images are coarse; accuracies by class with "
+        "intervals are in results.json (by_class).",
         partial(_draw_cells, record),
     )
 
@@ -141,15 +141,15 @@ def _draw_cells(record: Record) -> "Figure":
 
 
 def _number_figure(record: Record) -> Iterator[FigureSpec]:
-    """Accuracy by every number of which images have more than one value."""
+    """Accuracy by every quantity of which images have more than one value."""
     rows = record.rows(BY_NUMBER)
     numbers = {name: [row for row in rows if row.number == name] for name in dict.fromkeys(row.number for row in rows)}
     divided = {name: slices for name, slices in numbers.items() if len(slices) > 1}
     if divided:
         yield FigureSpec(
             "errors_by_number",
-            "Accuracy in quarters of the images by what is written above each panel. Intervals that overlap widely "
-            "show no difference; these numbers depend on each other, so none is shown to be a cause.",
+            "Accuracy in quarters of the images, ordered by the quantity above each panel. Intervals that overlap "
+            "widely show no difference. The quantities depend on each other, so none is shown to be a cause.",
             partial(_draw_numbers, record, divided),
         )
 
@@ -163,29 +163,20 @@ def _draw_numbers(record: Record, numbers: dict[str, list[NumberSliceRow]]) -> "
             name,
             [f"{row.lowest:.4g}\nto {row.highest:.4g}" for row in slices],
             [row.n for row in slices],
-            ends([row.first for row in slices]),
-            ends([row.second for row in slices]),
+            values_and_ends([row.first for row in slices]),
+            values_and_ends([row.second for row in slices]),
         )
         for name, slices in numbers.items()
     ]
     return errors_by_number(numbers=panels, names=(first, second))
 
 
-def ends(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Rows value, low, high; the value itself where there is no interval."""
-    return [
-        [one.value for one in estimates],
-        [one.value if one.low is None else one.low for one in estimates],
-        [one.value if one.high is None else one.high for one in estimates],
-    ]
-
-
 def _separation_figure(rows: Sequence[SeparationRow]) -> FigureSpec:
     return FigureSpec(
         "failures",
-        "For each number the chance that a failure has the greater value of a random failure and a random success, "
-        "with its 95 % interval; 0.5 says nothing. Filled: p at most 0.05 after Holm's correction for all tests of "
-        "this figure. Without an interval: fewer than 10 failures or successes.",
+        "For each quantity, the probability that a random failure has a greater value than a random success (area "
+        "under the ROC curve), with its 95 % interval; 0.5: no difference. Filled: p at most 0.05 after Holm's "
+        "correction over all tests of this figure. Marks without an interval: fewer than 10 failures or successes.",
         partial(_draw_separations, rows),
     )
 
@@ -195,6 +186,6 @@ def _draw_separations(rows: Sequence[SeparationRow]) -> "Figure":
 
     charted: dict[str, list[SeparationMark]] = {}
     for row in rows:
-        mark = SeparationMark(row.number, row.area, row.low, row.high, _holds(row))
+        mark = SeparationMark(row.number, row.area, row.low, row.high, _differs(row))
         charted.setdefault(row.model, []).append(mark)
     return separation_chart(rows=charted, title="What differs between failures and successes")

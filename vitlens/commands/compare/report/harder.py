@@ -1,4 +1,4 @@
-"""Both models on images made harder, and on images whose shape and texture are of different classes."""
+"""Both models on disturbed images, and on images whose shape and texture belong to different classes."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,24 +13,23 @@ from vitlens.commands.compare.record import (
     TEXTURE_ANSWERS,
     HarderRow,
 )
-from vitlens.commands.compare.report.errors import ends
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
 from vitlens.report.numbers import in_words
-from vitlens.uncertainty import Estimate, Side, apart
+from vitlens.uncertainty import Estimate, Side, apart, values_and_ends
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def harder_sections(record: Record) -> Iterator[Section]:
-    """Accuracy by level of every disturbance; nothing where none was tried."""
+    """Accuracy by level of every disturbance; nothing with --no-harder."""
     rows = record.rows(HARDER)
     if not rows:
         return
     kinds = {kind: _levels(rows, kind) for kind in dict.fromkeys(row.kind for row in rows)}
     yield Section(
-        "Images made harder",
+        "Filtered, shuffled and occluded images",
         tuple(_comparison(record, kind, levels) for kind, levels in kinds.items()),
         (_level_table(record, kinds),),
         (_robustness_figure(record, kinds),),
@@ -38,7 +37,7 @@ def harder_sections(record: Record) -> Iterator[Section]:
 
 
 def shape_bias_sections(record: Record) -> Iterator[Section]:
-    """Answers by shape and by texture where the two disagree; nothing where there are no such images."""
+    """Predictions by shape and by texture where the two disagree; nothing where there are no such images."""
     rows = record.rows(CONFLICTS)
     if not rows:
         return
@@ -47,23 +46,23 @@ def shape_bias_sections(record: Record) -> Iterator[Section]:
         bias = record.metrics.get(SHAPE_BIAS(model=alias))
         answers = (record.metric(metric(model=alias)) for metric in (SHAPE_ANSWERS, TEXTURE_ANSWERS))
         cells.append((alias, None if bias is None else in_words(bias), *map(in_words, answers)))
-    columns = ("model", "shape bias", "answers by shape", "by texture")
+    columns = ("model", "shape bias", "predictions by shape", "by texture")
     notes = dict.fromkeys(row.note for row in rows if row.note)
-    words = (
-        "Shape bias is the share of answers by shape among those by shape or by texture (Geirhos 2019): 100 % is by "
-        "shape alone, 0 % by texture alone.",
+    remarks = (
+        "Shape bias is the fraction of predictions of the shape's class among those of the shape's or the texture's "
+        "class (Geirhos 2019).",
         *notes,
     )
     yield Section(
         "Shape or texture",
-        tuple(Sentence(text, rows) for text in words),
-        (Table("Answers to cue conflicts", columns, tuple(cells)),),
+        tuple(Sentence(text, rows) for text in remarks),
+        (Table("Predictions on cue conflicts", columns, tuple(cells)),),
         tuple(_bias_figure(record)),
     )
 
 
 def level_words(kind: str, level: float) -> str:
-    """A level as a figure's axis says it."""
+    """A level as on a figure's axis."""
     if kind == "shuffle":
         return f"{level:.0f}"
     if kind == "low-pass" and level > 1.4:
@@ -73,20 +72,21 @@ def level_words(kind: str, level: float) -> str:
 
 def _levels(rows: Sequence[HarderRow], kind: str) -> dict[float, tuple[HarderRow, ...]]:
     """The rows of one kind by level, in the order in which they were tried."""
-    mine = [row for row in rows if row.kind == kind]
+    of_kind = [row for row in rows if row.kind == kind]
     return {
-        level: tuple(row for row in mine if row.level == level) for level in dict.fromkeys(row.level for row in mine)
+        level: tuple(row for row in of_kind if row.level == level)
+        for level in dict.fromkeys(row.level for row in of_kind)
     }
 
 
 def _comparison(record: Record, kind: str, levels: dict[float, tuple[HarderRow, ...]]) -> Sentence:
-    """At which levels the two models' intervals are apart."""
+    """At which levels the two models' intervals do not overlap."""
     better = {level: _better(_by_model(record, rows)) for level, rows in levels.items()}
     listed = "; ".join(f"{alias} at {level_words(kind, level)}" for level, alias in better.items() if alias)
-    rows = tuple(row for some in levels.values() for row in some)
+    rows = tuple(row for of_level in levels.values() for row in of_level)
     if listed:
-        return Sentence(f"{kind}: the intervals are apart, with the greater accuracy of {listed}.", rows)
-    return Sentence(f"{kind}: at no level are the two models' intervals apart.", rows)
+        return Sentence(f"{kind}: the intervals do not overlap, with higher accuracy of {listed}.", rows)
+    return Sentence(f"{kind}: the two models' intervals overlap at every level.", rows)
 
 
 def _by_model(record: Record, rows: Sequence[HarderRow]) -> dict[str, Estimate]:
@@ -96,7 +96,7 @@ def _by_model(record: Record, rows: Sequence[HarderRow]) -> dict[str, Estimate]:
 
 
 def _better(accuracies: dict[str, Estimate]) -> str | None:
-    """The model of greater accuracy, where the intervals are apart."""
+    """The model of higher accuracy, where the intervals do not overlap."""
     (first, one), (second, two) = accuracies.items()
     return {Side.ABOVE: first, Side.BELOW: second}.get(apart(one, two))
 
@@ -106,20 +106,21 @@ def _level_table(record: Record, kinds: dict[str, dict[float, tuple[HarderRow, .
         (
             kind,
             level_words(kind, level),
-            *(in_words(estimate, with_n=False) for estimate in _by_model(record, some).values()),
+            *(in_words(estimate, with_n=False) for estimate in _by_model(record, of_level).values()),
         )
         for kind, levels in kinds.items()
-        for level, some in levels.items()
+        for level, of_level in levels.items()
     )
-    return Table("Accuracy by level", ("made harder by", "level (as in the figure)", *record.aliases), rows)
+    return Table("Accuracy by level", ("disturbance", "level (as in the figure)", *record.aliases), rows)
 
 
 def _robustness_figure(record: Record, kinds: dict[str, dict[float, tuple[HarderRow, ...]]]) -> FigureSpec:
-    described = "; ".join(f"{kind}: {entry.says}" for kind, entry in DISTURBANCES.items())
+    described = "; ".join(f"{kind}: {entry.description}" for kind, entry in DISTURBANCES.items())
     return FigureSpec(
         "robustness",
-        f"What is done: {described}. The untouched image stands left. Both models see the same pixels. A fall shows "
-        "what a model needs, and also how far such images are from those of its training.",
+        f"Disturbances: {described}. The leftmost level is the undisturbed image. Both models get the same pixels. "
+        "Accuracy can fall because a model needs what is removed, or because such images are far from its training "
+        "images.",
         partial(_draw_robustness, record, kinds),
     )
 
@@ -127,24 +128,24 @@ def _robustness_figure(record: Record, kinds: dict[str, dict[float, tuple[Harder
 def _draw_robustness(record: Record, kinds: dict[str, dict[float, tuple[HarderRow, ...]]]) -> "Figure":
     from vitlens.figures.robustness import Hardening, robustness_curves
 
-    hardenings = []
+    disturbances = []
     for kind, levels in kinds.items():
         accuracies = [_by_model(record, rows) for rows in levels.values()]
-        curves = {alias: ends([level[alias] for level in accuracies]) for alias in record.aliases}
+        curves = {alias: values_and_ends([level[alias] for level in accuracies]) for alias in record.aliases}
         entry = DISTURBANCES[kind]
-        hardenings.append(Hardening(entry.title, entry.axis, [level_words(kind, level) for level in levels], curves))
+        disturbances.append(Hardening(entry.title, entry.axis, [level_words(kind, level) for level in levels], curves))
     data, images = record.config.data, record.rows(HARDER)[0].n
     classes = data.classes if data else 0
-    return robustness_curves(hardenings=hardenings, chance=1 / classes, n=images or 0)
+    return robustness_curves(hardenings=disturbances, chance=1 / classes, n=images or 0)
 
 
 def _bias_figure(record: Record) -> Iterator[FigureSpec]:
     if any(SHAPE_BIAS(model=alias) in record.metrics for alias in record.aliases):
         yield FigureSpec(
             "shape_bias",
-            "Answers to images with the shape of one class and the texture of another "
-            f"({record.rows(CONFLICTS)[0].data}): the share by shape, of those that are by either. Marks: classes of "
-            "shape, from few images each. Answers that are neither are left out here; the table has them.",
+            "Predictions on images with the shape of one class and the texture of another "
+            f"({record.rows(CONFLICTS)[0].data}): the fraction by shape among those by shape or by texture. Marks: "
+            "classes of shape, from few images each. Other predictions are not counted here.",
             partial(_draw_bias, record),
         )
 
@@ -157,7 +158,7 @@ def _draw_bias(record: Record) -> "Figure":
         overall = record.metrics.get(SHAPE_BIAS(model=alias))
         if overall is None:
             continue
-        mine = [row for row in record.rows(CONFLICTS) if row.model == alias]
-        shape, texture = ({row.class_name: getattr(row, cue) for row in mine} for cue in ("shape", "texture"))
+        rows = [row for row in record.rows(CONFLICTS) if row.model == alias]
+        shape, texture = ({row.class_name: getattr(row, cue) for row in rows} for cue in ("shape", "texture"))
         models.append(Bias(alias, overall.value, overall.low, overall.high, shape, texture))
     return shape_bias_chart(models=models)

@@ -1,4 +1,4 @@
-"""Input and both maps, image by image, and both models' mean maps."""
+"""Figures of inputs with both models' maps, and of the mean maps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -34,9 +34,9 @@ _ON_A_SHEET: Final = 10  # images
 
 
 def side_by_side(record: Record) -> Section:
-    """The mean maps, the panels by rising agreement, and which maps are left out."""
+    """The mean maps, the panels by rising agreement, and the number of maps left out."""
     panels = sheet_images(record).get(PANELS, ())
-    where = f"The {len(panels)} panels lie one by one in `{PANELS}/`, in this order." if panels else None
+    where = f"The {len(panels)} panels are also saved one by one in `{PANELS}/`, in this order." if panels else None
     return Section(
         "Side by side",
         (*sentences(where), *_unusable(record)),
@@ -52,10 +52,10 @@ def example_sheets(record: Record) -> Iterator[FigureSpec]:
         if sheet == PANELS:
             continue
         name = names[sheet]
-        how = "drawn at random" if sheet == CELLS["both_right"] else "those whose wrong prediction is surest"
+        how = "drawn at random" if sheet == CELLS["both_right"] else "those with the most confident wrong predictions"
         yield FigureSpec(
             f"examples_{sheet.replace(',', '').replace(' ', '-')}",
-            f"{len(images)} of {counts[sheet]:,} images: {name}; {how}. Examples, not a measure of anything.",
+            f"{len(images)} of {counts[sheet]:,} images ({name}), {how}. They are examples, not a statistic.",
             partial(drawn_sheet, record, images, f"{name[:1].upper()}{name[1:]}: {methods_words(record)}"),
         )
 
@@ -67,8 +67,8 @@ def sheet_images(record: Record) -> dict[str, tuple[ComparedImageRow, ...]]:
 
 
 def methods_words(record: Record) -> str:
-    """ "vit-digits by relevance, cnn-digits by GradCAM"."""
-    return ", ".join(f"{row.model} by {ATTRIBUTIONS[row.method].title}" for row in record.rows(METHODS))
+    """ "vit-digits (relevance), cnn-digits (GradCAM)"."""
+    return ", ".join(f"{row.model} ({ATTRIBUTIONS[row.method].title})" for row in record.rows(METHODS))
 
 
 def drawn_sheet(record: Record, images: Sequence[ComparedImageRow], title: str) -> "Figure":
@@ -120,24 +120,25 @@ def _model_panels(
 
 
 def _unusable(record: Record) -> Iterator[Sentence]:
-    """How many maps are left out of the numbers."""
+    """How many maps are left out of the statistics."""
     for alias in record.aliases:
         usable = record.metric(USABLE(model=alias))
         if usable.value < 1:
             yield Sentence(
-                f"**{round((1 - usable.value) * (usable.n or 0))} of {usable.n} maps of {alias} are constant, without "
-                "anything positive or not finite** and are left out of all numbers of maps."
+                f"**{round((1 - usable.value) * (usable.n or 0))} of {usable.n} maps of {alias} are constant, have no "
+                "positive value or are not finite**; they are left out of all statistics of maps."
             )
 
 
 def _mean_maps(record: Record) -> Iterator[FigureSpec]:
-    """Each model's mean map and how the two maps of an image agree; nothing where no image has both."""
+    """Each model's mean map and the agreement of the two maps of an image; nothing where no image has both."""
     arrays = record.arrays(MEAN_MAPS)
     if len(arrays.agreement):
         yield FigureSpec(
             "mean_maps",
-            f"Mean of the maps of {len(arrays.agreement)} images, each as shares of its own sum; 1 is an even map. "
-            "Right: how the two maps of one image agree. A mean shows where objects are as much as what models use.",
+            f"Mean of the maps of {len(arrays.agreement)} images, each divided by its sum, relative to a uniform map "
+            "(1). Right: agreement of the two maps of an image. A mean map depends on the positions of the objects as "
+            "well as on what the model uses.",
             partial(_draw_mean_maps, record, arrays),
         )
 
@@ -156,7 +157,7 @@ def _draw_mean_maps(record: Record, arrays: MeanMapArrays) -> "Figure":
 
 
 def _panel_sheets(record: Record, panels: Sequence[ComparedImageRow]) -> Iterator[FigureSpec]:
-    """The panels by rising agreement, ten images a sheet."""
+    """The panels by rising agreement, ten images on each sheet."""
     total = -(-len(panels) // _ON_A_SHEET)
     for index in range(total):
         part = panels[index * _ON_A_SHEET : (index + 1) * _ON_A_SHEET]
@@ -169,13 +170,13 @@ def _panel_sheets(record: Record, panels: Sequence[ComparedImageRow]) -> Iterato
 
 def _panel_caption(record: Record, index: int, total: int, shown: int) -> str:
     if index:
-        return f"Sheet {index + 1} of {total}, in order of agreement, as the first."
+        return f"Sheet {index + 1} of {total}, continued in the order of agreement."
     n = record.metric(USABLE(model=record.aliases[0])).n or 0
     outlined = "" if record.arrays(SHOWN).masks is None else " Outlined: the object."
     return (
         f"{shown} images by rising agreement of the two maps (rank correlation), evenly spaced over the ranking of {n} "
-        f"drawn at random: the first disagree most.{outlined} Below the input the truth and the agreement, below each "
-        "map the model's prediction and its probability, right or wrong. Colours are % of each map's own greatest "
-        "value: places compare, amounts do not. A bright place is what the method marks; that the prediction depends "
-        "on it is another question."
+        f"drawn at random: the first disagree most.{outlined} Below the input: the true class and the agreement. Below "
+        "each map: the model's prediction and its probability, marked as correct or wrong. Colours are percentages of "
+        "each map's maximum, so positions can be compared between maps and amounts cannot. A bright region shows what "
+        "the method marks, not that the prediction depends on it."
     )

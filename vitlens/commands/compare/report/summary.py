@@ -1,4 +1,4 @@
-"""The summary of a comparison: each sentence is chosen by the intervals that it reports."""
+"""The summary of a comparison; the wording of each sentence depends on the intervals that it reports."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -26,8 +26,8 @@ from vitlens.report.numbers import in_words, number
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
 _FAMILIES: Final = {"vit": "vision transformers", "cnn": "CNNs", "windowed": "windowed transformers"}
-_MIDDLE_QUARTER: Final = 0.25  # of an even map that lies there
-_TOP: Final = 0.1  # of the top tenth of one map that is in another's by chance
+_MIDDLE_QUARTER: Final = 0.25  # fraction of a uniform map's mass on the middle quarter of the image
+_TOP: Final = 0.1  # fraction of the top tenth of one map in the top tenth of another by chance
 
 
 def summary_sentences(record: Record) -> Iterator[Sentence]:
@@ -38,11 +38,11 @@ def summary_sentences(record: Record) -> Iterator[Sentence]:
     yield from verdict(record)
     yield from shared_errors(record.rows(BY_CLASS), cell_names(record.aliases))
     yield from map_sentences(record)
-    yield Sentence("Brackets hold 95 % intervals and the number of images.")
+    yield Sentence("In parentheses: 95 % intervals and the number of images.")
 
 
 def cell_names(aliases: Sequence[str]) -> tuple[str, ...]:
-    """The cells of errors, with the models' own names."""
+    """The cells of errors, with the names of the models."""
     first, second = aliases
     return (
         "both right",
@@ -54,7 +54,7 @@ def cell_names(aliases: Sequence[str]) -> tuple[str, ...]:
 
 
 def pair_of(record: Record) -> dict[str, str]:
-    """The two models, as names of metrics hold them."""
+    """The two models, as keyword arguments of metric names."""
     first, second = record.aliases
     return {"first": first, "second": second}
 
@@ -63,19 +63,17 @@ def _families(record: Record) -> Iterator[Sentence]:
     first, second = (model.family for model in record.models)
     if first == second:
         kind = _FAMILIES.get(first, "of one family")
-        yield Sentence(f"Both models are {kind}: what differs here is not ViT against CNN.")
+        yield Sentence(f"Both models are {kind}: this is not a comparison of a ViT with a CNN.")
 
 
 def verdict(record: Record) -> Iterator[Sentence]:
     """The accuracy of each model, and whether one is better."""
     first, second = record.aliases
-    rights = " and ".join(
-        f"{in_words(record.metric(ACCURACY(model=alias)))} of **{alias}**" for alias in record.aliases
-    )
-    yield Sentence(f"Top-1 accuracy: {rights}.")
+    accuracies = ", ".join(f"**{alias}** {in_words(record.metric(ACCURACY(model=alias)))}" for alias in record.aliases)
+    yield Sentence(f"Top-1 accuracy: {accuracies}.")
     gap, p = record.metric(DIFFERENCE(**pair_of(record))), record.metric(MCNEMAR_P(**pair_of(record))).value
     if p > LEVEL:
-        conclusion = "these images do not show which is better"
+        conclusion = "neither is shown to be better"
     else:
         conclusion = f"{first if gap.value > 0 else second} is significantly better"
     yield Sentence(
@@ -93,10 +91,10 @@ def shared_errors(rows: Sequence[SliceRow], names: Sequence[str]) -> Iterator[Se
     alone = counts["only_first_wrong"] + counts["only_second_wrong"]
     if both + alone:
         share = 100 * alone / (both + alone)
-        shared = f"; where both are wrong, they predict the same class on {alike} of {both}" if both else ""
+        shared = f" Of the {both} that both misclassify, {alike} get the same prediction." if both else ""
         yield Sentence(
-            f"{share:.0f} % of the images that at least one model gets wrong are wrong in one model alone ({alone} of "
-            f"{both + alone}){shared}.",
+            f"Of the {both + alone} images that at least one model misclassifies, {alone} ({share:.0f} %) are "
+            f"misclassified by one model only.{shared}",
             tuple(rows),
         )
 
@@ -113,16 +111,16 @@ def map_sentences(record: Record) -> Iterator[Sentence]:
         half = record.metrics.get(MAP_NUMBERS["half"](model=row.model))
         if half is None:
             yield Sentence(
-                f"**No map of {title} of {row.model} is usable**: all are constant, without anything positive or not "
+                f"**No {title} map of {row.model} is usable**: each is constant, has no positive value or is not "
                 "finite.",
                 (row,),
             )
             continue
         central = record.metric(MAP_NUMBERS["central"](model=row.model))
         yield Sentence(
-            f"{row.model} (by {title}): half of a map lies on {in_words(half)} of the image, an even map's on 50 %; "
-            f"{in_words(central, with_n=False)} lies on the middle quarter, {_against_even(central)}; its centre of "
-            f"mass is on average {_position(record, row.model)}.",
+            f"{row.model} ({title}): half of a map's mass lies on {in_words(half)} of the image (uniform map: 50 %); "
+            f"{in_words(central, with_n=False)} of it lies on the middle quarter, {_against_uniform(central)}; the "
+            f"centre of mass is on average {_position(record, row.model)}.",
             (row,),
         )
         yield from _on_object(record, row.model)
@@ -130,12 +128,12 @@ def map_sentences(record: Record) -> Iterator[Sentence]:
     yield from _overlap(record)
 
 
-def _against_even(central: Estimate) -> str:
-    even = f"an even map's {100 * _MIDDLE_QUARTER:.0f} %"
+def _against_uniform(central: Estimate) -> str:
+    uniform = f"a uniform map's {100 * _MIDDLE_QUARTER:.0f} %"
     words = {
-        Side.BELOW: f"less than {even}",
-        Side.UNDECIDED: f"not shown to differ from {even}",
-        Side.ABOVE: f"more than {even}",
+        Side.BELOW: f"less than {uniform}",
+        Side.UNDECIDED: f"not shown to differ from {uniform}",
+        Side.ABOVE: f"more than {uniform}",
     }
     return words[beyond(central, _MIDDLE_QUARTER)]
 
@@ -149,7 +147,11 @@ def _position(record: Record, alias: str) -> str:
         if side is not Side.UNDECIDED:
             direction = above if side is Side.ABOVE else below
             words.append(f"{100 * abs(estimate.value - 0.5):.1f} % of the side {direction}")
-    return f"{' and '.join(words)} the middle" if words else "not shown to be off the middle"
+    return (
+        f"{' and '.join(words)} the centre of the image"
+        if words
+        else "not shown to differ from the centre of the image"
+    )
 
 
 def _on_object(record: Record, alias: str) -> Iterator[Sentence]:
@@ -163,8 +165,9 @@ def _on_object(record: Record, alias: str) -> Iterator[Sentence]:
         Side.ABOVE: "more than",
     }
     yield Sentence(
-        f"Of {alias}'s maps {in_words(inside, with_n=False)} lies on the object, {relations[apart(inside, area)]} the "
-        f"object's share of the image ({in_words(area, with_n=False)}); the highest point is on it in {in_words(hits)}."
+        f"On average {in_words(inside, with_n=False)} of the mass of {alias}'s maps lies on the object, "
+        f"{relations[apart(inside, area)]} the object's share of the image, {in_words(area, with_n=False)}; the "
+        f"maximum lies on the object in {in_words(hits)} of images."
     )
 
 
@@ -174,14 +177,16 @@ def _concentration(record: Record) -> Iterator[Sentence]:
         return
     if beyond(gap, 0.0) is Side.UNDECIDED:
         yield Sentence(
-            f"Which model's maps are the more concentrated is not shown ({in_words(gap)} of the image apart)."
+            f"Neither model's maps are shown to be more concentrated: half of their mass covers areas that differ by "
+            f"{in_words(gap)} of the image."
         )
         return
     first, second = record.aliases
-    tighter, wider = (first, second) if gap.value < 0 else (second, first)
-    more = gap if gap.value > 0 else Estimate(-gap.value, -(gap.high or 0), -(gap.low or 0), gap.n, gap.unit)
+    smaller, larger = (first, second) if gap.value < 0 else (second, first)
+    size = gap if gap.value > 0 else Estimate(-gap.value, -(gap.high or 0), -(gap.low or 0), gap.n, gap.unit)
     yield Sentence(
-        f"{tighter}'s maps are the more concentrated: half of {wider}'s needs {in_words(more)} of the image more."
+        f"The maps of {smaller} are more concentrated: half of the mass of {larger}'s maps covers an area that is "
+        f"larger by {in_words(size)} of the image."
     )
 
 
@@ -192,17 +197,17 @@ def _overlap(record: Record) -> Iterator[Sentence]:
         return
     rank, top, shared = (record.metric(AGREEMENTS[name](**pair)) for name in ("spearman", "top", "shared"))
     relation = {
-        Side.ABOVE: "the same places tend to be high in both",
-        Side.BELOW: "what is high in one tends to be low in the other",
+        Side.ABOVE: "the same patches tend to have high values in both",
+        Side.BELOW: "high values in one tend to be low values in the other",
         Side.UNDECIDED: "no relation between them is shown",
     }[beyond(rank, 0.0)]
     chance = {
-        Side.ABOVE: "more than chance",
-        Side.BELOW: "less than chance",
-        Side.UNDECIDED: "not shown to differ from what chance",
+        Side.ABOVE: "more than by chance",
+        Side.BELOW: "less than by chance",
+        Side.UNDECIDED: "not shown to differ from chance",
     }[beyond(top, _TOP)]
     yield Sentence(
-        f"Their maps agree with a rank correlation of {in_words(rank)}: {relation}. Of the top tenth of one map "
-        f"{in_words(top, with_n=False)} is in the other's, {chance} (10 %) gives; {in_words(shared, with_n=False)} of "
-        "the two maps' mass lies in the same places."
+        f"The two maps of an image have a mean rank correlation of {in_words(rank)}: {relation}. "
+        f"{in_words(top, with_n=False)} of the top tenth of one map is in the top tenth of the other, {chance} (10 %); "
+        f"the two maps share {in_words(shared, with_n=False)} of their mass."
     )

@@ -43,7 +43,7 @@ __all__ = ["chosen_methods", "measure"]
 
 
 def measure(options: ExplainOptions) -> Path:
-    """Explain images with every method asked for and write the report; returns the report's path.
+    """Explain images with every chosen method and write the report; returns the report's path.
 
     Raises InputError (or one of its kind) before anything is written.
     """
@@ -58,7 +58,7 @@ def measure(options: ExplainOptions) -> Path:
         require_substrate(model, options.substrate)
     limit = None if options.images or options.verify else EACH
     splits = load_splits(models, options=run, data=options.data, images=options.images, limit=limit, repeat=True)
-    splits = [split.led_by(options.show) for split in splits]
+    splits = [split.starting_with(options.show) for split in splits]
     works = [
         _Work(model, split, chosen_targets(options.target, model, split), names)
         for model, split, names in zip(models, splits, methods)
@@ -90,30 +90,30 @@ def measure(options: ExplainOptions) -> Path:
 def chosen_methods(
     models: Sequence[Model], method: Sequence[str], *, engine: Engine = "vitlens"
 ) -> list[tuple[str, ...]]:
-    """The methods of each model, in the order asked for; none: the usual ones.
+    """The methods of each model, in the order of `method`; without any, the default ones.
 
     Raises UnknownNameError for a name that is no method, UnsupportedError for one that no model has, and for a
-    model that has none of those asked for.
+    model that has none of them.
     """
-    able = [methods_for(model, engine=engine) for model in models]
+    defined = [methods_for(model, engine=engine) for model in models]
     if ALL in method:
-        return able
-    wanted = tuple(dict.fromkeys(method or default_methods()))
-    for name in wanted:
+        return defined
+    names = tuple(dict.fromkeys(method or default_methods()))
+    for name in names:
         if name not in ATTRIBUTIONS:
             raise UnknownNameError("method", name, (*ATTRIBUTIONS, ALL))
-        if method and not any(name in own for own in able):
+        if method and not any(name in own for own in defined):
             require_method(models[0], name, engine=engine)
-    chosen = [tuple(name for name in wanted if name in own) for own in able]
+    chosen = [tuple(name for name in names if name in own) for own in defined]
     for model, own in zip(models, chosen):
         if not own:
-            require_method(model, wanted[0], engine=engine)
+            require_method(model, names[0], engine=engine)
     return chosen
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A model, its images, the class to explain of each (None: the predicted ones), and its methods."""
+    """A model, its images, the target class of each (None: the predicted one), and its methods."""
 
     model: Model
     split: Split
@@ -150,12 +150,12 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
     if classes is None and model.has_classifier:
         classes = logits.argmax(-1)
     with progress(f"Explaining {model.alias}", len(work.methods) * len(split), quiet=run.quiet) as advance:
-        made = [
+        maps = [
             attribution_maps(model, split, classes, name, engine=options.engine, options=run, advance=advance)
             for name in work.methods
         ]
-    write_maps(folder, model, split, made, drawn=drawn)
-    rows.methods.extend(method_row(model, one, options.engine) for one in made)
+    write_maps(folder, model, split, maps, drawn=drawn)
+    rows.methods.extend(method_row(model, one, options.engine) for one in maps)
     rows.images.extend(image_rows(model, split, logits, classes))
     if not options.verify:
         return
@@ -165,7 +165,7 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
         split,
         classes,
         methods=work.methods,
-        made={one.method: (one.maps, one.seconds) for one in made},
+        made={one.method: (one.maps, one.seconds) for one in maps},
         settings=Settings(
             substrate=options.substrate,
             counterfactuals=options.counterfactuals,

@@ -1,4 +1,4 @@
-"""Which patches must be removed before the prediction changes: along each map's order, and by greedy search."""
+"""The patches whose removal changes the prediction: in the order of each map, and by greedy search."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -23,20 +23,20 @@ from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
-SEARCHED: Final = 32  # images on which the greedy search is run too
+SEARCHED: Final = 32  # images of the greedy search, at most
 _DRAWN: Final = 5  # images whose counterfactuals are drawn
 
 
 def searched_sets(model: Model, images: Images, settings: Settings) -> Counterfactuals | None:
     """The sets that the greedy search finds on the first images; None where there is no image."""
-    some = images[:SEARCHED]
-    return by_search(model, some, substrate=settings.substrate) if len(some) else None
+    searched = images[:SEARCHED]
+    return by_search(model, searched, substrate=settings.substrate) if len(searched) else None
 
 
 def write_counterfactuals(
     folder: RunFolder, checked: Sequence[MethodChecks], searched: Counterfactuals, split: Split, model: Model
 ) -> None:
-    """Whether the prediction changes at all, with how many patches, and the sets of the images that are drawn."""
+    """Write whether and with how many patches the prediction changes, and the sets of the images that are drawn."""
     count = len(searched.prediction)
     by_map = {one.name: one.counterfactuals for one in checked if one.counterfactuals is not None}
     for name, own in by_map.items():

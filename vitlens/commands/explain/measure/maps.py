@@ -1,4 +1,4 @@
-"""The maps of one method on every image of a split, batch by batch, and what is written of them."""
+"""The maps of one method on every image of a split, and their arrays, metrics and rows."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -24,13 +24,13 @@ from vitlens.models.model import Model
 from vitlens.names import Engine
 from vitlens.uncertainty import bootstrap_mean
 
-_KEPT_BYTES: Final = 32 << 20  # of a model's maps
+_STORED_BYTES: Final = 32 << 20  # of a model's maps, at most, beyond the drawn ones
 
 
 @dataclass(frozen=True)
 class AttributionMaps:
     """One method on all images of one model: maps (n, rows, columns) on the CPU, raw; seconds: an image; gains: the
-    target's logit minus that of black (n,), None for a method whose maps do not sum to it."""
+    target's logit minus its logit for a black image (n,), None for a method whose maps do not sum to it."""
 
     method: str
     maps: Tensor
@@ -58,7 +58,7 @@ def attribution_maps(
             batch_maps = explain(
                 model, batch.images, targets=own, method=method, engine=engine, batch_size=size, seed=options.seed
             )
-            maps.append(batch_maps.cpu())  # which waits for a device that works by itself
+            maps.append(batch_maps.cpu())  # waits for an asynchronous device
             seconds += time.perf_counter() - start
             if ATTRIBUTIONS[method].complete and own is not None:
                 gains.append(logit_gain(model, batch.images, own).cpu())
@@ -67,12 +67,12 @@ def attribution_maps(
 
 
 def precision(options: RunOptions) -> str:
-    """fp32 unless bf16 is asked for: attributions are small differences of large numbers."""
+    """fp32 unless --precision is bf16: attributions are small differences of large numbers."""
     return "bf16" if options.precision == "bf16" else "fp32"
 
 
 def write_maps(folder: RunFolder, model: Model, split: Split, made: Sequence[AttributionMaps], *, drawn: int) -> None:
-    """The completeness of a model's maps as metrics, and the maps as arrays. drawn: images that figures show."""
+    """Write the completeness of a model's maps as metrics, and the maps as arrays. drawn: images in figures."""
     groups = None if split.groups is None else split.groups.numpy()
     for one in made:
         if one.gains is not None and bool(one.maps.isfinite().all()):
@@ -80,14 +80,14 @@ def write_maps(folder: RunFolder, model: Model, split: Split, made: Sequence[Att
             name = COMPLETENESS(model=model.alias, method=one.method)
             folder.metric(name, bootstrap_mean(error, groups=groups, unit="logits"))
     size = sum(4 * one.maps[0].numel() for one in made)
-    kept, shown = max(drawn, _KEPT_BYTES // size), torch.arange(min(drawn, len(split)))
+    stored, shown = max(drawn, _STORED_BYTES // size), torch.arange(min(drawn, len(split)))
     masks = None if split.masks is None else split.masks[shown].numpy()
-    maps = {index: one.maps[:kept].numpy() for index, one in enumerate(made)}
+    maps = {index: one.maps[:stored].numpy() for index, one in enumerate(made)}
     folder.save(MAPS, ExplainArrays(split.source.read(shown).numpy(), maps, masks), model=model.alias)
 
 
 def method_row(model: Model, made: AttributionMaps, engine: Engine) -> MethodRow:
-    """What a method is, what is wrong with its maps, and what they cost."""
+    """The method, the faults of its maps, and their cost."""
     method, faults = ATTRIBUTIONS[made.method], map_faults(made.maps)
     own = engine == "vitlens"
     return MethodRow(

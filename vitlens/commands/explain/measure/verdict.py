@@ -1,4 +1,4 @@
-"""What the checks say of one method, in one sentence."""
+"""The verdict on one method, a sentence that follows from its checks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from vitlens.data.split import Split
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a method.
+    """The results of a method's checks on which its verdict depends.
 
-    usable: on how many of the images its map is finite and not constant; randomised: whether the randomisation check
+    usable: images whose map is finite and not constant; randomised: whether the randomisation check
     was run on it, flagged: by that check; faithful, localised: the baselines that it is shown to beat (the paired 95 %
     interval excludes 0) in insertion minus deletion and, where masks are known, in ROC-AUC.
     """
@@ -30,7 +30,7 @@ class Evidence:
 
 
 def evidence(checks: MethodChecks, by_name: Mapping[str, MethodChecks], split: Split) -> Evidence:
-    """What the checks of a method give; by_name: the checks of all methods, baselines among them."""
+    """The evidence on a method; by_name: the checks of all methods, including the baselines."""
     return Evidence(
         usable=int(checks.faults.sound.sum()),
         images=len(checks.maps),
@@ -50,20 +50,20 @@ def evidence(checks: MethodChecks, by_name: Mapping[str, MethodChecks], split: S
 
 
 def verdict(evidence: Evidence) -> str:
-    """One plain sentence; a fault of the maps comes first, then the randomisation check, then the other checks."""
+    """One sentence: faults of the maps come first, then the randomisation check, then the other checks."""
     unusable = evidence.images - evidence.usable
     if unusable == evidence.images:
-        return "says nothing: every map is constant or not finite"
-    said = _beaten_baselines(evidence)
+        return "not usable: every map is constant or not finite"
+    text = _beaten_baselines(evidence)
     if evidence.flagged:
-        said = f"flagged: its maps hardly change when the weights are randomised; {said}"
+        text = f"flagged: its maps hardly change when the weights are randomised; {text}"
     if not evidence.randomised:
-        said = f"{said}; the randomisation check was not run, as maps are not finite"
-    return f"{said}; {unusable} of {evidence.images} maps say nothing" if unusable else said
+        text = f"{text}; the randomisation check was not run, as maps are not finite"
+    return f"{text}; {unusable} of {evidence.images} maps are not usable" if unusable else text
 
 
 def masked_groups(split: Split) -> Tensor | None:
-    """The groups of the images whose mask can be scored; None where images share nothing or have no masks."""
+    """The groups of the images whose mask can be scored; None where images have no groups or no masks."""
     if split.groups is None or split.masks is None:
         return None
     return split.groups[has_edge(split.masks).cpu()]
@@ -78,10 +78,10 @@ def _beaten_baselines(evidence: Evidence) -> str:
     missing = [base for base in BASELINES if base not in evidence.localised]
     if missing:
         return (
-            "more faithful than random and centre, but not shown to lie on the object better than "
+            "more faithful than random and centre, but not shown to localise the object better than "
             f"{' or '.join(missing)}"
         )
-    return "more faithful than random and centre, and lies on the object better than both"
+    return "more faithful than random and centre, and localises the object better than both"
 
 
 def _is_greater(first: Tensor, second: Tensor, groups: Tensor | None) -> bool:

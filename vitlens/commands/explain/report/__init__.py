@@ -18,16 +18,16 @@ __all__ = ["report"]
 
 _ROWS: Final = 24  # of the report's table of images
 _LIMITS: Final = (
-    "Methods answer different questions: gradients say what a small change would do, occlusion, RISE and "
-    "KernelSHAP what is lost when parts are taken away, attention what was passed on. They need not agree.",
-    "A map shows what the model used under one method's assumptions, not why the object is what it is.",
+    "Methods answer different questions and need not agree: gradient methods measure the effect of small changes, "
+    "occlusion, RISE and KernelSHAP the effect of removing parts, attention methods the weights between tokens.",
+    "A map shows what the prediction depends on under the assumptions of one method, not what defines the class.",
 )
 
 
 def report(record: Record) -> Document:
     """The maps, the checks of the methods where they were run, the methods and the images."""
     first = Section(
-        "What was found",
+        "Summary",
         (
             *data_sentences(record),
             *_left_out_images(record),
@@ -64,7 +64,7 @@ def _target_sentences(record: Record) -> Iterator[Sentence]:
     classless = [alias for alias in record.aliases if not has_classifier(record, alias)]
     for alias in classless:
         yield Sentence(
-            f"{alias} has no classifier: nothing is predicted, and methods that explain a class are left out."
+            f"{alias} has no classifier: it predicts no class, and methods that explain a class are left out."
         )
     if len(classless) < len(record.aliases):
         yield Sentence(f"Each map is of the logit of {target_words(record)}.")
@@ -80,36 +80,35 @@ def _engine_sentences(record: Record) -> Iterator[Sentence]:
 
 
 def _left_out_methods(record: Record) -> Iterator[Sentence]:
-    """Methods that were asked for and that a model does not have."""
-    asked = record.options(ExplainOptions).method
+    """Methods of --method that are not defined for a model."""
+    names = record.options(ExplainOptions).method
     for alias in record.aliases:
         own = {row.method for row in methods_of(record, alias)}
-        lacking = [name for name in asked if name not in own and name != ALL]
-        if lacking:
+        missing = [name for name in names if name not in own and name != ALL]
+        if missing:
             why = "not defined for its family" if has_classifier(record, alias) else "it has no classifier"
-            yield Sentence(f"{alias} has no {', '.join(lacking)}: {why}.")
+            yield Sentence(f"Not run on {alias}: {', '.join(missing)} ({why}).")
 
 
 def _fault_sentences(record: Record) -> Iterator[Sentence]:
     for row in record.rows(METHODS):
-        for count, fault in ((row.constant, "the same everywhere"), (row.not_finite, "not finite")):
+        for count, fault in ((row.constant, "constant"), (row.not_finite, "not finite")):
             if count:
                 yield Sentence(
-                    f"**{count} of {row.maps} maps of {row.title} of {row.model} are {fault}** and say nothing; they "
-                    "are not drawn.",
+                    f"**{count} of {row.maps} maps of {row.title} of {row.model} are {fault}** and are not drawn.",
                     (row,),
                 )
 
 
 def _completeness_sentences(record: Record) -> Iterator[Sentence]:
-    """By how much the sums of maps miss what they should sum to."""
+    """By how much the sums of maps differ from the change of the logit that they should sum to."""
     errors = {(parts["model"], parts["method"]): error for parts, error in record.all(COMPLETENESS)}
     for row in record.rows(METHODS):
         error = errors.get((row.model, row.method))
         if error is not None and row.gain is not None:
             yield Sentence(
-                f"{row.model}: the sum of a map of {row.title} differs from F(image) - F(black) by {error.value:.2g} "
-                f"logits on average; that difference itself is {row.gain:.3g} on average.",
+                f"{row.model}, completeness of {row.title}: the sum of a map differs from F(image) - F(black) by "
+                f"{error.value:.2g} logits on average, where |F(image) - F(black)| is {row.gain:.3g} on average.",
                 (row,),
             )
 

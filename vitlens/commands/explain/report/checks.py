@@ -27,7 +27,7 @@ _SCORES: Final = {  # column of the league, title
 
 
 def check_sections(league: League) -> Iterator[Section]:
-    """Those of the checks that were run."""
+    """The sections of the checks that were run."""
     yield from _localisation(league)
     yield from _randomisation(league)
     yield from _agreement(league)
@@ -35,14 +35,14 @@ def check_sections(league: League) -> Iterator[Section]:
 
 
 def _localisation(league: League) -> Iterator[Section]:
-    """How far maps lie on the objects, where masks are known."""
+    """How well maps localise the objects, where masks are known."""
     scored = next((one for one in (league.estimate("roc_auc", name) for name in league.names) if one), None)
     if scored is None:
         return
     words = (
-        f"Maps brought bilinearly to the masks of {scored.n:,} images. Average precision and mass inside are the "
-        "mask's area by chance; IoU and pixel accuracy take what lies above the map's mean; in the pointing game ties "
-        "count only when all of them lie on the object."
+        f"Maps are interpolated bilinearly to the size of the masks ({scored.n:,} images). Chance level of average "
+        "precision and of mass inside: the area of the mask. IoU and pixel accuracy use a threshold at the mean of the "
+        "map. In the pointing game, tied maxima count only when all of them lie on the object."
     )
     table = Table(
         "Localisation, fractions",
@@ -51,15 +51,15 @@ def _localisation(league: League) -> Iterator[Section]:
             (name, *(in_three_decimals(league.estimate(column, name)) for column in _SCORES)) for name in league.names
         ),
     )
-    yield Section(f"On the object{league.of}", (Sentence(words, league.rows),), (table,))
+    yield Section(f"Localisation{league.of}", (Sentence(words, league.rows),), (table,))
 
 
 def _randomisation(league: League) -> Iterator[Section]:
     """How far maps change as the weights are randomised from the head down."""
     words = (
-        f"Mean Spearman correlation of {league.settings.randomised} images' maps before and after, weights randomised "
-        "from the head down, each column with all before it. The correlation of a map that depends on what the model "
-        "has learnt falls towards 0."
+        f"Mean Spearman correlation of the maps of {league.settings.randomised} images before and after the weights "
+        "are randomised, from the head down; each column randomises its part in addition to those before it. For a "
+        "method that depends on the learned weights, the correlation falls towards 0."
     )
     checked = [row for row in league.rows if row.by_stage is not None]
     stages = tuple(checked[0].by_stage or ()) if checked else ()
@@ -74,26 +74,26 @@ def _randomisation(league: League) -> Iterator[Section]:
             )
         )
     table = Table("Correlation with the model's own map", ("method", *stages, "flagged"), tuple(rows))
-    title = f"When the weights are randomised{league.of}"
+    title = f"Randomisation check{league.of}"
     yield Section(title, (Sentence(words, tuple(checked)),), (table,) if checked else ())
 
 
 def _agreement(league: League) -> Iterator[Section]:
-    """How alike the maps of each two methods are."""
+    """How similar the maps of each pair of methods are."""
     if not league.pairs:
         return
     order = sorted(league.pairs, key=lambda row: row.spearman)
     least, most = order[0], order[-1]
     words = Sentence(
-        f"Most alike: {most.first} and {most.second} (Spearman {most.spearman}); least: {least.first} and "
-        f"{least.second} ({least.spearman}). Every pair is in results.json.",
+        f"Highest agreement: {most.first} and {most.second} (Spearman {most.spearman}); lowest: {least.first} and "
+        f"{least.second} ({least.spearman}). All pairs are in results.json.",
         (most, least),
     )
     yield Section(f"Agreement between methods{league.of}", (words,), (_agreement_matrix(league),))
 
 
 def _agreement_matrix(league: League) -> Table:
-    """A matrix of Spearman's correlations, which is easier to read than a hundred lines."""
+    """A matrix of Spearman's correlations of all pairs."""
     names = list(dict.fromkeys(end for row in league.pairs for end in (row.first, row.second)))
     value = {(row.first, row.second): f"{row.spearman:.2f}" for row in league.pairs}
     value |= {(second, first): text for (first, second), text in value.items()}
@@ -107,9 +107,10 @@ def _counterfactuals(league: League) -> Iterator[Section]:
         return
     searched = league.record.metric(SIZE_SEARCHED(model=league.alias, method=SEARCH))
     words = (
-        "The share of the patches whose removal changes the prediction: the shortest beginning of each map's order, "
-        f"and a greedy search for small sets on the first {searched.n} images, which no order can be expected to beat. "
-        "The fewer patches a map needs, the better it finds those on which the prediction depends."
+        "The share of the patches that must be removed, in the order of each map, before the prediction changes; and "
+        f"the size of the sets found by a greedy search on the first {searched.n} images, which no order can be "
+        "expected to beat. The fewer patches a map needs, the better it identifies those on which the prediction "
+        "depends."
     )
     yield Section(
         f"Counterfactuals{league.of}",
@@ -133,10 +134,10 @@ def _sizes(league: League) -> Table:
 
 def _counterfactual_figure(league: League) -> FigureSpec:
     caption = (
-        "Counterfactuals. Below each input its prediction; below each panel how many patches were removed and what is "
-        "predicted without them. Grey stands for removed; the model saw the substrate in their place. The best methods "
-        "of the league by insertion − deletion, a random order, and the greedy search. A small set need not be all "
-        "that matters: other patches may support the prediction as well."
+        "Counterfactuals. Below each input: its prediction; below each panel: the number of removed patches and the "
+        "prediction without them. Grey: removed patches; the model gets the substrate in their place. Orders: the best "
+        "methods by insertion − deletion, a random order, and the greedy search. Other patches than those of a small "
+        "set may support the prediction as well."
     )
     return FigureSpec(f"counterfactuals{league.suffix}", caption, partial(_draw_counterfactuals, league))
 

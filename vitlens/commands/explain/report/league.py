@@ -1,4 +1,4 @@
-"""The league of one model's methods: summary, table and figures."""
+"""All checks of one model's methods: summary, table and figures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ _PANELS: Final = (  # column of the league, title in its figure, what is better,
     ("roc_auc", "ROC-AUC on the mask", "more", 0.5),
     ("pointing", "pointing game", "more", None),
     ("randomisation", "Spearman, weights randomised", "less", 0.0),
-    ("size", "patches to turn it (share)", "less", None),
+    ("size", "patches to change it (share)", "less", None),
 )
 _COLUMNS: Final = {  # of the league's table: column, title
     "gap": "insertion − deletion",
@@ -57,16 +57,17 @@ _COLUMNS: Final = {  # of the league's table: column, title
     "randomisation": "weights randomised",
 }
 _LIMITS: Final = (
-    "Removing patches makes images that the model was never trained on: a low deletion curve can also mean that a hole "
-    "here confuses it. Insertion, ROAD and another substrate ask the same in other ways; trust what they agree on.",
-    "A map that lies on the object is what a person expects, not proof that the model uses the object; a model may "
-    "rightly use the background, and then a faithful map leaves the mask.",
-    "That maps change with the weights is necessary, not sufficient. The randomisation shuffles each weight tensor's "
-    "numbers among themselves, from the head down; batch norm's running statistics stay.",
+    "Removing patches gives images unlike the training images: a deletion curve can also fall because of the removal "
+    "itself. Insertion, ROAD and other substrates test the same in other ways; results on which they agree are more "
+    "reliable.",
+    "Localisation measures agreement with what a person expects, not whether the model uses the object: a model may "
+    "use the background, and a faithful map then lies partly outside the mask.",
+    "Passing the randomisation check is necessary, not sufficient. The check permutes the entries of each weight "
+    "tensor, from the head down; the running statistics of batch norm are kept.",
 )
 _SEARCH_LIMIT: Final = (
-    "Neither search for a counterfactual proves that no smaller set of patches exists; where no removal changes the "
-    "prediction, all patches are counted."
+    "Neither the orders of the maps nor the greedy search prove that no smaller set of patches exists. Where no "
+    "removal changes the prediction, all patches are counted."
 )
 
 
@@ -117,7 +118,7 @@ class League:
 
     @property
     def substrate(self) -> str:
-        """What removed patches show, in words."""
+        """What replaces removed patches, in words."""
         return SUBSTRATE_WORDS[self.settings.substrate]
 
     def estimate(self, column: str, method: str) -> Estimate | None:
@@ -137,9 +138,9 @@ def leagues(record: Record) -> Iterator[League]:
 
 
 def league_section(league: League) -> Section:
-    """The league itself."""
+    """All checks of all methods."""
     return Section(
-        f"Which map can be trusted{league.of}",
+        f"Checks of the methods{league.of}",
         tuple(_summary(league)),
         (_table(league),),
         (_league_figure(league), _curves_figure(league)),
@@ -147,7 +148,7 @@ def league_section(league: League) -> Section:
 
 
 def league_limits(record: Record) -> tuple[Sentence, ...]:
-    """What could overturn the league; nothing without --verify."""
+    """The limits of the checks; nothing without --verify."""
     if not record.options(ExplainOptions).verify:
         return ()
     searched = any(record.has(COUNTERFACTUALS, model=row.model) for row in record.rows(SETTINGS))
@@ -164,29 +165,31 @@ def in_three_decimals(one: Estimate | None) -> Cell:
 def _summary(league: League) -> Iterator[Sentence]:
     methods = league.methods
     yield Sentence(
-        f"{len(methods)} methods on {league.settings.images:,} images; patches that are removed show "
+        f"{len(methods)} methods on {league.settings.images:,} images. Removed patches are replaced by "
         f"{league.substrate}. Areas and probabilities are fractions; insertion − deletion is the difference of the two "
-        "areas, 0 for an order at random. A verdict counts a baseline as beaten where the paired 95 % interval of the "
-        "difference, over the same images, excludes 0.",
+        "areas, 0 for a random order. A verdict calls a method better than a baseline where the paired 95 % interval "
+        "of the difference, over the same images, lies above 0.",
         methods,
     )
     faithful = _listed(row for row in methods if _beats_baselines(league, row.method, "gap"))
     yield Sentence(
-        f"More faithful than random and centre, the 95 % intervals of insertion − deletion apart: {faithful}.", methods
+        "More faithful than both baselines, random and centre (95 % intervals of insertion − deletion do not overlap): "
+        f"{faithful}.",
+        methods,
     )
     if league.has("roc_auc"):
         localised = _listed(row for row in methods if _beats_baselines(league, row.method, "roc_auc"))
         yield Sentence(
-            f"On the object more than random and centre, the intervals of ROC-AUC apart: {localised}.", methods
+            f"Better localised than both baselines (95 % intervals of ROC-AUC do not overlap): {localised}.", methods
         )
     yield Sentence(
-        "Flagged, as their maps hardly change when the weights are randomised (mean Spearman 0.5 or more): "
+        "Flagged, as their maps hardly change when the weights are randomised (mean Spearman correlation 0.5 or more): "
         f"{_listed(row for row in methods if row.flagged)}.",
         methods,
     )
     for row in methods:
         if row.faults:
-            yield Sentence(f"**{row.method}: {row.faults}**; such maps say nothing.", (row,))
+            yield Sentence(f"**{row.method}: {row.faults}**; such maps are not usable.", (row,))
 
 
 def _beats_baselines(league: League, method: str, column: str) -> bool:
@@ -201,28 +204,28 @@ def _listed(rows: Iterator[LeagueRow]) -> str:
 
 
 def _table(league: League) -> Table:
-    """What each method reached in the checks that matter most, what it costs, and the verdict."""
-    kept = {column: title for column, title in _COLUMNS.items() if league.has(column)}
+    """The main checks of each method, its cost and the verdict."""
+    shown = {column: title for column, title in _COLUMNS.items() if league.has(column)}
     rows: list[tuple[Cell, ...]] = []
     for row in league.rows:
         forwards = league.record.metrics.get(FORWARDS(model=league.alias, method=row.method))
         rows.append(
             (
                 row.method,
-                *(in_three_decimals(league.estimate(column, row.method)) for column in kept),
+                *(in_three_decimals(league.estimate(column, row.method)) for column in shown),
                 "–" if forwards is None else number(forwards.value),
                 number(1000 * row.seconds),
                 row.verdict,
             )
         )
-    return Table("League", ("method", *kept.values(), "forwards", "ms an image", "verdict"), tuple(rows))
+    return Table("League", ("method", *shown.values(), "forwards", "ms an image", "verdict"), tuple(rows))
 
 
 def _league_figure(league: League) -> FigureSpec:
     caption = (
-        f"Every method in every check; dashed: chance, where it has one value. Removed patches show "
-        f"{league.substrate}; the randomisation check has {league.settings.randomised} images. Methods stand in the "
-        "order of insertion − deletion. Columns have scales of their own: compare within a column."
+        f"All methods in all checks; dashed: the chance level, where it is one value. Removed patches are replaced by "
+        f"{league.substrate}; the randomisation check has {league.settings.randomised} images. Methods are sorted by "
+        "insertion − deletion. Scales differ between columns."
     )
     return FigureSpec(f"league{league.suffix}", caption, partial(_draw_league, league))
 
@@ -248,8 +251,8 @@ def _column(league: League, column: str, title: str, better: str, chance: float 
     """One check of every method; NaN where a method has no number."""
     from vitlens.figures.league import Column
 
-    nothing = Estimate(float("nan"))
-    estimates = [league.estimate(column, name) or nothing for name in league.names]
+    undefined = Estimate(float("nan"))
+    estimates = [league.estimate(column, name) or undefined for name in league.names]
     return Column(
         title,
         [one.value for one in estimates],
@@ -263,10 +266,11 @@ def _column(league: League, column: str, title: str, better: str, chance: float 
 def _curves_figure(league: League) -> FigureSpec:
     methods = len(league.methods)
     best = f"The {_CURVES} best of {methods} methods by insertion − deletion, and the baselines"
-    some = best if methods > _CURVES else "All methods and the baselines"
+    curves = best if methods > _CURVES else "All methods and the baselines"
     caption = (
-        f"{some}. A good map's curve falls early at the left and rises early at the right. Removed patches show "
-        f"{league.substrate}. The probability that is left when all patches are removed is what the substrate gives."
+        f"{curves}. The curve of a faithful method falls early at the left and rises early at the right. Removed "
+        f"patches are replaced by {league.substrate}. The probability after the removal of all patches is that of the "
+        "substrate alone."
     )
     return FigureSpec(f"faithfulness{league.suffix}", caption, partial(_draw_curves, league))
 

@@ -1,4 +1,4 @@
-"""The first images of each model with every method's map."""
+"""Figures of the first images with the map of every method."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +16,7 @@ from vitlens.report.document import FigureSpec
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LINES: Final = 6  # of panels in a figure, at most
+_LINES: Final = 6  # lines of panels in a figure, at most
 
 
 def map_figures(record: Record, alias: str) -> Iterator[FigureSpec]:
@@ -32,7 +32,7 @@ def map_figures(record: Record, alias: str) -> Iterator[FigureSpec]:
 
 
 def images_on_a_sheet(methods: int) -> int:
-    """Images in a figure of so many methods."""
+    """The number of images in a figure, given the number of methods."""
     from vitlens.figures.explain import lines_of
 
     return max(1, min(EACH, _LINES // lines_of(1 + methods)))
@@ -44,14 +44,14 @@ def methods_of(record: Record, alias: str) -> tuple[MethodRow, ...]:
 
 
 def has_classifier(record: Record, alias: str) -> bool:
-    """Whether a class is explained of a model's images."""
+    """Whether the maps of a model explain a class."""
     return any(row.target is not None for row in _images_of(record, alias))
 
 
 def target_words(record: Record) -> str:
     """The class that the maps are of."""
     words = {"predicted": "the predicted class", "true": "the true class"}
-    return words.get(record.options(ExplainOptions).target, "the class asked for")
+    return words.get(record.options(ExplainOptions).target, "the class of --target")
 
 
 def _draw(record: Record, alias: str, arrays: ExplainArrays, methods: tuple[MethodRow, ...], part: slice) -> "Figure":
@@ -85,7 +85,7 @@ def _title(record: Record, alias: str) -> str:
 
 
 def _below(row: ExplainImageRow) -> str:
-    """What stands below an image."""
+    """The text below an image."""
     if row.target is None or row.target_probability is None:
         return Path(row.image).name
     target = f"{row.target} ({100 * row.target_probability:.0f} %)"
@@ -94,14 +94,14 @@ def _below(row: ExplainImageRow) -> str:
 
 def _caption(record: Record, alias: str, *, outlined: bool) -> str:
     unsigned = [row.title for row in methods_of(record, alias) if not row.signed]
-    without_signs = f" Without signs, and drawn from the least value: {', '.join(unsigned)}." if unsigned else ""
+    without_signs = f" Unsigned, and drawn from the minimum: {', '.join(unsigned)}." if unsigned else ""
     outline = " Outlined: the object." if outlined else ""
     explained = has_classifier(record, alias)
     below = f"{target_words(record)} and its probability" if explained else "its file"
     verified = record.options(ExplainOptions).verify
-    checked = "; see the league below" if verified else "; vitlens explain --verify tells which can be trusted"
+    checked = "; see the checks below" if verified else "; vitlens explain --verify checks the methods"
     return (
-        f"Below each image: {below}. Each map is drawn as a share of its own largest values (99.5th percentile of "
-        "their size), smoothly enlarged: places can be compared between methods, amounts cannot."
+        f"Below each image: {below}. Each map is divided by the 99.5th percentile of its absolute values and "
+        "interpolated: positions can be compared between methods, amounts cannot."
         f"{without_signs}{outline} A map alone is no evidence{checked if explained else ''}."
     )

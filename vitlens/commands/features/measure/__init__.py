@@ -44,7 +44,7 @@ def measure(options: FeaturesOptions) -> Path | None:
     asked = options
     processes, run = join_run(options.run)
     options = replace(options, run=run)
-    with processes.first_ahead():
+    with processes.main_process_first():
         models = load_models(options.models, command="features", model_options=options.model_options, options=run)
         sets = load_sets(models, options)
     _require(models, sets, options, processes)

@@ -12,7 +12,7 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.scaffold.expected import Part as WorkPart
 from vitlens.commands.scaffold.load import load_splits, say_data
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.unseen import Known, known_of, seen
+from vitlens.commands.scaffold.unseen import KnownTrainingImages, seen, training_images_of
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.holdout import describe_hold_out
 from vitlens.data.split import Split
@@ -68,7 +68,7 @@ def features_parts(images: int, bank: int) -> tuple[WorkPart, ...]:
 def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:
     """One part for each model. What a model was trained on is the training part; where that is nothing or everything,
     a folder without parts is divided by seed, for all models alike."""
-    known = known_of(models, seed=options.seed)
+    known = training_images_of(models, seed=options.seed)
     read: dict[object, Split] = {}
     for model in models:
         if _wants(model) not in read:
@@ -76,7 +76,7 @@ def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) 
     return [read[_wants(model)] for model in models]
 
 
-def _part(model: Model, data: str, part: Part, known: Known, options: RunOptions) -> Split:
+def _part(model: Model, data: str, part: Part, known: KnownTrainingImages, options: RunOptions) -> Split:
     seed = known.seed if known.unknown else options.seed
     loading = partial(load_data, data, preprocessing=model.preprocessing, data_dir=options.data_dir, seed=seed)
     drawn = loading(part=part)
@@ -141,7 +141,7 @@ def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
         raise InputError("expected --show or --thumbnails, found both: thumbnails draw the data's own images")
     if all(Path(name).exists() for name in options.show):
         return _files(model, options.show)
-    return test.led_by(options.show).pick(torch.arange(len(set(options.show))))
+    return test.starting_with(options.show).pick(torch.arange(len(set(options.show))))
 
 
 def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:

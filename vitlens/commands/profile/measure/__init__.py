@@ -49,7 +49,7 @@ from vitlens.models.model import Model
 from vitlens.models.resizing import untrained_at
 from vitlens.uncertainty import Estimate, median_of
 
-_LARGEST: Final = {"cpu": 64, "other": 1024}  # batch, where none is asked for
+_LARGEST: Final = {"cpu": 64, "other": 1024}  # batch, without --batch-sizes
 
 
 def measure(options: ProfileOptions) -> Path:
@@ -62,12 +62,12 @@ def measure(options: ProfileOptions) -> Path:
     models, variants = load_for_cost(options)
     for model in models:
         for size in options.sizes:
-            untrained_at(model, size)  # one that does not fit is refused before anything is measured
+            untrained_at(model, size)  # refuses a size that does not fit before anything is measured
     device = models[0].device
     kind = "cpu" if device.type == "cpu" else "other"
-    asked = options.batch_sizes or (() if run.batch_size is None else (run.batch_size,))
-    batches = asked or tuple(2**power for power in range(_LARGEST[kind].bit_length()))
-    longest = None if asked else LONGEST
+    requested = options.batch_sizes or (() if run.batch_size is None else (run.batch_size,))
+    batches = requested or tuple(2**power for power in range(_LARGEST[kind].bit_length()))
+    longest = None if requested else LONGEST
     arithmetic = "fp32" if isinstance(autocast(device, run.precision), nullcontext) else "bf16"
     with (
         RunFolder.create(
@@ -141,8 +141,8 @@ def _write_speed(folder: RunFolder, models: Sequence[Model], speeds: Sequence[Se
     """Write quartiles in seconds as a table, every pass as arrays, and medians in ms as metrics."""
     rows: list[SpeedRow] = []
     for model, timed in zip(models, speeds):
-        for one in timed:
-            quartiles = one.latency
+        for batch in timed:
+            quartiles = batch.latency
             rows.append(
                 SpeedRow(
                     model.alias,
@@ -151,13 +151,13 @@ def _write_speed(folder: RunFolder, models: Sequence[Model], speeds: Sequence[Se
                     quartiles.high,
                     quartiles.repeats,
                     quartiles.images,
-                    one.device_bytes,
+                    batch.device_bytes,
                 )
             )
-            latency = median_of([1000 * second for second in one.seconds], unit="ms")
+            latency = median_of([1000 * second for second in batch.seconds], unit="ms")
             folder.metric(LATENCY(model=model.alias, batch=quartiles.images), latency)
             folder.metric(THROUGHPUT(model=model.alias, batch=quartiles.images), _rate(latency, quartiles.images))
-        seconds = {one.latency.images: np.array(one.seconds) for one in timed}
+        seconds = {batch.latency.images: np.array(batch.seconds) for batch in timed}
         folder.save(SECONDS, SecondsArrays(seconds), model=model.alias)
     folder.write(SPEED, rows)
 

@@ -25,7 +25,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate
 
-_IMAGES: Final = {"cpu": 1, "other": 32}  # at a time: a GPU is not busy with one
+_IMAGES: Final = {"cpu": 1, "other": 32}  # at a time: one image does not occupy a GPU
 
 
 def growth(
@@ -37,15 +37,15 @@ def growth(
     for base, names in several.items():
         for name in names:
             yield _point(base, "patch size", by_alias[name], precision)
-    cut = {name for names in several.values() for name in names}
+    repatched = {name for names in several.values() for name in names}
     for model in models:
-        if model.alias in cut and not sizes:
+        if model.alias in repatched and not sizes:
             continue
-        for size, made in sized(model, sizes):
-            if isinstance(made, str):
-                yield LeftOutSizeRow(model.alias, "image size", size, made)
+        for size, resized in sized(model, sizes):
+            if isinstance(resized, str):  # the reason why it does not run
+                yield LeftOutSizeRow(model.alias, "image size", size, resized)
             else:
-                yield _point(model.alias, "image size", made, precision)
+                yield _point(model.alias, "image size", resized, precision)
 
 
 def _point(alias: str, sweep: Sweep, model: Model, precision: str) -> TokensRow:
@@ -75,11 +75,11 @@ def write_growth(folder: RunFolder, rows: Iterator[TokensRow | LeftOutSizeRow]) 
     folder.write(LEFT_OUT, left_out)
     exponents: list[ExponentRow] = []
     for model, sweep in dict.fromkeys((row.model, row.sweep) for row in points):
-        mine = [row for row in points if (row.model, row.sweep) == (model, sweep)]
-        for cost, fit in _fits(mine):
-            tokens = [row.tokens for row in mine]
+        of_sweep = [row for row in points if (row.model, row.sweep) == (model, sweep)]
+        for cost, fit in _fits(of_sweep):
+            tokens = [row.tokens for row in of_sweep]
             ends = (min(tokens), max(tokens))
-            exponents.append(ExponentRow(model, sweep, cost, fit.value, fit.low, fit.high, len(mine), *ends))
+            exponents.append(ExponentRow(model, sweep, cost, fit.value, fit.low, fit.high, len(of_sweep), *ends))
             folder.metric(EXPONENT(model=model, sweep=sweep.replace(" ", "-"), cost=cost), fit)
     folder.write(EXPONENTS, exponents)
 

@@ -1,4 +1,4 @@
-"""The models whose cost is measured: any name, weights or not, patch sizes of presets, other image sizes."""
+"""The models whose cost is measured: with or without weights, presets at several patch sizes, other image sizes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,16 +24,16 @@ _SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def load_for_cost(options: ProfileOptions) -> tuple[tuple[Model, ...], dict[str, list[str]]]:
-    """The models, and for each preset with several patch sizes the aliases that it was given, by its own.
+    """The models, and by alias of each preset with several patch sizes the aliases of its variants.
 
-    What has no weights of its own (a preset, a name of a hub) is taken untrained. Each ViT preset is taken with each of
-    the patch sizes, as alias-p4 and so on. Raises InputError for patch sizes without a ViT preset.
+    A model without weights of its own (a preset, a name of a hub) stays untrained. Each ViT preset is built with each
+    of the patch sizes, as alias-p4 and so on. Raises InputError for patch sizes without a ViT preset.
     """
     model_options, run, patch_sizes = options.model_options, options.run, options.patch_sizes
     require_rule(options.models)
     named = parse_models(options.models)
-    cut = [model for model in named if patch_sizes and model.name in VIT_PRESETS and not model.weights]
-    if patch_sizes and not cut:
+    repatched = [model for model in named if patch_sizes and model.name in VIT_PRESETS and not model.weights]
+    if patch_sizes and not repatched:
         raise InputError(
             f"expected a preset of a ViT with --patch-size, found {', '.join(model.name for model in named)}; "
             f"try {next(iter(VIT_PRESETS))}, or --sizes for any model"
@@ -43,18 +43,18 @@ def load_for_cost(options: ProfileOptions) -> tuple[tuple[Model, ...], dict[str,
     loaded: list[Model] = []
     variants: dict[str, list[str]] = {}
     for model in named:
-        patched = [*_patched(model, patch_sizes, model_options, run)] if model in cut else []
-        if patched:
-            variants[model.alias] = [variant.alias for variant in patched]
-        loaded += patched or [_loaded(model, model_options, run)]
+        variants_of_model = [*_patched(model, patch_sizes, model_options, run)] if model in repatched else []
+        if variants_of_model:
+            variants[model.alias] = [variant.alias for variant in variants_of_model]
+        loaded += variants_of_model or [_loaded(model, model_options, run)]
     return tuple(loaded), variants
 
 
 def _loaded(model: ModelName, model_options: ModelOptions, options: RunOptions) -> Model:
     has_own = model.weights or model.name in BUNDLED or Path(model.name).is_dir() or model.name.endswith(_SUFFIXES)
-    told = model_options if has_own else replace(model_options, random_weights=True)
-    typed = f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
-    (loaded,) = load_models([typed], model_options=told, options=options)
+    if not has_own:
+        model_options = replace(model_options, random_weights=True)
+    (loaded,) = load_models([model], model_options=model_options, options=options)
     return loaded
 
 
@@ -78,7 +78,7 @@ def _patched(
 def sized(model: Model, sizes: Sequence[Size] = ()) -> Iterator[tuple[Size, Model | str]]:
     """The model at several image sizes, one at a time; by default from half to double its own side.
 
-    A default size at which it does not run gives the reason in words; one that was asked for raises it (InputError).
+    A default size at which it does not run gives the reason in words; for a size of --sizes it is raised (InputError).
     """
     for size in sizes or default_sizes(model):
         try:
@@ -90,7 +90,7 @@ def sized(model: Model, sizes: Sequence[Size] = ()) -> Iterator[tuple[Size, Mode
 
 
 def default_sizes(model: Model) -> list[Size]:
-    """FACTORS of the model's own size, in whole patches (without these, in whole steps of 8 px or less)."""
+    """FACTORS times the model's own size, in whole patches (without patches, in steps of 8 px or less)."""
     sides = model.input_size
     layout = model.anatomy.layout
     units = layout.patch_size if layout is not None else (_step(sides[0]), _step(sides[1]))

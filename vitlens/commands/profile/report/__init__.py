@@ -26,18 +26,18 @@ from vitlens.report.numbers import number, percent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DISTURBED: Final = 1.5  # upper over lower quartile: passes of one batch size differ little on a quiet machine
-_KEPT: Final = (
-    "What autograd keeps of a forward pass until the backward pass, each storage once, parameters not counted; it "
-    "grows with the batch. A training step also needs the parameters, their gradients and the optimiser's state "
-    "(AdamW: twice the parameters)."
+_DISTURBED: Final = 1.5  # upper over lower quartile; on an idle machine the passes of one batch size differ less
+_STORED: Final = (
+    "Training memory is what autograd stores from a forward pass for the backward pass, each storage counted once and "
+    "parameters not counted; it grows with the batch. A training step also needs the parameters, their gradients and "
+    "the optimiser's state (AdamW: twice the parameters)."
 )
 _LIMITS: Final = (
-    "Intervals of medians are those of order statistics and take passes as independent, which successive passes are "
-    "not quite. Reading, decoding and resizing of images are not in the times, normalisation is.",
-    "FLOPs do not determine time: small products keep a processor waiting for memory, and what is not counted (norms, "
-    "softmax, activations) takes time too. For FLOPs, which are exact, the interval of an exponent says how far the "
-    "curve is from a power law.",
+    "Intervals of medians are those of order statistics and assume independent passes, while successive passes are "
+    "correlated. Times include normalisation, but not reading, decoding and resizing of images.",
+    "FLOPs do not determine time: small matrix products are limited by memory access, and operations that are not "
+    "counted (norms, softmax, activations) take time, too. FLOPs are exact, so the interval of their exponent shows "
+    "only how far the curve is from a power law.",
     "Tokens of a windowed model or a CNN are the positions that its first block works on.",
 )
 
@@ -70,9 +70,9 @@ def _untrained(models: Sequence[CostRow]) -> Iterator[Sentence]:
 
 
 def _model_sentence(row: CostRow) -> Sentence:
-    """The size of a model, its FLOPs, and the share of attention in them."""
+    """The size of a model, its FLOPs, and the share of attention among these."""
     words = (
-        f"`{row.model}` has {row.parameters:,} parameters and takes {in_thousands(row.flops)}FLOPs for an image of "
+        f"`{row.model}` has {row.parameters:,} parameters and needs {in_thousands(row.flops)}FLOPs for an image of "
         f"{in_pixels(row.size)} px"
     )
     if not row.products:
@@ -81,8 +81,8 @@ def _model_sentence(row: CostRow) -> Sentence:
     if row.crossover is not None:
         side = "below" if row.tokens < row.crossover else "above"
         words += (
-            f"; its {row.tokens:,} tokens are {side} the {row.crossover:,.0f} from which these products take more "
-            "FLOPs than the projections and MLPs"
+            f"; its {row.tokens:,} tokens are {side} the {row.crossover:,.0f} tokens at which these products would "
+            "equal the FLOPs of projections and MLPs"
         )
     return Sentence(f"{words}.", (row,))
 
@@ -109,7 +109,7 @@ def _side_by_side(record: Record, models: Sequence[CostRow]) -> Table:
             "FLOPs": lambda row: in_thousands(row.flops).strip(),
             f"latency, batch of {size} (ms)": milliseconds,
             "best images/s": lambda row: f"{best[row.model].rate:,.0f} (batch of {best[row.model].images})",
-            "kept for training (MB)": lambda row: number(row.training_bytes / 1e6),
+            "stored for backward (MB)": lambda row: number(row.training_bytes / 1e6),
             "inference peak (MB)": lambda row: number(row.inference_bytes / 1e6),
         },
     )
@@ -121,7 +121,7 @@ def _convention(record: Record) -> str:
 
 def _parts_caption(record: Record) -> str:
     return (
-        "Each bar is one model, of 100 % in its own unit: bars do not compare totals, the numbers beside them do. "
+        "Shares of each model's own total, which stands beside its bar: bars show composition, not totals. "
         + _convention(record)
     )
 
@@ -151,13 +151,15 @@ def _parts(record: Record, models: Sequence[CostRow]) -> Section:
         },
     )
     meanings = Table.of(
-        "What the parts are",
+        "Definition of the parts",
         record.rows(MEANINGS),
-        {"part": lambda row: row.part, "is": lambda row: row.meaning},
+        {"part": lambda row: row.part, "definition": lambda row: row.meaning},
     )
     names = ", ".join(f"`{row.model}`" for row in models if row.by_formula)
     checked = (
-        f"The counter's FLOPs equal the formula's (8 N d² + 4 N² d + 4 N d h a block) for {names}." if names else None
+        f"The counted FLOPs equal those of the formula (8 N d² + 4 N² d + 4 N d h a block) for {names}."
+        if names
+        else None
     )
     return Section("Parameters and FLOPs by part", sentences(_convention(record), checked), (table, meanings))
 
@@ -169,26 +171,24 @@ def _memory(record: Record, models: Sequence[CostRow], machine: MachineRow) -> S
         {
             "model": lambda row: row.model,
             "parameters, fp32 (MB)": lambda row: number(4 * row.parameters / 1e6),
-            "kept for the backward pass, an image (MB)": lambda row: number(row.training_bytes / 1e6),
-            "most at once in inference, one image (MB)": lambda row: number(row.inference_bytes / 1e6),
+            "stored for the backward pass, one image (MB)": lambda row: number(row.training_bytes / 1e6),
+            "peak in inference, one image (MB)": lambda row: number(row.inference_bytes / 1e6),
         },
     )
     peak = record.metrics.get(PROCESS_PEAK())
     process = None if peak is None else (
-        f"The whole process had at most {number(peak.value / 1e6)} MB of memory: Python, its libraries and all models "
+        f"The peak memory of the process was {number(peak.value / 1e6)} MB: Python, its libraries and all models "
         "together."
     )  # fmt: skip
-    casts = (
-        "In bf16 autograd also keeps the weights' casts; they are counted." if machine.arithmetic == "bf16" else None
-    )
-    return Section("Memory", sentences(_KEPT, process, casts), (table,))
+    casts = "In bf16 autograd also stores the cast weights; they are counted." if machine.arithmetic == "bf16" else None
+    return Section("Memory", sentences(_STORED, process, casts), (table,))
 
 
 def _limits(record: Record, machine: MachineRow) -> Iterator[Sentence]:
     threads = f"{machine.threads} thread{'s' if machine.threads != 1 else ''}"
     yield Sentence(
-        f"Times hold for this machine ({machine.name}, {threads}, {machine.arithmetic}) and whatever else it did "
-        "meanwhile; the order of models may be another elsewhere.",
+        f"Times were measured on this machine ({machine.name}, {threads}, {machine.arithmetic}) under its load at the "
+        "time; on other machines the order of models may differ.",
         (machine,),
     )
     rows = record.rows(SPEED)
@@ -196,7 +196,8 @@ def _limits(record: Record, machine: MachineRow) -> Iterator[Sentence]:
     if disturbed:
         yield Sentence(
             f"At {len(disturbed)} of {len(rows)} batch sizes the upper quartile is more than {_DISTURBED} times the "
-            "lower: something else ran on this machine. Measure again when it is quiet before comparing times.",
+            "lower, so other work probably ran on this machine. Repeat the measurement on an idle machine before "
+            "comparing times.",
             tuple(disturbed),
         )
     yield from sentences(*_LIMITS)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _COSTS: Final = {"latency": "latency", "flops": "FLOPs", "products": "FLOPs of attention products"}
 _SWEEPS: Final[dict[Sweep, tuple[str, str]]] = {  # the name of the figure, and how tokens are varied
-    "patch size": ("growth_patches", "cut into smaller patches"),
-    "image size": ("growth", "made larger"),
+    "patch size": ("growth_patches", "smaller patches"),
+    "image size": ("growth", "larger images"),
 }
 
 
@@ -29,38 +29,38 @@ def growth_sections(record: Record, models: Sequence[CostRow]) -> Iterator[Secti
         if not exponents:
             continue
         batch = "one image" if points[0].images == 1 else f"{points[0].images} images"
-        said = [
-            f"The same models with images {how}, made anew for each {sweep}, positions and all; {batch} at a time. The "
-            "exponent is that of cost = c · tokens^k, by regression of the logarithms over the range in the table and "
-            "no further.",
+        texts = [
+            f"The number of tokens is raised by {how}; each model is rebuilt with new position embeddings for each "
+            f"{sweep}, and timed with {batch} at a time. The exponent k is that of cost = c · tokens^k, by linear "
+            "regression of the logarithms over the range in the table.",
             *_exponent_texts(exponents),
         ]
         if any(row.family == "windowed" for row in models):
-            said.append(
-                "A windowed model pads maps to whole windows, or takes smaller windows, as each size needs: its curve "
-                "has steps."
+            texts.append(
+                "A windowed model pads its maps to whole windows, or uses smaller windows, depending on the size: its "
+                "curve has steps."
             )
-        said += [
+        texts += [
             f"Left out, `{row.model}` at {in_pixels(row.size)} px: {row.reason}."
             for row in record.rows(LEFT_OUT)
             if row.sweep == sweep
         ]
         figure = FigureSpec(name, _growth_caption(exponents), partial(_draw_growth, sweep, points, exponents))
         tables = (_exponent_table(exponents), _points_table(points))
-        yield Section(f"Growth of cost with tokens: {sweep}", sentences(*said), tables, (figure,))
+        yield Section(f"Growth of cost with tokens: {sweep}", sentences(*texts), tables, (figure,))
 
 
 def _exponent_texts(exponents: Sequence[ExponentRow]) -> Iterator[str]:
     """How latency, FLOPs and attention products of each model grow, and over which range."""
     for model in dict.fromkeys(row.model for row in exponents):
-        of = {row.cost: row for row in exponents if row.model == model}
-        span = of["flops"]
+        by_cost = {row.cost: row for row in exponents if row.model == model}
+        span = by_cost["flops"]
         words = (
-            f"From {span.tokens_from:,} to {span.tokens_to:,} tokens the latency of `{model}` grows with the power "
-            f"{_power(of['latency'])}, its FLOPs with {_power(of['flops'])}"
+            f"From {span.tokens_from:,} to {span.tokens_to:,} tokens the latency of `{model}` grows with exponent "
+            f"{_power(by_cost['latency'])}, its FLOPs with {_power(by_cost['flops'])}"
         )
-        if "products" in of:
-            words += f", the products of attention with {_power(of['products'])}"
+        if "products" in by_cost:
+            words += f", the products of attention with {_power(by_cost['products'])}"
         yield f"{words}."
 
 
@@ -87,7 +87,7 @@ def _exponent_table(exponents: Sequence[ExponentRow]) -> Table:
 
 def _points_table(points: Sequence[TokensRow]) -> Table:
     return Table.of(
-        "What was measured; latency: the median of a pass",
+        "Cost by number of tokens; latency: median of a pass",
         points,
         {
             "model": lambda row: row.model,
@@ -105,9 +105,9 @@ def _growth_caption(exponents: Sequence[ExponentRow]) -> str:
     count = len({row.model for row in exponents})
     more = f" The first {CURVES} of {count} models." if count > CURVES else ""
     return (
-        "Each mark is the model made for that number of tokens. On these axes a power law is a straight line and its "
-        "exponent the slope; marks that bend away from their line have no one exponent, and the one given holds on "
-        f"the whole range only as a mean.{more}"
+        "Each mark is the model built for that number of tokens. On logarithmic axes a power law is a straight line "
+        "whose slope is the exponent; where the marks depart from the line, the exponent is only a mean over the range."
+        f"{more}"
     )
 
 
@@ -116,21 +116,20 @@ def _draw_growth(sweep: Sweep, points: Sequence[TokensRow], exponents: Sequence[
 
     growths = []
     for model in list(dict.fromkeys(row.model for row in exponents))[:CURVES]:
-        mine = sorted((row for row in points if row.model == model), key=lambda row: row.tokens)
+        of_model = sorted((row for row in points if row.model == model), key=lambda row: row.tokens)
         growths.append(
             Growth(
                 model,
-                tokens=[row.tokens for row in mine],
-                low=[row.low for row in mine],
-                median=[row.median for row in mine],
-                high=[row.high for row in mine],
-                flops=[row.flops for row in mine],
-                products=[row.products for row in mine],
+                tokens=[row.tokens for row in of_model],
+                low=[row.low for row in of_model],
+                median=[row.median for row in of_model],
+                high=[row.high for row in of_model],
+                flops=[row.flops for row in of_model],
+                products=[row.products for row in of_model],
                 exponents={row.cost: row.value for row in exponents if row.model == model},
             )
         )
-    how = "images made larger" if sweep == "image size" else "patches made smaller"
-    return growth_by_tokens(growths=growths, title=f"Growth of cost with the number of tokens, {how}")
+    return growth_by_tokens(growths=growths, title=f"Growth of cost with the number of tokens, by {_SWEEPS[sweep][1]}")
 
 
 def in_pixels(size: tuple[int, int]) -> str:

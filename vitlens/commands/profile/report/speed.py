@@ -13,28 +13,28 @@ from vitlens.uncertainty import Side, apart
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CURVES: Final = 6  # that one figure tells apart
+CURVES: Final = 6  # that can be told apart in one figure
 
 
 def fastest_sentences(record: Record, models: Sequence[CostRow]) -> Iterator[Sentence]:
-    """Which model is fastest at one image, and the best batch size of each."""
+    """The model with the lowest latency, and the batch size of the highest throughput of each."""
     if len(models) < 2:
         return
     rows = record.rows(SPEED)
     size = min(row.images for row in rows)
     times = {row.model: record.metrics.get(LATENCY(model=row.model, batch=size)) for row in models}
-    known = {alias: time for alias, time in times.items() if time is not None}
-    if len(known) > 1:
-        first, last = min(known, key=lambda alias: known[alias].value), max(known, key=lambda alias: known[alias].value)
+    timed = {alias: time for alias, time in times.items() if time is not None}
+    if len(timed) > 1:
+        first, last = min(timed, key=lambda alias: timed[alias].value), max(timed, key=lambda alias: timed[alias].value)
         images = "one image" if size == 1 else f"a batch of {size}"
-        overlap = "" if apart(known[first], known[last]) is Side.BELOW else ", but their intervals overlap"
+        overlap = "" if apart(timed[first], timed[last]) is Side.BELOW else ", but their intervals overlap"
         yield Sentence(
-            f"For {images} `{first}` has the lowest median latency, {in_words(known[first])}; that of `{last}` is "
-            f"{number(known[last].value / known[first].value)} times as high, {in_words(known[last])}{overlap}."
+            f"For {images} `{first}` has the lowest median latency, {in_words(timed[first])}; that of `{last}` is "
+            f"{number(timed[last].value / timed[first].value)} times as high, {in_words(timed[last])}{overlap}."
         )
     best = [fastest(rows, row.model) for row in models]
     listed = "; ".join(f"`{row.model}` {row.rate:,.0f} images/s in batches of {row.images}" for row in best)
-    yield Sentence(f"The greatest throughput measured: {listed}.", tuple(best))
+    yield Sentence(f"Highest throughput: {listed}.", tuple(best))
 
 
 def fastest(rows: Sequence[SpeedRow], alias: str) -> SpeedRow:
@@ -61,14 +61,14 @@ def speed_section(record: Record, machine: MachineRow) -> Section:
 
 
 def _stopped(rows: Sequence[SpeedRow], machine: MachineRow) -> str | None:
-    """At which batch size each model stopped before the largest."""
+    """The largest batch size of each model that stopped before the largest of all."""
     last = {alias: max(row.images for row in rows if row.model == alias) for alias in _aliases(rows)}
     names = ", ".join(f"`{alias}` at {size}" for alias, size in last.items() if size < machine.largest_batch)
     if machine.longest is None or not names:
         return None
     return (
-        f"No larger batch was tried once a pass took more than {number(machine.longest)} s, or the device had no room "
-        f"for it: {names}; --batch-sizes asks for others."
+        f"Batches were enlarged until a pass took more than {number(machine.longest)} s or the device ran out of "
+        f"memory: {names}; --batch-sizes sets others."
     )
 
 
@@ -76,8 +76,8 @@ def _speed_caption(rows: Sequence[SpeedRow]) -> str:
     count = len(_aliases(rows))
     more = f" The first {CURVES} of {count} models." if count > CURVES else ""
     return (
-        f"At least {min(row.repeats for row in rows)} passes at each batch size after warming up, the models in turns. "
-        f"Where the right curves are flat, larger batches gain nothing.{more}"
+        f"Median and quartiles of at least {min(row.repeats for row in rows)} passes at each batch size after warm-up, "
+        f"with models alternating. Where throughput (right) is flat, larger batches are no faster.{more}"
     )
 
 
@@ -90,7 +90,7 @@ def _draw_speed(record: Record) -> "Figure":
 
     rows, speeds = record.rows(SPEED), []
     for alias in _aliases(rows)[:CURVES]:
-        mine = sorted((row for row in rows if row.model == alias), key=lambda row: row.images)
-        quartiles = ([row.low for row in mine], [row.median for row in mine], [row.high for row in mine])
-        speeds.append(SpeedCurve(alias, [row.images for row in mine], *quartiles))
+        of_model = sorted((row for row in rows if row.model == alias), key=lambda row: row.images)
+        quartiles = ([row.low for row in of_model], [row.median for row in of_model], [row.high for row in of_model])
+        speeds.append(SpeedCurve(alias, [row.images for row in of_model], *quartiles))
     return speed_by_batch(speeds=speeds)

@@ -49,7 +49,7 @@ def measure(options: StatsOptions) -> Path | None:
             f"expected one model, or two to compare, found {len(options.models)}; run vitlens stats for each pair"
         )
     processes, run = join_run(options.run)
-    with processes.first_ahead():
+    with processes.main_process_first():
         models = load_models(options.models, command="stats", model_options=options.model_options, options=run)
         splits = load_splits(models, options=run, data=options.data, images=options.images)
     if len({len(split) for split in splits}) > 1:

@@ -36,7 +36,7 @@ from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
 from vitlens.processes import Processes, share_of
-from vitlens.training.checkpoint import Kept, weights_over_training
+from vitlens.training.checkpoint import KeptWeights, weights_over_training
 
 IMAGES: Final = 200  # of those asked for, with the weights of each moment
 MOMENTS: Final = 50  # of those kept; more make no clearer curve, and a film that is long to wait for
@@ -52,7 +52,7 @@ class Moment:
     similarity: Float[Tensor, "down across"] | None
 
 
-def kept_weights(models: Sequence[str]) -> tuple[Kept, ...]:
+def kept_weights(models: Sequence[str]) -> tuple[KeptWeights, ...]:
     """The weights that one run kept, and its last ones. Raises InputError where there are none."""
     if len(models) != 1:
         raise InputError(f"expected one run for --over-training, found {len(models)} models")
@@ -67,7 +67,7 @@ def kept_weights(models: Sequence[str]) -> tuple[Kept, ...]:
 
 
 def statistics_over_training(
-    kept: Sequence[Kept], split: Split, processes: Processes, run: RunOptions, *, renormalise: bool
+    kept: Sequence[KeptWeights], split: Split, processes: Processes, run: RunOptions, *, renormalise: bool
 ) -> tuple[Moment, ...]:
     """Every moment's statistics, or MOMENTS evenly spaced ones with the first and last, on at most IMAGES images."""
     images = share_of(split.limit(IMAGES, seed=run.seed), processes)

@@ -1,4 +1,4 @@
-"""A whole study, or one question about small models."""
+"""A whole study, or a controlled comparison of small models."""
 
 from pathlib import Path
 
@@ -11,15 +11,15 @@ __all__ = ["measure"]
 
 
 def measure(options: StudyOptions) -> Path:
-    """Train what is a preset, evaluate all models, look into the ViTs; or train the points of one --kind.
+    """Train the presets, evaluate all models and analyse the ViTs; or train the points of one --kind.
 
-    Returns the report's path. Raises UnsupportedError where none of the models can be looked into.
+    Returns the report's path. Raises UnsupportedError where none of the models can be analysed.
     """
     if options.resume is not None or options.kind not in (None, WHOLE):
         if options.images or options.predicted:
-            given = f"--kind {options.kind}" if options.kind else "--resume"
+            option = f"--kind {options.kind}" if options.kind else "--resume"
             raise InputError(
-                f"expected --data with {given}, which trains its models on labels, found "
+                f"expected --data with {option}, which trains its models on labels, found "
                 f"{'--images' if options.images else '--predicted'}; leave it out"
             )
         return measure_points(options)

@@ -1,4 +1,4 @@
-"""The chapters of a whole study: one command after another on its models, each into a run folder of its own."""
+"""The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -31,27 +31,28 @@ from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.study.record import CHAPTERS_FOLDER, ChapterRow
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
 from vitlens.models.model import Model
-from vitlens.models.naming import ModelName, parse_models
+from vitlens.models.naming import ModelName
 from vitlens.names import PRESETS
 
 PROFILED: Final = (1, 8, 32)  # batch sizes
-EXPLAINED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)  # whose maps are checked
-CHECKED: Final = 50  # images on which they are
+# methods whose maps are checked
+EXPLAINED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)
+CHECKED: Final = 50  # images on which they are checked
 COMPARED: Final = 100  # images whose maps are compared
 FEATURED: Final = 1000  # test images whose features are read
-BANK: Final = 5000  # training images that answer for them
-PANELS: Final = 12  # of those shown side by side
+BANK: Final = 5000  # training images of their classifiers
+PANELS: Final = 12  # images shown side by side
 ATTACKS: Final = ("fgsm", "pgd")
 ATTACKED: Final = 100  # images
 
 
-def typed(model: ModelName) -> str:
-    """A model's name as it is typed."""
+def as_typed(model: ModelName) -> str:
+    """A model's name as text, for the options of a command and its command line."""
     return f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
 
 
 def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
-    """Whether a name is that of a preset, which has no weights yet."""
+    """Whether a name is that of a preset without weights, which is trained first."""
     has_weights = model.weights or model_options.weights or model_options.random_weights
     return model.name in PRESETS and not has_weights
 
@@ -60,7 +61,7 @@ def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
 class StudyImages:
     """The images of a study: data, a name or a path, or images, files and folders without labels (data is None then).
 
-    predicted: whether ablation and attacks take the models' predictions for labels.
+    predicted: whether ablation and attacks use the models' predictions as labels.
     """
 
     data: str | None = None
@@ -68,78 +69,78 @@ class StudyImages:
     predicted: bool = False
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """As the commands take it."""
+    def options(self) -> dict[str, Any]:
+        """As options of the commands."""
         return {"data": self.data, "images": self.images}
 
     @property
     def typed(self) -> str:
-        """As it is typed."""
+        """As part of a command line."""
         return f"--images {shlex.join(self.images)}" if self.images else f"--data {self.data}"
 
     @property
     def typed_with_labels(self) -> str:
-        """The same for a command that needs labels."""
+        """As part of the command line of a command that needs labels."""
         return f"{self.typed} --predicted" if self.predicted else self.typed
 
 
 class Chapters:
-    """Runs them, and keeps the list of what was done."""
+    """Runs the chapters, and keeps the list of those done."""
 
     def __init__(self, path: Path, images: StudyImages, model_options: ModelOptions, run: RunOptions) -> None:
         self.path, self.images, self.model_options, self.run = path, images, model_options, run
         self.done: list[ChapterRow] = []
 
-    def trained(self, model: ModelName, epochs: int | None) -> str:
-        """A name that can be loaded: a preset is trained first, in a chapter of its own."""
+    def trained(self, model: ModelName, epochs: int | None) -> ModelName:
+        """A name that can be loaded: for a preset, the run folder of the chapter that trains it."""
         if not trained_first(model, self.model_options):
-            return typed(model)
+            return model
         line = f"train {model.name} --data {self.images.data}"
         recipe = RecipeChanges(epochs=epochs)
         self._run(
             "train", model.alias, line, lambda run: TrainOptions(model.name, self.images.data, recipe=recipe, run=run)
         )
-        return f"{model.alias}={self.path / self.done[-1].folder}"
+        return ModelName(str(self.path / self.done[-1].folder), model.alias)
 
-    def load(self, names: Sequence[str]) -> Sequence[Model]:
-        """The models, to ask what they are."""
+    def load(self, names: Sequence[ModelName]) -> Sequence[Model]:
+        """The models, whose anatomy and classes decide what the chapters do."""
         return load_models(names, model_options=self.model_options, options=self.run)
 
-    def look_ahead(self, models: Sequence[Model]) -> None:
-        """Say how long the chapters that follow may take together. Raises InputError where a model does not know the
-        data's classes, as a later chapter would after much work."""
-        splits = load_splits(models, options=replace(self.run, quiet=True), **self.images.asked)
+    def check_ahead(self, models: Sequence[Model]) -> None:
+        """Print how long the remaining chapters may take together. Raises InputError where a model does not know the
+        data's classes, before a later chapter does."""
+        splits = load_splits(models, options=replace(self.run, quiet=True), **self.images.options)
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
                 label_columns(model.classes, split)
-        # the options that shorten a part belong to commands of their own
-        parts = [[replace(part, shorter="") for part in _parts(one, len(split))] for one, split in zip(models, splits)]
+        # the options that shorten a part are options of single commands
+        parts = [
+            [replace(part, shorter="") for part in _parts(model, len(split))] for model, split in zip(models, splits)
+        ]
         say_expected(list(zip(models, splits, parts)), self.run)
 
-    def analyse(self, names: Sequence[str], vits: Sequence[str], *, labelled: bool) -> None:
-        """All chapters of analysis: of each ViT, of a ViT beside another model, and of all models together.
-
-        names: of all models; vits: of those that are looked into.
-        """
+    def analyse(self, models: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> None:
+        """All chapters of analysis: of each ViT, of a ViT compared with another model, and of all models together."""
+        names = tuple(map(as_typed, models))
         if labelled:
             self._run(
                 "evaluate", "", self._line("evaluate", names),
-                lambda run: EvaluateOptions(tuple(names), self.images.data, self.model_options, run),
+                lambda run: EvaluateOptions(names, self.images.data, self.model_options, run),
             )  # fmt: skip
-        for name in vits:
-            self._look_into(name)
-        others = [name for name in names if name not in vits] or [name for name in names if name != vits[0]]
+        for vit in vits:
+            self._analyse_vit(vit)
+        others = [model for model in models if model not in vits] or [model for model in models if model != vits[0]]
         if others and labelled:
-            self._compare(vits[0], others[0])
+            self._compare(as_typed(vits[0]), as_typed(others[0]))
         self._attack(names)
         if labelled:
             self._features(names)
         self._profile(names)
 
-    def _look_into(self, name: str) -> None:
+    def _analyse_vit(self, model: ModelName) -> None:
         """Attention, rollout, statistics, ablation and explanations of one model."""
-        shared: dict[str, Any] = {**self.images.asked, "model_options": self.model_options}
-        alias = parse_models([name])[0].alias
+        shared: dict[str, Any] = {**self.images.options, "model_options": self.model_options}
+        name, alias = as_typed(model), model.alias
         one, several = self._line("{}", [name]), (name,)
         predicted = self.images.predicted
         line = f"ablate {name} {self.images.typed_with_labels}"
@@ -166,7 +167,7 @@ class Chapters:
         )  # fmt: skip
 
     def _attack(self, names: Sequence[str]) -> None:
-        """The robustness of all models, on a part of the images; common corruptions are left to the command itself."""
+        """The robustness of all models on a part of the images, without common corruptions."""
         limit = self._at_most(ATTACKED)
         line = (
             f"attack {' '.join(names)} {self.images.typed_with_labels} --attack {','.join(ATTACKS)} --no-corruptions "
@@ -175,8 +176,8 @@ class Chapters:
         self._run(
             "attack", "", line,
             lambda run: AttackOptions(
-                tuple(names), **self.images.asked, attacks=ATTACKS, corruptions=False, predicted=self.images.predicted,
-                model_options=self.model_options, run=replace(run, limit=limit),
+                tuple(names), **self.images.options, attacks=ATTACKS, corruptions=False,
+                predicted=self.images.predicted, model_options=self.model_options, run=replace(run, limit=limit),
             ),
         )  # fmt: skip
 
@@ -207,11 +208,11 @@ class Chapters:
         return f"{word} {' '.join(names)} {self.images.typed}"
 
     def _at_most(self, images: int) -> int:
-        """So many, or fewer where fewer were asked for."""
+        """This number of images, or that of --limit where it is smaller."""
         return min(self.run.limit or images, images)
 
     def _run(self, word: str, alias: str, line: str, options: Callable[[RunOptions], object]) -> None:
-        """One command in a folder of its own; line: as it would be typed; options: from the run options."""
+        """Run one command in its own folder; line: its command line; options: made from the run options."""
         folder = f"{CHAPTERS_FOLDER}/{word}-{alias}" if alias else f"{CHAPTERS_FOLDER}/{word}"
         self.done.append(ChapterRow(word, alias, folder))
         COMMANDS[word].measure(options(replace(self.run, out=self.path / folder, command=f"vitlens {line}")))
@@ -219,7 +220,7 @@ class Chapters:
 
 def _parts(model: Model, images: int) -> Iterator[Part]:
     """The parts of all chapters of one model."""
-    some = min(images, FEATURED)
+    featured = min(images, FEATURED)
     yield Part("answers", images)
     if model.anatomy.family == "vit":
         yield from stats_parts(images, moments=0)
@@ -227,4 +228,4 @@ def _parts(model: Model, images: int) -> Iterator[Part]:
         yield from explain_parts(EXPLAINED, min(images, CHECKED), verify=True, counterfactuals=True)
     attacks = AttackOptions((model.alias,), attacks=ATTACKS, corruptions=False)
     yield from attack_parts(attacks, min(images, ATTACKED))
-    yield from features_parts(some, min(BANK, bank_of(some)))
+    yield from features_parts(featured, min(BANK, bank_of(featured)))

@@ -58,7 +58,7 @@ _HINT = "study anew"
 
 @dataclass(frozen=True)
 class PointsPlan:
-    """What decides the result besides the run options; a study is resumed with the plan that it began with."""
+    """The settings that decide the result besides the run options; a resumed study continues with its first plan."""
 
     kind: str
     data: Text
@@ -80,12 +80,12 @@ def measure_points(options: StudyOptions) -> Path:
     plan, run = (_planned(options), options.run) if options.resume is None else _resumed(options.resume, options)
     shared = _shared(plan, run)
     points = KINDS[plan.kind].points
-    for point in points:  # what cannot be built, or trained so, is refused before anything is written
+    for point in points:  # refuses what cannot be built or trained before anything is written
         shared.model(point, seed=0)
         shared.recipe(point)
         if point.share is not None:
             images_in(shared.train, point.share)
-    parts = train_parts(len(shared.train), len(shared.test), epochs=plan.epochs * plan.seeds, looks=plan.seeds)
+    parts = train_parts(len(shared.train), len(shared.test), epochs=plan.epochs * plan.seeds, evaluations=plan.seeds)
     works = [(shared.model(point, seed=0).to(shared.device), shared.train, parts) for point in points]
     say_expected(works, run)
     with _folder(plan, options, shared, run) as folder:
@@ -98,13 +98,13 @@ def measure_points(options: StudyOptions) -> Path:
 
 
 def _refuse_models(options: StudyOptions) -> None:
-    """The points are fixed: nothing that names a model or its weights means anything."""
-    given = f"--kind {options.kind}" if options.kind else "--resume"
+    """Refuse options of models and weights, as the points are fixed."""
+    option = f"--kind {options.kind}" if options.kind else "--resume"
     if options.models:
-        raise InputError(f"expected no MODEL with {given}, whose points are fixed, found {', '.join(options.models)}")
+        raise InputError(f"expected no MODEL with {option}, whose points are fixed, found {', '.join(options.models)}")
     for name, value in asdict(options.model_options).items():
         if value and name != "image_size":
-            raise InputError(f"expected no --{name.replace('_', '-')} with {given}, which trains its points itself")
+            raise InputError(f"expected no --{name.replace('_', '-')} with {option}, which trains its points itself")
 
 
 def _planned(options: StudyOptions) -> PointsPlan:
@@ -114,7 +114,7 @@ def _planned(options: StudyOptions) -> PointsPlan:
 
 
 def _resumed(resume: Path, options: StudyOptions) -> tuple[PointsPlan, RunOptions]:
-    """The plan and the run options that a study began with. Raises InputError when something else is asked for now."""
+    """The plan and the run options that a study began with. Raises InputError when the options name another."""
     if options.run.out is not None:
         raise InputError(
             f"expected --resume {resume} or --out {options.run.out}, found both; a resumed study keeps its folder"
@@ -124,14 +124,14 @@ def _resumed(resume: Path, options: StudyOptions) -> tuple[PointsPlan, RunOption
     if record.command != "study" or not isinstance(written, dict) or str(written.get("kind")) not in KINDS:
         raise InputError(f"expected the folder of vitlens study --kind to resume, found another run in {resume}")
     plan = read_as(PointsPlan, written, source=source, hint=_HINT)
-    given = {
+    requested = {
         "kind": options.kind,
         "data": options.data,
         "epochs": options.epochs,
         "seeds": options.seeds,
         "image_size": options.model_options.image_size,
     }
-    for name, value in given.items():
+    for name, value in requested.items():
         if value is not None and value != getattr(plan, name):
             raise InputError(
                 f"expected to resume {resume} with its {name}, {getattr(plan, name)}, found {value}; leave it out"
@@ -159,7 +159,7 @@ def _folder(plan: PointsPlan, options: StudyOptions, shared: Shared, run: RunOpt
     """The study's folder: a new one, or the one to go on in."""
     kind = KINDS[plan.kind]
     config = {
-        # the run options as they hold now: a resumed study takes those of its beginning, and may be resumed once more
+        # of a resumed study the run options that it began with, so that it can be resumed again
         **settings(replace(options, run=run), run, split=shared.test),
         "device": str(shared.device),
         "plan": asdict(plan),
@@ -181,7 +181,7 @@ def _folder(plan: PointsPlan, options: StudyOptions, shared: Shared, run: RunOpt
 
 
 def _recipes(kind: Kind, shared: Shared) -> dict[str, dict[str, object]]:
-    """The numbers of each preset's recipe."""
+    """The settings of each preset's recipe."""
     recipes = {point.preset: shared.recipe(point) for point in kind.points}
     return {preset: {**recipe.numbers(), "source": recipe.source} for preset, recipe in recipes.items()}
 
@@ -202,22 +202,22 @@ def _trials(
         trials = []
         for turn in range(plan.seeds):
             seed = shared.options.seed + turn
-            what = f"point {number} of {len(points)}, {point.words}, seed {turn + 1} of {plan.seeds}"
-            progress = training_progress(what, quiet=shared.options.quiet)
+            description = f"point {number} of {len(points)}, {point.words}, seed {turn + 1} of {plan.seeds}"
+            progress = training_progress(description, quiet=shared.options.quiet)
             folder = path / POINTS_FOLDER / point.label / f"seed-{seed}"
             trials.append(run_trial(shared, point, folder, seed=seed, resume=resume, progress=progress))
         yield point.label, trials
 
 
 def _write(folder: RunFolder, plan: PointsPlan, shared: Shared, trials: Mapping[str, Sequence[Trial]]) -> None:
-    """Accuracies over seeds, differences, sizes, costs and paces; trials: of each point by its label, one a seed."""
+    """Accuracies over seeds, differences, sizes, costs and speeds; trials: of each point by its label, one a seed."""
     kind, seed = KINDS[plan.kind], shared.options.seed
-    correct = {label: np.stack([trial.correct for trial in some]) for label, some in trials.items()}
+    correct = {label: np.stack([trial.correct for trial in of_point]) for label, of_point in trials.items()}
     for label, table in correct.items():
         folder.metric(ACCURACY(model=label), accuracy_over_seeds(table))
     folder.write(DESIGN, [DesignRow(plan.kind, plan.epochs, plan.seeds, len(shared.train), len(shared.test.classes))])
     folder.write(POINTS, [_point_row(point, trials[point.label]) for point in kind.points])
-    folder.write(TRIALS, [row for label, some in trials.items() for row in _trial_rows(label, some, seed)])
+    folder.write(TRIALS, [row for label, of_point in trials.items() for row in _trial_rows(label, of_point, seed)])
     folder.write(
         RECIPES,
         [
@@ -236,7 +236,7 @@ def _write(folder: RunFolder, plan: PointsPlan, shared: Shared, trials: Mapping[
 
 
 def _point_row(point: Point, trials: Sequence[Trial]) -> PointRow:
-    """A point's size, cost and pace; paces are medians over seeds, which a busy machine moves less than means."""
+    """A point's size, cost and training speed; speeds are medians over seeds, robust to a busy machine."""
     one = trials[0]
     return PointRow(
         label=point.label,

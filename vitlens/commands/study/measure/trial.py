@@ -1,4 +1,4 @@
-"""One point of a study with one seed: trained in a folder of its own, and done only when its result is whole."""
+"""One point of a study with one seed: trained in its own folder, and done once its result is written."""
 
 import shutil
 from collections.abc import Callable
@@ -37,10 +37,11 @@ ShownProgress = AbstractContextManager[Callable[[Progress], None]]
 
 @dataclass(frozen=True)
 class Trial:
-    """What one training left.
+    """The result of one training.
 
-    correct: (n,) whether each test image is right; seconds: of training, looks included; images_per_second: of
-    training alone, the median over epochs; train_images: different ones; flops: of one image's forward pass.
+    correct: (n,) whether each test image is classified correctly; seconds: of training, evaluations included;
+    images_per_second: of training alone, the median over epochs; train_images: number of distinct ones; flops: of one
+    image's forward pass.
     """
 
     correct: NDArray[np.bool_]
@@ -54,7 +55,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """The numbers of a trial, as a file says them."""
+    """The numbers of a trial, as read from its file."""
 
     seconds: Annotated[float, Between(0, 1e10)]
     images_per_second: Annotated[float, Between(0, 1e12)]
@@ -91,9 +92,9 @@ class Shared:
             raise InputError(f"the point {point.words!r} cannot be built: {error}") from error
 
     def recipe(self, point: Point) -> Recipe:
-        """The point's recipe: the preset's for this data, with the study's epochs and one look at the end.
+        """The point's recipe: the preset's for this data, with the study's epochs and one evaluation at the end.
 
-        Without stochastic depth: it would leave out blocks where their number is the question. Smaller batches where
+        Without stochastic depth, which would confound the number of blocks. Smaller batches where
         there are few images, unless --batch-size says how large.
         """
         changes = {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0, **point.recipe}
@@ -103,23 +104,24 @@ class Shared:
         return recipe if "batch_size" in changes else fitted(recipe, len(self.train))
 
     def images(self, point: Point, *, seed: int) -> Split:
-        """What the point is trained on."""
+        """The training images of the point."""
         return self.train if point.share is None else share_of(self.train, point.share, seed=seed)
 
 
 def run_trial(shared: Shared, point: Point, folder: Path, *, seed: int, resume: bool, progress: ShownProgress) -> Trial:
-    """Train a point with a seed in its folder, or read what an earlier run finished there.
+    """Train a point with a seed in its folder, or read the result that an earlier run finished there.
 
-    resume: take a finished result, or go on from a checkpoint. The weights stay in the folder, the checkpoint does not.
+    resume: use a finished result, or continue from a checkpoint. The weights stay in the folder, the checkpoint does
+    not.
     """
     trial = _read(folder / RESULT, images=len(shared.test)) if resume else None
     if trial is None:
         trial = _trained(shared, point, folder, seed=seed, resume=resume, progress=progress)
         _write(folder / RESULT, trial)
-    # when a kill came between the result and this, the next run does it
+    # if a run is killed between the result and this, the next run removes it
     shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
     for spare in (folder / BEST_FILE, *folder.glob(".*-*.safetensors"), *folder.glob(".result-*.npz")):
-        spare.unlink(missing_ok=True)  # the second copy of the weights, and what a kill while writing left
+        spare.unlink(missing_ok=True)  # the second copy of the weights, and unfinished files of a killed run
     return trial
 
 
@@ -157,7 +159,7 @@ def _write(path: Path, trial: Trial) -> None:
 
 
 def _read(path: Path, *, images: int) -> Trial | None:
-    """A finished result, or None where there is none yet. Raises InputError where it is of other images."""
+    """A finished result, or None. Raises InputError where it is of other images."""
     if not path.is_file():
         return None
     arrays = read_arrays(path)

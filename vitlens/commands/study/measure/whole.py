@@ -1,4 +1,4 @@
-"""A whole study: presets are trained, all models evaluated and compared, the ViTs looked into."""
+"""A whole study: presets are trained, all models evaluated and compared, the ViTs analysed."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.publish import publish, read
 from vitlens.commands.scaffold.targets import require_labelled
-from vitlens.commands.study.measure.chapters import Chapters, StudyImages, trained_first, typed
+from vitlens.commands.study.measure.chapters import Chapters, StudyImages, trained_first
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import CHAPTERS, LEFT_OUT, TABLES, ChapterRow, LeftOutRow, left_out_words
 from vitlens.errors import InputError, UnsupportedError
@@ -40,12 +40,12 @@ def measure_whole(options: StudyOptions) -> Path:
     data = None if options.images else options.data or "digits"
     images = StudyImages(data, options.images, options.predicted)
     labelled = not (options.images or options.predicted) or _are_labelled(named, images, options)
-    what = options.data or ("images" if options.images else "digits")
+    data_name = options.data or ("images" if options.images else "digits")
     run = options.run
     with RunFolder.create(
         "study",
-        name_parts=(*(model.alias for model in named), what),
-        title=f"Study of {' and '.join(model.alias for model in named)} on {Path(what).name}",
+        name_parts=(*(model.alias for model in named), data_name),
+        title=f"Study of {' and '.join(model.alias for model in named)} on {Path(data_name).name}",
         out=run.out,
         overwrite=run.overwrite,
         config=settings(options, run),
@@ -57,7 +57,7 @@ def measure_whole(options: StudyOptions) -> Path:
         ready = [chapters.trained(model, options.epochs) for model in named]
         models = chapters.load(ready)
         write_trainings(folder, models)
-        chapters.look_ahead(models)
+        chapters.check_ahead(models)
         chapters.analyse(ready, [name for name, model in zip(ready, named) if model in studied], labelled=labelled)
         left_out = [] if labelled else [LeftOutRow(word) for word in NEED_LABELS]
         folder.write(LEFT_OUT, left_out)
@@ -70,8 +70,8 @@ def measure_whole(options: StudyOptions) -> Path:
 
 
 def _metrics(path: Path, chapters: Sequence[ChapterRow]) -> Iterator[tuple[str, Estimate]]:
-    """The numbers of the chapters; what two measure is that of the first: the later ones take fewer images."""
-    known = set()
+    """The metrics of the chapters; of one that two chapters measure, the first's: later ones use fewer images."""
+    names: set[str] = set()
     for chapter in chapters:
         if chapter.word == "train":
             continue  # evaluate measures the same images again
@@ -80,17 +80,17 @@ def _metrics(path: Path, chapters: Sequence[ChapterRow]) -> Iterator[tuple[str, 
         predicted = getattr(record.options(COMMANDS[chapter.word].options), "predicted", False)
         for name, estimate in record.metrics.items():
             of_predictions = predicted and name.split("/")[0] == "accuracy"  # 1 by definition
-            if name not in known and not of_predictions:
-                known.add(name)
+            if name not in names and not of_predictions:
+                names.add(name)
                 yield name, estimate
 
 
 def _studied(named: Sequence[ModelName], options: StudyOptions) -> list[ModelName]:
-    """The models that are looked into; the others are set beside them.
+    """The models that are analysed; the others are compared with them.
 
-    Raises UnsupportedError where there is none, and for a model that cannot be set beside another.
+    Raises UnsupportedError where there is none, and for a model that cannot be compared.
     """
-    models = [_to_ask(model, options) for model in named]
+    models = [_unloaded_or_untrained(model, options) for model in named]
     for model in models:
         require_supported(model, "compare")
     reasons = [model.supports("study") for model in models]
@@ -99,15 +99,15 @@ def _studied(named: Sequence[ModelName], options: StudyOptions) -> list[ModelNam
     return [model for model, reason in zip(named, reasons) if reason is None]
 
 
-def _to_ask(model: ModelName, options: StudyOptions) -> Model:
-    """The model, untrained where it is trained first, to ask what it supports."""
+def _unloaded_or_untrained(model: ModelName, options: StudyOptions) -> Model:
+    """The model, for a preset untrained, from which to read what it supports."""
     if trained_first(model, options.model_options):
         return untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
-    return load_models([typed(model)], model_options=options.model_options, options=options.run)[0]
+    return load_models([model], model_options=options.model_options, options=options.run)[0]
 
 
 def _are_labelled(named: Sequence[ModelName], images: StudyImages, options: StudyOptions) -> bool:
-    """Whether the images have labels, looked at before anything is written.
+    """Whether the images have labels, checked before anything is written.
 
     Raises InputError for a preset that would have to be trained on images without labels, DataError for such images
     without --predicted.
@@ -120,8 +120,8 @@ def _are_labelled(named: Sequence[ModelName], images: StudyImages, options: Stud
             f"expected trained models with --images, found {' and '.join(presets)}, trained on labelled data; try "
             "vitlens study vit-digits --images ..., timm:NAME or a run folder"
         )
-    (first,) = load_models([typed(named[0])], model_options=options.model_options, options=options.run)
-    split = load_split(first, options=replace(options.run, quiet=True), **images.asked)
+    (first,) = load_models([named[0]], model_options=options.model_options, options=options.run)
+    split = load_split(first, options=replace(options.run, quiet=True), **images.options)
     if not images.predicted:
         require_labelled(split, doing="study")
     return split.labels is not None

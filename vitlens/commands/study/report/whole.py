@@ -16,7 +16,7 @@ from vitlens.commands.scaffold.describe import predicted_sentences
 from vitlens.commands.scaffold.publish import read
 from vitlens.commands.scaffold.trainings import training_sentences
 from vitlens.commands.study.options import StudyOptions
-from vitlens.commands.study.record import CHAPTERS, CHAPTERS_FOLDER, LEFT_OUT, ChapterRow, left_out_words
+from vitlens.commands.study.record import CHAPTERS, CHAPTERS_FOLDER, LEFT_OUT, TITLES, ChapterRow, left_out_words
 from vitlens.errors import UnknownNameError
 from vitlens.files import read_run
 from vitlens.places import inside
@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     from vitlens.figures.study import SummaryBar as Bar
 
 FUSION: Final = "mean"  # whose pointing game the summary reports
-TITLES: Final = {
-    "train": "Training",
-    "evaluate": "Accuracy",
-    "attention": "Attention",
-    "rollout": "Attention followed to the image",
-    "stats": "What every head does",
-    "ablate": "Which heads matter",
-    "explain": "Explanations checked",
-    "compare": "Side by side",
-    "attack": "Robustness",
-    "features": "Features",
-    "profile": "Cost",
-}
 
 
 def whole_report(record: Record) -> Document:

@@ -1,4 +1,4 @@
-"""Train a preset from scratch, or a trained model further, and write what came of it."""
+"""Train a preset from scratch, or fine-tune a trained model, and write the run's folder."""
 
 import json
 from dataclasses import asdict, replace
@@ -19,8 +19,14 @@ from vitlens.commands.scaffold.tracking import TrackerWatcher
 from vitlens.commands.scaffold.training_progress import training_progress
 from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.commands.train.measure.compared import compare_ways
+from vitlens.commands.train.measure.distillation import (
+    DistillationSetup,
+    compute_teacher_outputs,
+    distillation_of,
+    other_models,
+    write_distillation,
+)
 from vitlens.commands.train.measure.start import Start, prepare, started, usual_recipe
-from vitlens.commands.train.measure.taught import Lesson, lesson_of, recall_images, taking_part, write_lesson
 from vitlens.commands.train.options import TrainOptions, require_together
 from vitlens.commands.train.plan import TrainPlan, plan_of, resumed
 from vitlens.commands.train.record import (
@@ -67,37 +73,39 @@ def measure(options: TrainOptions) -> Path | None:
     if plan.tuning.compare:
         return compare_ways(measure, plan, options, run)
     processes, run = join_run(run)
-    with processes.first_ahead():
+    with processes.main_process_first():
         start = prepare(plan, run, processes=processes.count)
-        lesson = lesson_of(plan.teaching, start.model, start.recipe, start.train, run)
-    recall_images(lesson, start.train, quiet=run.quiet)
-    if not processes.is_first:  # the first alone writes
+        distillation = distillation_of(plan.teaching, start.model, start.recipe, start.train, run)
+    compute_teacher_outputs(distillation, start.train, quiet=run.quiet)
+    if not processes.is_first:  # only the first writes
         silent = replace(options, track=())
-        _fit(plan, start, options.resume or Path("runs"), silent, run, lesson)
+        _fit(plan, start, options.resume or Path("runs"), silent, run, distillation)
         return None
     say_data(start.train, run)
-    looks = -(-start.recipe.epochs // start.recipe.evaluate_every)
+    evaluations = -(-start.recipe.epochs // start.recipe.evaluate_every)
     images, frozen = (len(start.train), len(start.test)), plan.tuning.freeze
-    parts = train_parts(*images, epochs=start.recipe.epochs, looks=looks, frozen=frozen)
+    parts = train_parts(*images, epochs=start.recipe.epochs, evaluations=evaluations, frozen=frozen)
     say_expected([(start.model, start.train, parts)], run, processes=processes.count)
-    with _folder(plan, start, options, run, lesson) as folder:
+    with _folder(plan, start, options, run, distillation) as folder:
         keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
         for table in TABLES:
             folder.write(table, [])
-        result = _fit(plan, start, folder.path, options, run, lesson)
+        result = _fit(plan, start, folder.path, options, run, distillation)
         answers = evaluate(start.model, start.test, batch_size=run.batch_size)
         _write(folder, plan, start, run, result, answers)
-        if lesson is not None:
-            write_lesson(folder, lesson, answers, plan.data, run)
+        if distillation is not None:
+            write_distillation(folder, distillation, answers, plan.data, run)
         return publish(folder)
 
 
-def _folder(plan: TrainPlan, start: Start, options: TrainOptions, run: RunOptions, lesson: Lesson | None) -> RunFolder:
-    """The run's folder: a new one, or the one to go on in."""
+def _folder(
+    plan: TrainPlan, start: Start, options: TrainOptions, run: RunOptions, distillation: DistillationSetup | None
+) -> RunFolder:
+    """The run's folder: a new one, or that of --resume."""
     split, recipe = start.train, start.recipe
     config = {
-        # as they hold now: a resumed run takes those of its beginning, and may be resumed once more
-        **settings(replace(options, run=run), run, models=[start.model, *taking_part(lesson)], split=split),
+        # of a resumed run the run options that it began with, so that it can be resumed again
+        **settings(replace(options, run=run), run, models=[start.model, *other_models(distillation)], split=split),
         "plan": asdict(plan),
         "recipe": {**recipe.numbers(), "source": recipe.source},
     }
@@ -116,9 +124,14 @@ def _folder(plan: TrainPlan, start: Start, options: TrainOptions, run: RunOption
 
 
 def _fit(
-    plan: TrainPlan, start: Start, directory: Path, options: TrainOptions, run: RunOptions, lesson: Lesson | None
+    plan: TrainPlan,
+    start: Start,
+    directory: Path,
+    options: TrainOptions,
+    run: RunOptions,
+    distillation: DistillationSetup | None,
 ) -> TrainingResult:
-    """The training itself."""
+    """Train the model, or its head."""
     model, recipe = start.model, start.recipe
     logged = {**asdict(plan), "recipe": recipe.numbers(), "seed": run.seed}
     trackers = [options.track] if options.track else []
@@ -145,7 +158,7 @@ def _fit(
             start.test,
             **common,
             keep_every=plan.keep_every,
-            objective=None if lesson is None else lesson.objective,
+            objective=None if distillation is None else distillation.objective,
             train_last=plan.tuning.trained,
             compiling=plan.compiling,
             recompute=plan.recompute,
@@ -155,7 +168,7 @@ def _fit(
 def _write(
     folder: RunFolder, plan: TrainPlan, start: Start, run: RunOptions, result: TrainingResult, answers: Evaluation
 ) -> None:
-    """What the report is made of."""
+    """Write the metrics, tables and arrays of the report."""
     alias, split, recipe, usual = start.model.alias, start.test, start.recipe, usual_recipe(plan)
     folder.metric(ACCURACY(model=alias), accuracy(answers.correct, groups=answers.groups))
     folder.metric(BEST_ACCURACY(model=alias), Estimate(result.best_accuracy, n=len(split)))
@@ -180,7 +193,7 @@ def _write(
 def _class_rows(answers: Evaluation, split: Split) -> list[TrainedClassRow]:
     rows = []
     for score in per_class(answers, count=len(split.classes)):
-        right = score.accuracy
-        values = (None, None, None) if right is None else (right.value, right.low, right.high)
+        share = score.accuracy
+        values = (None, None, None) if share is None else (share.value, share.low, share.high)
         rows.append(TrainedClassRow(score.name, score.n, *values))
     return rows

@@ -1,4 +1,4 @@
-"""`vitlens train MODEL --compare-frozen`: the head alone on cached features, then everything; one report of both."""
+"""`vitlens train MODEL --compare-frozen`: the head alone on cached features, then all weights; one report of both."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +15,7 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.publish import publish, read
-from vitlens.commands.train.measure.taught import predictions_of
+from vitlens.commands.train.measure.distillation import predictions_of
 from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions
 from vitlens.commands.train.plan import TrainPlan
 from vitlens.commands.train.record import (
@@ -23,13 +23,13 @@ from vitlens.commands.train.record import (
     DIFFERENCE,
     EPOCH_SECONDS,
     HISTORY,
-    LOOKS,
     REACHED,
     SECONDS,
     TABLES,
+    TEST_ACCURACIES,
     WAYS,
-    LookRow,
     ReachedRow,
+    TestAccuracyRow,
 )
 from vitlens.errors import InputError
 from vitlens.files import read_run
@@ -53,17 +53,17 @@ class WayTrained:
     answers: Evaluation
 
     @property
-    def looks(self) -> list[LookRow]:
-        """The test accuracy at each look."""
+    def evaluations(self) -> list[TestAccuracyRow]:
+        """The test accuracy at each evaluation."""
         return [
-            LookRow(self.way, row.epoch + 1, row.seconds, row.test_accuracy)
+            TestAccuracyRow(self.way, row.epoch + 1, row.seconds, row.test_accuracy)
             for row in self.history
             if row.test_accuracy
         ]
 
 
 def compare_ways(train: Train, plan: TrainPlan, options: TrainOptions, run: RunOptions) -> Path | None:
-    """Train a model's head alone and all of it, each into a folder of its own, with one report of both.
+    """Train a model's head alone, then all its weights, each with its own folder, and one report of both.
 
     train: the command's measure. The recipe's settings of the plan are those of the full training; the head alone keeps
     its own. Returns the report, or None in all processes but the first of several.
@@ -72,11 +72,11 @@ def compare_ways(train: Train, plan: TrainPlan, options: TrainOptions, run: RunO
     begun = options.resume is not None
     if not processes.is_first:
         for way in WAYS:
-            _one(train, way, options.resume or run.out or Path("runs"), plan, run, processes, begun=begun)
+            _train_one_way(train, way, options.resume or run.out or Path("runs"), plan, run, processes, begun=begun)
         return None
     with _folder(plan, options, run) as folder:
         for way in WAYS:
-            _one(train, way, folder.path, plan, run, processes, begun=begun)
+            _train_one_way(train, way, folder.path, plan, run, processes, begun=begun)
         ways = [_read(folder.path / way, way, plan.data, run) for way in WAYS]
         for table in TABLES:
             folder.write(table, [])
@@ -85,7 +85,7 @@ def compare_ways(train: Train, plan: TrainPlan, options: TrainOptions, run: RunO
 
 
 def _folder(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> RunFolder:
-    """The folder of both: a new one, or the one to go on in."""
+    """The folder of both: a new one, or that of --resume."""
     if options.resume is not None:
         return RunFolder.reopen(options.resume, needs={})
     alias = parse_model(plan.model).alias
@@ -100,16 +100,16 @@ def _folder(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> RunFolde
     )
 
 
-def _one(
+def _train_one_way(
     train: Train, way: str, parent: Path, plan: TrainPlan, run: RunOptions, processes: Processes, *, begun: bool
 ) -> None:
-    """One way of training, unless it is done; begun, it goes on. The first process says which, for all."""
+    """One way of training, unless it is done; if it has begun, it is resumed. The first process decides for all."""
     place = parent / way
-    own = _standing(place) if processes.is_first and begun else _NEW
-    standing = int(processes.total(torch.tensor(own)).item())
-    if standing == _DONE:
+    status = _status(place) if processes.is_first and begun else _NEW
+    status = int(processes.total(torch.tensor(status)).item())
+    if status == _DONE:
         return
-    if standing == _BEGUN:
+    if status == _BEGUN:
         train(TrainOptions(resume=place, run=replace(run, out=None)))
         return
     frozen = way == "frozen"
@@ -132,15 +132,15 @@ def _one(
     train(options)
 
 
-def _standing(place: Path) -> int:
-    """How far one way of training is."""
+def _status(place: Path) -> int:
+    """Whether one way of training is new, begun or done."""
     if not (place / "results.json").is_file():
         return _NEW
     return _DONE if read_run(place).status == "done" else _BEGUN
 
 
 def _read(place: Path, way: str, data: str, run: RunOptions) -> WayTrained:
-    """What one way left, and what its model predicts on the test images. Raises InputError for no epochs."""
+    """The history of one way, and its model's predictions on the test images. Raises InputError for no epochs."""
     history = read(read_run(place)).rows(HISTORY)
     if not history or not history[-1].images_per_second or not any(row.test_accuracy for row in history):
         raise InputError(f"expected epochs with a test accuracy in {place}, found none; begin anew without --resume")
@@ -148,31 +148,32 @@ def _read(place: Path, way: str, data: str, run: RunOptions) -> WayTrained:
 
 
 def _write(folder: RunFolder, ways: Sequence[WayTrained], *, seed: int) -> None:
-    """Write accuracies, their paired difference, times, and how soon each came near the best."""
-    best = max(look.accuracy for one in ways for look in one.looks)
-    for one in ways:
-        folder.metric(ACCURACY(model=one.way), accuracy(one.answers.correct, groups=one.answers.groups, seed=seed))
-        folder.metric(SECONDS(model=one.way), Estimate(one.looks[-1].seconds, unit="s"))
-        folder.metric(EPOCH_SECONDS(model=one.way), Estimate(_seconds_an_epoch(one.history), unit="s"))
+    """Write accuracies, their paired difference, times, and the time to shares of the best accuracy."""
+    best = max(row.accuracy for trained in ways for row in trained.evaluations)
+    for trained in ways:
+        answers = trained.answers
+        folder.metric(ACCURACY(model=trained.way), accuracy(answers.correct, groups=answers.groups, seed=seed))
+        folder.metric(SECONDS(model=trained.way), Estimate(trained.evaluations[-1].seconds, unit="s"))
+        folder.metric(EPOCH_SECONDS(model=trained.way), Estimate(_seconds_an_epoch(trained.history), unit="s"))
     frozen, full = ways
     groups = None if full.answers.groups is None else full.answers.groups.numpy()
-    first, second = (100.0 * one.answers.correct.numpy() for one in (full, frozen))
+    first, second = (100.0 * trained.answers.correct.numpy() for trained in (full, frozen))
     difference = bootstrap_difference(first, second, groups=groups, seed=seed, unit="points")
     folder.metric(DIFFERENCE(first="full", second="frozen"), difference)
-    folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([one.answers for one in ways])])
-    folder.write(REACHED, [row for one in ways for row in _reached(one, best)])
-    folder.write(LOOKS, [look for one in ways for look in one.looks])
+    folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([trained.answers for trained in ways])])
+    folder.write(REACHED, [row for trained in ways for row in _reached(trained, best)])
+    folder.write(TEST_ACCURACIES, [row for trained in ways for row in trained.evaluations])
 
 
 def _seconds_an_epoch(history: Sequence[EpochMetrics]) -> float:
-    """The time of the last epoch's training, without looks and files."""
+    """The time of the last epoch's training, without evaluations and files."""
     images = history[-1].images - (history[-2].images if len(history) > 1 else 0)
     return float(images / history[-1].images_per_second)
 
 
-def _reached(one: WayTrained, best: float) -> Iterator[ReachedRow]:
-    """When a way first came so near the best accuracy of both; None where it never did."""
+def _reached(trained: WayTrained, best: float) -> Iterator[ReachedRow]:
+    """When a way first reached each share of the best accuracy of both; None where it never did."""
     for share in SHARES:
-        first = next((look for look in one.looks if look.accuracy >= share * best), None)
+        first = next((row for row in trained.evaluations if row.accuracy >= share * best), None)
         epochs, seconds = (None, None) if first is None else (first.epochs, first.seconds)
-        yield ReachedRow(one.way, share, share * best, epochs, seconds)
+        yield ReachedRow(trained.way, share, share * best, epochs, seconds)

@@ -1,4 +1,4 @@
-"""What a training starts from: a preset with random weights, or a trained model with a head for the data's classes."""
+"""The start of a training: a preset with random weights, or a trained model with a head for the data's classes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,12 +28,12 @@ from vitlens.training.head import require_cacheable
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
 
 _PARTS: Final[tuple[Part, ...]] = ("train", "test")
-_WRITTEN: Final = ("digits", "mnist", "svhn")  # a mirrored 2 is no 2
+_OF_DIGITS: Final = ("digits", "mnist", "svhn")  # of digits, which mirroring would change
 
 
 @dataclass(frozen=True)
 class Start:
-    """The model as training begins, on its device; both parts of the data; the recipe.
+    """The model before training, on its device; both parts of the data; the recipe.
 
     fresh: whether its weights are random.
     """
@@ -46,14 +46,14 @@ class Start:
 
 
 def prepare(plan: TrainPlan, run: RunOptions, *, processes: int) -> Start:
-    """All that a training needs. Raises InputError for what does not fit together."""
+    """The model, data and recipe of a training. Raises InputError where they do not fit together."""
     device = resolve_device(run.device)
     changes = dict(plan.recipe) if run.batch_size is None else {**plan.recipe, "batch_size": run.batch_size}
     recipe = override(usual_recipe(plan), changes)
     if not from_scratch(plan.model, plan.tuning):
         model, train, test = _trained(plan, recipe, device, run)
         return Start(model, train, test, _for_images(recipe, changes, train, processes), fresh=False)
-    # the classes are not known before the data is, nor the data's size before the model's
+    # the classes follow from the data, and the size of its images from the model
     size = untrained(plan.model, classes=("0",), image_size=plan.image_size, overrides=plan.shape).preprocessing
     train, test = (_part(plan.data, part, size, run) for part in _PARTS)
     recipe = _for_images(recipe, changes, train, processes)
@@ -70,32 +70,32 @@ def from_scratch(model: str, tuning: Tuning) -> bool:
 
 
 def usual_recipe(plan: TrainPlan) -> Recipe:
-    """The recipe before anything of it is changed: the preset's, the one that is named, or that of a fine-tuning."""
+    """The recipe before changes: the preset's, the named one, or that of fine-tuning."""
     if plan.named is not None or from_scratch(plan.model, plan.tuning):
         return recipe_for(plan.model, plan.data, named=plan.named)
     if plan.tuning.freeze:
         return FROZEN
-    return replace(FINE_TUNING, flip=False) if plan.data in _WRITTEN else FINE_TUNING
+    return replace(FINE_TUNING, flip=False) if plan.data in _OF_DIGITS else FINE_TUNING
 
 
 def shape_with_token(model: str, shape: Overrides, teaching: Teaching) -> Overrides:
-    """A preset's shape with a distillation token; ViTs that read CLS have one unless asked not to."""
+    """A preset's shape with a distillation token; ViTs that read CLS have one unless --no-distill-token."""
     able = model in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
     wanted = teaching.teacher is not None and teaching.token is not False and able
     return {**shape, "distillation": True} if wanted else shape
 
 
 def started(model: Model, tuning: Tuning) -> StartRow:
-    """What was trained further, and what of it."""
+    """The model that is fine-tuned, and which part of it."""
     trained, whole = trained_share(model, last=tuning.trained)
-    made = model.provenance
+    origin = model.provenance
     return StartRow(
-        Path(made.name).name, Path(made.weights).name, tuning.trained, trained, whole, "; ".join(made.notes)
+        Path(origin.name).name, Path(origin.weights).name, tuning.trained, trained, whole, "; ".join(origin.notes)
     )
 
 
 def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, processes: int) -> Recipe:
-    """The recipe with batches as small as few images ask for, unless their size was typed."""
+    """The recipe with smaller batches for few images, unless an option sets their size."""
     if "batch_size" in changes:
         return recipe
     return fitted(recipe, len(split), processes=processes, rate_given="learning_rate" in changes)
@@ -107,10 +107,10 @@ def _part(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions) 
 
 
 def _trained(plan: TrainPlan, recipe: Recipe, device: torch.device, run: RunOptions) -> tuple[Model, Split, Split]:
-    """A trained model with a head for the data's classes, and both parts of the data as it takes them.
+    """A trained model with a head for the data's classes, and both parts of the data preprocessed for it.
 
-    Raises InputError for a shape, which a trained model has already, for more blocks than it has, where a model with
-    random weights is to be frozen, and for a recipe whose images cannot be cached.
+    Raises InputError for options of shape, for more blocks than it has, for freezing a model with random weights, and
+    for a recipe whose images cannot be cached.
     """
     tuning = plan.tuning
     if plan.shape:

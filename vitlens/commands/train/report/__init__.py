@@ -14,11 +14,11 @@ from vitlens.commands.train.record import (
     CONFUSION,
     HISTORY,
     IMAGES,
-    LOOKS,
     PACE,
     RECIPE,
     SECONDS,
     STARTED,
+    TEST_ACCURACIES,
     ConfusionArrays,
     ImagesRow,
     StartRow,
@@ -36,15 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 _LIMIT: Final = (
-    "One run with one seed. Another seed gives another accuracy, which the interval does not cover: it stands for the "
-    "choice of test images alone."
+    "This is one run with one seed. The interval covers the choice of test images, not the variation between seeds."
 )
 _TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wandb sync FOLDER/wandb/*"))
 
 
 def report(record: Record) -> Document:
-    """The result, the accuracy by class, and the recipe; of a comparison of two ways, the comparison."""
-    if record.rows(LOOKS):
+    """The result, the accuracy by class, and the recipe; or the comparison of two ways of training."""
+    if record.rows(TEST_ACCURACIES):
         return compared(record)
     result = (
         *_images(record),
@@ -72,14 +71,19 @@ def _accuracy(record: Record) -> Sentence:
     alias = record.aliases[0]
     accuracy, seconds, pace = (record.metric(metric(model=alias)) for metric in (ACCURACY, SECONDS, PACE))
     return Sentence(
-        f"`{alias}`: top-1 accuracy {in_words(accuracy)} on the test images after {len(record.rows(HISTORY))} epochs, "
+        f"`{alias}`: top-1 accuracy {in_words(accuracy)} on the test images after {_epochs(record)}, "
         f"which took {in_words(seconds)} ({in_words(pace)} in the last one). Its weights are in `model.safetensors`; "
-        "any command takes this folder as a MODEL."
+        "every command takes this folder as a MODEL."
     )
 
 
+def _epochs(record: Record) -> str:
+    count = len(record.rows(HISTORY))
+    return f"{count} epoch{'' if count == 1 else 's'}"
+
+
 def _images(record: Record) -> Iterator[Sentence]:
-    """On what was trained and tested and why, and how the batches were fitted to few images."""
+    """The training and test images, and the batch size where it was reduced for few images."""
     data = record.config.data
     for row in record.rows(IMAGES) if data else ():
         notes = "".join(f" {note[:1].upper()}{note[1:].rstrip('.')}." for note in data.notes) if data else ""
@@ -89,24 +93,24 @@ def _images(record: Record) -> Iterator[Sentence]:
 
 
 def fitted_words(row: ImagesRow) -> Iterator[str]:
-    """That smaller batches than the recipe's were used, and why; nothing where they were not."""
+    """The reason for batches smaller than the recipe's; nothing where they are not."""
     size, before = row.batch_size, row.usual_batch_size
     if size < before:
         yield (
             f"{row.training:,} images make fewer than {LEAST_STEPS} batches of {before}, the recipe's batch size, so "
             f"batches of {size} are used: {max(1, row.training // size)} steps an epoch; the learning rate is "
             f"{row.learning_rate:.3g} in place of {row.usual_learning_rate:.3g}, scaled by the square root of the "
-            "batch size. --batch-size and --learning-rate choose others."
+            "batch size. --batch-size and --learning-rate set other values."
         )
 
 
 def _started(row: StartRow) -> Sentence:
-    """What was trained further, and what of it."""
-    some = f"its last {row.last} blocks and its head"
-    part = {None: "all of it", 0: "its head alone", 1: "its last block and its head"}.get(row.last, some)
+    """The model that was fine-tuned, and which part of it."""
+    blocks = f"its last {row.last} blocks and its head"
+    part = {None: "all weights", 0: "its head alone", 1: "its last block and its head"}.get(row.last, blocks)
     notes = f"; {row.notes}" if row.notes else ""
     return Sentence(
-        f"`{row.model}` (weights: {row.weights}) was trained further, {part}: {row.trained:,} of {row.parameters:,} "
+        f"`{row.model}` (weights: {row.weights}) was fine-tuned, {part}: {row.trained:,} of {row.parameters:,} "
         f"parameters{notes}.",
         (row,),
     )
@@ -117,27 +121,27 @@ def _kept(record: Record) -> Iterator[Sentence]:
     if every is None:
         return
     epochs = "epoch" if every == 1 else f"{every} epochs"
-    used = (
+    commands = (
         "; `vitlens attention FOLDER --head 0,0` draws one head over training, `vitlens stats FOLDER --over-training` "
         "the statistics of all"
     )
     yield Sentence(
         f"A copy of the weights from before training and after every {epochs} is in `{KEPT_FOLDER}/`, in half "
-        f"precision{'' if record.models[0].family == 'cnn' else used}."
+        f"precision{'' if record.models[0].family == 'cnn' else commands}."
     )
 
 
 def _tracked(record: Record) -> Iterator[Sentence]:
     for place, command in _TRACKED:
         if (record.folder / place).is_dir():
-            yield Sentence(f"The log of the training is in `{place}/`; see it with `{command}`.")
+            yield Sentence(f"The log of the training is in `{place}/`; show it with `{command}`.")
 
 
 def _curves(record: Record) -> FigureSpec:
     return FigureSpec(
         "training",
-        "Loss, accuracy and learning rate by epoch. The test images were evaluated, not trained on; the best epoch was "
-        "chosen on them, so its accuracy is too high, and the last one is what is reported.",
+        "Loss, accuracy and learning rate by epoch. The best epoch is selected on the test images, so its accuracy is "
+        "optimistic; the report gives that of the last epoch.",
         partial(_draw_curves, record),
     )
 
@@ -152,13 +156,13 @@ def _draw_curves(record: Record) -> "Figure":
 def _by_class(record: Record) -> Iterator[FigureSpec]:
     yield FigureSpec(
         "per_class",
-        "Accuracy of each class on the test images with its 95 % interval. Where intervals overlap, do not conclude "
-        "that one class is harder.",
+        "Accuracy of each class on the test images with its 95 % interval. Overlapping intervals are no evidence that "
+        "one class is harder.",
         partial(_draw_classes, record),
     )
     yield FigureSpec(
         "confusion",
-        "What the test images of each class (rows) were taken for (columns), in % of the row.",
+        "Predictions (columns) for the test images of each class (rows), in % of the row.",
         partial(_draw_confusion, record, record.arrays(CONFUSION)),
     )
 

@@ -1,4 +1,4 @@
-"""A student beside its teacher, and beside the same model trained without one."""
+"""A student compared with its teacher, and with the same model trained without one."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 _ROLES: Final = {"student": "the student", "teacher": "its teacher", "plain": "without a teacher"}
 _PAIRED: Final = (
     "p is McNemar's exact test on the images that only one of the two predicts correctly; p_holm corrects it for the "
-    "number of pairs. It is about these trained weights: another seed trains others."
+    "number of pairs. The test compares these trained weights; another seed gives other weights."
 )
 
 
 def beside(record: Record) -> Section:
-    """Which is better, and by which test."""
+    """The accuracies, the agreement with the teacher, and the paired tests."""
     figure = FigureSpec(
         "beside",
-        "Accuracy of each model on the same test images, and how often it gives the teacher's prediction, right or "
-        "wrong. Overlapping intervals do not say that two models are equally good: the paired test below is sharper.",
+        "Accuracy of each model on the same test images, and its agreement with the teacher's predictions, correct or "
+        "not. Overlapping intervals do not show that two models are equal: the paired test below has more power.",
         partial(_draw, record),
     )
     pairs = record.rows(PAIRS)
@@ -38,21 +38,22 @@ def beside(record: Record) -> Section:
 
 
 def _taught(row: TaughtRow) -> Sentence:
-    """How the student was taught."""
-    head = "by a token and head of its own" if row.token else "by the head that learns the labels, too"
+    """The settings of the distillation."""
+    head = "through a distillation token with its own head" if row.token else "through the head of the labels"
     target = (
         "the teacher's prediction as a second label"
         if row.kind == "hard"
         else f"the teacher's probabilities at temperature {row.temperature:g}"
     )
     once = {1: "each training image", 2: "each training image and its mirror image"}
-    when = (
+    seen = (
         f"The teacher's outputs on {once[row.forms]} were computed once and kept."
         if row.forms
         else "The teacher saw the same augmented images as the student, in every step."
     )
     return Sentence(
-        f"`{row.teacher}` is the teacher: the student learns {target}, {row.weight:g} of the loss, {head}. {when}",
+        f"`{row.teacher}` is the teacher: the student learns {target}, with weight {row.weight:g} in the loss, {head}. "
+        f"{seen}",
         (row,),
     )
 
@@ -85,7 +86,7 @@ def _draw(record: Record) -> "Figure":
         for row in rows
         if row.agreement is not None
     ]
-    return side_by_side(accuracy=accuracy, agreement=agreement, n=rows[0].n, title="The student beside its teacher")
+    return side_by_side(accuracy=accuracy, agreement=agreement, n=rows[0].n, title="Student and teacher")
 
 
 def _or(end: float | None, value: float) -> float:

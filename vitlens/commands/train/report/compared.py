@@ -1,10 +1,10 @@
-"""The head alone against everything: accuracy, time, and how soon each came near the best."""
+"""The head alone against all weights: accuracy, time, and time to shares of the best accuracy."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.scaffold.pairs import PAIRS, pair_table
-from vitlens.commands.train.record import ACCURACY, DIFFERENCE, EPOCH_SECONDS, LOOKS, REACHED, SECONDS, WAYS
+from vitlens.commands.train.record import ACCURACY, DIFFERENCE, EPOCH_SECONDS, REACHED, SECONDS, TEST_ACCURACIES, WAYS
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
 from vitlens.report.numbers import in_words, percent
@@ -13,19 +13,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LIMIT: Final = (
-    "One run of each with one seed: the intervals stand for the choice of test images, not for other seeds. Each has a "
-    "recipe of its own (see `frozen/report.md` and `full/report.md`); neither was tuned on these data. This folder is "
+    "One run of each with one seed: the intervals cover the choice of test images, not other seeds. Each has its own "
+    "recipe (see `frozen/report.md` and `full/report.md`); neither was tuned on these data. This folder is "
     "no MODEL; `frozen/` and `full/` are."
 )
 
 
 def compared(record: Record) -> Document:
-    """What freezing costs in accuracy, and what it saves in time."""
+    """The accuracy and the time of training with a frozen backbone and of training all weights."""
     figure = FigureSpec(
         "compared",
-        "Accuracy on the test images at each evaluation, by epoch and by time since the start (the frozen way begins "
-        "with one pass of the backbone over all images). One run of each with one seed; the two have recipes of their "
-        "own.",
+        "Accuracy on the test images at each evaluation, by epoch and by time since the start (with the backbone "
+        "frozen, one pass of it over all images comes first). One run of each with one seed, each with its own recipe.",
         partial(_draw, record),
     )
     reached = Table.of(
@@ -39,10 +38,10 @@ def compared(record: Record) -> Document:
             "seconds": lambda row: row.seconds,
         },
     )
-    soon = "A dash: never. The best is the highest accuracy of either at any evaluation."
+    note = "A dash: not reached. The best is the highest accuracy of either at any evaluation."
     sections = (
         Section("Frozen against full", _summary(record), figures=(figure,), leading=True),
-        Section("How soon", sentences(soon), (reached, pair_table(record.rows(PAIRS)))),
+        Section("Time to accuracy", sentences(note), (reached, pair_table(record.rows(PAIRS)))),
     )
     return Document(record.config.title, sections, limits=sentences(_LIMIT))
 
@@ -61,9 +60,9 @@ def _summary(record: Record) -> tuple[Sentence, ...]:
     return (
         *ways,
         Sentence(
-            f"Training everything instead of the head changes accuracy by {difference}; McNemar's exact p on the "
+            f"Training all weights instead of the head changes accuracy by {difference}; McNemar's exact p on the "
             f"images that only one predicts correctly is {pair.p:.2g}. An epoch of the head alone takes "
-            f"{pace['frozen']:.2g} s, an epoch of everything {pace['full']:.2g} s: "
+            f"{pace['frozen']:.2g} s, an epoch of all weights {pace['full']:.2g} s: "
             f"{pace['full'] / pace['frozen']:,.0f} times as long.",
             (pair,),
         ),
@@ -74,7 +73,7 @@ def _draw(record: Record) -> "Figure":
     from vitlens.figures.train_compared import learning_compared
 
     ways = {
-        words: [(row.epochs, row.seconds, row.accuracy) for row in record.rows(LOOKS) if row.way == way]
+        words: [(row.epochs, row.seconds, row.accuracy) for row in record.rows(TEST_ACCURACIES) if row.way == way]
         for way, words in WAYS.items()
     }
     return learning_compared(ways=ways, title=record.config.title)

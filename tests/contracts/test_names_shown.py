@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.nasty import NASTY, cells, problems
 from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS
 from vitlens.display import shortened, visible
 from vitlens.files import read_run
 from vitlens.models.loading import untrained
@@ -44,18 +45,31 @@ def test_the_names_are_many():
     assert len(CLASSES) > 100
 
 
-QUICK = ("predict --limit 20", "evaluate --limit 20", "attention --limit 2", "explain --method gradcam --limit 2")
-MORE = (
-    "rollout --limit 5", "attack --attack fgsm --epsilon 4 --limit 8", "stats --limit 4", "ablate --limit 8",
-    "compare --method gradcam --limit 8", "explain --verify --method gradcam,rollout --limit 4",
-    "features --limit 20 --no-tsne --no-cache --k 1", "profile --batch-sizes 1 --sizes 16,32",
-)  # fmt: skip
+SMALL = {  # what makes a command short; another one is given four images
+    "predict": "--limit 20",
+    "evaluate": "--limit 20",
+    "attention": "--limit 2",
+    "explain": "--method gradcam --limit 2",
+    "rollout": "--limit 5",
+    "attack": "--attack fgsm --epsilon 4 --limit 8",
+    "ablate": "--limit 8",
+    "compare": "--method gradcam --limit 8",
+    "features": "--limit 20 --no-tsne --no-cache --k 1",
+    "profile": "--batch-sizes 1 --sizes 16,32",
+}
+QUICK = ("predict", "evaluate", "attention", "explain")
+OF_TRAININGS = ("train", "study")  # take no trained model alone; a study shows what the others do
+WORDS = [word for word, command in COMMANDS.items() if command.reports and word not in OF_TRAININGS]
+LINES = {word: SMALL.get(word, "--limit 4") for word in WORDS}
+LINES["explain --verify"] = "--method gradcam,rollout --limit 4"
 
 
-@pytest.mark.parametrize("command", [*QUICK, *(pytest.param(command, marks=pytest.mark.slow) for command in MORE)])
+@pytest.mark.parametrize(
+    "command", [pytest.param(command, marks=() if command in QUICK else pytest.mark.slow) for command in LINES]
+)
 def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     model, data = odd
-    word, *options = command.split()
+    word, *options = f"{command} {LINES[command]}".split()
     models = [str(model)] * (2 if word == "compare" else 1)
     images = () if word == "profile" else ("--data", str(data))
     with warnings.catch_warnings(record=True) as warned:

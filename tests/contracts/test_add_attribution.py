@@ -33,9 +33,9 @@ def brightness(model, images, targets, *, seed):
 
 
 def squared(chain, *, layer):
-    from vitlens.analysis.attention.weights import one_layers_maps
+    from vitlens.analysis.attention.weights import layer_maps
 
-    return one_layers_maps(chain, layer=layer) ** 2
+    return layer_maps(chain, layer=layer) ** 2
 
 
 from vitlens.cli.main import run

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.damage import damage_bytes, damaged, every, refused, served_or_refused
 from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.progress_store import ProgressStore
 
 STATE = "checkpoint/state.safetensors"
@@ -28,8 +30,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> dict[st
         "attack": f"attack {tiny_vit} --data digits --limit 4 --steps 2 --attack fgsm --epsilon 0,8 --no-corruptions",
     }
     with pytest.MonkeyPatch.context() as patch:
-        for store in (ProgressStore,):
-            patch.setattr(store, "forget", lambda _: None)
+        patch.setattr(ProgressStore, "forget", lambda _: None)
         for name, line in lines.items():
             assert run([*line.split(), "--quiet", "--device", "cpu", "--out", str(place / name)]) == 0
     again = {name: line.split() for name, line in lines.items()} | {"train": ["train"]}
@@ -44,14 +45,21 @@ def resumed(stopped: dict[str, tuple[list[str], Path]], name: str, folder: Path)
     return [*line, "--resume", str(folder)], folder
 
 
+def test_every_command_that_is_resumed_is_here(stopped):
+    resumable = {
+        word for word, command in COMMANDS.items() if "resume" in {one.name for one in fields(command.options)}
+    }
+    assert resumable == {*stopped, *USED, "study"}  # whose points are tests/commands/study/test_points.py's
+
+
 # what is sure to be used, so that damage cannot be harmless
 USED = {
     "train": [
-        ("config.json", ("options", "model"), []),
-        ("config.json", ("options", "image_size"), [0]),
-        ("config.json", ("options", "seed"), "x"),
-        ("config.json", ("options", "tuning"), 3),
-        ("config.json", ("options", "data_dir"), None),
+        ("config.json", ("plan", "model"), []),
+        ("config.json", ("plan", "image_size"), [0]),
+        ("config.json", ("options", "run", "seed"), "x"),
+        ("config.json", ("plan", "tuning"), 3),
+        ("config.json", ("options", "run", "data_dir"), None),
         ("config.json", ("recipe",), {}),
         ("config.json", ("models",), "MISSING!"),
         ("results.json", ("metrics",), []),

@@ -1,4 +1,4 @@
-"""Several processes within one: threads that meet where processes would, each with a place of its own."""
+"""A distributed run simulated in one process: a thread for each process, which exchange tensors in collective calls."""
 
 import threading
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from vitlens.processes import Processes
 Result = TypeVar("Result")
 
 
-def together(
+def run_in_processes(
     count: int, work: Callable[[Processes], Result], monkeypatch: pytest.MonkeyPatch
 ) -> list[Result | BaseException]:
-    """What work(processes) returns, or raises, in each of count processes; runs that it starts are of that process."""
+    """The results of work(processes), or its exceptions, in each of count processes; runs inside use that process."""
     rounds: dict[int, dict[int, torch.Tensor]] = {}
     ended: set[int] = set()
     news = threading.Condition()
@@ -33,16 +33,16 @@ def together(
             news.notify_all()
             assert news.wait_for(lambda: len(sent) == count or ended - sent.keys(), timeout=HANGS)
             if len(sent) < count:
-                raise RuntimeError("Connection closed by peer")  # as gloo says it
+                raise RuntimeError("Connection closed by peer")  # as gloo raises it
             return [sent[index] for index in range(count)]
 
     def all_reduce(values: torch.Tensor) -> None:
         values.copy_(torch.stack(exchange(values)).sum(0))
 
     def all_gather(parts: list[torch.Tensor], values: torch.Tensor) -> None:
-        found = exchange(values)
-        assert [part.shape for part in parts] == [other.shape for other in found]
-        for part, other in zip(parts, found, strict=True):
+        gathered = exchange(values)
+        assert [part.shape for part in parts] == [other.shape for other in gathered]
+        for part, other in zip(parts, gathered, strict=True):
             part.copy_(other)
 
     def alone(index: int) -> Result | BaseException:

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 
 from tests.damage import damage_bytes, damaged, every, refused, served_or_refused
 from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.study.options import StudyOptions
+from vitlens.files import write_json
 
 
 @pytest.fixture(scope="module")
@@ -77,29 +81,39 @@ def test_formats_are_those_of_figures(predicted, tmp_path, capsys, formats):
     assert refused(run(["report", str(folder)]), capsys.readouterr().err)
 
 
+def study_of(source: Path, folder: Path, *chapters: object) -> Path:
+    """A study's folder with these chapters, and a run in chapters/evaluate and outside it."""
+    place = copied(source, folder)
+    shutil.copytree(source, place / "chapters" / "evaluate")
+    shutil.copytree(source, folder / "place" / "outside")
+    config, results = (json.loads((place / name).read_text()) for name in ("config.json", "results.json"))
+    tables = {table.name: [] for table in COMMANDS["study"].contents.tables} | {"chapters": chapters}
+    write_json(place / "config.json", config | {"options": asdict(StudyOptions(("tiny-vit",)))})
+    write_json(place / "results.json", results | {"command": "study", "tables": tables})
+    return place
+
+
+def test_a_chapter_in_its_study_is_read(made, tmp_path, capsys):
+    chapter = {"word": "evaluate", "alias": "", "folder": "chapters/evaluate"}
+    assert run(["report", str(study_of(made, tmp_path, chapter))]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "chapter",
     [
         {"word": "evaluate", "alias": "", "folder": "../outside"},
         {"word": "evaluate", "alias": "", "folder": "."},
         {"word": "evaluate", "alias": "", "folder": "/etc"},
-        {"word": "study", "alias": "", "folder": "chapters/study"},
-        {"word": "digests", "alias": "", "folder": "chapters/x"},
+        {"word": "study", "alias": "", "folder": "chapters/evaluate"},
+        {"word": "digests", "alias": "", "folder": "chapters/evaluate"},
         {"word": "evaluate", "alias": "", "folder": "chapters/link"},
         {"word": 3},
     ],
 )
-def test_a_chapter_lies_in_its_study(predicted, tmp_path, capsys, chapter):
-    folder = copied(predicted, tmp_path)
-    shutil.copytree(predicted, tmp_path / "place" / "outside")
-    (folder / "chapters").mkdir()
-    (folder / "chapters" / "link").symlink_to(tmp_path / "place" / "outside")
-    config, results = (json.loads((folder / name).read_text()) for name in ("config.json", "results.json"))
-    config["options"] |= {"models": ["tiny-vit"], "kind": None}
-    results |= {"command": "study", "tables": {"chapters": [chapter]}}
-    results["metrics"]["accuracy"] = {"value": 0.5, "unit": "fraction"}
-    for name, content in (("config.json", config), ("results.json", results)):
-        (folder / name).write_text(json.dumps(content))
+def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, chapter):
+    folder = study_of(made, tmp_path, chapter)
+    if chapter.get("folder") == "chapters/link":
+        (folder / "chapters" / "link").symlink_to(tmp_path / "place" / "outside")
     assert refused(run(["report", str(folder)]), capsys.readouterr().err)
 
 

@@ -1,4 +1,4 @@
-"""A training with a teacher: the objective that was asked for, and the student compared with its teacher."""
+"""Distillation: its objective, and the student compared with its teacher."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,12 +22,12 @@ from vitlens.models.model import Model
 from vitlens.training.distill import (
     TEMPERATURE,
     WEIGHTS,
+    CachedTeacher,
     Distillation,
-    Distilled,
-    Remembered,
+    DistillationObjective,
     Student,
     Teacher,
-    forms_of,
+    cacheable_views,
     has_distillation_token,
 )
 from vitlens.training.recipe import Recipe
@@ -36,28 +36,30 @@ from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A teacher at work.
+class DistillationSetup:
+    """The teacher and the objective of a distillation.
 
     teacher: the model; objective: of the student; plain: a model to compare with, or None; forms: of each training
-    image whose teacher's outputs are computed once and kept (0: anew for what the student sees in every step).
+    image on which the teacher's outputs are computed once (0: computed on the student's images in every step).
     """
 
     teacher: Model
-    objective: Distilled
+    objective: DistillationObjective
     plain: Model | None
     forms: int
 
 
-def lesson_of(teaching: Teaching, student: Model, recipe: Recipe, train: Split, run: RunOptions) -> Lesson | None:
-    """The lesson that was asked for, or None where there is no teacher.
+def distillation_of(
+    teaching: Teaching, student: Model, recipe: Recipe, train: Split, run: RunOptions
+) -> DistillationSetup | None:
+    """The distillation of the options, or None without a teacher.
 
     Raises InputError where teacher, or the model to compare with, knows other classes than the student.
     """
     if teaching.teacher is None:
         return None
     how = _completed(teaching, able=has_distillation_token(student))
-    Student(student, token=how.token)  # refuses a token that it has not
+    Student(student, token=how.token)  # refuses a token that the student does not have
     model = load(teaching.teacher, device=student.device)
     precision = choose(student.device, precision=run.precision, compiling="off", steps=1).precision
     teacher = Teacher(model, classes=student.classes, precision=precision)
@@ -66,14 +68,15 @@ def lesson_of(teaching: Teaching, student: Model, recipe: Recipe, train: Split, 
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
     identity = {**asdict(how), "teacher": teacher.identity()}
-    forms = forms_of(recipe, train)
-    return Lesson(model, Distilled(Remembered(teacher) if forms else teacher, how, identity=identity), plain, forms)
+    forms = cacheable_views(recipe, train)
+    objective = DistillationObjective(CachedTeacher(teacher) if forms else teacher, how, identity=identity)
+    return DistillationSetup(model, objective, plain, forms)
 
 
 def _completed(teaching: Teaching, *, able: bool) -> Distillation:
     """The distillation with all its numbers; able: whether the student has a distillation token.
 
-    Raises InputError for a number that cannot be.
+    Raises InputError for a number out of range.
     """
     kind = teaching.kind or "hard"
     weight = WEIGHTS[kind] if teaching.weight is None else teaching.weight
@@ -81,57 +84,60 @@ def _completed(teaching: Teaching, *, able: bool) -> Distillation:
     return Distillation(kind, weight, temperature, able if teaching.token is None else teaching.token)
 
 
-def recall_images(lesson: Lesson | None, train: Split, *, quiet: bool) -> None:
-    """Compute the teacher's outputs on the training images where they are kept."""
-    if lesson is None or not isinstance(lesson.objective.teacher, Remembered):
+def compute_teacher_outputs(distillation: DistillationSetup | None, train: Split, *, quiet: bool) -> None:
+    """Compute the teacher's outputs on the training images, where they are computed once."""
+    if distillation is None or not isinstance(distillation.objective.teacher, CachedTeacher):
         return
-    count, device = lesson.forms * len(train), lesson.teacher.device
-    with progress(f"{lesson.teacher.alias}: outputs on each image, once", count, quiet=quiet) as advance:
-        lesson.objective.teacher.remember(train, mirrored=lesson.forms == 2, device=device, advance=advance)
+    count, device = distillation.forms * len(train), distillation.teacher.device
+    with progress(f"{distillation.teacher.alias}: outputs on each image, once", count, quiet=quiet) as advance:
+        distillation.objective.teacher.remember(train, mirrored=distillation.forms == 2, device=device, advance=advance)
 
 
-def taking_part(lesson: Lesson | None) -> tuple[Model, ...]:
-    """The models of a run besides the one that is trained."""
-    if lesson is None:
+def other_models(distillation: DistillationSetup | None) -> tuple[Model, ...]:
+    """The models of the run other than the student."""
+    if distillation is None:
         return ()
-    return (lesson.teacher,) if lesson.plain is None else (lesson.teacher, lesson.plain)
+    return (distillation.teacher,) if distillation.plain is None else (distillation.teacher, distillation.plain)
 
 
 def predictions_of(model: Model, data: str, run: RunOptions) -> Evaluation:
-    """What a model predicts on the test part of a training's data, read at its own size."""
+    """A model's predictions on the test part of the data, preprocessed for it."""
     split = load_data(data, part="test", preprocessing=model.preprocessing, data_dir=run.data_dir, seed=run.seed)
     return evaluate(model, split.limit(run.limit, seed=run.seed), batch_size=run.batch_size)
 
 
-def write_lesson(folder: RunFolder, lesson: Lesson, student: Evaluation, data: str, run: RunOptions) -> None:
-    """Write how it was taught, and the student beside its teacher and the one that had none."""
-    how = lesson.objective.how
-    taught = TaughtRow(lesson.teacher.alias, how.kind, how.weight, how.temperature, how.token, lesson.forms)
+def write_distillation(
+    folder: RunFolder, distillation: DistillationSetup, student: Evaluation, data: str, run: RunOptions
+) -> None:
+    """Write the settings, and the student compared with its teacher and the model trained without one."""
+    how = distillation.objective.how
+    taught = TaughtRow(distillation.teacher.alias, how.kind, how.weight, how.temperature, how.token, distillation.forms)
     folder.write(TAUGHT, [taught])
-    compared = [("student", student), ("teacher", predictions_of(lesson.teacher, data, run))]
-    if lesson.plain is not None:
-        compared.append(("plain", predictions_of(lesson.plain, data, run)))
-    aliases = [one.alias for _, one in compared]
+    compared = [("student", student), ("teacher", predictions_of(distillation.teacher, data, run))]
+    if distillation.plain is not None:
+        compared.append(("plain", predictions_of(distillation.plain, data, run)))
+    aliases = [answers.alias for _, answers in compared]
     named = [
-        (role, replace(one, alias=f"{one.alias}-{role}" if aliases.count(one.alias) > 1 else one.alias))
-        for role, one in compared
+        (role, replace(answers, alias=f"{answers.alias}-{role}") if aliases.count(answers.alias) > 1 else answers)
+        for role, answers in compared
     ]
     folder.write(BESIDE, _beside_rows(folder, named, seed=run.seed))
-    folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([one for _, one in named])])
+    folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([answers for _, answers in named])])
 
 
 def _beside_rows(folder: RunFolder, named: Sequence[tuple[str, Evaluation]], *, seed: int) -> list[BesideRow]:
-    """Accuracy of each, agreement with the teacher; metrics beside."""
-    teacher = next(one for role, one in named if role == "teacher")
+    """The accuracy of each model and its agreement with the teacher, as rows and metrics."""
+    teacher = next(answers for role, answers in named if role == "teacher")
     rows = []
-    for role, one in named:
-        right, same = accuracy(one.correct, groups=one.groups, seed=seed), Estimate(1.0)
-        folder.metric(ACCURACY(model=one.alias), right)
+    for role, answers in named:
+        correct, same = accuracy(answers.correct, groups=answers.groups, seed=seed), Estimate(1.0)
+        folder.metric(ACCURACY(model=answers.alias), correct)
         if role != "teacher":
-            same = accuracy(_same_class(one, teacher), groups=one.groups, seed=seed)
-            folder.metric(AGREEMENT(model=one.alias), same)
+            same = accuracy(_same_class(answers, teacher), groups=answers.groups, seed=seed)
+            folder.metric(AGREEMENT(model=answers.alias), same)
         agreement = (None, None, None) if role == "teacher" else (same.value, same.low, same.high)
-        rows.append(BesideRow(one.alias, role, len(one.labels), right.value, right.low, right.high, *agreement))
+        count = len(answers.labels)
+        rows.append(BesideRow(answers.alias, role, count, correct.value, correct.low, correct.high, *agreement))
     return rows
 
 

@@ -1,0 +1,60 @@
+"""Figures and report.md are made from a run's folder alone, and made again they are the same."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.contracts.throw_away import ENTRY, WORD
+from tests.contracts.throw_away.record import BRIGHTNESS, IMAGES, ROWS, BrightnessArrays, BrightnessRow
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.publish import publish, report
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.files import read_run
+from vitlens.uncertainty import Estimate
+
+
+@pytest.fixture(autouse=True)
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, WORD, ENTRY)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    config = {"models": [{"alias": "m"}]}
+    with RunFolder.create(WORD, out=tmp_path / "run", config=config, formats=("svg", "pdf")) as folder:
+        folder.metric(BRIGHTNESS(model="m"), Estimate(0.25))
+        folder.write(IMAGES, [BrightnessRow("a.png", 0.25)])
+        folder.save(ROWS, BrightnessArrays(np.arange(4.0)[None]), model="m")
+        assert publish(folder) == tmp_path / "run" / "report.md"
+        assert read_run(folder.path).status == "running"
+    return tmp_path / "run"
+
+
+def test_a_report_is_written_from_the_folder(run: Path) -> None:
+    assert {file.name for file in (run / "figures").iterdir()} == {f"{WORD}.{form}" for form in ("png", "svg", "pdf")}
+    text = (run / "report.md").read_text()
+    assert "25.0 %" in text
+    assert "*Figure 1. Rows of pixels.*" in text
+    assert "has not finished" not in text
+    assert (run / "figures" / f"{WORD}.png").read_bytes()[16:24] == (200).to_bytes(4, "big") * 2  # 1 inch at 200 dpi
+
+
+def test_written_again_it_is_the_same(run: Path) -> None:
+    names = ("report.md", *(f"figures/{WORD}.{form}" for form in ("png", "pdf", "svg")))
+    kept = {name: (run / name).read_bytes() for name in names}
+    for name in kept:
+        (run / name).unlink()
+    assert report(run) == run / "report.md"
+    assert {name: (run / name).read_bytes() for name in kept} == kept
+
+
+def test_a_folder_without_a_report_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="folder of a run"):
+        report(tmp_path)
+    for command in ("walk", "models"):  # none of ours, and one that leaves no report
+        with RunFolder.create(command, out=tmp_path / command):
+            pass
+        with pytest.raises(UnknownNameError, match=command):
+            report(tmp_path / command)

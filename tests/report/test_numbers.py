@@ -1,0 +1,50 @@
+"""Numbers in words."""
+
+import pytest
+
+from vitlens.report.document import Cell
+from vitlens.report.numbers import in_ranges, in_time, in_words, percent
+from vitlens.uncertainty import Estimate
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (Estimate(447 / 480, 0.905, 0.95, 480), "93.1 % (90.5 to 95.0, n = 480)"),
+        (Estimate(0.5), "50.0 %"),
+        (Estimate(0.0312, n=1200), "3.1 % (n = 1,200)"),
+        (Estimate(-1.25, -2.0, -0.01, 9, "points"), "-1.2 points (-2.0 to 0.0, n = 9)"),
+        (Estimate(1.23456, unit="nats"), "1.23 nats"),
+        (Estimate(116.492, unit="px"), "116 px"),
+        (Estimate(12345.6, unit=""), "12,346"),
+        (None, "–"),
+        (0.12345, "0.123"),
+        (12345, "12,345"),
+        ("a b", "a b"),
+    ],
+)
+def test_values_in_words(cell: Cell, text: str) -> None:
+    assert in_words(cell) == text
+
+
+def test_n_can_be_said_elsewhere() -> None:
+    assert in_words(Estimate(0.5, 0.4, 0.6, 10), with_n=False) == "50.0 % (40.0 to 60.0)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.84, "0.8 s"), (42.4, "42 s"), (200.0, "3 min 20 s"), (7500.0, "2 h 5 min")]
+)
+def test_time_in_words(seconds: float, text: str) -> None:
+    assert in_time(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([3], "layer 3"), ([4, 1, 0, 3, 2, 7], "layers 0 to 4 and 7"), ([0, 2, 2, 5], "layers 0, 2 and 5")],
+)
+def test_ranges_in_words(numbers: list[int], text: str) -> None:
+    assert in_ranges(numbers) == text
+
+
+def test_shares_in_percent() -> None:
+    assert (percent(0.125), percent(0.125, 1), percent(-0.0001)) == ("12 %", "12.5 %", "0 %")

@@ -1,0 +1,5 @@
+"""Defaults of the attention methods, shared by the public functions and the command line; free of torch."""
+
+from typing import Final
+
+ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I

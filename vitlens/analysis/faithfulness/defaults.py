@@ -1,0 +1,7 @@
+"""Defaults that functions here share with the command line; free of torch."""
+
+from typing import Final
+
+from vitlens.names import Substrate
+
+SUBSTRATE: Final[Substrate] = "blur"  # what replaces a removed patch
