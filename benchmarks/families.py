@@ -1,8 +1,8 @@
-"""What the lens sees in timm's families: writes docs/families.md, one row a family.
+"""Attention observed in timm's families: writes docs/families.md, one row a family.
 
     python benchmarks/families.py [--out docs/families.md] [--only PATTERN]
 
-Weights are random, the image is one: what is seen depends on neither.
+With random weights and one image: the table depends on neither.
 """
 
 import argparse
@@ -76,7 +76,7 @@ FAMILIES = {
     "ConvNeXt": "convnext_atto",
     "ResNet": "resnet18",
 }
-COLUMNS = ("family", "model", "layers seen", "kind", "prefix", "readout", "logits bit-equal", "rollout")
+COLUMNS = ("family", "model", "layers observed", "kind", "prefix", "readout", "logits bit-equal", "rollout")
 
 
 def row(family: str, name: str) -> tuple[str, ...]:
@@ -121,19 +121,19 @@ def table(rows: list[tuple[str, ...]]) -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "timm"))
     kinds = "\n".join(f"- **{kind}**: {words}" for kind, words in KIND_WORDS.items())
     lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, tuple("---" for _ in COLUMNS), *rows)]
-    return f"""# What the lens sees in timm's families
+    return f"""# Attention observed in timm's families
 
 Written by `python benchmarks/families.py` with {versions}: one image, random weights, the
 smallest model of each family (or close to it).
 
-*Layers seen*: attention modules whose weights were observed, of those the model has. *Kind*: what attends to what, and
-in how many attention calls of one forward pass:
+*Layers observed*: attention modules whose weights were observed, of all that the model has. *Kind*: what attends to what,
+and in how many attention calls of one forward pass:
 
 {kinds}
 
-*Logits bit-equal*: the logits under observation are those of the unobserved model, bit by bit. *Rollout*: defined where
+*Logits bit-equal*: the logits under observation are bit-equal to those of the unobserved model. *Rollout*: defined where
 every layer is patch attention over one sequence of tokens, or class attention after it. *None*: no softmax attention.
-Of models that mix their heads (CaiT), the weights shown are those of the softmax, before they are mixed.
+Of models that mix their heads (CaiT), the weights are those of the softmax, before mixing.
 
 {chr(10).join(lines)}
 """

@@ -78,4 +78,4 @@ def test_the_documentation_lists_every_attribution():
     for name, cells in named.items():
         entry = ATTRIBUTIONS[name]
         assert cells[:3] == [models[entry.needs], entry.resolution, "yes" if entry.signed else "no"]
-        assert ("knows no class" in cells[3]) is not entry.needs_class
+        assert ("class-agnostic" in cells[3]) is not entry.needs_class

@@ -16,11 +16,11 @@ PATHS = re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", TEXT)
 
 def test_the_table_has_all_that_can_be_added():
     added = {
-        "an attack", "an attribution", "a way to follow attention", "a head statistic", "a label of heads",
+        "an attack", "an attribution", "an attention method", "a head statistic", "a label of heads",
         "a model source", "a data set", "a command",
     }  # fmt: skip
     assert {what for what, _, _ in ROWS} == added
-    assert {what.lower() for what, _ in EXAMPLES} == added - {"a way to follow attention", "a label of heads"}
+    assert {what.lower() for what, _ in EXAMPLES} == added - {"an attention method", "a label of heads"}
     for _, touched, _ in ROWS:
         assert re.findall(r"`(vitlens/[^`]+\.py)`", touched)  # a file with its registry
 
