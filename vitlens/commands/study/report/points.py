@@ -49,13 +49,13 @@ _LINE: Final = f"{_BARS} The axis is logarithmic; points of two lines at one pla
 _HOW_SURE: Final = (
     "Intervals take the seeds of training and the test images both as drawn at random (two-way random effects over the "
     "table of predictions, Student's t with Satterthwaite's degrees of freedom), so they hold for another seed and "
-    "other images of this kind. A difference is between predictions on the same images with the same seeds; p_holm is "
-    "its p corrected for the number of differences in its table."
+    "other images of this kind. A difference is between predictions on the same images with the same seeds; p (Holm) "
+    "is its p corrected for the number of differences in its table."
 )
 _HOW_SURE_OF_ONE: Final = (
     "There was one seed: intervals (Wilson's, and the paired bootstrap for differences) and p (McNemar's exact test) "
-    "cover the choice of test images alone. Another seed gives other accuracies; add --seeds 3. p_holm is p corrected "
-    "for the number of differences in its table."
+    "cover the choice of test images alone. Another seed gives other accuracies; add --seeds 3. p (Holm) is p "
+    "corrected for the number of differences in its table."
 )
 _COMPARED: Final = (
     (DIFFERENCES, DIFFERENCE, "of points", "Paired differences of accuracy"),
@@ -234,7 +234,7 @@ def _comparison_table(record: Record, table: TableOf[ComparisonRow], metric: Met
                 record.metric(metric(model=row.label, against=row.against)), with_n=False
             ),
             "p": lambda row: row.p,
-            "p_holm": lambda row: row.p_holm,
+            "p (Holm)": lambda row: row.p_holm,
         },
     )
 
