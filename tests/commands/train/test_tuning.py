@@ -55,7 +55,7 @@ def test_the_head_alone(learned, tmp_path):
     assert changed(learned, out) == {"head.weight", "head.bias"}
     assert len(vitlens.load(str(out)).classes) == 10
     text = (out / "report.md").read_text()
-    assert "was trained further, its head alone: 170 of" in text
+    assert "was fine-tuned, its head alone: 170 of" in text
     assert "replaced the head of 3 classes by one of the data's 10, all zeros" in text
     assert "features computed once" in text
     assert not (out / "features").exists()
@@ -139,7 +139,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(learned, tmp_path)
         tuned(learned, out, Tuning(last=3))
     with pytest.raises(InputError, match=r"found --dim for .*; leave it out"):
         tuned(learned, out, shape={"dim": 8})
-    with pytest.raises(InputError, match="found the preset 'vit-mini': there is nothing learned"):
+    with pytest.raises(InputError, match="found the preset 'vit-mini': its weights are random"):
         train("vit-mini", tuning=Tuning(freeze=True), options=replace(OPTIONS, out=out))
     with pytest.raises(InputError, match="found a recipe with flip; add --cached-views 4"):
         tuned(learned, out, Tuning(freeze=True), recipe={"flip": True})
