@@ -89,7 +89,7 @@ def test_many_classes_are_right_or_wrong():
     figure = feature_space(clouds=[cloud(100, 50)], classes=[str(i) for i in range(50)], title="space")
     [points] = figure.axes[0].collections
     assert len({tuple(colour) for colour in points.get_facecolors()}) == 2
-    assert "red: misclassified" in texts(figure)
+    assert "orange: misclassified" in texts(figure)
     assert not cut_off(figure)
 
 

@@ -97,7 +97,7 @@ def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], palette: Mapping[int
     axes.spines[:].set_visible(True)
     axes.spines[:].set_color("#CCCCCC")
     if not named and wrong.any():
-        axes.set_xlabel(f"red: misclassified {by}".rstrip(), fontsize=SMALL)
+        axes.set_xlabel(f"orange: misclassified {by}".rstrip(), fontsize=SMALL)
     return bool(named and wrong.any())
 
 
