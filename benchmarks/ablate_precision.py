@@ -1,4 +1,4 @@
-"""The ranking of heads in bf16 beside the one in fp32: exact ablation of all heads of a model on a folder of images.
+"""The ranking of heads in bf16 compared with fp32: exact ablation of all heads of a model on a folder of images.
 
     python benchmarks/ablate_precision.py MODEL FOLDER [--limit 300]
 

@@ -1,4 +1,4 @@
-"""The same attacks by foolbox, by torchattacks and by us, on the same images from the same starts; see attacks.py."""
+"""The same attacks by foolbox, torchattacks and vitlens, on the same images from the same starts; see attacks.py."""
 
 import os
 import warnings

@@ -1,4 +1,4 @@
-"""Attacks side by side with foolbox and torchattacks: agreement, strength, time and memory, as rows of attacks.md.
+"""Attacks compared with foolbox and torchattacks: agreement, strength, time and memory, as rows of attacks.md.
 
     python benchmarks/attacks.py agreement [--models vit-digits,cnn-digits,deit] [--images 200] [--only fgsm,pgd,c&w]
     python benchmarks/attacks.py strength  [--models ...] [--images 200] [--steps 20,100]   APGD against PGD, same steps
@@ -6,8 +6,8 @@
     python benchmarks/attacks.py memory    [--models ...]                   peak of a process that does one side alone
     python benchmarks/attacks.py precision [--models ...] [--images 200]    gradients in bf16 against fp32
 
-foolbox comes with the extra `test`. torchattacks pins old packages: it goes into an environment of its own, which sees
-the packages of this one through a path file (without it, its columns stay empty):
+foolbox comes with the extra `test`. torchattacks pins old packages: it is installed in a separate environment, which
+sees the packages of this one through a path file (without torchattacks its columns are empty):
 
     python -m venv --without-pip BENCH
     OURS=$(python -c "import site; print(site.getsitepackages()[0])"); PACKAGES=$(echo BENCH/lib/python3*/site-packages)
@@ -15,10 +15,10 @@ the packages of this one through a path file (without it, its columns stay empty
     python -m pip install --no-deps --target $PACKAGES torchattacks
     BENCH/bin/python benchmarks/attacks.py ...
 
-(or, all of it downloaded again: a fresh environment with `pip install -e .[test,bench]`). `deit` is DeiT-tiny with the
-photographs of VITLENS_DATA. Same images, batch size, step, steps and start on every side. A robust accuracy is a count
-of images that are right and stay so; peers attack each epsilon by itself, and what they broke at a smaller one counts
-as broken, as in a sweep. Times are medians of alternating runs.
+(or in a fresh environment: `pip install -e .[test,bench]`). `deit` is DeiT-tiny with the photographs of VITLENS_DATA.
+Same images, batch size, step, steps and start for all libraries. A robust accuracy is the number of images classified
+correctly when clean and under attack; the other libraries attack each epsilon by itself, and images misclassified at a
+smaller one count as misclassified. Times are medians of alternating runs.
 """
 
 import argparse
@@ -176,7 +176,7 @@ def main() -> None:
         peak(names[0], asked.side, asked.data, asked.device)
         return
     if len(PEERS) == 1:
-        print("torchattacks is not there; see the head of this file\n", file=sys.stderr)
+        print("torchattacks is not installed; see the docstring of this file\n", file=sys.stderr)
     if asked.what == "memory":
         memory(names, asked.data, asked.device)
         return

@@ -1,4 +1,4 @@
-"""Attention, relevance and statistics side by side with peers, in one process: job, peer, ours, ratio, agreement.
+"""Attention, relevance and statistics compared with other libraries, in one process: job, peer, ours, ratio, agreement.
 
     python benchmarks/attention.py [--batch 8] [--repeats 5]  > the table of benchmarks/attention.md
 

@@ -1,4 +1,4 @@
-"""Packs two run folders into the pair that comes with the package, in half precision.
+"""Writes the pair of models that comes with the package from two run folders, in half precision.
 
 vitlens train vit-micro --data digits --epochs 20 --seed 0 --out runs/vit-digits
 vitlens train resnet20 --data digits --epochs 10 --seed 0 --out runs/cnn-digits

@@ -1,11 +1,11 @@
-"""Attributions side by side with the grad-cam package and captum, in one process: job, peer, ours, ratio, agreement.
+"""Attributions compared with the grad-cam package and captum, in one process: job, peer, ours, ratio, agreement.
 
     python benchmarks/explain.py [--images 64] [--repeats 3]  > the table of benchmarks/explain.md
 
 Weights are random: time and memory do not depend on them. Times are medians of alternating runs after a warm-up, ratios
-the peer's over ours. GradCAM's peer is the loop of the package's examples: one image after the other through one
-GradCAM object, the model as torchvision or timm gives it. Integrated gradients' peer is captum's with as many copies in
-one pass as ours has; the peak of memory is that of a process that does nothing else.
+the peer's over ours. GradCAM is compared with the loop of the package's examples: one image after the other
+through one GradCAM object, with the model as torchvision or timm gives it. Integrated gradients are compared with
+captum's, with as many copies in one pass; the peak of memory is that of a process that does nothing else.
 """
 
 import argparse

@@ -4,10 +4,10 @@
                                       [--device cpu] [--random-weights]
 
 The loop is `single_run` of CausalMetric, the code that came with RISE (Petsiuk 2018), called for every image and both
-games: one forward for the class, then one at every step, a batch of one image each. Its steps are patches here, as
-ours are. Both sides take the same maps (relevance) and the same substrate, and ask the model for the classes
-themselves. The curves must agree. `absent` cannot be done in pixels: it is timed beside the loop that blurs, which
-costs the same whatever it shows.
+curves: one forward for the class, then one at every step, a batch of one image each. Its steps are patches here, as
+ours are. Both use the same maps (relevance) and the same substrate, and compute the predicted classes themselves. The
+curves must agree. `absent` cannot be done in pixels: it is compared with the time of the loop that blurs, which does
+not depend on the substrate.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=2 python benchmarks/features.py [--bank 50000] [--queries 10000] [--dim 384] [--k 20] [--rounds 1]
 
-The features are clusters with much noise, so that neighbours disagree and votes are close. Both sides are timed from
-the fp32 vectors to the predicted labels; the labels must be equal to those that scikit-learn finds in float64 (--exact
-looks at that; it takes twice as long), and to those it finds in fp32 up to what its rounding changes.
+The features are clusters with much noise, so that neighbours disagree and votes are close. Both are timed from the fp32
+vectors to the predicted labels; the labels must be equal to those of scikit-learn in float64 (checked with --exact,
+which takes twice as long), and to those in fp32 up to rounding.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""An epoch of a frozen model's head on cached features against one that runs the backbone each time.
+"""An epoch of training a frozen model's head on cached features, compared with one that runs the backbone each time.
 
     python benchmarks/finetune.py --weights deit_tiny.safetensors --data FOLDER [--images 400] [--epochs 3]
 
 Same model, images, recipe, seed and precision, in one process and in alternation: first the epochs with the backbone,
-then those without. The weights that come out must be the same to 1e-3 of their size and the accuracy equal; the ratio
-of the training time of an epoch (without looks at the test images and without files) must be at least 20.
+then those without. The resulting weights must agree to 1e-3 of their size and the accuracies be equal; the ratio of the
+training times of an epoch (without evaluation and files) must be at least 20.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How long `vitlens --help` takes beside the `--help` of a bare Typer program: the ratio must be at most 1.5.
+"""The time of `vitlens --help` over that of the `--help` of a bare Typer program: the ratio must be at most 1.5.
 
     python benchmarks/help_time.py
 

@@ -1,4 +1,4 @@
-"""What it costs to watch: ViT-B/16 at 224 px, plain forward against observation and rollout.
+"""The cost of observing attention: ViT-B/16 at 224 px, observation and rollout compared with the plain forward.
 
     python benchmarks/observe.py [--batch 8] [--repeats 7]
 

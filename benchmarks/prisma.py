@@ -2,9 +2,9 @@
 
     python benchmarks/prisma.py [--images 8] [--rounds 3]
 
-Needs vit-prisma beside vitlens (an environment of its own: it pins old packages). ViT-B/16 at 224 px with the same
-random weights in all three; every round times one head of every second layer by each, and the replay of all heads of
-these layers. The logits must agree.
+Needs vit-prisma and vitlens in one environment (a separate one: vit-prisma pins old packages). ViT-B/16 at 224 px with
+the same random weights in all three; every round times one head of every second layer by each, and the replay of all
+heads of these layers. The logits must agree.
 """
 
 import argparse

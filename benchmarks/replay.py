@@ -1,11 +1,11 @@
-"""What exact ablation of every head costs: the replay against a loop of full forwards, each head set to zero.
+"""The cost of exact ablation of every head: the replay compared with a loop of full forwards, each head set to zero.
 
     python benchmarks/replay.py [--full] [--images 16] [--naive 1]
 
 Layer by layer in alternation: the replay of all its heads, then full forwards for some of them (--naive a layer), whose
-mean time stands for all. Every figure is a ratio to the full forwards in fp32. Weights are random: time and memory do
-not depend on them. The default takes some minutes; --full is what is promised (64 images for ViT-B/16, 1,000 for
-vit-tiny), about half an hour on 2 cores.
+mean time is taken for all. Every figure is a ratio to the full forwards in fp32. Weights are random: time and memory do
+not depend on them. The default takes some minutes; --full is the measurement of ablation.md (64 images for
+ViT-B/16, 1,000 for vit-tiny), about half an hour on 2 cores.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def job(module: str, precision: str, options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--images", type=int)
-    parser.add_argument("--naive", type=int, default=1, help="full forwards a layer, whose mean stands for all")
+    parser.add_argument("--naive", type=int, default=1, help="full forwards a layer, whose mean time is taken for all")
     parser.add_argument("--chunk", type=int)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--job", nargs=2)

@@ -2,8 +2,8 @@
 
     python benchmarks/train_memory.py [--steps 10000]
 
-A small ViT on random images, with everything on that keeps something from step to step (Muon, averaged weights,
-RandAugment, erasing, CutMix); the process's resident memory after a tenth of the steps and at the end.
+A small ViT on random images, with everything that keeps state between steps (Muon, averaged weights, RandAugment,
+erasing, CutMix); the process's resident memory after a tenth of the steps and at the end.
 """
 
 import argparse

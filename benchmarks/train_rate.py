@@ -1,11 +1,11 @@
-"""Images a second of `vitlens train` against a plain loop: same model, images, batch and precision, on this machine.
+"""Images a second of `vitlens train` compared with a plain loop; same model, images, batch, precision and machine.
 
     python benchmarks/train_rate.py FOLDER [--model vit-tiny] [--images 1024] [--rounds 5] [--precision bf16]
 
-FOLDER holds train/<class>/*.jpg and test/<class>/*.jpg of 32 px. The plain loop is what a course teaches: ImageFolder,
-PIL transforms (crop with padding, flip), a DataLoader with 2 workers, AdamW; in bf16, autocast. The two take turns.
-Ours is compiled, as `vitlens train` does by itself for long trainings; compiling takes place in its first epoch, which
-is not counted, and its seconds are printed.
+FOLDER holds train/<class>/*.jpg and test/<class>/*.jpg of 32 px. The plain loop is as taught in courses: ImageFolder,
+PIL transforms (crop with padding, flip), a DataLoader with 2 workers, AdamW; in bf16, autocast. The two alternate.
+Ours is compiled, as `vitlens train` does for long trainings; compilation takes place in the first epoch, which is not
+counted and whose time is printed.
 """
 
 import argparse
