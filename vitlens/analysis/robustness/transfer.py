@@ -57,7 +57,7 @@ def transfer(
     *,
     groups: Tensor | None = None,
 ) -> Transfer:
-    """The transfer between all pairs of models. Raises InputError unless there is a row for every model, of the same images."""
+    """The transfer between all pairs of models. Raises InputError unless each model has a row of the same images."""
     shapes = {tuple(table.shape) for table in (clean, fooled, *adversarial)}
     if len(adversarial) != len(aliases) or shapes != {(len(aliases), clean.shape[1])}:
         raise InputError(f"expected results of {len(aliases)} models on the same images, found shapes {sorted(shapes)}")
