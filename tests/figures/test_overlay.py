@@ -6,7 +6,16 @@ from matplotlib.figure import Figure
 
 from tests.figures.reading import texts
 from vitlens.errors import InputError
-from vitlens.figures.overlay import MAGNITUDE, Scale, blend, colour_bar, in_words, is_constant, joint_scale, upsample
+from vitlens.figures.overlay import (
+    MAGNITUDE,
+    Scale,
+    blend,
+    colour_bar,
+    is_constant,
+    joint_scale,
+    upsample,
+    with_common_decimals,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +95,7 @@ def test_small_images_are_enlarged_by_whole_pixels(image):
     ],
 )
 def test_numbers_in_words(values, said):
-    assert in_words(values) == said
+    assert with_common_decimals(values) == said
 
 
 def test_bar_says_its_range():

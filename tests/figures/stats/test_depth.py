@@ -6,7 +6,7 @@ from matplotlib.colors import to_rgb
 
 from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
 from vitlens.errors import InputError
-from vitlens.figures.gaps import as_gapped
+from vitlens.figures.gaps import as_array_with_gaps
 from vitlens.figures.stats.depth import distance_by_layer, layer_evolution
 from vitlens.figures.stats.depth import token_norms as norms
 from vitlens.figures.stats.heads import difference_maps, head_heatmaps
@@ -345,10 +345,10 @@ def test_norms_refused(options, message):
 
 
 def test_gaps_stay_and_infinite_numbers_do_not():
-    found = as_gapped(torch.tensor([1.0, NAN], requires_grad=True), name="x", axes=("heads",))
+    found = as_array_with_gaps(torch.tensor([1.0, NAN], requires_grad=True), name="x", axes=("heads",))
     np.testing.assert_array_equal(found, [1.0, NAN])
     with pytest.raises(InputError, match="finite numbers in x"):
-        as_gapped([NAN, np.inf], name="x", axes=("heads",))
+        as_array_with_gaps([NAN, np.inf], name="x", axes=("heads",))
 
 
 def test_series_are_the_dots_colours(random):
