@@ -31,7 +31,7 @@ def test_lengths_must_fit():
     broken = DisturbancePanel("low-pass", "level", ["a", "b"], {"vit": np.zeros((3, 3))})
     with pytest.raises(InputError, match="levels of low-pass"):
         robustness_curves(disturbances=[broken], chance=0.1, n=5)
-    with pytest.raises(InputError, match="at least one way"):
+    with pytest.raises(InputError, match="at least one disturbance"):
         robustness_curves(disturbances=[], chance=0.1, n=5)
 
 

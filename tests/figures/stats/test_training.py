@@ -58,7 +58,7 @@ def test_a_layer_without_values_is_left_out_and_uniform_attention_is_a_line_wher
         ({"values": np.ones((4, 2))}, r"values of shape \(moments, layers, heads\)"),
         ({"values": np.ones((3, 2, 2))}, "3 epochs, one for each of the moments of values, found 4"),
         ({"uniform": [1.0]}, "2 layers of uniform"),
-        ({"epochs": [0, 5, 5, 6]}, "epochs that rise"),
+        ({"epochs": [0, 5, 5, 6]}, "ascending epochs"),
     ],
 )
 def test_courses_refused(options, message):
