@@ -101,4 +101,4 @@ def _invoke(arguments: list[str]) -> int:
 def _silence_libraries() -> None:
     """Hide the warnings that libraries address to programmers."""
     warnings.simplefilter("ignore")
-    logging.getLogger().addHandler(logging.NullHandler())  # else records without a handler go to stderr
+    logging.getLogger().addHandler(logging.NullHandler())  # otherwise records without a handler go to stderr
