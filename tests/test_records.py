@@ -13,13 +13,13 @@ from vitlens.archives import Form
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.errors import InputError
 from vitlens.files import read_run
-from vitlens.records import ArraysOf, Columns, Contents, GivenName, MetricName, Record, TableOf
+from vitlens.records import ArraysOf, Columns, Contents, MetricName, Record, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
 class Point:
-    name: GivenName
+    name: UntrustedName
     words: str
     value: float | None
 

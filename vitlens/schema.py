@@ -2,7 +2,7 @@
 
 Files are untrusted: `read_as` checks every value against the annotation of its field, and raises one line with the
 file, the place, what was expected and what was found.
-`Length`, `Between` and `Words` in `Annotated` narrow a field.
+`Length`, `Between` and `PathPart` in `Annotated` narrow a field.
 """
 
 import dataclasses
@@ -53,14 +53,14 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Words:
+class PathPart:
     """In Annotated: a text that may be part of a path: one name, without separators and control characters."""
 
     most: int = 200  # bytes: file systems accept 255, and suffixes are added
 
 
 @dataclass(frozen=True)
-class Given:
+class Untrusted:
     """In Annotated: an untrusted name (of a file, class, model or data set), which may hold any characters."""
 
 
@@ -69,15 +69,14 @@ class Verbatim:
     """In Annotated: a text that is shown unchanged, in a code block."""
 
 
-Name: TypeAlias = Annotated[str, Words()]
-# an untrusted name, which reports escape and shorten
-GivenName: TypeAlias = Annotated[str, Given()]
+Name: TypeAlias = Annotated[str, PathPart()]
+UntrustedName: TypeAlias = Annotated[str, Untrusted()]
 Text: TypeAlias = Annotated[str, Length(0, 1 << 20)]
 Count: TypeAlias = Annotated[int, Between(0, 2**53)]
 Positive: TypeAlias = Annotated[float, Between(1e-12, 1e12)]
 
 
-def is_name(text: str, *, most: int = Words().most) -> bool:
+def is_name(text: str, *, most: int = PathPart().most) -> bool:
     """Whether a text can be a name in a path: not empty, not hidden, no separators, only printable characters.
 
     most: bytes in UTF-8.
@@ -236,7 +235,7 @@ def _plain(kind: Any, value: object, place: str, bounds: tuple[object, ...]) -> 
     if isinstance(value, float) and not math.isfinite(value):
         _refuse(place, "a finite number", value)
     if isinstance(value, str):
-        words = next((bound for bound in bounds if isinstance(bound, Words)), None)
+        words = next((bound for bound in bounds if isinstance(bound, PathPart)), None)
         low, high = _length(bounds, CHARACTERS)
         if words is not None and not is_name(value, most=words.most):
             _refuse(place, "a name that can be part of a file name", value)

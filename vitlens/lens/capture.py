@@ -20,7 +20,7 @@ from vitlens.shapes import Images, Tokens
 
 @dataclass(frozen=True)
 class Captured:
-    """logits (batch, classes); sites: one a layer; layers: weights (batch, heads, query, key) or the rows asked for."""
+    """logits (batch, classes); sites: one per layer; layers: weights (batch, heads, query, key), or the given rows."""
 
     logits: Tensor
     sites: tuple[Site, ...]

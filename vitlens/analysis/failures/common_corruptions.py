@@ -157,7 +157,7 @@ def on_corrupted(
 ) -> Bool[Tensor, "batch kinds severities"]:
     """Which images are classified correctly under each corruption at each severity.
 
-    keys: (n,), one number an image, from which random numbers are drawn, so that all models and processes have the same
+    keys: (n,), one per image, which seeds its random numbers, so that all models and processes have the same
     pixels. Images are corrupted at the split's own size. advance: called with the number of passes over an image just
     done. Raises DataError without labels, InputError when the classes do not match.
     """
