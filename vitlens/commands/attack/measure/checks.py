@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitlens.analysis.robustness.checks import (
     UNLIMITED_EPSILON,
-    Attacked,
+    AttackOutput,
     Attempt,
     at_epsilon_zero,
     every_image_broken,
@@ -123,7 +123,7 @@ def _planned(work: ModelAttack, swept: SweptAttack) -> tuple[str, ...]:
 def _with_steps(attempt: Attempt, number: int) -> Attempt:
     def limited(
         images: Tensor, labels: Tensor, *, epsilon: float, steps: int | None = None, batch_size: int | None = None
-    ) -> Attacked:
+    ) -> AttackOutput:
         return attempt(images, labels, epsilon=epsilon, steps=steps or number, batch_size=batch_size)
 
     return limited
