@@ -107,17 +107,19 @@ def read_as(
         return typed
     except _FaultError as fault:
         where = f" at {fault.place}" if fault.place else ""
-        said = fault.said or f"expected {fault.expected}{where} in {source}, found {fault.found}"
-        message = f"{said} (in {source}{where})" if fault.said else said
+        if fault.message:  # of a dataclass that refused its values
+            message = f"{fault.message} (in {source}{where})"
+        else:
+            message = f"expected {fault.expected}{where} in {source}, found {fault.found}"
         raise error(f"{message}; {hint}" if hint else message) from None
 
 
 class _FaultError(Exception):
-    """One value that does not fit; said: the message of a dataclass that refused its values."""
+    """One value that does not fit; message: of a dataclass that refused its values."""
 
-    def __init__(self, place: str, expected: str, found: str, said: str = "") -> None:
+    def __init__(self, place: str, expected: str, found: str, message: str = "") -> None:
         super().__init__(place, expected, found)
-        self.place, self.expected, self.found, self.said = place, expected, found, said
+        self.place, self.expected, self.found, self.message = place, expected, found, message
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,8 @@ class _Reader:
                 return self.read(member, value, place, bounds)
             except _FaultError as fault:
                 faults.append(fault)
-        inner = max(faults, key=lambda fault: (len(fault.place), bool(fault.said)))
-        if len(inner.place) > len(place) or inner.said:
+        inner = max(faults, key=lambda fault: (len(fault.place), bool(fault.message)))
+        if len(inner.place) > len(place) or inner.message:
             raise inner
         return _refuse(place, " or ".join(dict.fromkeys(fault.expected for fault in faults)), value)
 
@@ -240,15 +242,15 @@ def _plain(kind: Any, value: object, place: str, bounds: tuple[object, ...]) -> 
         if words is not None and not is_name(value, most=words.most):
             _refuse(place, "a name that can be part of a file name", value)
         if not low <= len(value) <= high:
-            _refuse(place, f"a text of {_range(low, high)} characters", f"{len(value):,} characters", said=True)
+            _refuse(place, f"a text of {_range(low, high)} characters", f"{len(value):,} characters", is_text=True)
     for bound in bounds:
         if isinstance(bound, Between) and isinstance(value, int | float) and not bound.low <= value <= bound.high:
             _refuse(place, f"a number from {bound.low:g} to {bound.high:g}", value)
     return value
 
 
-def _refuse(place: str, expected: str, value: object, *, said: bool = False) -> NoReturn:
-    raise _FaultError(place, expected, str(value) if said else _shown(value))
+def _refuse(place: str, expected: str, value: object, *, is_text: bool = False) -> NoReturn:
+    raise _FaultError(place, expected, str(value) if is_text else _shown(value))
 
 
 def _shown(value: object) -> str:

@@ -99,11 +99,11 @@ def test_numbers_in_words(values, said):
 
 
 def test_bar_says_its_range():
-    def written(scale: Scale) -> list[str]:
+    def bar_texts(scale: Scale) -> list[str]:
         figure = Figure()
         colour_bar(figure.add_subplot(), scale=scale, label="attention (%)")
         return texts(figure)
 
-    assert {"0.50", "≥ 2.00", "attention (%)"} <= set(written(Scale(0.5, 2.0, clipped=True)))
-    assert {"0.50", "2.00"} <= set(written(Scale(0.5, 2.0)))
-    assert "3\nall\nequal" in written(Scale(3.0, 3.0))
+    assert {"0.50", "≥ 2.00", "attention (%)"} <= set(bar_texts(Scale(0.5, 2.0, clipped=True)))
+    assert {"0.50", "2.00"} <= set(bar_texts(Scale(0.5, 2.0)))
+    assert "3\nall\nequal" in bar_texts(Scale(3.0, 3.0))

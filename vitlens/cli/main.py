@@ -21,8 +21,8 @@ from vitlens.version import __version__
 _GARBAGE = 50_000
 
 
-def _print_version(wanted: bool | None) -> bool:
-    if wanted:
+def _print_version(version: bool | None) -> bool:
+    if version:
         print_result(f"vitlens {__version__}")
         raise typer.Exit
     return False

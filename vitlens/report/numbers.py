@@ -50,7 +50,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def in_ranges(numbers: Sequence[int], *, one: str = "layer", several: str = "layers") -> str:
-    """Numbers as a person lists them: "layer 3", "layers 0 to 4 and 7"."""
+    """Numbers in ranges: "layer 3", "layers 0 to 4 and 7"."""
     known = sorted(set(numbers))
     starts = [number for number in known if number - 1 not in known]
     ends = [number for number in known if number + 1 not in known]

@@ -94,8 +94,8 @@ def bias_of(
         accuracy(by_shape, groups=groups, seed=seed),
         accuracy(by_texture, groups=groups, seed=seed),
         tuple(
-            ClassBias(classes[index], int(mine.sum()), int(by_shape[mine].sum()), int(by_texture[mine].sum()))
-            for index, mine in _members(shape)
+            ClassBias(classes[index], int(members.sum()), int(by_shape[members].sum()), int(by_texture[members].sum()))
+            for index, members in _members(shape)
         ),
         note,
     )
