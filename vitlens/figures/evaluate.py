@@ -33,8 +33,8 @@ def prediction_grid(
 ) -> Figure:
     """Images (batch, 3, height, width) in [0, 1] with their prediction, marked right or wrong by colour and symbol.
 
-    predicted, truth: class indices (batch,); probability: of the prediction, a fraction (batch,). Below a wrong one
-    stands the true class. Raises InputError when shapes do not fit or an index has no class.
+    predicted, truth: class indices (batch,); probability: of the prediction, a fraction (batch,). The true class is
+    below a wrong one. Raises InputError when shapes do not fit or an index has no class.
     """
     pictures = as_images(images)
     predictions, labels = _indices(predicted, "predicted", len(classes)), _indices(truth, "truth", len(classes))

@@ -1,4 +1,4 @@
-"""Capture: keep the attention weights of a forward pass, or hand intermediate outputs to a reducer."""
+"""Capture: keep the attention weights of a forward pass, or pass intermediate outputs to a reducer."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

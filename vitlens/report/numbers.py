@@ -9,7 +9,7 @@ from vitlens.uncertainty import Estimate
 def in_words(cell: Cell, *, with_n: bool = True) -> str:
     """A value as a report says it: "93.1 % (90.5 to 95.0, n = 480)".
 
-    Estimates bear their interval, their unit and, with_n, their number; nothing is a dash.
+    Estimates have their interval, unit and, with_n, number of images; None is a dash.
     """
     if cell is None:
         return "–"

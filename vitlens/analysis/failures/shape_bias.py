@@ -78,7 +78,7 @@ def require_cues(split: Split) -> Cues:
 def bias_of(
     predictions: Labels, cues: Cues, classes: tuple[str, ...], *, alias: str = "", note: str = "", seed: int = 0
 ) -> ShapeBias:
-    """The shape bias of predictions (n,), indices of which the first len(classes) stand for the data's classes.
+    """The shape bias of predictions (n,), indices of which the first len(classes) are the data's classes.
 
     Images whose shape and texture agree are left out.
     """
