@@ -29,7 +29,7 @@ def in_words(cell: Cell, *, with_n: bool = True) -> str:
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """A plain number: so many decimals, or three significant digits when none is given."""
+    """A plain number with this many decimals, or with three significant digits."""
     if digits is not None:
         text = f"{value:.{digits}f}"
         return text.removeprefix("-") if float(text) == 0 else text

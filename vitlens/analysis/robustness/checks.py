@@ -1,4 +1,4 @@
-"""Self-checks of attacks: whether a robust accuracy can be believed, and signs of masked gradients.
+"""Self-checks of attacks: whether a robust accuracy is plausible, and signs of masked gradients.
 
 A model looks robust when the attack is broken: gradients of zero, a step that is too small, examples outside the
 budget. Each check states what is expected of a sound attack, what was found, and whether that is suspicious (Athalye
