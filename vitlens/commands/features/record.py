@@ -5,7 +5,7 @@ from typing import Literal
 
 from vitlens.commands.features.arrays import ARRAYS
 from vitlens.names import FeaturePool, Projection, Weighting
-from vitlens.records import Contents, GivenName, MetricName, TableOf
+from vitlens.records import Contents, MetricName, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
 PROBE = "probe"  # as a classifier; the others are "knn-20" and so on
@@ -158,8 +158,8 @@ class MatchesRow:
     """Two images whose patches were matched. matches: pairs of patches each of which is the other's best match."""
 
     model: str
-    first: GivenName
-    second: GivenName
+    first: UntrustedName
+    second: UntrustedName
     grid: tuple[int, int]
     matches: int
 
@@ -194,7 +194,7 @@ class TemplateRow:
     """
 
     model: str
-    template: GivenName
+    template: UntrustedName
     accuracy: float
     low: float
     high: float
@@ -230,8 +230,8 @@ class PromptRow:
 
     model: str
     image: int
-    name: GivenName
-    prompt: GivenName
+    name: UntrustedName
+    prompt: UntrustedName
     cosine: float
 
 
