@@ -1,0 +1,38 @@
+"""The committed reports: each can be read and written again by its command, and holds nothing of the machine."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.publish import read
+from vitlens.files import read_run
+
+REPORTS = Path(__file__).parents[2] / "reports"
+FOLDERS = sorted(path.name for path in REPORTS.iterdir() if path.is_dir() and not path.name.startswith("study-"))
+
+
+def test_the_list_names_every_folder():
+    listed = re.findall(r"^\| \[([^\]]+)\]\(([^)]+)/report\.md\) \|", (REPORTS / "README.md").read_text(), re.MULTILINE)
+    assert sorted(name for name, _ in listed) == FOLDERS
+    assert all(name == target for name, target in listed)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_report_can_be_made_again(name):
+    record = read(read_run(REPORTS / name))  # its tables, metrics and settings, as types
+    assert record.status == "done"
+    assert all(any(kind.parts(metric) is not None for kind in COMMANDS[record.command].contents.metrics)
+               for metric in record.metrics)  # fmt: skip
+    document = COMMANDS[record.command].report(record)
+    drawn = {f"{spec.name}.png" for spec in document.figures}
+    assert drawn == {path.name for path in (REPORTS / name / "figures").iterdir()}
+    shown = re.findall(r"^!\[[^\]]*\]\(figures/([^)]+)\)$", (REPORTS / name / "report.md").read_text(), re.MULTILINE)
+    assert drawn == set(shown)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_report_names_no_path_of_the_machine(name):
+    for file in ("config.json", "results.json", "report.md"):
+        assert not re.search(r"""["' =(@]/[\w.-]+/""", (REPORTS / name / file).read_text()), file
