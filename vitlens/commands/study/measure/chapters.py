@@ -223,7 +223,7 @@ def _parts(model: Model, images: int) -> Iterator[Part]:
     featured = min(images, FEATURED)
     yield Part("answers", images)
     if model.anatomy.family == "vit":
-        yield from stats_parts(images, moments=0)
+        yield from stats_parts(images, checkpoints=0)
         yield from ablate_parts(units_of(model), images, AblateOptions(model.alias))
         yield from explain_parts(EXPLAINED, min(images, CHECKED), verify=True, counterfactuals=True)
     attacks = AttackOptions((model.alias,), attacks=ATTACKS, corruptions=False)
