@@ -18,7 +18,7 @@ from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.parts import explain_parts
-from vitlens.commands.features.measure.images import bank_of, features_parts
+from vitlens.commands.features.measure.images import default_bank, features_parts
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.registry import COMMANDS
@@ -184,7 +184,7 @@ class Chapters:
     def _features(self, names: Sequence[str]) -> None:
         """The features of all models, layer by layer."""
         limit = self._at_most(FEATURED)
-        bank = min(BANK, bank_of(limit))
+        bank = min(BANK, default_bank(limit))
         line = f"features {' '.join(names)} --data {self.images.data} --limit {limit} --bank {bank} --no-cache"
         self._run(
             "features", "", line,
@@ -228,4 +228,4 @@ def _parts(model: Model, images: int) -> Iterator[Part]:
         yield from explain_parts(EXPLAINED, min(images, CHECKED), verify=True, counterfactuals=True)
     attacks = AttackOptions((model.alias,), attacks=ATTACKS, corruptions=False)
     yield from attack_parts(attacks, min(images, ATTACKED))
-    yield from features_parts(featured, min(BANK, bank_of(featured)))
+    yield from features_parts(featured, min(BANK, default_bank(featured)))
