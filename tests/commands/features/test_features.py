@@ -220,7 +220,7 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_pa
     assert not any("built again" in note for note in before)
     assert sum("built again" in note for note in after) == 5
     assert [note.partition(": ")[2] for note in before] == [
-        "5 of the 10 classes of the test images have no training image, so none of their images can be classified correctly",
+        "5 of the 10 classes of the test images have no training image, so none of their images can be correct",
         "5 of the 10 classes of the test images have one training image",
     ]
 

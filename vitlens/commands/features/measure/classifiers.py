@@ -233,7 +233,7 @@ class _Classifiers:
         counts = torch.bincount(self.bank_labels, minlength=len(self.split.classes))
         tested = self.labels.unique()
         for number, description in (
-            (0, "no training image, so none of their images can be classified correctly"),
+            (0, "no training image, so none of their images can be correct"),
             (1, "one training image"),
         ):
             classes = int((counts[tested] == number).sum())

@@ -8,7 +8,7 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import DEPTH, FEATURES, PAIRS, PROBE, DepthRow, FeaturePairRow
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
-from vitlens.report.numbers import in_words
+from vitlens.report.numbers import in_words, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def _over_depth(rows: Sequence[DepthRow]) -> Iterator[Sentence]:
     where = "the highest of all layers" if best is last else f"highest in {best.title} with {in_words(best.estimate)}"
     yield Sentence(
         f"`{first.model}`, {classifier_name(first.classifier)}: accuracy {in_words(first.estimate)} in {first.title} "
-        f"and {in_words(last.estimate)} in {last.title}, {where}; {_NEARLY:.0%} of the last layer's accuracy is first "
+        f"and {in_words(last.estimate)} in {last.title}, {where}; {percent(_NEARLY)} of the last layer's accuracy is first "
         f"reached in {nearly.title}.",
         (first, last, best, nearly),
     )

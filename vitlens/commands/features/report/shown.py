@@ -153,7 +153,7 @@ def _precision(record: Record, alias: str) -> Iterator[Sentence]:
             parts.append(f"of the {k} nearest {in_words(share)}" if k > 1 else f"of the nearest {in_words(share)}")
     if parts:
         yield Sentence(
-            f"Share of neighbours in the last layer of `{alias}` that are of the test image's class: {', '.join(parts)}."
+            f"Neighbours in the last layer of `{alias}` that are of the test image's class: {', '.join(parts)}."
         )
 
 

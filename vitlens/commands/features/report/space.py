@@ -19,8 +19,8 @@ _METHODS: Final = {"tsne": "t-SNE", "pca": "PCA"}
 _CKA_CAPTION: Final = (
     "A similarity that is invariant to rotation and scale of the features; 1 means that they are equal up to these. "
     "Bright blocks are layers with similar features; in maps of two models a white dot marks, for each row, the most "
-    "similar layer of the other model. CKA is dominated by the directions of greatest variance, which need not be those "
-    "that a classifier reads."
+    "similar layer of the other model. CKA is dominated by the directions of greatest variance, which need not be "
+    "those that a classifier reads."
 )
 _RANK_CAPTION: Final = (
     "Whether images that are far apart in one layer are also far apart in the other, whatever the scale of distances "
