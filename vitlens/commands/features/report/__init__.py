@@ -33,15 +33,16 @@ _POOLS: Final = {
     "cls+mean": "the CLS token and the mean of the patches, concatenated",
 }
 _BANK_LIMITS: Final = (
-    "Information that a probe or nearest neighbours can read is present in the features; whether the model uses it is a "
-    "separate question (vitlens ablate). A probe is linear: information that it cannot read may still be present.",
+    "Information that a probe or nearest neighbours can read is present in the features; whether the model uses it is "
+    "a separate question (vitlens ablate). A probe is linear: information that it cannot read may still be present.",
     "The bank is the training part of the data. A model that was trained on these images separates their features "
     "better than those of unseen images, which changes their neighbours; its numbers are not comparable with those of "
     "a model that was not trained on them.",
 )
 _LIMITS: Final = (
     "Intervals are over test images; they do not cover the variation between training runs or banks.",
-    "Principal components, t-SNE and CKA describe these images and are dominated by the directions of greatest variance.",
+    "Principal components, t-SNE and CKA describe these images, and are dominated by the directions in which they vary "
+    "most.",
 )
 
 

@@ -63,8 +63,8 @@ def _over_depth(rows: Sequence[DepthRow]) -> Iterator[Sentence]:
     where = "the highest of all layers" if best is last else f"highest in {best.title} with {in_words(best.estimate)}"
     yield Sentence(
         f"`{first.model}`, {classifier_name(first.classifier)}: accuracy {in_words(first.estimate)} in {first.title} "
-        f"and {in_words(last.estimate)} in {last.title}, {where}; {percent(_NEARLY)} of the last layer's accuracy is first "
-        f"reached in {nearly.title}.",
+        f"and {in_words(last.estimate)} in {last.title}, {where}; {percent(_NEARLY)} of the last layer's accuracy is "
+        f"first reached in {nearly.title}.",
         (first, last, best, nearly),
     )
 

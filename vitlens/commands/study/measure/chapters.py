@@ -139,20 +139,22 @@ class Chapters:
 
     def _analyse_vit(self, model: ModelName) -> None:
         """Attention, rollout, statistics, ablation and explanations of one model."""
-        shared: dict[str, Any] = {**self.images.options, "model_options": self.model_options}
+        common: dict[str, Any] = {**self.images.options, "model_options": self.model_options}
         name, alias = as_typed(model), model.alias
-        one, several = self._line("{}", [name]), (name,)
+        template = self._line("{}", [name])
         predicted = self.images.predicted
         line = f"ablate {name} {self.images.typed_with_labels}"
-        self._run("attention", alias, one.format("attention"), lambda run: AttentionOptions(name, run=run, **shared))
-        self._run("rollout", alias, one.format("rollout"), lambda run: RolloutOptions(name, run=run, **shared))
-        self._run("stats", alias, one.format("stats"), lambda run: StatsOptions(several, run=run, **shared))
-        self._run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **shared))
+        self._run(
+            "attention", alias, template.format("attention"), lambda run: AttentionOptions(name, run=run, **common)
+        )
+        self._run("rollout", alias, template.format("rollout"), lambda run: RolloutOptions(name, run=run, **common))
+        self._run("stats", alias, template.format("stats"), lambda run: StatsOptions((name,), run=run, **common))
+        self._run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **common))
         limit = self._at_most(CHECKED)
-        line = f"{one.format('explain')} --method {','.join(EXPLAINED)} --verify --limit {limit}"
+        line = f"{template.format('explain')} --method {','.join(EXPLAINED)} --verify --limit {limit}"
         self._run(
             "explain", alias, line,
-            lambda run: ExplainOptions(several, method=EXPLAINED, verify=True, run=replace(run, limit=limit), **shared),
+            lambda run: ExplainOptions((name,), method=EXPLAINED, verify=True, run=replace(run, limit=limit), **common),
         )  # fmt: skip
 
     def _compare(self, first: str, second: str) -> None:

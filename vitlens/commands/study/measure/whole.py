@@ -26,7 +26,7 @@ from vitlens.models.support import require_supported
 from vitlens.uncertainty import Estimate
 
 DEFAULT_MODELS: Final = ("vit-micro", "resnet20")
-NEED_LABELS: Final = ("evaluate", "compare", "features")  # chapters that are left out without them
+NEED_LABELS: Final = ("evaluate", "compare", "features")  # chapters that are left out without labels
 
 
 def measure_whole(options: StudyOptions) -> Path:
@@ -70,7 +70,7 @@ def measure_whole(options: StudyOptions) -> Path:
 
 
 def _metrics(path: Path, chapters: Sequence[ChapterRow]) -> Iterator[tuple[str, Estimate]]:
-    """The metrics of the chapters; of one that two chapters measure, the first's: later ones use fewer images."""
+    """The metrics of the chapters; where two have the same one, the first chapter's, as later ones use fewer images."""
     names: set[str] = set()
     for chapter in chapters:
         if chapter.word == "train":
@@ -79,7 +79,7 @@ def _metrics(path: Path, chapters: Sequence[ChapterRow]) -> Iterator[tuple[str, 
         record = read(run)
         predicted = getattr(record.options(COMMANDS[chapter.word].options), "predicted", False)
         for name, estimate in record.metrics.items():
-            of_predictions = predicted and name.split("/")[0] == "accuracy"  # 1 by definition
+            of_predictions = predicted and name.split("/")[0] == "accuracy"  # 1 by construction
             if name not in names and not of_predictions:
                 names.add(name)
                 yield name, estimate
@@ -100,7 +100,7 @@ def _studied(named: Sequence[ModelName], options: StudyOptions) -> list[ModelNam
 
 
 def _unloaded_or_untrained(model: ModelName, options: StudyOptions) -> Model:
-    """The model, for a preset untrained, from which to read what it supports."""
+    """The model (of a preset: untrained), to ask which commands it supports."""
     if trained_first(model, options.model_options):
         return untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
     return load_models([model], model_options=options.model_options, options=options.run)[0]

@@ -1,4 +1,4 @@
-"""The report of `vitlens study`: of everything, or of one question."""
+"""The report of `vitlens study`: of all analyses, or of one controlled comparison."""
 
 from vitlens.commands.study.record import DESIGN
 from vitlens.commands.study.report.points import points_report
@@ -10,5 +10,5 @@ __all__ = ["report"]
 
 
 def report(record: Record) -> Document:
-    """The report of a whole study, or of one question."""
+    """The report of a whole study, or of one --kind."""
     return points_report(record) if record.rows(DESIGN) else whole_report(record)

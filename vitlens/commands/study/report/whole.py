@@ -34,7 +34,7 @@ FUSION: Final = "mean"  # whose pointing game the summary reports
 
 
 def whole_report(record: Record) -> Document:
-    """The summary, what each chapter says, and the limits of all."""
+    """The summary, the sections of all chapters, and their limits."""
     chapters = [(row, _chapter(record, row)) for row in record.rows(CHAPTERS)]
     sections = [Section("Summary", tuple(_summary(record, chapters)), figures=tuple(_figure(record)), leading=True)]
     limits: dict[Sentence, None] = {}
@@ -42,19 +42,19 @@ def whole_report(record: Record) -> Document:
         document = COMMANDS[row.word].report(chapter)
         limits |= dict.fromkeys(replace(sentence, rows=()) for sentence in document.limits)
         sections += [_placed(row, section) for section in (*document.sections, *document.appendix)]
-    sections.append(Section("Where things are", (_places(record),)))
+    sections.append(Section("Contents of the folder", (_contents(record),)))
     return Document(record.config.title, tuple(sections), limits=tuple(limits))
 
 
 def _chapter(record: Record, row: ChapterRow) -> Record:
-    """The record of a chapter. Raises UnknownNameError for what a study does not run."""
+    """The record of a chapter. Raises UnknownNameError for a command that a study does not run."""
     if row.word not in TITLES:
         raise UnknownNameError("chapter of a study", row.word, TITLES)
     return read(read_run(inside(record.folder, row.folder)))
 
 
 def _placed(row: ChapterRow, section: Section) -> Section:
-    """A chapter's section under a title and with names of figures of its own."""
+    """A chapter's section, its title and the names of its figures extended by those of the chapter."""
     of = f" of {row.alias}" if row.alias else ""
     figures = tuple(
         replace(figure, name="_".join(part for part in (row.word, row.alias, figure.name) if part))
@@ -76,44 +76,44 @@ def _summary(record: Record, chapters: Sequence[tuple[ChapterRow, Record]]) -> I
         if row.word == "rollout":
             yield from _pointing(record, row.alias)
         elif row.word == "explain":
-            yield from _faithful(chapter, row.alias)
+            yield from _faithfulness(chapter, row.alias)
         elif row.word == "attack":
-            yield from _robust(chapter)
+            yield from _robustness(chapter)
 
 
-def _hits(record: Record, alias: str) -> dict[str, Estimate]:
-    """How often the maps of one model point at the object, where that is known."""
-    known = {parts["method"]: hits for parts, hits in record.all(POINTING) if parts["model"] == alias}
+def _pointing_accuracies(record: Record, alias: str) -> dict[str, Estimate]:
+    """The pointing game of one model's maps, where masks are known."""
+    by_method = {parts["method"]: hits for parts, hits in record.all(POINTING) if parts["model"] == alias}
     names = {"rollout": f"rollout-{FUSION}", "relevance": "relevance"}
-    return {word: known[name] for word, name in names.items() if name in known}
+    return {word: by_method[name] for word, name in names.items() if name in by_method}
 
 
 def _pointing(record: Record, alias: str) -> Iterator[Sentence]:
-    hits = _hits(record, alias)
+    hits = _pointing_accuracies(record, alias)
     if hits:
         area = record.metric(POINTING(model=alias, method=MASK_AREA))
         listed = "; ".join(f"{word} {in_words(hit)}" for word, hit in hits.items())
         yield Sentence(
             f"How often the highest point of a map of `{alias}` lies on the object: {listed}; the mean mask area, "
-            f"which a random point would hit, is {in_words(area, with_n=False)}."
+            f"the rate of a random point, is {in_words(area, with_n=False)}."
         )
 
 
-def _faithful(chapter: Record, alias: str) -> Iterator[Sentence]:
-    """The most faithful of a model's maps, by insertion minus deletion, and what the checks say of it."""
+def _faithfulness(chapter: Record, alias: str) -> Iterator[Sentence]:
+    """The method with the greatest insertion minus deletion, and its verdict."""
     rows = [row for row in chapter.rows(LEAGUE) if not row.baseline]
     if rows:
         best = rows[0]
         gap = chapter.metric(CHECKS["gap"](model=best.model, method=best.method))
         yield Sentence(
-            f"Of {len(rows)} methods to explain `{alias}`, {best.method} has the greatest insertion minus deletion on "
-            f"these images, {in_words(gap)}; {best.verdict}.",
+            f"Of {len(rows)} attribution methods on `{alias}`, {best.method} has the greatest insertion minus deletion "
+            f"on these images, {in_words(gap)}; {best.verdict}.",
             (best,),
         )
 
 
-def _robust(chapter: Record) -> Iterator[Sentence]:
-    """Each model's accuracy under the last attack at its largest epsilon, and what the self-checks say of it."""
+def _robustness(chapter: Record) -> Iterator[Sentence]:
+    """Each model's accuracy under the last attack at its largest epsilon, and the verdicts of the self-checks."""
     rows = chapter.rows(CURVES)
     for alias in dict.fromkeys(row.model for row in rows):
         last = [row for row in rows if row.model == alias][-1]
@@ -139,7 +139,7 @@ def _draw(record: Record) -> "Figure":
         _bar(f"{word}, {row.alias}", hits)
         for row in record.rows(CHAPTERS)
         if row.word == "rollout"
-        for word, hits in _hits(record, row.alias).items()
+        for word, hits in _pointing_accuracies(record, row.alias).items()
     ]
     areas = [estimate.value for parts, estimate in record.all(POINTING) if parts["method"] == MASK_AREA]
     return study_summary(
@@ -155,12 +155,12 @@ def _bar(name: str, estimate: Estimate) -> "Bar":
     return Bar(name, estimate.value, low, high, estimate.n or 0)
 
 
-def _places(record: Record) -> Sentence:
-    words = f"Each chapter is a whole run in `{CHAPTERS_FOLDER}/`, with its own report, numbers and settings."
+def _contents(record: Record) -> Sentence:
+    words = f"Each chapter is a complete run in `{CHAPTERS_FOLDER}/`, with its own report, numbers and settings."
     trained = [row for row in record.rows(CHAPTERS) if row.word == "train"]
     if trained:
         words += (
-            f" The trained models are there, too: `vitlens rollout {record.folder / trained[0].folder}` takes one by "
+            f" It also holds the trained models: `vitlens rollout {record.folder / trained[0].folder}` takes one by "
             "its folder (weights in model.safetensors)."
         )
     return Sentence(words)
