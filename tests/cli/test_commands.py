@@ -139,7 +139,7 @@ def test_profile_takes_lists(stand_in, capsys):
     assert (second.patch_sizes, second.sizes, second.batch_sizes) == ((), (), ())
     assert first.models == ("vit-tiny", "timm:x")
     assert run(["profile", "vit-tiny", "--limit", "3"]) == 2
-    assert "error: expected no --limit, found 3: profile takes random pixels" in capsys.readouterr().err
+    assert "error: expected no --limit, found 3: profile measures on random pixels" in capsys.readouterr().err
 
 
 def test_train_passes_on_what_was_given_alone(stand_in):

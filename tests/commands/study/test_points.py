@@ -90,7 +90,7 @@ def test_neighbouring_points_of_the_architecture_differ_in_one_thing():
 def test_every_point_is_built_and_does_a_step(key, tmp_path):
     point = replace(POINTS[key][1], share=None)
     train, test = (digits(part).limit(10) for part in ("train", "test"))
-    shared = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    setup = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
     telling = training_progress("one step", quiet=True)
     trial = run_trial(shared, point, tmp_path, seed=0, resume=False, progress=telling)
     assert (trial.steps, trial.train_images, len(trial.correct)) == (1, 10, 10)
@@ -199,9 +199,9 @@ def test_overwriting_takes_earlier_results_away(done, tmp_path):
 def test_shares_are_of_the_data_and_steps_are_equal(tmp_path):
     point = next(point for point in KINDS["data"].points if point.label == "vit-25")
     train, test = digits("train").limit(40), digits("test").limit(10)
-    shared = StudySetup("digits", train, test, 2, None, torch.device("cpu"), OPTIONS)
-    telling = training_progress("a share", quiet=True)
-    trial = run_trial(shared, point, tmp_path, seed=0, resume=False, progress=telling)
+    setup = StudySetup("digits", train, test, 2, None, torch.device("cpu"), OPTIONS)
+    progress = training_progress("a share", quiet=True)
+    trial = run_trial(setup, point, tmp_path, seed=0, resume=False, progress=progress)
     assert (trial.steps, trial.train_images) == (8, 10)
 
 
@@ -248,8 +248,8 @@ def test_another_study_is_not_resumed_as_one_of_points(done, tmp_path, monkeypat
 
 def test_results_about_other_images_are_refused(done, tmp_path):
     train, test = (digits(part).limit(10) for part in ("train", "test"))
-    shared = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
-    with pytest.raises(InputError, match=r"expected the 20 test images that .* found 10"):
+    setup = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    with pytest.raises(InputError, match=r"expected the 20 test images of .* found 10"):
         run_trial(
             shared, KINDS["pooling"].points[0], done / "points" / "cls" / "seed-0", seed=0, resume=True,
             progress=training_progress("none", quiet=True),

@@ -40,7 +40,7 @@ def test_what_is_trained():
     ],
 )
 def test_a_preset_from_scratch_has_nothing_to_freeze(tuning, option):
-    with pytest.raises(InputError, match=f"with {option}, found the preset 'vit-tiny': there is nothing learned to"):
+    with pytest.raises(InputError, match=f"with {option}, found the preset 'vit-tiny': its weights are random"):
         tuning.require_learned("vit-tiny")
     tuning.require_learned("timm:vit_tiny_patch16_224")
     tuning.require_learned("runs/mine")

@@ -143,7 +143,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(learned, tmp_path)
         tuned(learned, out, Tuning(last=3))
     with pytest.raises(InputError, match=r"found --dim for .*; leave it out"):
         tuned(learned, out, shape={"dim": 8})
-    with pytest.raises(InputError, match="found the preset 'vit-mini': there is nothing learned"):
+    with pytest.raises(InputError, match="found the preset 'vit-mini': its weights are random"):
         train("vit-mini", tuning=Tuning(freeze=True), options=replace(OPTIONS, out=out))
     with pytest.raises(InputError, match="found a recipe with flip; add --cached-views 4"):
         tuned(learned, out, Tuning(freeze=True), recipe={"flip": True})

@@ -141,9 +141,9 @@ def write_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed:
 
 def write_tables(folder: RunFolder, evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> None:
     """Write accuracy by class, confusions, calibration by bin, and each pair of models. classes: those of the data."""
-    folder.write(CLASSES, [row for one in evaluations for row in _class_rows(one, classes, seed)])
-    folder.write(CONFUSIONS, [row for one in evaluations for row in _confusion_rows(one)])
-    bins = {one.alias: calibration(one.probabilities, one.labels) for one in evaluations}
+    folder.write(CLASSES, [row for evaluation in evaluations for row in _class_rows(evaluation, classes, seed)])
+    folder.write(CONFUSIONS, [row for evaluation in evaluations for row in _confusion_rows(evaluation)])
+    bins = {evaluation.alias: calibration(evaluation.probabilities, evaluation.labels) for evaluation in evaluations}
     folder.write(CALIBRATION, [row for alias, own in bins.items() for row in calibration_rows(alias, own)])
     folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs(evaluations)])
 

@@ -155,7 +155,7 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
             for name in work.methods
         ]
     write_maps(folder, model, split, maps, drawn=drawn)
-    rows.methods.extend(method_row(model, one, options.engine) for one in maps)
+    rows.methods.extend(method_row(model, attribution, options.engine) for attribution in maps)
     rows.images.extend(image_rows(model, split, logits, classes))
     if not options.verify:
         return
@@ -165,7 +165,7 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
         split,
         classes,
         methods=work.methods,
-        made={one.method: (one.maps, one.seconds) for one in maps},
+        made={attribution.method: (attribution.maps, attribution.seconds) for attribution in maps},
         settings=Settings(
             substrate=options.substrate,
             counterfactuals=options.counterfactuals,

@@ -93,9 +93,9 @@ def _summary(record: Record, design: DesignRow) -> Iterator[Sentence]:
     cheap, expensive = (choose(record.rows(POINTS), key=lambda row: row.flops) for choose in (min, max))
     if expensive.flops > _COST_RATIO * cheap.flops:
         yield Sentence(
-            f"`{expensive.words}` takes {number(expensive.flops / cheap.flops)} times the operations of `{cheap.words}`, "
-            f"whose training was {number(cheap.images_per_second / expensive.images_per_second)} times as fast (images "
-            "per second).",
+            f"`{expensive.words}` takes {number(expensive.flops / cheap.flops)} times the operations of "
+            f"`{cheap.words}`, whose training processed "
+            f"{number(cheap.images_per_second / expensive.images_per_second)} times as many images per second.",
             (cheap, expensive),
         )
 
