@@ -92,9 +92,9 @@ def test_every_point_is_built_and_does_a_step(key, tmp_path):
     train, test = (digits(part).limit(10) for part in ("train", "test"))
     setup = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
     telling = training_progress("one step", quiet=True)
-    trial = run_trial(shared, point, tmp_path, seed=0, resume=False, progress=telling)
+    trial = run_trial(setup, point, tmp_path, seed=0, resume=False, progress=telling)
     assert (trial.steps, trial.train_images, len(trial.correct)) == (1, 10, 10)
-    before = dict(shared.model(point, seed=0).module.named_parameters())
+    before = dict(setup.model(point, seed=0).module.named_parameters())
     after = dict(vitlens.load(str(tmp_path)).module.named_parameters())
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
@@ -251,7 +251,7 @@ def test_results_about_other_images_are_refused(done, tmp_path):
     setup = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
     with pytest.raises(InputError, match=r"expected the 20 test images of .* found 10"):
         run_trial(
-            shared, KINDS["pooling"].points[0], done / "points" / "cls" / "seed-0", seed=0, resume=True,
+            setup, KINDS["pooling"].points[0], done / "points" / "cls" / "seed-0", seed=0, resume=True,
             progress=training_progress("none", quiet=True),
         )  # fmt: skip
     assert np.isfinite(results(done)["seconds"])

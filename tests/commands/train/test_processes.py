@@ -93,5 +93,5 @@ def lines(out: Path) -> list[str]:
 def worker(launcher: int, rank: int) -> psutil.Process:
     """The process of that rank."""
     written = [child for child in psutil.Process(launcher).children() if child.environ().get("RANK") == str(rank)]
-    assert len(found) == 1
+    assert len(written) == 1
     return written[0]
