@@ -15,9 +15,9 @@ from vitlens.analysis.attention.views import PatchView, key_maps, query_maps
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps, distance_correlation, position_similarity
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import (
+    CHECKPOINT_COUNT,
     DISTANCE_CORRELATION,
     IMAGES,
-    KEPT,
     KEY,
     KEY_MAPS,
     LAYERS,
@@ -31,9 +31,9 @@ from vitlens.commands.attention.record import (
     WITHOUT_MAP,
     AttentionArrays,
     AttentionImageRow,
-    KeptArrays,
-    KeptCount,
-    KeptRow,
+    CheckpointCountRow,
+    CheckpointMapArrays,
+    CheckpointMapRow,
     KeyRow,
     LayerRow,
     LayoutRow,
@@ -47,7 +47,7 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, say_left_out
+from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
@@ -85,7 +85,7 @@ def measure(options: AttentionOptions) -> Path:
     (model,) = load_models((options.model,), command="attention", model_options=options.model_options, options=run)
     all_images = load_split(model, options=replace(run, limit=None), data=options.data, images=options.images)
     split = _drawn_images(all_images, run, named=bool(options.images))
-    say_left_out(len(split), len(all_images), quiet=run.quiet, more="--limit N draws more")
+    print_left_out(len(split), len(all_images), quiet=run.quiet, more="--limit N draws more")
     (batch,) = split.batches(len(split), device=model.device)
     with autocast(model.device, run.precision):
         layers = attention_maps(model, batch.images)
@@ -219,16 +219,18 @@ def _view_arrays(views: Sequence[PatchView], head: Head | None) -> ViewArrays:
 
 def _write_training(folder: RunFolder, checkpoints: Sequence[HeadOverTraining], kept: int) -> None:
     """Write the head's maps by epoch, and the fraction of its attention on prefix tokens."""
-    folder.write(KEPT, [KeptCount(kept)] if checkpoints else [])
+    folder.write(CHECKPOINT_COUNT, [CheckpointCountRow(kept)] if checkpoints else [])
     folder.write(
         TRAINING,
         [
-            KeptRow(checkpoint.kept.epochs, checkpoint.kept.file.name, float(checkpoint.prefix.mean()))
+            CheckpointMapRow(checkpoint.kept.epochs, checkpoint.kept.file.name, float(checkpoint.prefix.mean()))
             for checkpoint in checkpoints
         ],
     )
     if checkpoints:
-        folder.save(TRAINING_MAPS, KeptArrays(np.stack([as_array(checkpoint.maps) for checkpoint in checkpoints], 1)))
+        folder.save(
+            TRAINING_MAPS, CheckpointMapArrays(np.stack([as_array(checkpoint.maps) for checkpoint in checkpoints], 1))
+        )
 
 
 def kept_weights(model: str, *, needed: bool) -> tuple[KeptWeights, ...]:

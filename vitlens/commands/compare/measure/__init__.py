@@ -35,7 +35,7 @@ from vitlens.commands.compare.record import METHODS, PANELS, SEPARATIONS, MapMet
 from vitlens.commands.compare.report.maps import drawn_sheet, methods_words, sheet_images
 from vitlens.commands.scaffold.budgets import write_trainings
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import Part, say_expected
+from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
@@ -90,7 +90,7 @@ def measure(options: CompareOptions) -> Path:
     conflicts = cue_conflicts(models, splits, options.cue_conflict, run)
     if conflicts:
         require_shared(first.classes, second.classes, conflicts[0].classes)
-    _say_expected(models, splits, methods, options)
+    _print_expected(models, splits, methods, options)
     with RunFolder.create(
         "compare",
         name_parts=(first.alias, second.alias, first_split.name),
@@ -109,7 +109,7 @@ def measure(options: CompareOptions) -> Path:
         return publish(folder)
 
 
-def _say_expected(models: Models, splits: Splits, methods: tuple[str, str], options: CompareOptions) -> None:
+def _print_expected(models: Models, splits: Splits, methods: tuple[str, str], options: CompareOptions) -> None:
     disturbed = passes(splits[0].limit(DISTURBED_IMAGES, seed=options.run.seed)) if options.harder else 0
     works: list[tuple[Model, Split, tuple[Part, ...]]] = []
     for model, split, method in zip(models, splits, methods):
@@ -122,7 +122,7 @@ def _say_expected(models: Models, splits: Splits, methods: tuple[str, str], opti
             has_attention=model.anatomy.family in ("vit", "windowed"),
         )
         works.append((model, split, tuple(parts)))
-    say_expected(works, options.run)
+    print_expected(works, options.run)
 
 
 def _expected_parts(

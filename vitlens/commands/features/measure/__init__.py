@@ -20,7 +20,7 @@ from vitlens.commands.features.measure.space import require_enough_images, write
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import DATA, FEATURES, FeatureDataRow, FeaturesRow
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models
 from vitlens.commands.scaffold.processes import join_run
@@ -56,7 +56,7 @@ def measure(options: FeaturesOptions) -> Path | None:
         (model, own.test, features_parts(len(own.test), 0 if own.bank is None else len(own.bank)))
         for model, own in zip(models, sets)
     ]
-    say_expected(works, run, processes=processes.count)
+    print_expected(works, run, processes=processes.count)
     with RunFolder.create(
         "features",
         name_parts=(*aliases, split.name),

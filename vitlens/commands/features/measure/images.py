@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.scaffold.expected import Part as WorkPart
-from vitlens.commands.scaffold.load import load_splits, say_data
+from vitlens.commands.scaffold.load import load_splits, print_data
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.unseen import KnownTrainingImages, seen, training_images_of
 from vitlens.data.catalogue import load_data, load_images
@@ -51,7 +51,7 @@ def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[Feature
         tests = load_splits(models, options=run, data=data, images=images)
     else:
         tests = [split.limit(run.limit, seed=run.seed) for split in _parts(models, data, "test", run)]
-        say_data(tests[0], run)
+        print_data(tests[0], run)
     banks, reason = _banks(models, options, tests)
     sets = []
     for model, test, bank in zip(models, tests, banks):

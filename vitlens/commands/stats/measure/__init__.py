@@ -7,7 +7,7 @@ from pathlib import Path
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import RunOptions
@@ -62,7 +62,7 @@ def measure(options: StatsOptions) -> Path | None:
         statistics_over_training(checkpoints, split, processes, run, renormalise=options.renormalise)
         return None
     works = [(model, own, stats_parts(len(own), checkpoints=len(checkpoints))) for model, own in zip(models, splits)]
-    say_expected(works, run, processes=processes.count)
+    print_expected(works, run, processes=processes.count)
     if options.predicted and not run.quiet:
         print(NO_LABELS, file=sys.stderr)  # noqa: T201
     with _folder(options, run, streams, split) as folder:

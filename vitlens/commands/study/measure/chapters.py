@@ -23,7 +23,7 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.scaffold.expected import Part, say_expected
+from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.stats.measure.expected import stats_parts
@@ -117,7 +117,7 @@ class Chapters:
         parts = [
             [replace(part, shorter="") for part in _parts(model, len(split))] for model, split in zip(models, splits)
         ]
-        say_expected(list(zip(models, splits, parts)), self.run)
+        print_expected(list(zip(models, splits, parts)), self.run)
 
     def analyse(self, models: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> None:
         """All chapters of analysis: of each ViT, of a ViT compared with another model, and of all models together."""

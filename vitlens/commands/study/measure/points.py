@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import say_expected, train_parts
+from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions, begun_with
 from vitlens.commands.scaffold.publish import publish
@@ -87,7 +87,7 @@ def measure_points(options: StudyOptions) -> Path:
             images_in(setup.train, point.share)
     parts = train_parts(len(setup.train), len(setup.test), epochs=plan.epochs * plan.seeds, evaluations=plan.seeds)
     works = [(setup.model(point, seed=0).to(setup.device), setup.train, parts) for point in points]
-    say_expected(works, run)
+    print_expected(works, run)
     with _folder(plan, options, setup, run) as folder:
         keep_training_images(folder.path, setup.train, data=plan.data)
         for table in TABLES:

@@ -7,9 +7,9 @@ from typing import Any
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import say_expected, train_parts
+from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import say_data
+from vitlens.commands.scaffold.load import print_data
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress import progress
@@ -81,11 +81,11 @@ def measure(options: TrainOptions) -> Path | None:
         silent = replace(options, track=())
         _fit(plan, start, options.resume or Path("runs"), silent, run, distillation)
         return None
-    say_data(start.train, run)
+    print_data(start.train, run)
     evaluations = -(-start.recipe.epochs // start.recipe.evaluate_every)
     images, frozen = (len(start.train), len(start.test)), plan.tuning.freeze
     parts = train_parts(*images, epochs=start.recipe.epochs, evaluations=evaluations, frozen=frozen)
-    say_expected([(start.model, start.train, parts)], run, processes=processes.count)
+    print_expected([(start.model, start.train, parts)], run, processes=processes.count)
     with _folder(plan, start, options, run, distillation) as folder:
         keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
         for table in TABLES:
