@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     seen: dict[int, float] = {}
 
-    def look(progress: Progress) -> None:
+    def record_memory(progress: Progress) -> None:
         seen[progress.step] = resident()
 
     shape = {"dim": 32, "depth": 2, "heads": 2, "drop_path": 0.1}
@@ -51,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         fit(
             model, split("train", 100 * BATCH), split("test", 64), recipe=recipe, directory=Path(directory),
-            on_progress=look,
+            on_progress=record_memory,
         )  # fmt: skip
     early = [memory for step, memory in seen.items() if options.steps / 10 <= step <= options.steps / 5]
     late = [memory for step, memory in seen.items() if step >= options.steps * 0.9]

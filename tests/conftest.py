@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
-install_import_hook("vitlens", "beartype.beartype")
+import tests.typechecker  # noqa: F401  # the hook finds it by its name
+
+install_import_hook("vitlens", "tests.typechecker.checked")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

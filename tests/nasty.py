@@ -78,8 +78,9 @@ def _hidden(character: str) -> bool:
 def _crooked(text: str) -> list[str]:
     """Tables whose rows differ in length, before markdown's own mending of them."""
     found, width = [], 0
-    for line in text.splitlines():
-        if not line.startswith("| "):
+    code = {at for block in parsed(text) if block.type == "fence" for at in range(*(block.map or (0, 0)))}
+    for number, line in enumerate(text.split("\n")):
+        if not line.startswith("| ") or number in code:
             width = 0
             continue
         count = len([at for at, one in enumerate(line) if one == "|" and not _escaped(line, at)])

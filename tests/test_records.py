@@ -13,13 +13,13 @@ from vitlens.archives import Form
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.errors import InputError
 from vitlens.files import read_run
-from vitlens.records import ArraysOf, Columns, Contents, GivenName, MetricName, Record, TableOf
+from vitlens.records import ArraysOf, Columns, Contents, MetricName, Record, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
 class Point:
-    name: GivenName
+    name: UntrustedName
     words: str
     value: float | None
 
@@ -55,7 +55,7 @@ CONTENTS = Contents((ACCURACY, IMPORTANCE), (POINTS,), (GRID,))
 LONG = "a" * 100
 
 
-def written(path: Path, *rows: Point, grid: Grid | None = None) -> Record:
+def written_record(path: Path, *rows: Point, grid: Grid | None = None) -> Record:
     with RunFolder.create("rollout", out=path) as folder:
         folder.metric(ACCURACY(model="vit"), Estimate(0.5, 0.25, 0.75, 8))
         folder.metric(IMPORTANCE(model="vit", layer=0, head=3), Estimate(0.1, unit="nats"))
@@ -66,7 +66,7 @@ def written(path: Path, *rows: Point, grid: Grid | None = None) -> Record:
 
 
 def test_metrics_come_back_by_their_declared_names(tmp_path):
-    record = written(tmp_path / "run")
+    record = written_record(tmp_path / "run")
     assert record.metric("accuracy/vit") == Estimate(0.5, 0.25, 0.75, 8)
     assert list(record.all(IMPORTANCE)) == [({"model": "vit", "layer": "0", "head": "3"}, Estimate(0.1, unit="nats"))]
     assert ACCURACY.parts("accuracy/vit/pgd") is None
@@ -76,7 +76,7 @@ def test_metrics_come_back_by_their_declared_names(tmp_path):
 
 def test_rows_come_back_as_their_type_with_names_fit_to_show(tmp_path):
     rows = (Point("cat\n*1*", "plain *words*", None), Point(LONG, f"of {LONG}", 2.0))
-    first, second = written(tmp_path / "run", *rows).rows(POINTS)
+    first, second = written_record(tmp_path / "run", *rows).rows(POINTS)
     assert "\n" not in first.name
     assert "*" not in first.name  # told apart from our marks until it is rendered
     assert (first.words, first.value) == ("plain *words*", None)
@@ -87,7 +87,9 @@ def test_rows_come_back_as_their_type_with_names_fit_to_show(tmp_path):
 
 def test_different_names_stay_different_when_they_are_cut(tmp_path):
     names = [f"{'a' * 50}{letter}{'a' * 50}" for letter in "xyz"]
-    shown = [row.name for row in written(tmp_path / "run", *(Point(name, "", 0.0) for name in names)).rows(POINTS)]
+    shown = [
+        row.name for row in written_record(tmp_path / "run", *(Point(name, "", 0.0) for name in names)).rows(POINTS)
+    ]
     assert len(set(shown)) == 3
 
 
@@ -130,13 +132,13 @@ def test_a_mapping_of_a_row_is_columns_of_the_table(tmp_path):
 
 @pytest.mark.parametrize("masks", [None, np.array([True, False])])
 def test_arrays_come_back_and_optional_ones_may_be_left_out(tmp_path, masks):
-    grid = written(tmp_path / "run", grid=Grid(np.ones((3, 2)), masks)).arrays(GRID, model="vit")
+    grid = written_record(tmp_path / "run", grid=Grid(np.ones((3, 2)), masks)).arrays(GRID, model="vit")
     assert (grid.numbers == np.ones((3, 2))).all()
     assert (grid.masks is None) == (masks is None)
 
 
 def test_arrays_of_another_form_are_refused(tmp_path):
-    record = written(tmp_path / "run", grid=Grid(np.ones((3, 5))))
+    record = written_record(tmp_path / "run", grid=Grid(np.ones((3, 5))))
     with pytest.raises(InputError, match=r"expected 'numbers' of shape \(any, 2\)"):
         record.arrays(GRID, model="vit")
 
@@ -155,7 +157,7 @@ def test_an_unfinished_run_has_empty_tables(tmp_path):
 
 
 def test_a_row_that_does_not_fit_is_one_line(tmp_path):
-    written(tmp_path / "run", Point("a", "b", 1.0))
+    written_record(tmp_path / "run", Point("a", "b", 1.0))
     file = tmp_path / "run" / "results.json"
     file.write_text(file.read_text().replace('"value": 1.0', '"value": "much"'))
     with pytest.raises(InputError, match=r"expected .*a number.* at value in table 'points'"):

@@ -79,8 +79,8 @@ def read_archive(
     except InputError:
         raise
     except Exception as reason:  # numpy and zipfile raise a dozen types for a broken archive
-        said = (str(reason).splitlines() or [type(reason).__name__])[0][:160]
-        raise error(f"expected plain arrays in {path}, found: {said}; save them with numpy.savez") from reason
+        message = (str(reason).splitlines() or [type(reason).__name__])[0][:160]
+        raise error(f"expected plain arrays in {path}, found: {message}; save them with numpy.savez") from reason
 
 
 def _name(entry: zipfile.ZipInfo) -> str:

@@ -86,8 +86,8 @@ def as_markdown(text: str) -> str:
 
 
 def as_alternative(text: str) -> str:
-    """What stands for an image where it cannot be seen: as a paragraph, and its brackets open no link."""
-    return _ESCAPED_OR_BRACKET.sub(lambda one: one[0] if len(one[0]) == 2 else f"\\{one[0]}", as_markdown(text))
+    """The alternative text of an image: escaped as a paragraph is, and its brackets open no link."""
+    return _ESCAPED_OR_BRACKET.sub(lambda match: match[0] if len(match[0]) == 2 else f"\\{match[0]}", as_markdown(text))
 
 
 def as_cell(text: str) -> str:

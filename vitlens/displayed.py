@@ -1,7 +1,7 @@
 """Untrusted names in reports and figures: made visible, shortened, and distinguished from markup.
 
-The JSON of a run keeps every name as it is. A field that holds such a name is annotated with `Given`; all other strings
-are our own sentences and words, in which long names are shortened as well.
+The JSON of a run keeps every name as it is. A field that holds such a name is annotated with `Untrusted`; all other
+strings are our own sentences and words, in which long names are shortened as well.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.display import NAME_LENGTH, protected, shortened, visible
-from vitlens.schema import Given, Verbatim
+from vitlens.schema import Untrusted, Verbatim
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Displayed:
     def __init__(self, known: object) -> None:
         self._names: dict[str, str] = {}
         self._taken: set[str] = set()
-        for name in sorted(set(_given_names(known, False))):
+        for name in sorted(set(_untrusted_names(known, False))):
             self._name(name)
         self._long = sorted((name for name in self._names if len(name) > NAME_LENGTH), key=len, reverse=True)
 
@@ -37,19 +37,21 @@ class Displayed:
         shown: T = self._shown(value, False)
         return shown
 
-    def _shown(self, value: Any, is_given: bool) -> Any:
+    def _shown(self, value: Any, is_untrusted: bool) -> Any:
         if isinstance(value, str):
-            return self._name(value) if is_given else self._sentence(value)
+            return self._name(value) if is_untrusted else self._sentence(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             changed = {
                 name: self._shown(getattr(value, name), marked) for name, marked in _strings(type(value)).items()
             }
             return dataclasses.replace(value, **changed) if changed else value
         if isinstance(value, np.ndarray):
-            return self._array(value) if is_given else value
+            return self._array(value) if is_untrusted else value
         if isinstance(value, Mapping):
-            return {key: self._shown(item, is_given) for key, item in value.items()}
-        return type(value)(self._shown(item, is_given) for item in value) if isinstance(value, list | tuple) else value
+            return {key: self._shown(item, is_untrusted) for key, item in value.items()}
+        return (
+            type(value)(self._shown(item, is_untrusted) for item in value) if isinstance(value, list | tuple) else value
+        )
 
     def _array(self, names: NDArray[np.generic]) -> NDArray[np.generic]:
         return np.array([self._name(str(name)) for name in names.flat], dtype=np.str_).reshape(names.shape)
@@ -70,27 +72,27 @@ class Displayed:
         return visible(text)
 
 
-def _given_names(value: Any, is_given: bool) -> Iterator[str]:
+def _untrusted_names(value: Any, is_untrusted: bool) -> Iterator[str]:
     if isinstance(value, str):
-        if is_given:
+        if is_untrusted:
             yield value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for name, marked in _strings(type(value)).items():
-            yield from _given_names(getattr(value, name), marked)
+            yield from _untrusted_names(getattr(value, name), marked)
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _given_names(item, is_given)
+            yield from _untrusted_names(item, is_untrusted)
 
 
 @cache
 def _strings(kind: type) -> Mapping[str, bool]:
-    """The fields of a dataclass that may hold strings, and whether these are `Given` names."""
+    """The fields of a dataclass that may hold strings, and whether these are `Untrusted` names."""
     hints = get_type_hints(kind, include_extras=True)
     fields = {}
     for field in dataclasses.fields(kind):
         parts = set(_parts(hints[field.name]))
         if field.init and not parts <= {int, float, bool, type(None)} and Verbatim() not in parts:
-            fields[field.name] = Given() in parts
+            fields[field.name] = Untrusted() in parts
     return fields
 
 

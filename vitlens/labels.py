@@ -1,6 +1,6 @@
 """ImageNet's 1000 classes: their wnids, indices and short names, as package data.
 
-`imagenet.txt` has one class a line, wnid and WordNet's first lemma, in order of wnid: the line's number is the index
+`imagenet.txt` has one class per line, wnid and WordNet's first lemma, in order of wnid: the line's number is the index
 (the two cranes and the second maillot are disambiguated by hand).
 """
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from vitlens.names import FigureFormat
-from vitlens.schema import Between, Count, Given, Length, Name, Text, Verbatim
+from vitlens.schema import Between, Count, Length, Name, Text, Untrusted, Verbatim
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ModelEntry:
     """One of the models in config.json, as in file names and in every report."""
 
     alias: Name
-    name: Annotated[Text, Given()] = ""
-    weights: Annotated[Text, Given()] = ""
+    name: Annotated[Text, Untrusted()] = ""
+    weights: Annotated[Text, Untrusted()] = ""
     sha256: str | None = None
     parameters: Count = 0
     family: Text = ""
@@ -48,7 +48,7 @@ class ModelEntry:
 class SkippedEntry:
     """An image that was left out."""
 
-    file: Annotated[Text, Given()]
+    file: Annotated[Text, Untrusted()]
     reason: Text
 
 
@@ -56,7 +56,7 @@ class SkippedEntry:
 class Data:
     """The images in config.json. size: (height, width), px."""
 
-    title: Annotated[Text, Given()] = ""
+    title: Annotated[Text, Untrusted()] = ""
     part: Text = ""
     images: Count = 0
     classes: Count = 0

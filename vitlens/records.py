@@ -29,12 +29,22 @@ from vitlens.errors import InputError
 from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_arrays
 from vitlens.places import inside
 from vitlens.recorded import Config, ModelEntry
-from vitlens.schema import Given, GivenName, read_as
+from vitlens.schema import Untrusted, UntrustedName, read_as
 from vitlens.uncertainty import Estimate
 
 __all__ = [
-    "ArraysOf", "ClassNames", "Columns", "Contents", "GivenName", "Masks", "MetricName", "Pixels", "Record", "TableOf",
-    "as_arrays", "as_row",
+    "ArraysOf",
+    "ClassNames",
+    "Columns",
+    "Contents",
+    "Masks",
+    "MetricName",
+    "Pixels",
+    "Record",
+    "TableOf",
+    "UntrustedName",
+    "as_arrays",
+    "as_row",
 ]  # fmt: skip
 
 Row = TypeVar("Row")
@@ -42,7 +52,7 @@ ArrayType = TypeVar("ArrayType")
 
 Pixels: TypeAlias = Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]  # images, 0 to 255
 Masks: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None, None, None))]
-ClassNames: TypeAlias = Annotated[NDArray[Any], Form("U", (None,)), Given()]
+ClassNames: TypeAlias = Annotated[NDArray[Any], Form("U", (None,)), Untrusted()]
 
 _AGAIN = "run the command again"
 

@@ -2,7 +2,7 @@
 
 Files are untrusted: `read_as` checks every value against the annotation of its field, and raises one line with the
 file, the place, what was expected and what was found.
-`Length`, `Between` and `Words` in `Annotated` narrow a field.
+`Length`, `Between` and `PathPart` in `Annotated` narrow a field.
 """
 
 import dataclasses
@@ -53,14 +53,14 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Words:
+class PathPart:
     """In Annotated: a text that may be part of a path: one name, without separators and control characters."""
 
     most: int = 200  # bytes: file systems accept 255, and suffixes are added
 
 
 @dataclass(frozen=True)
-class Given:
+class Untrusted:
     """In Annotated: an untrusted name (of a file, class, model or data set), which may hold any characters."""
 
 
@@ -69,15 +69,14 @@ class Verbatim:
     """In Annotated: a text that is shown unchanged, in a code block."""
 
 
-Name: TypeAlias = Annotated[str, Words()]
-# an untrusted name, which reports escape and shorten
-GivenName: TypeAlias = Annotated[str, Given()]
+Name: TypeAlias = Annotated[str, PathPart()]
+UntrustedName: TypeAlias = Annotated[str, Untrusted()]
 Text: TypeAlias = Annotated[str, Length(0, 1 << 20)]
 Count: TypeAlias = Annotated[int, Between(0, 2**53)]
 Positive: TypeAlias = Annotated[float, Between(1e-12, 1e12)]
 
 
-def is_name(text: str, *, most: int = Words().most) -> bool:
+def is_name(text: str, *, most: int = PathPart().most) -> bool:
     """Whether a text can be a name in a path: not empty, not hidden, no separators, only printable characters.
 
     most: bytes in UTF-8.
@@ -108,17 +107,19 @@ def read_as(
         return typed
     except _FaultError as fault:
         where = f" at {fault.place}" if fault.place else ""
-        said = fault.said or f"expected {fault.expected}{where} in {source}, found {fault.found}"
-        message = f"{said} (in {source}{where})" if fault.said else said
+        if fault.message:  # of a dataclass that refused its values
+            message = f"{fault.message} (in {source}{where})"
+        else:
+            message = f"expected {fault.expected}{where} in {source}, found {fault.found}"
         raise error(f"{message}; {hint}" if hint else message) from None
 
 
 class _FaultError(Exception):
-    """One value that does not fit; said: the message of a dataclass that refused its values."""
+    """One value that does not fit; message: of a dataclass that refused its values."""
 
-    def __init__(self, place: str, expected: str, found: str, said: str = "") -> None:
+    def __init__(self, place: str, expected: str, found: str, message: str = "") -> None:
         super().__init__(place, expected, found)
-        self.place, self.expected, self.found, self.said = place, expected, found, said
+        self.place, self.expected, self.found, self.message = place, expected, found, message
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,8 @@ class _Reader:
                 return self.read(member, value, place, bounds)
             except _FaultError as fault:
                 faults.append(fault)
-        inner = max(faults, key=lambda fault: (len(fault.place), bool(fault.said)))
-        if len(inner.place) > len(place) or inner.said:
+        inner = max(faults, key=lambda fault: (len(fault.place), bool(fault.message)))
+        if len(inner.place) > len(place) or inner.message:
             raise inner
         return _refuse(place, " or ".join(dict.fromkeys(fault.expected for fault in faults)), value)
 
@@ -236,20 +237,20 @@ def _plain(kind: Any, value: object, place: str, bounds: tuple[object, ...]) -> 
     if isinstance(value, float) and not math.isfinite(value):
         _refuse(place, "a finite number", value)
     if isinstance(value, str):
-        words = next((bound for bound in bounds if isinstance(bound, Words)), None)
+        words = next((bound for bound in bounds if isinstance(bound, PathPart)), None)
         low, high = _length(bounds, CHARACTERS)
         if words is not None and not is_name(value, most=words.most):
             _refuse(place, "a name that can be part of a file name", value)
         if not low <= len(value) <= high:
-            _refuse(place, f"a text of {_range(low, high)} characters", f"{len(value):,} characters", said=True)
+            _refuse(place, f"a text of {_range(low, high)} characters", f"{len(value):,} characters", is_text=True)
     for bound in bounds:
         if isinstance(bound, Between) and isinstance(value, int | float) and not bound.low <= value <= bound.high:
             _refuse(place, f"a number from {bound.low:g} to {bound.high:g}", value)
     return value
 
 
-def _refuse(place: str, expected: str, value: object, *, said: bool = False) -> NoReturn:
-    raise _FaultError(place, expected, str(value) if said else _shown(value))
+def _refuse(place: str, expected: str, value: object, *, is_text: bool = False) -> NoReturn:
+    raise _FaultError(place, expected, str(value) if is_text else _shown(value))
 
 
 def _shown(value: object) -> str:

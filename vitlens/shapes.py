@@ -23,7 +23,7 @@ Heads = Float[Tensor, "batch heads tokens head_dim"]
 Weights = Float[Tensor, "batch heads query key"]  # after the softmax; rows sum to 1
 Rows = Float[Tensor, "batch heads key"]  # one query's weights
 Fused = Float[Tensor, "batch query key"]  # weights with the heads fused
-Maps = Float[Tensor, "batch rows columns"]  # one number a patch
+Maps = Float[Tensor, "batch rows columns"]  # one number per patch
 
 __all__ = [
     "Fused",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitlens.cli.main import run
-from vitlens.cli.words import one_option_an_image
+from vitlens.cli.words import one_option_per_image
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
@@ -85,8 +85,8 @@ def test_images_takes_every_word_up_to_the_next_option(line, stand_in):
 
 
 def test_words_without_images_are_left_alone():
-    assert list(one_option_an_image(["m", "--limit", "3", "x"])) == ["m", "--limit", "3", "x"]
-    assert list(one_option_an_image(["--images=a", "m"])) == ["--images=a", "m"]
+    assert list(one_option_per_image(["m", "--limit", "3", "x"])) == ["m", "--limit", "3", "x"]
+    assert list(one_option_per_image(["--images=a", "m"])) == ["--images=a", "m"]
 
 
 def test_the_command_line_can_be_typed_again(stand_in):

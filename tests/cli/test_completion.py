@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from vitlens.cli.completion import complete_data, complete_model
+from vitlens.cli.build import complete_data, complete_model
 from vitlens.data.registry import SETS
 from vitlens.names import BUNDLED, PRESETS
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlens.cli.completion import complete_kind
+from vitlens.cli.build import complete_kind
 from vitlens.cli.main import run
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.study.kinds import KINDS

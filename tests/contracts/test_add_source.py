@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.lens.tiny import images
-from vitlens.cli.completion import complete_model
+from vitlens.cli.build import complete_model
 from vitlens.cli.main import run
 from vitlens.commands.models.measure import model_table
 from vitlens.errors import UnknownNameError

@@ -33,7 +33,7 @@ def test_no_help_imports_anything_heavy():
 
 
 def test_completion_imports_nothing_heavy():
-    runs_without("from vitlens.cli.completion import *; assert complete_model('vit') and complete_data('dig')")
+    runs_without("from vitlens.cli.build import *; assert complete_model('vit') and complete_data('dig')")
 
 
 def test_a_map_of_one_photograph_imports_no_more_than_it_uses(tmp_path):

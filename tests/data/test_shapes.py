@@ -80,5 +80,5 @@ def test_a_larger_canvas_shows_the_same():
 def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(DataError, match="canvas of 16 to 1024 px, found 8"):
         shapes("test", canvas=8)
-    with pytest.raises(DataError, match="at least 1 image a class"):
+    with pytest.raises(DataError, match="at least 1 image per class"):
         shapes("train", per_class=0)

@@ -71,7 +71,7 @@ def test_scale_is_shared_in_the_figure_or_in_the_layer():
     np.testing.assert_allclose(corner(by_layer, 1), corner(by_layer, 3), atol=0.02)
     assert np.abs(corner(shared, 0) - corner(shared, 2)).max() > 0.1
     assert "one scale for all" in " ".join(texts(shared)).replace("\n", " ")
-    assert "its own scale" in " ".join(texts(by_layer)).replace("\n", " ")
+    assert "one scale per layer" in " ".join(texts(by_layer)).replace("\n", " ")
     assert any(" to\n" in text for text in texts(by_layer))
 
 

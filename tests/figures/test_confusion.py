@@ -52,7 +52,7 @@ def test_one_confusion_in_a_thousand_classes_is_seen():
     figures = [confusion_matrix(counts=given, classes=names(1000)) for given in (clean, counts)]
     seen = [colour_at(figure, figure.axes[0], 901.5 / 1000, 100.5 / 1000) for figure in figures]
     assert seen[0].sum() - seen[1].sum() > 0.5
-    assert any("most of 8×8 cells" in text for text in texts(figures[0]))
+    assert any("maximum of 8×8 cells" in text for text in texts(figures[0]))
 
 
 @pytest.mark.parametrize("counts", [np.ones((2, 3)), np.zeros((2, 2)), -np.eye(2)])

@@ -61,5 +61,5 @@ def test_what_holds_is_filled():
     assert faces[0.4] == faces[0.5] == "white"
     assert len(axes.collections) == 2  # intervals, where there are some
     assert not cut_off(figure)
-    with pytest.raises(InputError, match="at least one number"):
+    with pytest.raises(InputError, match="at least one property"):
         separation_chart(rows={"vit": []}, title="t")

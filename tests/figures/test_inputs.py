@@ -36,7 +36,7 @@ def test_wrong_shape(shape: tuple[int, ...]):
 
 
 def test_normalised_pixels_are_refused():
-    with pytest.raises(InputError, match=r"in \[0, 1\], found -2 to 0; hand them in before"):
+    with pytest.raises(InputError, match=r"in \[0, 1\], found -2 to 0; give them before"):
         as_images(np.linspace(-2, 0, 12).reshape(1, 3, 2, 2))
 
 

@@ -6,7 +6,16 @@ from matplotlib.figure import Figure
 
 from tests.figures.reading import texts
 from vitlens.errors import InputError
-from vitlens.figures.overlay import MAGNITUDE, Scale, blend, colour_bar, in_words, is_constant, joint_scale, upsample
+from vitlens.figures.overlay import (
+    MAGNITUDE,
+    Scale,
+    blend,
+    colour_bar,
+    is_constant,
+    joint_scale,
+    upsample,
+    with_common_decimals,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,15 +95,15 @@ def test_small_images_are_enlarged_by_whole_pixels(image):
     ],
 )
 def test_numbers_in_words(values, said):
-    assert in_words(values) == said
+    assert with_common_decimals(values) == said
 
 
 def test_bar_says_its_range():
-    def written(scale: Scale) -> list[str]:
+    def bar_texts(scale: Scale) -> list[str]:
         figure = Figure()
         colour_bar(figure.add_subplot(), scale=scale, label="attention (%)")
         return texts(figure)
 
-    assert {"0.50", "≥ 2.00", "attention (%)"} <= set(written(Scale(0.5, 2.0, clipped=True)))
-    assert {"0.50", "2.00"} <= set(written(Scale(0.5, 2.0)))
-    assert "3\nall\nequal" in written(Scale(3.0, 3.0))
+    assert {"0.50", "≥ 2.00", "attention (%)"} <= set(bar_texts(Scale(0.5, 2.0, clipped=True)))
+    assert {"0.50", "2.00"} <= set(bar_texts(Scale(0.5, 2.0)))
+    assert "3\nall\nequal" in bar_texts(Scale(3.0, 3.0))

@@ -3,18 +3,18 @@ import pytest
 
 from tests.figures.reading import cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.robustness import Bias, Hardening, robustness_curves, shape_bias_chart
+from vitlens.figures.robustness import Bias, DisturbancePanel, robustness_curves, shape_bias_chart
 
 
-def hardening(title: str, levels: int = 6) -> Hardening:
+def hardening(title: str, levels: int = 6) -> DisturbancePanel:
     value = np.linspace(0.95, 0.1, levels)
     ends = np.stack([value, value - 0.04, value + 0.04])
-    return Hardening(title, "level", [str(i) for i in range(levels)], {"vit": ends, "cnn": ends[:, ::-1]})
+    return DisturbancePanel(title, "level", [str(i) for i in range(levels)], {"vit": ends, "cnn": ends[:, ::-1]})
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_panel_for_each_way(count):
-    figure = robustness_curves(hardenings=[hardening(f"way {i}") for i in range(count)], chance=0.1, n=500)
+    figure = robustness_curves(disturbances=[hardening(f"way {i}") for i in range(count)], chance=0.1, n=500)
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert len(shown) == count
     for axes in shown:
@@ -28,11 +28,11 @@ def test_a_panel_for_each_way(count):
 
 
 def test_lengths_must_fit():
-    broken = Hardening("low-pass", "level", ["a", "b"], {"vit": np.zeros((3, 3))})
+    broken = DisturbancePanel("low-pass", "level", ["a", "b"], {"vit": np.zeros((3, 3))})
     with pytest.raises(InputError, match="levels of low-pass"):
-        robustness_curves(hardenings=[broken], chance=0.1, n=5)
-    with pytest.raises(InputError, match="at least one way"):
-        robustness_curves(hardenings=[], chance=0.1, n=5)
+        robustness_curves(disturbances=[broken], chance=0.1, n=5)
+    with pytest.raises(InputError, match="at least one disturbance"):
+        robustness_curves(disturbances=[], chance=0.1, n=5)
 
 
 def test_shape_bias():

@@ -56,7 +56,7 @@ class Outcome:
             found.append(f"{self.mb:.0f} MB")
         return found
 
-    def told(self) -> str:
+    def description(self) -> str:
         """The run and its faults, as a failed test prints them."""
         line = " ".join(repr(word) if not word or not word.isprintable() else word for word in self.words)
         return f"{', '.join(self.faults())}: vitlens {line[:600]}\n    {self.err.strip()[-600:]}"
@@ -191,6 +191,6 @@ def environment() -> dict[str, str]:
 
 def require_sound(outcomes: Sequence[Outcome], box: Box) -> None:
     """Fail with every run that has a fault, and with what was written where no run may write."""
-    faults = [outcome.told() for outcome in outcomes if outcome.faults()]
+    faults = [outcome.description() for outcome in outcomes if outcome.faults()]
     faults += [f"written outside its folder: {path}" for path in box.trespasses()]
     assert not faults, "\n".join([f"{len(faults)} faults of {len(outcomes)} runs", *faults])

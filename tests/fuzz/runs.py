@@ -62,7 +62,7 @@ def make_finished(box: Box, folder: Path) -> None:
     """One finished run of each command below the folder, named by the command."""
     for name, line in FINISHED.items():
         outcome = box.run([*words_of(line, box), "--quiet", "--out", str(folder / name)])
-        assert outcome.code == 0, outcome.told()
+        assert outcome.code == 0, outcome.description()
 
 
 def make_begun(box: Box, folder: Path) -> None:

@@ -74,7 +74,7 @@ def check(ground: Box, file: Path, own: tuple[damage.Damage, ...], words: list[s
     way = damaged(file, own, seed)
     outcome = ground.run(words)
     faults = outcome.faults()
-    assert not faults, f"{way} of {file.name}: {outcome.told()}"
+    assert not faults, f"{way} of {file.name}: {outcome.description()}"
     require_sound([], ground)
     assert not Path("/tmp/pwned").exists()
 
@@ -123,7 +123,7 @@ def test_a_link_in_a_report_folder_leads_nowhere(ground: Box, tmp_path: Path, na
     link = folder / where if where else folder
     link.symlink_to(aside)
     outcome = ground.run(["report", str(folder)])
-    assert not outcome.faults(), outcome.told()
+    assert not outcome.faults(), outcome.description()
     if where:  # the folder itself may be named by a link: that is the user's
         assert outcome.code == 2
         assert {path: path.read_bytes() for path in before} == before

@@ -46,7 +46,7 @@ class Whole:
         if name not in self._made:
             out = self.box.work / "out" / f"{name}-whole"
             outcome = self.box.command([*words_of(LINES[name][0], self.box), "--out", str(out)], patience=600)
-            assert outcome.code == 0, outcome.told()
+            assert outcome.code == 0, outcome.description()
             self._made[name] = out, outcome.seconds
         return self._made[name]
 
@@ -78,8 +78,8 @@ def test_resumed_equals_uninterrupted(whole: Whole, seed: int) -> None:
         words = [*words_of(line, whole.box), "--out", str(out), "--overwrite"]
     if status != "done" or name == "features":
         outcome = whole.box.command(words, patience=600)
-        assert outcome.code == 0, outcome.told()
-        assert not outcome.faults(), outcome.told()
+        assert outcome.code == 0, outcome.description()
+        assert not outcome.faults(), outcome.description()
     assert not list(out.rglob(".*")), "a temporary file stayed behind"
     require_equal(folder, out)
 

@@ -36,7 +36,7 @@ A_SET = 8  # names in one data set
 
 def require_dead(outcome: Outcome, folder: Path, expected: MarkdownIt) -> None:
     """Fail where a stream or the report holds control characters, HTML, links, or pictures that are no figures."""
-    assert not outcome.faults(), outcome.told()
+    assert not outcome.faults(), outcome.description()
     for stream in (outcome.out, outcome.err):
         assert not _CONTROL.search(stream), repr(stream)
     text = (folder / "report.md").read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ def small(name: str = "vit-micro", *, seed: int = 1) -> Model:
     return untrained(name, classes=CLASSES, image_size=(32, 32), seed=seed).eval()
 
 
-def written(model: Model, folder: Path, *, half: bool = False) -> Path:
+def save_in(model: Model, folder: Path, *, half: bool = False) -> Path:
     save(model, folder / WEIGHTS_FILE, half=half)
     return folder
 
@@ -37,7 +37,7 @@ def test_equal_logits_and_everything_known_of_it(tmp_path, name):
     if name == "resnet20":  # running statistics are part of it
         model.train()(images())
         model.eval()
-    loaded = load(str(written(model, tmp_path / "run")))
+    loaded = load(str(save_in(model, tmp_path / "run")))
     batch = images(model.input_size)
     assert torch.equal(loaded(batch), model(batch))
     assert loaded.classes == CLASSES
@@ -52,15 +52,15 @@ def test_equal_logits_and_everything_known_of_it(tmp_path, name):
 
 def test_the_file_itself_is_a_name_too(tmp_path):
     model = small()
-    loaded = load(str(written(model, tmp_path) / WEIGHTS_FILE))
+    loaded = load(str(save_in(model, tmp_path) / WEIGHTS_FILE))
     assert torch.equal(loaded(images((32, 48))), model(images((32, 48))))
     assert loaded.alias == "model"
 
 
 def test_half_precision_is_half_the_size_and_nearly_the_same(tmp_path):
     model = small()
-    written(model, tmp_path / "full")
-    loaded = load(str(written(model, tmp_path / "half", half=True)))
+    save_in(model, tmp_path / "full")
+    loaded = load(str(save_in(model, tmp_path / "half", half=True)))
     state = load_file(tmp_path / "half" / WEIGHTS_FILE)
     assert {value.dtype for value in state.values()} == {torch.float16}
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
@@ -71,7 +71,7 @@ def test_half_precision_is_half_the_size_and_nearly_the_same(tmp_path):
 
 def test_half_precision_leaves_counters_whole(tmp_path):
     model = small("resnet20")
-    loaded = load(str(written(model, tmp_path, half=True)))
+    loaded = load(str(save_in(model, tmp_path, half=True)))
     torch.testing.assert_close(loaded(images()), model(images()), atol=2e-2, rtol=0)
     assert loaded.module.state_dict().keys() == model.module.state_dict().keys()
 
@@ -86,36 +86,36 @@ def test_other_weights_than_its_own(tmp_path):
 def test_a_library_model_comes_back(tmp_path, name):
     size = (32, 32)
     model = load(name, random_weights=True, image_size=size)
-    loaded = load(str(written(model, tmp_path)))
+    loaded = load(str(save_in(model, tmp_path)))
     assert torch.equal(loaded(images(size)), model(images(size)))
     assert loaded.anatomy == model.anatomy
     assert loaded.preprocessing == model.preprocessing
 
 
 def test_another_image_size(tmp_path):
-    loaded = load(str(written(small(), tmp_path)), image_size=(64, 32))
+    loaded = load(str(save_in(small(), tmp_path)), image_size=(64, 32))
     assert loaded.input_size == (64, 32)
     assert loaded.layout.grid == (8, 2)
     assert loaded(images((64, 32))).shape == (2, 3)
 
 
 def test_a_library_model_at_another_size(tmp_path):
-    written(load("timm:vit_tiny_patch16_224", random_weights=True, image_size=(32, 32)), tmp_path)
+    save_in(load("timm:vit_tiny_patch16_224", random_weights=True, image_size=(32, 32)), tmp_path)
     loaded = load(str(tmp_path), image_size=(48, 64))
     assert loaded.layout.grid == (3, 4)
     assert torch.isfinite(loaded(images((48, 64)))).all()
 
 
 def test_saving_again_gives_the_same_bytes(tmp_path):
-    written(small(), tmp_path / "a")
-    written(load(str(tmp_path / "a")), tmp_path / "b")
+    save_in(small(), tmp_path / "a")
+    save_in(load(str(tmp_path / "a")), tmp_path / "b")
     first, second = ((tmp_path / part / WEIGHTS_FILE).read_bytes() for part in "ab")
     assert first == second
 
 
 def test_a_file_that_is_replaced_is_replaced_whole(tmp_path, monkeypatch):
     model = small()
-    written(model, tmp_path)
+    save_in(model, tmp_path)
     before = (tmp_path / WEIGHTS_FILE).read_bytes()
 
     def full(path: Path, content: bytes) -> int:
@@ -125,7 +125,7 @@ def test_a_file_that_is_replaced_is_replaced_whole(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StorageError, match="found it full"):
-        written(small(seed=2), tmp_path)
+        save_in(small(seed=2), tmp_path)
     assert (tmp_path / WEIGHTS_FILE).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [WEIGHTS_FILE]
 
@@ -153,20 +153,20 @@ def rewritten(folder: Path, change: dict[str, object] | str, *, drop: str | None
     ],
 )
 def test_a_description_that_makes_no_sense_is_refused(tmp_path, change):
-    rewritten(written(small(), tmp_path), change)
+    rewritten(save_in(small(), tmp_path), change)
     with pytest.raises(ModelError, match="expected") as caught:
         load(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_tensor_is_named(tmp_path):
-    rewritten(written(small(), tmp_path), {}, drop="blocks.1.attn.qkv.weight")
+    rewritten(save_in(small(), tmp_path), {}, drop="blocks.1.attn.qkv.weight")
     with pytest.raises(ModelError, match=r"1 missing \(first 'blocks.1.attn.qkv.weight'\)"):
         load(str(tmp_path))
 
 
 def test_loading_leaves_the_callers_random_state_alone(tmp_path):
-    written(small(), tmp_path)
+    save_in(small(), tmp_path)
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
@@ -176,7 +176,7 @@ def test_loading_leaves_the_callers_random_state_alone(tmp_path):
 
 def test_preprocessing_that_was_told_is_kept(tmp_path):
     model = small()
-    told = load(str(written(model, tmp_path / "a")), mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1), classes=("x", "y", "z"))
-    again = load(str(written(told, tmp_path / "b")))
+    told = load(str(save_in(model, tmp_path / "a")), mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1), classes=("x", "y", "z"))
+    again = load(str(save_in(told, tmp_path / "b")))
     assert again.preprocessing == replace(model.preprocessing, mean=(0.1, 0.2, 0.3), std=(0.3, 0.2, 0.1))
     assert again.classes == ("x", "y", "z")

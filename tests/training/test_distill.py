@@ -336,7 +336,7 @@ def test_no_cache_for_rendered_or_too_many_images(monkeypatch: pytest.MonkeyPatc
     recipe = tiny_recipe(crop_padding=0, flip=False, epochs=9)
     assert isinstance(SPLIT.source, InMemory)
     assert cacheable_views(recipe, replace(SPLIT, source=Drawn(SPLIT.source))) == 0
-    monkeypatch.setattr(distill, "MOST", 89)
+    monkeypatch.setattr(distill, "MAX_CACHED_LOGITS", 89)
     assert cacheable_views(recipe, SPLIT) == 0
-    monkeypatch.setattr(distill, "MOST", 90)
+    monkeypatch.setattr(distill, "MAX_CACHED_LOGITS", 90)
     assert cacheable_views(recipe, SPLIT) == 1

@@ -19,9 +19,9 @@ from vitlens.models.model import Model
 from vitlens.schema import read_as
 from vitlens.training.metrics import (
     METRICS_FILE,
+    EpochHistory,
     EpochMetrics,
-    Standing,
-    StepFacts,
+    StepMetrics,
     Watcher,
     append_metrics,
     read_metrics,
@@ -71,24 +71,24 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_best_epoch_is_the_first_of_the_highest() -> None:
-    standing = Standing()
+    standing = EpochHistory()
     for epoch, accuracy in enumerate((0.2, None, 0.7, 0.7, 0.6)):
         standing = standing.after(metrics(epoch, accuracy))
     assert (standing.best_accuracy, standing.best_epoch, len(standing.history)) == (0.7, 2, 5)
     stored = json.loads(json.dumps(dataclasses.asdict(standing)))
-    assert read_as(Standing, stored, source="a checkpoint") == standing
+    assert read_as(EpochHistory, stored, source="a checkpoint") == standing
 
 
 class Notes:
     """A watcher that reads everything and draws random numbers."""
 
     def __init__(self) -> None:
-        self.steps: list[StepFacts] = []
+        self.steps: list[StepMetrics] = []
         self.epochs: list[EpochMetrics] = []
         self.weights: list[dict[str, torch.Tensor]] = []
         self.closed = 0
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepMetrics) -> None:
         torch.rand(3)
         self.steps.append(facts)
 
@@ -149,7 +149,7 @@ def test_a_resumed_run_reports_the_remaining_steps(tmp_path: Path, monkeypatch: 
 
 def test_what_a_watcher_raises_ends_the_training_and_closes_all(tmp_path: Path) -> None:
     class Broken(Notes):
-        def on_step(self, facts: StepFacts) -> None:
+        def on_step(self, facts: StepMetrics) -> None:
             raise ZeroDivisionError
 
     notes, broken = Notes(), Broken()

@@ -22,7 +22,7 @@ State = dict[str, Tensor]  # (batch, ...) each; "points": the images that the mo
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a batch, one a row.
+    """The jobs of a batch, one per row.
 
     rows: indices into the images that are attacked; keys: of the random draws, from seed, image, restart and target;
     runners_up: classes other than the label, most likely on the clean image first; targets: the target class;

@@ -132,5 +132,5 @@ def _windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
     return torch.tensor(windows(steps), device=device)
 
 
-def _where(mask: Bool[Tensor, " batch"], one: Tensor, other: Tensor) -> Tensor:
-    return torch.where(mask[:, None, None, None], one, other)
+def _where(mask: Bool[Tensor, " batch"], first: Tensor, second: Tensor) -> Tensor:
+    return torch.where(mask[:, None, None, None], first, second)

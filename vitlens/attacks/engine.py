@@ -113,11 +113,11 @@ class Engine:
 
     def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
         """Count each image's passes, and note whether all its gradients were 0. Raises NonFiniteError."""
-        for good, what in ((finite.bool(), "logits"), (steepest.isfinite(), "gradients")):
-            if not good.all():
-                row = self.rows[int((~good).nonzero()[0])]
+        for is_finite, name in ((finite.bool(), "logits"), (steepest.isfinite(), "gradients")):
+            if not is_finite.all():
+                row = self.rows[int((~is_finite).nonzero()[0])]
                 raise NonFiniteError(
-                    f"expected finite {what}, found NaN or infinity from {self.model.alias} on image "
+                    f"expected finite {name}, found NaN or infinity from {self.model.alias} on image "
                     f"{int(self.clean.indices[row])} under attack; try --precision fp32, or an attack "
                     f"without gradients ({without_gradients()})"
                 )

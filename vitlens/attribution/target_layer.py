@@ -170,7 +170,7 @@ def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
 
 
 def _map_layer(model: Model) -> TargetLayer | None:
-    """The last map of more than one cell; of a windowed model the last LayerNorm's (Swin's channels stand last)."""
+    """The last map of more than one cell; of a windowed model the last LayerNorm's (Swin's maps are channels-last)."""
     for name, output in reversed(_observe(model).outputs):
         if output.dim() != 4:
             continue

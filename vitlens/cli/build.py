@@ -1,7 +1,8 @@
 """The command line of a command, made of its options: a function that Typer registers.
 
-Typer reads a function's signature. `command_function` writes one in which each field of the options dataclass, and of
-the bundles in it, is a parameter; when it is called, the options are made again and the command is run.
+Typer reads a function's signature. `command_function` makes one in which each field of the options dataclass, and of
+the bundles in it, is a parameter; called, it makes the options from its arguments and runs the command. Functions that
+complete words in the shell are free of torch, so that they are instant.
 """
 
 import dataclasses
@@ -13,14 +14,16 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
 
-from vitlens.cli.completion import complete_data, complete_kind, complete_model
 from vitlens.cli.terminal import print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
 from vitlens.commands.scaffold.flags import Flag, flags_of
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.study.kinds import KINDS
+from vitlens.commands.study.options import WHOLE
+from vitlens.data.registry import SETS
+from vitlens.models.sources.registry import SOURCES
 
-_COMPLETIONS: Final = {"model": complete_model, "data": complete_data, "kind": complete_kind}
 _RUN: Final = "Run and report"
 _DEBUG: Final = inspect.Parameter(
     "debug",
@@ -28,6 +31,28 @@ _DEBUG: Final = inspect.Parameter(
     default=False,  # the boundary in main.py reads it from the command line itself
     annotation=Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_RUN)],
 )
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """The names of each source of models, or its prefix, and the run folders below runs/."""
+    sources = SOURCES.values()
+    names = [name for source in sources for name in (*source.names, *([source.prefix] if source.prefix else []))]
+    folders = sorted(str(file.parent) for source in sources if source.glob for file in Path().glob(source.glob))
+    return [name for name in (*names, *folders) if name.startswith(incomplete)]
+
+
+def complete_kind(incomplete: str) -> list[str]:
+    """The kinds of study."""
+    return [name for name in (WHOLE, *KINDS) if name.startswith(incomplete)]
+
+
+def complete_data(incomplete: str) -> list[str]:
+    """The named sets, and the folders and .npz files in the current folder."""
+    here = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".npz")
+    return [name for name in SETS if name.startswith(incomplete)] + here
+
+
+_COMPLETIONS: Final = {"model": complete_model, "data": complete_data, "kind": complete_kind}
 
 
 def command_function(command: Command) -> Callable[..., None]:

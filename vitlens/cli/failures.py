@@ -13,9 +13,9 @@ from vitlens.errors import StorageError, VitlensError, lacks_memory
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 _MORE_MEMORY: Final = "expected more memory than there is; try a smaller --image-size, --batch-size or --limit"
-_WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file of the disk could be meant
+_WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a path
 _INVALID = re.compile(r"Invalid value for (?P<name>.+?): (?P<reason>.+)", re.DOTALL)
-# the expected value in the words of Typer's validators: pydantic's since 0.25, click's before
+# the expected value in messages of Typer's validators: pydantic's since 0.25, click's before
 _EXPECTED: Final = (
     re.compile(r"(?:Value error, )?'.*' is not one of (?P<what>.+)", re.DOTALL),
     re.compile(r"Input should be (?P<what>[^,]+)"),
@@ -74,12 +74,12 @@ def _reworded(message: str, arguments: Sequence[str]) -> str:
         return message
     name, reason = invalid["name"].split(" / ")[0].strip("'"), invalid["reason"].strip().rstrip(".")
     matches = (pattern.match(reason) for pattern in _EXPECTED)
-    what = next((match["what"].strip() for match in matches if match), None)
-    if what is None:
+    expected = next((match["what"].strip() for match in matches if match), None)
+    if expected is None:
         return f"expected another value for {name}: {reason.removeprefix('Value error, ')}"
     a_list = "one of " if " is not one of " in reason else ""
     value = _value_of(name, arguments)
-    return f"expected {name} to be {a_list}{what}" + ("" if value is None else f", found {value!r}")
+    return f"expected {name} to be {a_list}{expected}" + ("" if value is None else f", found {value!r}")
 
 
 def _value_of(name: str, arguments: Sequence[str]) -> str | None:

@@ -21,8 +21,8 @@ from vitlens.version import __version__
 _GARBAGE = 50_000
 
 
-def _print_version(wanted: bool | None) -> bool:
-    if wanted:
+def _print_version(version: bool | None) -> bool:
+    if version:
         print_result(f"vitlens {__version__}")
         raise typer.Exit
     return False
@@ -101,4 +101,4 @@ def _invoke(arguments: list[str]) -> int:
 def _silence_libraries() -> None:
     """Hide the warnings that libraries address to programmers."""
     warnings.simplefilter("ignore")
-    logging.getLogger().addHandler(logging.NullHandler())  # else records without a handler go to stderr
+    logging.getLogger().addHandler(logging.NullHandler())  # otherwise records without a handler go to stderr

@@ -43,7 +43,7 @@ class OneCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the line, with one --images before each image."""
-        return super().parse_args(ctx, list(one_option_an_image(args)))
+        return super().parse_args(ctx, list(one_option_per_image(args)))
 
 
 def _refuse_empty(args: list[str]) -> None:
@@ -55,7 +55,7 @@ def _refuse_empty(args: list[str]) -> None:
             raise InputError(f"expected no empty value, found one after {after}; a variable that is not set makes one")
 
 
-def one_option_an_image(words: Iterable[str], option: str = "--images") -> Iterator[str]:
+def one_option_per_image(words: Iterable[str], option: str = "--images") -> Iterator[str]:
     """`--images a b --quiet` as `--images a --images b --quiet`, as Typer's options take one value each."""
     values = None  # how many values --images has had; None outside it
     for word in words:

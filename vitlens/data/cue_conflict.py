@@ -1,7 +1,7 @@
 """Images whose shape is one class and whose texture is another: `shape-class/shapeN-textureM.png`, read as data.
 
 Layout and stimuli: Geirhos et al., "ImageNet-trained CNNs are biased towards texture" (ICLR 2019). Their 16 classes
-stand for groups of ImageNet's 1000 (`imagenet16.txt`, from the same authors).
+are groups of ImageNet's 1000 (`imagenet16.txt`, from the same authors).
 """
 
 import re

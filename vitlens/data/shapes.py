@@ -72,7 +72,7 @@ def shapes(
         raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try {CANVAS}")
     each = PER_CLASS[part] if per_class is None else per_class
     if each < 1:
-        raise DataError(f"expected at least 1 image a class, found {each}")
+        raise DataError(f"expected at least 1 image per class, found {each}")
     count = len(CLASSES)
     order = torch.arange(each * count)
     shown, numbers = order % count, order // count

@@ -117,7 +117,7 @@ TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingP
         "star": _lines,
         "triangle": _rings,
     }
-)  # the class that a texture goes with in training
+)  # the class of a texture in training
 
 
 def render(shapes: Labels, textures: Labels, keys: Tensor, *, canvas: int) -> TexturedImages:

@@ -1,4 +1,4 @@
-"""Where a model looks: attention by layer and head, on the image, and over the layers."""
+"""Attention by layer and head, over the image, and by depth."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,15 +9,23 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
-from vitlens.figures.board import BAR_ROOM, Board, Margins, bare, board
+from vitlens.figures.board import BAR_ROOM, Board, Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array, as_image, require_length
-from vitlens.figures.overlay import Scale, colour_bar, draw_map, enlarged, in_words, is_constant, joint_scale
+from vitlens.figures.overlay import (
+    Scale,
+    colour_bar,
+    draw_map,
+    enlarged,
+    is_constant,
+    joint_scale,
+    with_common_decimals,
+)
 from vitlens.figures.overlays import overlay_rows
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
 from vitlens.figures.views import panel_view
 
 GridScale = Literal["figure", "layer"]
-_PICTURE = 1.05  # inch at the left for the image
+_PICTURE = 1.05  # inch to the left, for the image
 
 
 @styled
@@ -26,15 +34,15 @@ def attention_grid(
     maps: ArrayLike,
     image: ArrayLike | None = None,
     scale: GridScale = "figure",
-    reader: str = "CLS token",
+    query: str = "CLS token",
     numbers: Sequence[int] | None = None,
 ) -> Figure:
-    """One map for every layer and head: maps (layers, heads, rows, columns), fractions of what the reader attends to.
+    """One map for every layer and head: maps (layers, heads, rows, columns), fractions of the query's row.
 
-    image: (3, height, width) in [0, 1], shown beside them; scale: one range of colours for the figure, or one a
-    layer, written at its end; reader: whose row of the weights it is; numbers: which layers of the model these are,
-    from 0 (None: 0, 1, ...). Layers run down, or across where they are more than
-    twice as many as heads. A map whose values are all equal bears "=". Raises InputError for other shapes or NaN.
+    image: (3, height, width) in [0, 1], shown beside them; scale: one range of colours for the figure, or one per
+    layer, which is written at its end; query: whose row of the weights it is; numbers: of the layers in the model, from
+    0 (None: 0, 1, ...). Layers run down, or across where they are more than twice as many as heads. A map whose values
+    are all equal is marked "=". Raises InputError for other shapes or NaN.
     """
     values = 100 * as_array(maps, name="maps", axes=("layers", "heads", "rows", "columns"))
     picture = None if image is None else as_image(image)
@@ -44,20 +52,20 @@ def attention_grid(
     across = layers > 2 * heads
     groups = values if scale == "layer" else [values.reshape(-1, *values.shape[2:])] * layers
     scales = [joint_scale(group) for group in groups]
-    drawn = _board(_title(values, reader, scale), values, picture, across=across, ranges=scale == "layer")
+    drawn = _board(_title(values, query, scale), values, picture, across=across, ranges=scale == "layer")
     panels = np.array(drawn.panels, dtype=object)
     cells = panels.reshape(heads, layers).T if across else panels.reshape(layers, heads)
     for (layer, head), axes in np.ndenumerate(cells):
         draw_map(axes, values[layer, head], scale=scales[layer])
         if is_constant(values[layer, head]):
             axes.text(0.5, 0.5, "=", transform=axes.transAxes, ha="center", va="center", color="white")
-    bare(drawn.panels)
+    without_frames(drawn.panels)
     _name_layers_and_heads(cells, known, across=across)
     if picture is not None:
         beside = drawn.place(0.06, drawn.top, _PICTURE - 0.1, (_PICTURE - 0.1) * picture.shape[1] / picture.shape[2])
         beside.imshow(enlarged(picture))
         beside.set_title("input")
-        bare([beside])
+        without_frames([beside])
     if scale == "layer":
         _write_ranges(cells[:, -1], scales, across=across)
     else:
@@ -65,17 +73,17 @@ def attention_grid(
     return drawn.figure
 
 
-def _title(values: Array, reader: str, scale: GridScale) -> str:
-    equal = sum(is_constant(one) for one in values.reshape(-1, *values.shape[2:]))
-    colours = "one scale for all" if scale == "figure" else "each layer with its own scale"
+def _title(values: Array, query: str, scale: GridScale) -> str:
+    equal = sum(is_constant(panel) for panel in values.reshape(-1, *values.shape[2:]))
+    colours = "one scale for all" if scale == "figure" else "one scale per layer"
     note = f"; {equal} of the maps all equal (=)" if equal else ""
-    return f"Attention of the {reader} to each patch, % of its row; {colours}{note}"
+    return f"Attention of the {query} to each patch, % of its row; {colours}{note}"
 
 
 def _board(title: str, values: Array, picture: Array | None, *, across: bool, ranges: bool) -> Board:
     layers, heads, rows, columns = values.shape
     down, wide = (heads, layers) if across else (layers, heads)
-    # an image tells the shape of a map even where patches are not square
+    # with an image, its shape, as patches may not be square
     ratio = rows / columns if picture is None else picture.shape[1] / picture.shape[2]
     margins = Margins(
         left=0.62 + (0 if picture is None else _PICTURE),
@@ -90,7 +98,7 @@ def _board(title: str, values: Array, picture: Array | None, *, across: bool, ra
         0.8,
     )
     size = (panel, panel * ratio)
-    if picture is not None:  # a low grid is no lower than the picture beside it
+    if picture is not None:  # room for the image beside a low grid
         missing = _PICTURE * ratio - down * (size[1] + gap)
         margins = replace(margins, bottom=max(margins.bottom, missing))
     return board(title=title, count=down * wide, across=wide, panel=size, gap=(gap, gap), margins=margins)
@@ -109,7 +117,7 @@ def _name_layers_and_heads(cells: NDArray[np.object_], layers: Sequence[int], *,
 
 def _write_ranges(ends: NDArray[np.object_], scales: Sequence[Scale], *, across: bool) -> None:
     for axes, scale in zip(ends, scales, strict=True):
-        low, high = in_words([scale.low, scale.high])
+        low, high = with_common_decimals([scale.low, scale.high])
         text = f"{low} to\n{'≥ ' if scale.clipped else ''}{high}"
         if across:
             axes.set_xlabel(text, fontsize=SMALL, labelpad=2)
@@ -124,18 +132,18 @@ def attention_overlays(
     layer: int,
     names: Sequence[str] | None = None,
     scale: Scale | None = None,
-    reader: str = "CLS token",
+    query: str = "CLS token",
 ) -> Figure:
     """One layer's heads on images: images (batch, 3, height, width), maps (batch, heads, rows, columns) as fractions.
 
-    layer counts from 0. scale: in % (default: that of these maps); errors: as panel_view.
+    layer counts from 0; query: whose row it is; scale: in % (default: that of these maps). Errors: as panel_view.
     """
     values = as_array(maps, name="maps", axes=("batch", "heads", "rows", "columns"))
     return panel_view(
         images=images,
         maps=list(values.swapaxes(0, 1)),
         titles=[f"head {head}" for head in range(values.shape[1])],
-        title=f"Layer {layer}: attention of the {reader} to each patch, by head",
+        title=f"Layer {layer}: attention of the {query} to each patch, by head",
         names=names,
         scale=scale,
     )
@@ -148,22 +156,21 @@ def evolution(
     layers: Sequence[int] | None = None,
     numbers: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
-    reader: str = "CLS token",
+    query: str = "CLS token",
     scale: Scale | None = None,
 ) -> Figure:
-    """How attention changes with depth: images (batch, 3, height, width), maps (batch, layers, rows, columns).
+    """Attention over the layers: images (batch, 3, height, width), maps (batch, layers, rows, columns).
 
-    layers: which of the maps to show, counted from 0 (default: all for one image, else six evenly spaced; the title
-    says which share); numbers: which layers of the model the maps are of, from 0 (None: 0, 1, ...). Maps are means over
-    heads, fractions of the reader's row; all panels share one scale. Raises InputError for a layer that is not there,
-    and as overlay_rows.
+    layers: the maps to show, counted from 0 (default: all for one image, else six evenly spaced, as the title says);
+    numbers: of the layers in the model, from 0 (None: 0, 1, ...). Maps are means over heads, fractions of the query's
+    row; all panels share one scale. Raises InputError for a layer that does not exist, and as overlay_rows.
     """
     values = 100 * as_array(maps, name="maps", axes=("batch", "layers", "rows", "columns"))
     batch, depth = values.shape[:2]
     known = range(depth) if numbers is None else numbers
     require_length(len(known), depth, name="numbers", of="the layers of maps")
-    few = depth if batch == 1 else min(depth, 6)
-    chosen = list(layers) if layers is not None else [round(x) for x in np.linspace(0, depth - 1, few)]
+    count = depth if batch == 1 else min(depth, 6)
+    chosen = list(layers) if layers is not None else [round(x) for x in np.linspace(0, depth - 1, count)]
     wrong = [layer for layer in chosen if not 0 <= layer < depth]
     if wrong or not chosen:
         raise InputError(f"expected layers from 0 to {depth - 1}, found {wrong or 'none'}")
@@ -172,7 +179,7 @@ def evolution(
         images=images,
         maps=values[:, chosen],
         titles=[f"layer {known[layer]}" for layer in chosen],
-        title=f"Attention of the {reader} to each patch, mean of heads, {share}",
+        title=f"Attention of the {query} to each patch, mean of heads, {share}",
         label="attention (%)",
         names=names,
         scale=scale,

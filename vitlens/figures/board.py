@@ -1,4 +1,4 @@
-"""Pictures in rows and columns at exact sizes in inches: quick for a hundred panels, and nothing cut off."""
+"""Panels in rows and columns at exact sizes in inches: fast also for a hundred panels, and nothing is cut off."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vitlens.figures.style import HALF, TITLE, broken
+from vitlens.figures.style import HALF, TITLE, wrapped_title
 
 PHOTOGRAPHS: Final = 22.0  # square inches of photographs, 200 dots an inch, that a PNG of 1.5 MB holds
 BAR_ROOM: Final = 0.88  # inch at the right for a colour bar with its numbers and label
@@ -16,7 +16,7 @@ _LEAST = 1.3  # inch of height, for the label of a colour bar: 20 letters
 
 @dataclass(frozen=True)
 class Margins:
-    """Room in inches around the panels, for what is written there."""
+    """Room in inches around the panels, for titles, labels and bars."""
 
     left: float = 0.06
     right: float = 0.06
@@ -26,7 +26,7 @@ class Margins:
 
 @dataclass(frozen=True)
 class Board:
-    """A figure, its panels row by row, and the block they fill: inches from the figure's left and top edge."""
+    """A figure, its panels row by row, and the edges of their area, in inches from the figure's left and top."""
 
     figure: Figure
     panels: list[Axes]
@@ -36,7 +36,7 @@ class Board:
     bottom: float
 
     def place(self, x: float, y: float, width: float, height: float) -> Axes:
-        """More axes, at inches from the figure's left and top edge."""
+        """Further axes; x, y: inches from the figure's left and top edge."""
         return _placed(self.figure, x, y, width, height)
 
     def bar(self) -> Axes:
@@ -50,7 +50,7 @@ class Board:
 def board(
     *, title: str, count: int, across: int, panel: tuple[float, float], gap: tuple[float, float], margins: Margins
 ) -> Board:
-    """A figure of count panels in lines of across, under a title broken to its width.
+    """A figure of count panels, `across` of them in a row, below a title wrapped to its width.
 
     panel, gap: (width, height) in inches. The figure is at least half a page wide.
     """
@@ -59,7 +59,7 @@ def board(
     needed = margins.left + wide + margins.right
     width = max(HALF, needed)
     left = margins.left + (width - needed) / 2
-    text, head = broken(title, width)
+    text, head = wrapped_title(title, width)
     top = head + margins.top
     figure = Figure(figsize=(width, top + max(tall + margins.bottom, _LEAST + 0.1)))
     figure.suptitle(text, fontsize=TITLE, y=1 - 0.06 / figure.get_figheight(), va="top")
@@ -73,8 +73,8 @@ def _placed(figure: Figure, x: float, y: float, width: float, height: float) -> 
     return figure.add_axes((x / across, 1 - (y + height) / down, width / across, height / down))
 
 
-def bare(panels: Iterable[Axes]) -> None:
-    """Take ticks and frames off panels that show a picture."""
+def without_frames(panels: Iterable[Axes]) -> None:
+    """Remove ticks and frames from panels that show an image."""
     for axes in panels:
         axes.set_xticks([])
         axes.set_yticks([])

@@ -1,4 +1,4 @@
-"""Whether a model's confidence can be trusted: accuracy against confidence."""
+"""Calibration: accuracy against confidence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ class Calibration:
 
 @styled
 def reliability_diagram(*, models: Sequence[Calibration]) -> Figure:
-    """Accuracy against confidence for each model, and below it how many images have that confidence.
+    """Accuracy against confidence for each model, and below it the share of images by confidence.
 
-    Bars below the dashed diagonal: too sure of itself. Raises InputError when there is no model, shapes differ, or a
-    filled bin is not finite.
+    Bars below the dashed diagonal: the model is overconfident. Raises InputError when there is no model, shapes differ,
+    or a filled bin is not finite.
     """
     if not models:
         raise InputError("expected at least one model's calibration, found none")
@@ -66,6 +66,6 @@ def _draw(upper: Axes, lower: Axes, model: Calibration, colour: str) -> None:
     upper.set_ylim(0, 100)
     upper.set_xlim(0, 100)
     upper.set_title(f"{shortened(model.name, 24)}: ECE {100 * model.error:.1f} points")
-    upper.text(4, 96, "dashed: as right as sure\nbelow it: too sure", va="top", fontsize=SMALL, color=GREY)
+    upper.text(4, 96, "dashed: accuracy = confidence\nbelow it: overconfident", va="top", fontsize=SMALL, color=GREY)
     lower.bar(middle, 100 * count[filled] / count.sum(), width * 0.9, color=GREY)
     lower.set_xlabel(f"confidence (%), n = {count.sum():,.0f}")

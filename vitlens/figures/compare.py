@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Margins, bare, board
+from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.overlay import Scale, blend, colour_bar, draw_map, enlarged, is_constant
 from vitlens.figures.overlays import outline
@@ -30,16 +30,16 @@ from vitlens.figures.style import (
 
 _GAP = 0.06  # inch between the three panels of an image
 _BETWEEN = 0.16  # inch between images
-_LETTER = 0.062  # inch that a letter of a caption takes
+_LETTER = 0.062  # inch per letter of a caption
 _PERCENT = Scale(0.0, 100.0)
 
 
 @dataclass(frozen=True)
 class ModelPanels:
-    """One model's half of a sheet of n images.
+    """One model's maps and predictions of n images.
 
-    name: of the model; maps: (n, rows, columns), not negative, each drawn in % of its own greatest value; prediction:
-    one word an image; probability: of it, fractions (n,); right: (n,).
+    name: of the model; maps: (n, rows, columns), not negative, each drawn in % of its greatest value; prediction: its
+    class name for each image; probability: of it, fractions (n,); right: (n,), whether it is correct.
     """
 
     name: str
@@ -61,10 +61,10 @@ def contact_sheet(
     masks: ArrayLike | None = None,
     across: int = 2,
 ) -> Figure:
-    """Images (n, 3, height, width) in [0, 1], each followed by the two models' maps laid over it in grey.
+    """Images (n, 3, height, width) in [0, 1], each followed by the two models' maps over the image in grey.
 
-    truths: one word an image; agreement: of the two maps (None where one is not usable), written below the input;
-    masks: (n, height, width), outlined; across: images side by side. Below each map stand the prediction, right or
+    truths: the true class of each image; agreement: of the two maps (None where one is not usable), below the input;
+    masks: (n, height, width), outlined; across: images side by side. Below each map: the prediction, marked right or
     wrong by colour and symbol, and its probability. Raises InputError when shapes do not fit.
     """
     pictures = as_images(images)
@@ -99,7 +99,7 @@ def contact_sheet(
         if outlines is not None:
             for axes in places:
                 outline(axes, outlines[index])
-        bare(places)
+        without_frames(places)
         if index < across:
             for axes, word in zip(places, ("input", first.name, second.name)):
                 axes.set_title(shortened(word, letters))
@@ -108,7 +108,7 @@ def contact_sheet(
 
 
 def _three_panels(frame: Axes, panel: float, ratio: float) -> list[Axes]:
-    """Three axes beside each other in place of one; panel: the width of each, in inches; ratio: height by width."""
+    """Three axes side by side in place of one; panel: the width of each, in inches; ratio: height by width."""
     figure, box = frame.get_figure(root=True), frame.get_position()
     assert figure is not None
     frame.remove()
@@ -121,10 +121,10 @@ def _three_panels(frame: Axes, panel: float, ratio: float) -> list[Axes]:
 
 def _checked(side: ModelPanels, count: int) -> tuple[Array, Array]:
     maps = as_array(side.maps, name=f"maps of {side.name}", axes=("batch", "rows", "columns"))
-    sure = as_array(side.probability, name=f"probability of {side.name}", axes=("batch",))
+    probability = as_array(side.probability, name=f"probability of {side.name}", axes=("batch",))
     for name, values in (
         ("maps", maps),
-        ("probabilities", sure),
+        ("probabilities", probability),
         ("predictions", side.prediction),
         ("rights", side.right),
     ):
@@ -132,37 +132,37 @@ def _checked(side: ModelPanels, count: int) -> tuple[Array, Array]:
     if maps.min() < 0:
         raise InputError(f"expected maps of {side.name} without negative values, found {maps.min():.3g}")
     greatest = maps.max((1, 2), keepdims=True)
-    return 100 * maps / np.where(greatest > 0, greatest, 1.0), sure
+    return 100 * maps / np.where(greatest > 0, greatest, 1.0), probability
 
 
 def _caption(axes: Axes, side: ModelPanels, index: int, letters: int, values: Array) -> None:
     right = bool(side.right[index])
     symbol, colour = (RIGHT_SYMBOL, RIGHT) if right else (WRONG_SYMBOL, WRONG)
-    sure = f"{100 * float(np.asarray(side.probability)[index]):.0f} %"
-    said = f"{symbol} {shortened(side.prediction[index], max(3, letters - 2))}\n{sure}"
-    axes.set_xlabel(said + (", map empty" if is_constant(values) else ""), fontsize=SMALL, labelpad=2, color=colour)
+    probability = f"{100 * float(np.asarray(side.probability)[index]):.0f} %"
+    caption = f"{symbol} {shortened(side.prediction[index], max(3, letters - 2))}\n{probability}"
+    axes.set_xlabel(caption + (", map empty" if is_constant(values) else ""), fontsize=SMALL, labelpad=2, color=colour)
 
 
 @styled
 def mean_maps(
     *, first: ArrayLike, second: ArrayLike, names: tuple[str, str], agreement: ArrayLike, title: str
 ) -> Figure:
-    """Both models' mean map (rows, columns), which sums to 1, on one scale; and how the maps of an image agree.
+    """Both models' mean map (rows, columns), which sums to 1, on one scale; and the agreement of their maps.
 
-    agreement: one number an image, -1 to 1, drawn as a histogram with its median. Raises InputError for other shapes.
+    agreement: one number per image, -1 to 1, drawn as a histogram with its median. Raises InputError for other shapes.
     """
-    one, two = (as_array(maps, name="mean map", axes=("rows", "columns")) for maps in (first, second))
+    maps = [as_array(mean, name="mean map", axes=("rows", "columns")) for mean in (first, second)]
     values = as_array(agreement, name="agreement", axes=("batch",))
     figure = sheet(WIDE, 2.5)
     left, middle, bar, right = figure.subplots(1, 4, width_ratios=[1, 1, 0.06, 1.35])
-    densities = [values * values.size for values in (one, two)]
+    densities = [mean * mean.size for mean in maps]
     shared = Scale(min(map(np.min, densities)), max(map(np.max, densities)))
     for axes, density, name in zip((left, middle), densities, names):
         draw_map(axes, density, scale=shared)
         axes.set_aspect(density.shape[1] / density.shape[0] * density.shape[0] / density.shape[1])
         axes.set_title(shortened(name, 24))
-        bare([axes])
-    colour_bar(bar, scale=shared, label="times an even map")
+        without_frames([axes])
+    colour_bar(bar, scale=shared, label="times a uniform map")
     right.hist(values, bins=np.linspace(-1, 1, 33).tolist(), color=GREY)
     middle_value = float(np.median(values))
     right.axvline(middle_value, color=SERIES[1], linewidth=1.2)

@@ -1,4 +1,4 @@
-"""Which class is taken for which: every cell for a few classes, the most confused pairs for many."""
+"""Confusion matrices: every count for a few classes, the most confused pairs for many."""
 
 from collections.abc import Sequence
 
@@ -14,24 +14,24 @@ from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.style import COUNTS, SMALL, WIDE, heading, sheet, shortened, styled
 
-_WRITTEN = 20  # classes up to which each cell bears its count
-_CELLS = 125  # cells along a side that can still be seen
+_MOST_LABELLED = 20  # classes up to which each cell is labelled with its count
+_CELLS = 125  # cells along a side that can still be distinguished
 _PAIRS = 15
 
 
 @styled
 def confusion_matrix(*, counts: ArrayLike, classes: Sequence[str], model: str = "") -> Figure:
-    """Counts (truth, prediction) as colours, each row in % of its truth's images, on a square-root scale.
+    """Counts (truth, prediction) as colours, each row in % of the images of its class, on a square-root scale.
 
-    Up to 20 classes every cell bears its count; with more, the most confused pairs are listed beside the matrix, and
-    beyond 125 classes a cell is the most of several. A class without images leaves its row grey. Raises InputError
-    unless counts are square, as many as the classes, not negative and not all zero.
+    Up to 20 classes every cell is labelled with its count; for more, the most confused pairs are listed beside the
+    matrix, and beyond 125 classes a cell is the maximum of several. The row of a class without images is grey. Raises
+    InputError unless counts are square, as many as the classes, not negative and not all zero.
     """
     numbers = as_array(counts, name="counts", axes=("truth", "prediction"))
     if numbers.shape[0] != numbers.shape[1] or numbers.min() < 0 or not numbers.any():
         raise InputError(f"expected square counts, not negative and not all 0, found shape {numbers.shape}")
     require_length(len(numbers), len(classes), name="rows of counts", of="the classes")
-    many = len(classes) > _WRITTEN
+    many = len(classes) > _MOST_LABELLED
     side = 1.9 + 0.26 * max(6, len(classes))
     figure = sheet(WIDE, 3.4) if many else sheet(side, side - 0.5)
     left, *right = figure.subplots(1, 2, width_ratios=[1, 1]) if many else [figure.add_subplot()]
@@ -51,7 +51,7 @@ def _draw(axes: Axes, share: Array) -> None:
     """Draw the matrix (truth, prediction), in %, with its bar."""
     classes = len(share)
     step = -(-classes // _CELLS)
-    shown = _most(share, step)
+    shown = _block_maximum(share, step)
     colours = colormaps[COUNTS].with_extremes(bad="#C8C8C8")
     norm = PowerNorm(0.5, 0, 100)
     extent = (-0.5, shown.shape[1] * step - 0.5, shown.shape[0] * step - 0.5, -0.5)
@@ -62,14 +62,14 @@ def _draw(axes: Axes, share: Array) -> None:
     bar = figure.colorbar(ScalarMappable(norm, colours), cax=bar_axes, ticks=[0, 5, 20, 50, 100])
     bar.outline.set_visible(False)
     bar_axes.tick_params(labelsize=SMALL)
-    bar.set_label("% of the truth's images" + (f", most of {step}×{step} cells" if step > 1 else ""))
-    note = " (class index, from 0)" if classes > _WRITTEN else ""
+    bar.set_label("% of the images of the class" + (f", maximum of {step}×{step} cells" if step > 1 else ""))
+    note = " (class index, from 0)" if classes > _MOST_LABELLED else ""
     axes.set_xlabel("prediction" + note)
     axes.set_ylabel("truth" + note)
 
 
-def _most(share: Array, step: int) -> Array:
-    """The greatest of each block of step by step cells; NaN only where all are."""
+def _block_maximum(share: Array, step: int) -> Array:
+    """The maximum of each block of step by step cells; NaN only where all are NaN."""
     room = -len(share) % step
     blocks = np.pad(share, (0, room), constant_values=np.nan).reshape(len(share) // step + (room > 0), step, -1, step)
     filled = np.where(np.isnan(blocks), -1.0, blocks).max(axis=(1, 3))
@@ -87,7 +87,7 @@ def _write(axes: Axes, numbers: Array, share: Array, classes: Sequence[str]) -> 
 
 
 def _list_pairs(axes: Axes, numbers: Array, classes: Sequence[str]) -> None:
-    """Write the off-diagonal counts that are largest, largest first."""
+    """List the largest off-diagonal counts in descending order."""
     wrong = np.where(np.eye(len(numbers), dtype=bool), 0, numbers)
     order = np.argsort(-wrong, axis=None, kind="stable")[:_PAIRS]
     axes.set_axis_off()

@@ -1,4 +1,4 @@
-"""Counterfactuals drawn: the patches whose removal changes the prediction, by method."""
+"""Counterfactuals: the patches whose removal changes the prediction, by method."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
-from vitlens.figures.board import Margins, bare, board
+from vitlens.figures.board import Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.overlay import enlarged, upsample
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
@@ -26,11 +26,11 @@ def counterfactual_panels(
     turned: Sequence[Sequence[str]],
     title: str,
 ) -> Figure:
-    """Images (batch, 3, height, width) in [0, 1], and beside each its smallest sets of removed patches, in grey.
+    """Images (batch, 3, height, width) in [0, 1], each followed by its smallest sets of removed patches, in grey.
 
-    removed: (batch, methods, rows, columns), true where a patch is removed; titles: the methods; names: below an image,
-    its prediction; turned: below each panel, what is predicted without the patches. A set that is empty is said to be
-    none. Raises InputError when shapes do not fit.
+    removed: (batch, methods, rows, columns), true where a patch is removed; titles: the methods; names: the
+    prediction of each image; turned: the prediction without the patches, for each panel. The caption of an empty set is
+    "none found". Raises InputError when shapes do not fit.
     """
     pictures = as_images(images)
     sets = as_array(removed, name="removed", axes=("batch", "methods", "rows", "columns")) > 0.5
@@ -60,7 +60,7 @@ def counterfactual_panels(
             size = int(sets[index, method].sum())
             word = f"{size} of {sets[index, method].size}\n→ {turned[index][method]}" if size else "none found"
             _caption(axes, titles[method] if index == 0 else "", word)
-    bare(drawn.panels)
+    without_frames(drawn.panels)
     return drawn.figure
 
 

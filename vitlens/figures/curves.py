@@ -1,4 +1,4 @@
-"""Curves of several models on logarithmic axes: one look a model, one legend a figure."""
+"""Curves of several models: the colour and marker of each, logarithmic axes, and a legend below the panels."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -16,18 +16,18 @@ from vitlens.figures.style import SERIES
 _MARKERS: Final = "osD^vP"
 
 
-def positive(of: str, **columns: ArrayLike) -> list[Array]:
-    """Columns (points,) of one model, checked: as many of each, all above 0. Raises InputError."""
-    found = [as_array(values, name=f"{name} of {of}", axes=("points",)) for name, values in columns.items()]
-    for name, values in zip(columns, found, strict=True):
-        require_length(len(values), len(found[0]), name=f"{name} of {of}", of=next(iter(columns)))
+def positive_columns(of: str, **columns: ArrayLike) -> list[Array]:
+    """Columns (points,) of one model. Raises InputError unless they have one length and all numbers are above 0."""
+    arrays = [as_array(values, name=f"{name} of {of}", axes=("points",)) for name, values in columns.items()]
+    for name, values in zip(columns, arrays, strict=True):
+        require_length(len(values), len(arrays[0]), name=f"{name} of {of}", of=next(iter(columns)))
         if values.min() <= 0:
             raise InputError(f"expected {name} of {of} above 0, found {values.min():g}")
-    return found
+    return arrays
 
 
 def log_axes(axes: Axes) -> None:
-    """Both axes logarithmic, with plain numbers where these are short. To be called when all is drawn."""
+    """Make both axes logarithmic, with plain numbers where these are short; called after everything is drawn."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -41,16 +41,16 @@ def log_axes(axes: Axes) -> None:
     axes.grid(visible=True)
 
 
-def look(index: int) -> tuple[str, str]:
-    """Colour and marker of a model by its place."""
+def series_style(index: int) -> tuple[str, str]:
+    """The colour and marker of a model or an attack, by its index."""
     return SERIES[index % len(SERIES)], _MARKERS[(index + index // len(SERIES)) % len(_MARKERS)]
 
 
 def models_legend(figure: Figure, names: Sequence[str], *, columns: int = 3) -> None:
     """A legend of all models below the panels, which keep their height."""
-    handles = [
-        Line2D([], [], color=look(index)[0], marker=look(index)[1], markersize=3.6, label=name)
-        for index, name in enumerate(names)
-    ]
+    handles = []
+    for index, name in enumerate(names):
+        colour, marker = series_style(index)
+        handles.append(Line2D([], [], color=colour, marker=marker, markersize=3.6, label=name))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(names)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(names) // columns))

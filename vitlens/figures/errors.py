@@ -1,4 +1,4 @@
-"""Errors of two models: which is wrong, by class and by what images are like, and what differs in failures."""
+"""Errors of two models: which is wrong, by class and by properties of the images, and what differs in failures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ _MARKERS: Final = ("o", "s")
 
 @styled
 def error_cells(*, counts: Mapping[str, Sequence[int]], cells: Sequence[str], all_name: str = "all") -> Figure:
-    """Which of two models is wrong, as shares of each row's images.
+    """Which of two models is wrong, as shares of the images of each row.
 
-    counts: images in each cell, by row ("all", then classes); cells: the cells' names in words, the first of them the
-    one in which both are right. Of more than 30 classes those with most errors are drawn. Raises InputError for a row
+    counts: images in each cell, by row ("all", then classes); cells: their names, first that of the cell in
+    which both are right. Of more than 30 classes those with most errors are drawn. Raises InputError for a row
     without images or of another length.
     """
     rows = {name: as_array(values, name=f"counts of {name}", axes=("cells",)) for name, values in counts.items()}
@@ -58,19 +58,19 @@ def error_cells(*, counts: Mapping[str, Sequence[int]], cells: Sequence[str], al
         left += share
     axes.set_yticks(place.tolist(), [f"{shortened(name)} ({rows[name].sum():,.0f})" for name in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set(xlim=(0, 100), xlabel="images (%); in brackets: how many")
+    axes.set(xlim=(0, 100), xlabel="images (%); in brackets: their number")
     figure.legend(loc="outside lower center", ncols=2)
-    some = f": the {_MOST_ROWS} of {len(rows) - 1} classes with most errors" if len(rows) - 1 > _MOST_ROWS else ""
-    heading(figure, f"Which model is wrong, by class{some}")
+    note = f": the {_MOST_ROWS} of {len(rows) - 1} classes with most errors" if len(rows) - 1 > _MOST_ROWS else ""
+    heading(figure, f"Which model is wrong, by class{note}")
     return figure
 
 
 @dataclass(frozen=True)
 class AccuracyBySlice:
-    """Accuracy of both models over slices of one number.
+    """Accuracy of both models over slices of one property of the images.
 
-    title: what the number is; labels: one a slice; n: images in each; first, second: rows value, low, high as
-    fractions (3, slices).
+    title: the property; labels: one per slice; n: images in each; first, second: rows value, low, high as fractions
+    (3, slices).
     """
 
     title: str
@@ -82,12 +82,12 @@ class AccuracyBySlice:
 
 @styled
 def errors_by_number(*, numbers: Sequence[AccuracyBySlice], names: tuple[str, str]) -> Figure:
-    """Accuracy of both models by what images are like, one panel a number, with 95 % intervals.
+    """Accuracy of both models by properties of the images, one panel per property, with 95 % intervals.
 
-    Raises InputError when a number has other lengths.
+    Raises InputError where lengths differ.
     """
     if not numbers:
-        raise InputError("expected at least one number to divide images by, found none")
+        raise InputError("expected at least one property to divide images by, found none")
     across = min(3, len(numbers))
     down = -(-len(numbers) // across)
     figure = sheet(WIDE, 0.3 + 1.95 * down)
@@ -113,14 +113,14 @@ def errors_by_number(*, numbers: Sequence[AccuracyBySlice], names: tuple[str, st
         row[0].set_ylabel("accuracy (%)")
     handles, labels = panels.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    heading(figure, "Accuracy by what the images are like, in quarters of the images; lines: 95 % intervals")
+    heading(figure, "Accuracy by properties of the images, in quarters of the images; lines: 95 % intervals")
     return figure
 
 
 @dataclass(frozen=True)
 class SeparationMark:
-    """One number's chance to be greater in a failure than in a success: area, low and high (None: too few images);
-    clear: whether the test holds after Holm's correction."""
+    """The probability that a property is greater in a failure than in a success: area, low and high (None: too few
+    images); clear: whether the test rejects after Holm's correction."""
 
     name: str
     area: float
@@ -131,25 +131,25 @@ class SeparationMark:
 
 @styled
 def separation_chart(*, rows: Mapping[str, Sequence[SeparationMark]], title: str) -> Figure:
-    """For each model, which numbers are greater in its failures (right of the middle) or in its successes (left).
+    """For each model, which properties are greater in its failures (right of the middle) or in its successes (left).
 
-    Filled marks hold after Holm's correction. Raises InputError when there is nothing to draw.
+    Filled marks are significant after Holm's correction. Raises InputError when there is nothing to draw.
     """
-    shown = {model: list(some) for model, some in rows.items() if some}
+    shown = {model: list(marks) for model, marks in rows.items() if marks}
     if not shown:
-        raise InputError("expected at least one number that tells failures from successes, found none")
-    names = list(dict.fromkeys(row.name for some in shown.values() for row in some))
+        raise InputError("expected at least one property that separates failures from successes, found none")
+    names = list(dict.fromkeys(row.name for marks in shown.values() for row in marks))
     figure = sheet(WIDE * 0.8, 0.8 + 0.25 * len(names))
     axes = figure.add_subplot()
-    for index, (model, some) in enumerate(shown.items()):
+    for index, (model, marks) in enumerate(shown.items()):
         shift = (index - (len(shown) - 1) / 2) * 0.26
-        for row in some:
+        for row in marks:
             _mark(axes, row, names.index(row.name) + shift, SERIES[index % len(SERIES)], _MARKERS[index % 2])
         axes.plot([], [], _MARKERS[index % 2], color=SERIES[index % len(SERIES)], label=shortened(model, 30))
     axes.axvline(0.5, color=GREY, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set(xlim=(0, 1), xlabel="chance that a failure has the greater value")
+    axes.set(xlim=(0, 1), xlabel="probability that a failure has the greater value")
     axes.grid(axis="x")
     axes.text(0.01, 1.01, "← greater in successes", transform=axes.transAxes, fontsize=SMALL, color=GREY)
     axes.text(0.99, 1.01, "greater in failures →", transform=axes.transAxes, fontsize=SMALL, color=GREY, ha="right")

@@ -1,4 +1,4 @@
-"""How right a model is: single predictions, classes, confusions, and whether its confidence can be trusted."""
+"""Predictions of single images, and accuracy by class."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.board import PHOTOGRAPHS, Margins, bare, board
+from vitlens.figures.board import PHOTOGRAPHS, Margins, board, without_frames
 from vitlens.figures.inputs import as_array, as_images, require_length
 from vitlens.figures.overlay import enlarged
 from vitlens.figures.style import (
@@ -24,7 +24,7 @@ from vitlens.figures.style import (
     styled,
 )
 
-_MOST_BARS = 30  # classes whose names can still be read
+_MOST_BARS = 30  # classes whose names are still legible
 
 
 @styled
@@ -33,45 +33,45 @@ def prediction_grid(
 ) -> Figure:
     """Images (batch, 3, height, width) in [0, 1] with their prediction, marked right or wrong by colour and symbol.
 
-    predicted, truth: class indices (batch,); probability: of the prediction, a fraction (batch,). A wrong one says the
-    truth below. Raises InputError when shapes do not fit or an index has no class.
+    predicted, truth: class indices (batch,); probability: of the prediction, a fraction (batch,). The true class is
+    below a wrong one. Raises InputError when shapes do not fit or an index has no class.
     """
     pictures = as_images(images)
-    guess, answer = _indices(predicted, "predicted", len(classes)), _indices(truth, "truth", len(classes))
-    sure = as_array(probability, name="probability", axes=("batch",))
-    for name, values in (("predictions", guess), ("probabilities", sure), ("truths", answer)):
+    predictions, labels = _indices(predicted, "predicted", len(classes)), _indices(truth, "truth", len(classes))
+    probabilities = as_array(probability, name="probability", axes=("batch",))
+    for name, values in (("predictions", predictions), ("probabilities", probabilities), ("truths", labels)):
         require_length(len(values), len(pictures), name=name, of="the images")
     across = min(6, len(pictures))
     panel = min((WIDE - 0.16) / across - 0.12, (PHOTOGRAPHS / len(pictures)) ** 0.5, 1.5)
-    rights = [one == other for one, other in zip(guess, answer, strict=True)]
-    verdicts = [
-        _verdict(right, classes[one], float(p), classes[other])
-        for right, one, p, other in zip(rights, guess, sure, answer, strict=True)
+    rights = [prediction == label for prediction, label in zip(predictions, labels, strict=True)]
+    captions = [
+        _caption(prediction == label, classes[prediction], float(value), classes[label])
+        for prediction, value, label in zip(predictions, probabilities, labels, strict=True)
     ]
-    written = 0.12 + 0.14 * max(verdict.count("\n") + 1 for verdict in verdicts)
+    caption_room = 0.12 + 0.14 * max(caption.count("\n") + 1 for caption in captions)
     drawn = board(
         title=f"Predictions and their probability: {sum(rights)} of these {len(pictures)} right",
         count=len(pictures),
         across=across,
         panel=(panel, panel * pictures.shape[2] / pictures.shape[3]),
-        gap=(0.12, written),
-        margins=Margins(left=0.08, right=0.08, bottom=written),
+        gap=(0.12, caption_room),
+        margins=Margins(left=0.08, right=0.08, bottom=caption_room),
     )
     for index, (axes, picture) in enumerate(zip(drawn.panels, pictures, strict=True)):
         axes.imshow(enlarged(picture))
-        bare([axes])
+        without_frames([axes])
         colour = RIGHT if rights[index] else WRONG
         axes.spines[:].set(visible=True, color=colour, linewidth=2)
-        axes.set_xlabel(verdicts[index], color=colour, fontsize=SMALL, labelpad=3)
+        axes.set_xlabel(captions[index], color=colour, fontsize=SMALL, labelpad=3)
     return drawn.figure
 
 
-def _verdict(right: bool, predicted: str, sure: float, truth: str) -> str:
-    """The prediction with its probability, and the truth where it is another, in lines as long as a panel is wide."""
-    probability = f"{100 * sure:.0f} %"
+def _caption(right: bool, predicted: str, confidence: float, truth: str) -> str:
+    """The prediction with its probability, and the true class of a wrong one, in lines that fit a panel."""
+    probability = f"{100 * confidence:.0f} %"
     between = ", " if len(predicted) + len(probability) < 14 else "\n"
-    said = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(predicted, 16)}{between}{probability}"
-    return said if right else f"{said}\nis {shortened(truth, 16)}"
+    caption = f"{RIGHT_SYMBOL if right else WRONG_SYMBOL} {shortened(predicted, 16)}{between}{probability}"
+    return caption if right else f"{caption}\nis {shortened(truth, 16)}"
 
 
 @styled
@@ -89,9 +89,9 @@ def per_class_bars(
         for name, values in (("accuracy", accuracy), ("low", low), ("high", high))
     )
     count = as_array(n, name="n", axes=("classes",))
-    for name, found in (("accuracies", value), ("lows", below), ("highs", above)):
-        if found.shape != (len(models), len(classes)):
-            raise InputError(f"expected {name} of shape ({len(models)}, {len(classes)}), found {found.shape}")
+    for name, array in (("accuracies", value), ("lows", below), ("highs", above)):
+        if array.shape != (len(models), len(classes)):
+            raise InputError(f"expected {name} of shape ({len(models)}, {len(classes)}), found {array.shape}")
     require_length(len(count), len(classes), name="n", of="the classes")
     shown = np.arange(len(classes))
     if len(classes) > _MOST_BARS:
@@ -111,13 +111,13 @@ def per_class_bars(
     axes.grid(axis="x")
     if len(models) > 1:
         figure.legend(loc="outside lower center", ncols=2)
-    some = "" if len(shown) == len(classes) else f": the {len(shown)} lowest of {len(classes)} classes"
-    heading(figure, f"Accuracy by class{some}" + (f", {models[0]}" if len(models) == 1 else ""))
+    note = "" if len(shown) == len(classes) else f": the {len(shown)} lowest of {len(classes)} classes"
+    heading(figure, f"Accuracy by class{note}" + (f", {models[0]}" if len(models) == 1 else ""))
     return figure
 
 
 def _indices(values: ArrayLike, name: str, classes: int) -> list[int]:
-    found = as_array(values, name=name, axes=("batch",)).astype(np.int64)
-    if found.min() < 0 or found.max() >= classes:
-        raise InputError(f"expected {name} from 0 to {classes - 1}, found {found.min()} to {found.max()}")
-    return [int(index) for index in found]
+    indices = as_array(values, name=name, axes=("batch",)).astype(np.int64)
+    if indices.min() < 0 or indices.max() >= classes:
+        raise InputError(f"expected {name} from 0 to {classes - 1}, found {indices.min()} to {indices.max()}")
+    return [int(index) for index in indices]

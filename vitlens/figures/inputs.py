@@ -44,12 +44,12 @@ def as_images(values: ArrayLike, *, name: str = "images") -> Array:
     low, high = float(array.min()), float(array.max())
     if low < -1e-3 or high > 1 + 1e-3:
         raise InputError(
-            f"expected {name} in [0, 1], found {low:.3g} to {high:.3g}; hand them in before the model's normalisation"
+            f"expected {name} in [0, 1], found {low:.3g} to {high:.3g}; give them before the model's normalisation"
         )
     return np.clip(array, 0.0, 1.0)
 
 
 def require_length(found: int, expected: int, *, name: str, of: str) -> None:
-    """Raise InputError unless there are as many of name as there are of the other."""
+    """Raise InputError unless there are as many of name as of the other."""
     if found != expected:
         raise InputError(f"expected {expected} {name}, one for each of {of}, found {found}")

@@ -1,4 +1,4 @@
-"""The league of explanation methods: what each reaches in every check, and its curves of deletion and insertion."""
+"""Explanation methods compared: the result of each in every check, and its deletion and insertion curves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.style import BLUE, GREY, SERIES, SMALL, VERMILLION, WIDE, heading, sheet, shortened, styled
 
-_ROW: Final = 0.21  # inch a method
+_ROW: Final = 0.21  # inch per method
 _LINE_STYLES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
 _ACROSS: Final = 4  # panels side by side
 
 
 @dataclass(frozen=True)
 class Column:
-    """One check: value, low, high (methods,), NaN where a method has none; title and unit above; better: "more" or
-    "less"; chance: the value of a map that depends on nothing, a dashed line, None where that has no one value."""
+    """One check: value, low, high (methods,), NaN where a method has none; title: with its unit; better: "more" or
+    "less"; chance: the expected value of a random map, drawn dashed, None where there is no single one."""
 
     title: str
     value: ArrayLike
@@ -43,7 +43,7 @@ def league_figure(
 ) -> Figure:
     """Every method (down) in every check (across): a dot with its 95 % interval.
 
-    methods: in the order to show, baselines among them, which are drawn in grey; flagged: methods that failed the
+    methods: in this order, with the baselines, which are drawn in grey; flagged: methods that failed the
     randomisation check, in red. Raises InputError when lengths differ or there is nothing to show.
     """  # fmt: skip
     if not methods or not columns:
@@ -80,17 +80,17 @@ def fidelity_curves(
     """Mean probability of the target (%) as patches are removed, and as they are inserted, most relevant first.
 
     shares: (points,) of the patches removed, fractions from 0; inserted: of those inserted (None: the same);
-    deletion, insertion: by method, (points,) fractions; baselines are drawn in grey. substrate: what stands where a
-    patch is removed. Raises InputError when the methods of the two differ or lengths do.
+    deletion, insertion: by method, (points,) fractions; baselines are drawn in grey. substrate: what replaces a
+    removed patch. Raises InputError when the methods of the two differ or lengths do.
     """
     if deletion.keys() != insertion.keys() or not deletion:
         raise InputError(f"expected the same methods twice, found {list(deletion)} and {list(insertion)}")
     removed = as_array(shares, name="shares", axes=("points",))
-    given = removed if inserted is None else as_array(inserted, name="inserted", axes=("points",))
+    inserted_shares = removed if inserted is None else as_array(inserted, name="inserted", axes=("points",))
     figure = sheet(WIDE, 3.0)
     panels = figure.subplots(1, 2, sharey=True)
     handles: list[Line2D] = []
-    kinds = ((deletion, removed, "removed"), (insertion, given, "inserted"))
+    kinds = ((deletion, removed, "removed"), (insertion, inserted_shares, "inserted"))
     for axes, (curves, steps, verb) in zip(panels, kinds):
         handles = []
         own = [name for name in curves if name not in baselines]
@@ -101,16 +101,16 @@ def fidelity_curves(
         axes.set(xlim=(0, 100), xlabel=f"patches {verb}, most relevant first (%)")
         axes.grid(axis="y")
         axes.set_title("deletion: lower is better" if verb == "removed" else "insertion: higher is better")
-    panels[0].set_ylim(0, None)  # of both, and only now: it ends the search for a range
+    panels[0].set_ylim(0, None)  # of both panels; after drawing, as it fixes the range
     panels[0].set_ylabel("probability of the target (%)")
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)))
     figure.set_figheight(figure.get_figheight() + 0.17 * -(-len(handles) // 4))
-    heading(figure, f"{title}; removed patches show: {substrate}")
+    heading(figure, f"{title}; removed patches are replaced by: {substrate}")
     return figure
 
 
 def _numbers(column: Column, methods: int) -> Array:
-    """Rows value, low, high; NaN is let through."""
+    """Rows value, low, high; NaN is allowed."""
     rows = []
     for name in ("value", "low", "high"):
         array = np.asarray(getattr(column, name), dtype=np.float64)
@@ -140,9 +140,9 @@ def _draw(axes: Axes, places: Array, numbers: Array, colours: Sequence[str], col
 
 
 def _legend(figure: Figure, baselines: Sequence[str], flagged: Sequence[str]) -> None:
-    """What the colours mean, below the panels."""
+    """Add a legend of the colours below the panels."""
     kinds = [("method", BLUE, "o")]
-    kinds += [("baseline without the model", GREY, "D")] if baselines else []
+    kinds += [("model-free baseline", GREY, "D")] if baselines else []
     kinds += [("hardly changes with randomised weights", VERMILLION, "o")] if flagged else []
     handles = [
         Line2D([], [], color=colour, marker=marker, markersize=3.6, label=word) for word, colour, marker in kinds

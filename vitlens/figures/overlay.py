@@ -1,6 +1,6 @@
-"""A map drawn on its image, and many of them with one scale of colours.
+"""Maps over their images, with a colour scale that several panels may share.
 
-The image under a map is drawn in grey, so that all colour is the map's and equal values have equal hues everywhere.
+The image under a map is drawn in grey, so that colours depend only on the map.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from vitlens.figures.inputs import Array, as_array, as_image
 from vitlens.figures.style import MAGNITUDE
 
 OPACITY = 0.65  # share of the map's colour in an overlay
-_SHARPEST = 224  # pixels to which a smaller image is enlarged before a map is laid on it
+_SHARPEST = 224  # pixels to which a smaller image is enlarged before a map is drawn over it
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of values that colours stand for, shared by panels that are to be compared.
+    """The range of values of the colours, shared by panels that are to be compared.
 
     low, high: in the maps' unit, equal where all maps are constant; clipped: some values lie above high.
     """
@@ -34,7 +34,7 @@ class Scale:
 
     @property
     def norm(self) -> Normalize:
-        """Values to [0, 1] for a colour map; a constant map lands in its middle, without a division by zero."""
+        """Values to [0, 1] for a colour map; a constant map gets the middle, without a division by zero."""
         if self.high > self.low:
             return Normalize(self.low, self.high, clip=True)
         room = abs(self.low) / 2 or 0.5
@@ -42,14 +42,14 @@ class Scale:
 
 
 def is_constant(values: Array) -> bool:
-    """Whether all values are equal up to rounding, so that differences of colour would be noise."""
+    """Whether all values are equal up to rounding."""
     return bool(np.ptp(values) <= 1e-6 * np.abs(values).max())
 
 
 def joint_scale(maps: ArrayLike) -> Scale:
     """One scale for all maps (batch, rows, columns): from the least value to the 99.5th percentile.
 
-    A few attention sinks would leave the rest dark; what is above has the top colour, and Scale.clipped says so.
+    Otherwise a few attention sinks would leave the rest dark. Values above have the last colour (Scale.clipped).
     """
     values = as_array(maps, name="maps", axes=("batch", "rows", "columns"))
     low, high = float(values.min()), float(values.max())
@@ -60,9 +60,9 @@ def joint_scale(maps: ArrayLike) -> Scale:
 
 
 def upsample(values: ArrayLike, size: tuple[int, int], *, smooth: bool = True) -> Array:
-    """A map (rows, columns) at an image's (height, width): bilinear between the patches' centres, or blocks.
+    """A map (rows, columns) at an image's (height, width): bilinear between the centres of the patches, or nearest.
 
-    Equals torch's interpolate with align_corners=False; beyond the outermost centres values stay as they are.
+    Equal to torch's interpolate with align_corners=False; constant beyond the outermost centres.
     """
     grid = as_array(values, name="map", axes=("rows", "columns"))
     vertical, horizontal = (_mixing(target, source, smooth) for target, source in zip(size, grid.shape, strict=True))
@@ -78,9 +78,9 @@ def _mixing(target: int, source: int, smooth: bool) -> Array:
 
 
 def blend(image: ArrayLike, values: ArrayLike, *, scale: Scale, opacity: float = OPACITY, smooth: bool = True) -> Array:
-    """Pixels (height, width, 3) in [0, 1] of a map (rows, columns) laid over an image (3, height, width) in grey.
+    """Pixels (height, width, 3) in [0, 1] of a map (rows, columns) over an image (3, height, width) in grey.
 
-    An image under 224 px is enlarged by a whole number first. Raises InputError when opacity is not in [0, 1].
+    An image under 224 px is first enlarged by an integer factor. Raises InputError when opacity is not in [0, 1].
     """
     if not 0 <= opacity <= 1:
         raise InputError(f"expected opacity in [0, 1], found {opacity}")
@@ -91,18 +91,18 @@ def blend(image: ArrayLike, values: ArrayLike, *, scale: Scale, opacity: float =
 
 
 def enlarged(image: Array) -> Array:
-    """An image (3, height, width) as (height, width, 3), each pixel repeated until the short side has 224."""
+    """An image (3, height, width) as (height, width, 3), each pixel repeated until the shorter side is at least 224."""
     times = max(1, -(-_SHARPEST // min(image.shape[1:])))
     return np.asarray(image.transpose(1, 2, 0).repeat(times, axis=0).repeat(times, axis=1))
 
 
 def draw_map(axes: Axes, values: Array, *, scale: Scale) -> None:
-    """Fill axes with a map (rows, columns), one block of colour a patch."""
+    """Fill axes with a map (rows, columns), one coloured cell per patch."""
     axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm, interpolation="nearest", aspect="auto")
 
 
 def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE) -> None:
-    """Fill axes with the bar that panels share: its ends are the range, an arrow and "≥" say that more lies above."""
+    """Fill axes with the colour bar of a scale; an arrow and "≥" at its end where values lie above."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     extend = "max" if scale.clipped else "neither"
@@ -113,12 +113,12 @@ def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = MAGNITUDE
         bar.set_ticks([scale.low], labels=[f"{scale.low:.3g}\nall\nequal"])
         return
     ticks = np.linspace(scale.low, scale.high, 5)
-    labels = in_words(ticks.tolist())
+    labels = with_common_decimals(ticks.tolist())
     bar.set_ticks(ticks.tolist(), labels=[*labels[:-1], ("≥ " if scale.clipped else "") + labels[-1]])
 
 
-def in_words(values: Sequence[float]) -> list[str]:
-    """Numbers with one number of decimals, the fewest that give the largest of them two or three digits."""
+def with_common_decimals(values: Sequence[float]) -> list[str]:
+    """Numbers with the same number of decimals, the fewest that give the largest two or three digits."""
     largest = max(abs(value) for value in values)
     decimals = int(np.clip((2 if largest >= 1 else 1) - np.floor(np.log10(largest)), 0, 4)) if largest else 0
     return [f"{value:.{decimals}f}" for value in values]

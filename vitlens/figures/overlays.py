@@ -1,4 +1,4 @@
-"""Rows of overlays: an image, then maps of it, every panel in one scale of colours."""
+"""Rows of overlays: an image, then its maps, all panels with one colour scale."""
 
 import textwrap
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, bare, board
+from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, is_constant, joint_scale, upsample
 from vitlens.figures.style import RIGHT, RIGHT_SYMBOL, SMALL, TALL, WIDE, WRONG, WRONG_SYMBOL, styled
 
-_LETTER = 0.065  # inch that a letter of a caption takes
-_NARROW = 10  # characters of a caption that fit under any panel
-_WRAP = 7  # panels side by side before one image's are broken into lines
+_LETTER = 0.065  # inch per letter of a caption
+_NARROW = 10  # characters of a caption that fit below any panel
+_WRAP = 7  # most panels side by side; more are divided into lines
 
 
 @styled
@@ -35,7 +35,7 @@ def overlay_rows(
 ) -> Figure:
     """Images (batch, 3, height, width) in [0, 1], each followed by overlays of its maps (batch, panels, rows, columns).
 
-    titles: one a panel; title: what is shown; label: the maps' unit, at the colour bar; names: one an image;
+    titles: one per panel; title: of the figure; label: the maps' unit, at the colour bar; names: one per image;
     masks: (batch, height, width), outlined in white; hits: (batch, panels), whether each map's highest point lies on
     the mask, marked by colour and symbol; scale: shared range of colours (default: the joint range of these maps).
     Raises InputError when shapes do not fit or a number is not finite.
@@ -47,11 +47,11 @@ def overlay_rows(
     require_length(len(titles), panels, name="titles", of="the maps of an image")
     require_length(len(names or pictures), batch, name="names", of="the images")
     outlines = None if masks is None else _checked(masks, "masks", ("batch", "height", "width"), pictures[:, 0].shape)
-    found = None if hits is None else _checked(hits, "hits", ("batch", "panels"), (batch, panels))
+    is_hit = None if hits is None else _checked(hits, "hits", ("batch", "panels"), (batch, panels))
     shared = scale or joint_scale(values.reshape(-1, *values.shape[2:]))
 
-    constant = [[is_constant(one) for one in row] for row in values]
-    captions = int(bool(names) or found is not None or any(map(any, constant)))
+    constant = [[is_constant(panel) for panel in of_image] for of_image in values]
+    captions = int(bool(names) or is_hit is not None or any(map(any, constant)))
     captions = max([captions, *(len(_lines(name, _NARROW)) for name in names or ())])
     drawn = _board(title, batch, panels + 1, ratio=pictures.shape[2] / pictures.shape[3], captions=captions)
     cells = [drawn.panels[start : start + panels + 1] for start in range(0, len(drawn.panels), panels + 1)]
@@ -64,13 +64,13 @@ def overlay_rows(
             below = ""
             if constant[index][panel]:
                 below = "all equal"
-            elif found is not None:
-                below = _mark_peak(axes, values[index, panel], hit=bool(found[index, panel]))
+            elif is_hit is not None:
+                below = _mark_peak(axes, values[index, panel], hit=bool(is_hit[index, panel]))
             _caption(axes, titles[panel] if above else "", below)
         if outlines is not None:
             for axes in cells[index]:
                 outline(axes, outlines[index])
-    bare(drawn.panels)
+    without_frames(drawn.panels)
     colour_bar(drawn.bar(), scale=shared, label=label)
     return drawn.figure
 
@@ -83,18 +83,18 @@ def _checked(values: ArrayLike, name: str, axes: tuple[str, ...], shape: tuple[i
 
 
 def _board(title: str, batch: int, panels: int, *, ratio: float, captions: int) -> Board:
-    """One line an image; one image's many panels are broken into lines of about equal length."""
+    """One line per image; the panels of a single image are divided into lines of about equal length."""
     lines = -(-panels // _WRAP) if batch == 1 else 1
     across, down = -(-panels // lines), lines * batch
-    written = 0.08 + 0.14 * captions
-    gap = (0.07, written + (0.16 if lines > 1 else 0.0))
+    caption_room = 0.08 + 0.14 * captions
+    gap = (0.07, caption_room + (0.16 if lines > 1 else 0.0))
     width = min(
         (WIDE - BAR_ROOM - 0.06) / across - gap[0],
         ((TALL - 0.7) / down - gap[1]) / ratio,
         (PHOTOGRAPHS / (batch * panels * ratio)) ** 0.5,
         1.7,
     )
-    margins = Margins(right=BAR_ROOM, top=0.22, bottom=written)
+    margins = Margins(right=BAR_ROOM, top=0.22, bottom=caption_room)
     size = (width, width * ratio)
     return board(title=title, count=batch * panels, across=across, panel=size, gap=gap, margins=margins)
 
@@ -106,12 +106,12 @@ def _caption(axes: Axes, above: str, below: str) -> None:
 
 
 def _lines(caption: str, characters: int) -> list[str]:
-    """A caption in at most three lines; a number stays with its % sign."""
+    """A caption in at most three lines, without a line break between a number and its % sign."""
     return textwrap.wrap(caption.replace(" %", "\u00a0%"), characters, max_lines=3, placeholder="…")
 
 
 def _mark_peak(axes: Axes, values: Array, *, hit: bool) -> str:
-    """Mark the highest point of a map and say whether it is a hit."""
+    """Mark the highest point of a map; returns the caption, whether it is a hit."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     y, x = np.unravel_index(upsample(values, (height, width)).argmax(), (height, width))
     colour, symbol, word = (RIGHT, RIGHT_SYMBOL, "hit") if hit else (WRONG, WRONG_SYMBOL, "miss")
@@ -122,7 +122,7 @@ def _mark_peak(axes: Axes, values: Array, *, hit: bool) -> str:
 
 
 def outline(axes: Axes, mask: Array) -> None:
-    """Draw the border of a mask (height, width) in white over black, seen on any ground."""
+    """Draw the border of a mask (height, width) in white over black, visible on any background."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     edge = np.pad(upsample(mask, (height, width), smooth=False), 1)
     where = np.arange(-1, height + 1), np.arange(-1, width + 1)

@@ -1,4 +1,4 @@
-"""An image cut into the patches that the model reads."""
+"""An image divided into the patches of a vision transformer."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -6,20 +6,20 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.board import Margins, bare, board
+from vitlens.figures.board import Margins, board, without_frames
 from vitlens.figures.inputs import as_image
 from vitlens.figures.overlay import enlarged
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
 
-_NUMBERED = 64  # patches up to which each bears its number
+_NUMBERED = 64  # number of patches up to which each is numbered
 
 
 @styled
 def patch_grid(*, image: ArrayLike, patch_size: int | tuple[int, int]) -> Figure:
-    """An image (3, height, width) in [0, 1] beside the patches it is cut into.
+    """An image (3, height, width) in [0, 1] beside the patches into which it is divided.
 
     patch_size: px, one number or (height, width). Patches are numbered from 0, row by row: each where there are at
-    most 64, else the first and last of the first and last row. Raises InputError when the patches do not fill the
+    most 64, otherwise the first and last of the first and last row. Raises InputError when the patches do not fill the
     image.
     """
     picture = as_image(image)
@@ -30,24 +30,24 @@ def patch_grid(*, image: ArrayLike, patch_size: int | tuple[int, int]) -> Figure
     rows, columns = height // size[0], width // size[1]
     panel = min((WIDE - 0.3) / 2, (TALL - 0.8) * width / height)
     drawn = board(
-        title="What a vision transformer reads: an image cut into patches, row by row",
+        title="The input of a vision transformer: an image divided into patches, row by row",
         count=2,
         across=2,
         panel=(panel, panel * height / width),
         gap=(0.15, 0.0),
         margins=Margins(top=0.22),
     )
-    whole, cut = drawn.panels
+    whole, divided = drawn.panels
     for axes in drawn.panels:
         axes.imshow(enlarged(picture), extent=(0, columns, rows, 0), aspect="auto")
-    bare(drawn.panels)
+    without_frames(drawn.panels)
     whole.set_title(f"image: {height}×{width} px")
-    cut.set_title(f"{rows}×{columns} = {rows * columns} patches of {size[0]}×{size[1]} px")
-    cut.hlines(np.arange(1, rows), 0, columns, color="white", linewidth=2)
-    cut.vlines(np.arange(1, columns), 0, rows, color="white", linewidth=2)
+    divided.set_title(f"{rows}×{columns} = {rows * columns} patches of {size[0]}×{size[1]} px")
+    divided.hlines(np.arange(1, rows), 0, columns, color="white", linewidth=2)
+    divided.vlines(np.arange(1, columns), 0, rows, color="white", linewidth=2)
     for index in _numbered(rows, columns):
         y, x = divmod(index, columns)
-        number = cut.text(x + 0.12, y + 0.12, str(index), ha="left", va="top", fontsize=SMALL - 1, color="white")
+        number = divided.text(x + 0.12, y + 0.12, str(index), ha="left", va="top", fontsize=SMALL - 1, color="white")
         number.set_path_effects([withStroke(linewidth=1.5, foreground="black")])
     return drawn.figure
 

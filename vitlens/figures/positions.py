@@ -1,24 +1,24 @@
-"""How alike a model's position embeddings are: the whole matrix, and one map for each patch."""
+"""Similarity of a model's position embeddings: the whole matrix, and one map for each patch."""
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.board import BAR_ROOM, Margins, bare, board
+from vitlens.figures.board import BAR_ROOM, Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array
 from vitlens.figures.overlay import Scale, colour_bar
 from vitlens.figures.style import SIGNED, TALL, WIDE, styled
 
-_MOST = 8  # maps down or across that can still be read
+_MOST = 8  # most maps in a row or column
 
 
 @styled
 def position_matrix(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
-    """Cosine similarity (patches, patches) of every position with every other, patches row by row of grid.
+    """Cosine similarity (patches, patches) of all pairs of positions, patches row by row of grid.
 
-    Colours are symmetric around 0; they reach to the greatest similarity of two different positions, since each is 1
-    with itself. Raises InputError unless similarity is square, as large as the grid says, and within [-1, 1].
+    Colours are symmetric around 0, up to the greatest similarity of two different positions. Raises InputError unless
+    similarity is square, of the size of the grid, and within [-1, 1].
     """
     values = _similarities(similarity, grid)
     rows, columns = grid
@@ -43,10 +43,10 @@ def position_matrix(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
 
 @styled
 def position_maps(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
-    """For each position, its cosine similarity with all positions, as a map that stands where the position does.
+    """A map for each position, at its place in the grid: its cosine similarity with all positions.
 
-    similarity: (patches, patches), row by row of grid. At most 8 by 8 are drawn: of a larger grid evenly spaced ones,
-    and the title says so. A ring marks the position itself. Scale and errors as position_matrix.
+    similarity: (patches, patches), row by row of grid. At most 8 by 8 are drawn, evenly spaced in a larger grid,
+    as the title says. A ring marks the position itself. Scale and errors as position_matrix.
     """
     values = _similarities(similarity, grid).reshape(*grid, *grid)
     scale = _scale(values.reshape(grid[0] * grid[1], -1))
@@ -61,7 +61,7 @@ def position_maps(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
     )
     share = "" if (down, across) == grid else f"; {down}×{across} of {grid[0]}×{grid[1]} positions, evenly spaced"
     drawn = board(
-        title=f"Similarity of each position with all positions, in its place (ring: itself){share}",
+        title=f"Similarity of each position with all positions, at its place in the grid (ring: itself){share}",
         count=down * across,
         across=across,
         panel=(panel, panel * ratio),
@@ -79,7 +79,7 @@ def position_maps(*, similarity: ArrayLike, grid: tuple[int, int]) -> Figure:
             axes.set_xlabel(f"{column}" if x else f"column {column}", labelpad=2)
         if x == 0:
             axes.set_ylabel(f"{row}" if y else f"row {row}", rotation=0, ha="right", va="center")
-    bare(drawn.panels)
+    without_frames(drawn.panels)
     colour_bar(drawn.bar(), scale=scale, label="cosine similarity", colours=SIGNED)
     return drawn.figure
 
@@ -97,14 +97,14 @@ def _similarities(similarity: ArrayLike, grid: tuple[int, int]) -> Array:
 
 
 def _scale(values: Array) -> Scale:
-    """Symmetric around 0, as wide as the off-diagonal needs; 1 for a single position."""
+    """Symmetric around 0, up to the greatest off-diagonal value; to 1 for a single position."""
     different = np.abs(values[~np.eye(len(values), dtype=bool)])
     most = float(different.max()) if different.size else 0.0
     return Scale(-most, most, clipped=bool(most < 1)) if most > 1e-6 else Scale(-1.0, 1.0)
 
 
 def _spread(length: int) -> list[int]:
-    """At most eight indices, evenly spaced from the middle out."""
+    """At most eight indices, evenly spaced and centred."""
     step = -(-length // _MOST)
     first = (length - 1) % step // 2
     return list(range(first, length, step))

@@ -1,4 +1,4 @@
-"""Accuracy of models as images are made harder, and what models go by where shape and texture disagree."""
+"""Accuracy of models on disturbed images, and shape bias."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ _MARKERS: Final = "osD^vP"
 
 
 @dataclass(frozen=True)
-class Hardening:
-    """One way to make images harder: title, axis: for the panel; labels: one a level, the untouched image first;
+class DisturbancePanel:
+    """One disturbance or corruption: title, axis: for the panel; labels: one per level, the undisturbed image first;
     curves: for each model rows value, low, high as fractions (3, levels)."""
 
     title: str
@@ -27,43 +27,45 @@ class Hardening:
 
 
 @styled
-def robustness_curves(*, hardenings: Sequence[Hardening], chance: float, n: int) -> Figure:
-    """Accuracy (%) of each model by level, one panel a way, with 95 % intervals as bands and chance dashed.
+def robustness_curves(*, disturbances: Sequence[DisturbancePanel], chance: float, n: int) -> Figure:
+    """Accuracy (%) of each model by level, one panel per disturbance, with 95 % intervals as bands and chance dashed.
 
     chance: fraction; n: images at each level. Raises InputError when lengths differ or there is nothing to draw.
     """
-    if not hardenings:
-        raise InputError("expected at least one way to make images harder, found none")
-    across = min(2, len(hardenings))
-    down = -(-len(hardenings) // across)
+    if not disturbances:
+        raise InputError("expected at least one disturbance, found none")
+    across = min(2, len(disturbances))
+    down = -(-len(disturbances) // across)
     figure = sheet(WIDE if across == 2 else WIDE / 2, 0.3 + 2.1 * down)
     panels = figure.subplots(down, across, squeeze=False, sharey=True)
-    for axes, way in zip(panels.flat, hardenings):
-        for index, (name, values) in enumerate(way.curves.items()):
-            value, low, high = 100 * as_array(values, name=f"{way.title} of {name}", axes=("ends", "levels"))
-            require_length(len(value), len(way.labels), name="accuracies", of=f"the levels of {way.title}")
+    for axes, disturbance in zip(panels.flat, disturbances):
+        for index, (name, values) in enumerate(disturbance.curves.items()):
+            value, low, high = 100 * as_array(values, name=f"{disturbance.title} of {name}", axes=("ends", "levels"))
+            require_length(
+                len(value), len(disturbance.labels), name="accuracies", of=f"the levels of {disturbance.title}"
+            )
             colour = SERIES[index % len(SERIES)]
             place = np.arange(len(value))
             axes.fill_between(place, low, high, color=colour, alpha=0.15, linewidth=0)
             axes.plot(place, value, marker=_MARKERS[index % len(_MARKERS)], markersize=3.4, color=colour, label=name)
         axes.axhline(100 * chance, color=GREY, linestyle="--", linewidth=0.8)
-        axes.set_xticks(range(len(way.labels)), list(way.labels))
-        axes.set(title=way.title, xlabel=way.axis, ylim=(0, 104))
+        axes.set_xticks(range(len(disturbance.labels)), list(disturbance.labels))
+        axes.set(title=disturbance.title, xlabel=disturbance.axis, ylim=(0, 104))
         axes.grid(axis="y")
-    for axes in panels.flat[len(hardenings) :]:
+    for axes in panels.flat[len(disturbances) :]:
         axes.set_visible(False)
     for row in panels:
         row[0].set_ylabel("accuracy (%)")
     handles, labels = panels.flat[0].get_legend_handles_labels()
     figure.legend(handles, [shortened(label, 30) for label in labels], loc="outside lower center", ncols=2)
-    heading(figure, f"Accuracy on images made harder, {n:,} images; bands: 95 % intervals; dashed: chance")
+    heading(figure, f"Accuracy on disturbed images, {n:,} images; bands: 95 % intervals; dashed: chance")
     return figure
 
 
 @dataclass(frozen=True)
 class Bias:
     """One model's shape bias: overall (value, low, high; fractions, ends None where there is no interval), and for
-    each class how many answers went by shape and by texture."""
+    each class the number of predictions by shape and by texture."""
 
     name: str
     value: float
@@ -75,11 +77,11 @@ class Bias:
 
 @styled
 def shape_bias_chart(*, models: Sequence[Bias]) -> Figure:
-    """Answers by shape as a share of those by shape or texture, for each class of shape and overall.
+    """Predictions by shape as a share of those by shape or texture, for each class of shape and overall.
 
-    Marks of a class with no such answer are left out. Raises InputError when models know different classes.
+    Marks of a class without such predictions are left out. Raises InputError when models know different classes.
     """
-    if not models or any(list(one.shape) != list(models[0].shape) for one in models):
+    if not models or any(list(model.shape) != list(models[0].shape) for model in models):
         raise InputError("expected models with the same classes of shape, found none or different ones")
     classes = list(models[0].shape)
     figure = sheet(WIDE * 0.75, 0.9 + 0.22 * len(classes))
@@ -97,7 +99,7 @@ def shape_bias_chart(*, models: Sequence[Bias]) -> Figure:
         axes.plot([], [], marker, color=colour, label=f"{shortened(model.name, 24)}: {100 * model.value:.0f} %")
     axes.set_yticks(range(len(classes)), [shortened(name) for name in classes])
     axes.set_ylim(len(classes) - 0.5, -0.5)
-    axes.set(xlim=(-2, 102), xlabel="answers by shape, of those by shape or texture (%)")
+    axes.set(xlim=(-2, 102), xlabel="predictions by shape, of those by shape or texture (%)")
     axes.grid(axis="x")
     axes.text(0.0, 1.01, "← texture", transform=axes.transAxes, fontsize=SMALL, color=GREY)
     axes.text(1.0, 1.01, "shape →", transform=axes.transAxes, fontsize=SMALL, color=GREY, ha="right")

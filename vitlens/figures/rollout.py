@@ -1,4 +1,4 @@
-"""Attention followed to the image: rollout by fusion of heads, and several methods side by side."""
+"""Attention rollout by fusion of heads, and several attention methods side by side."""
 
 from collections.abc import Sequence
 
@@ -23,10 +23,10 @@ def rollout_overlays(
     scale: Scale | None = None,
     title: str = "Attention rollout",
 ) -> Figure:
-    """Input and rollout for each way of fusing heads: images (batch, 3, height, width) in [0, 1].
+    """Input and rollout for each fusion of heads: images (batch, 3, height, width) in [0, 1].
 
     maps: (batch, fusions, rows, columns), rows of the rollout as fractions; titles: the fusions ("mean", "max",
-    "min"); names: one an image; masks: (batch, height, width), outlined; hits: (batch, fusions), the pointing game's
+    "min"); names: one per image; masks: (batch, height, width), outlined; hits: (batch, fusions), the pointing game's
     result, marked; scale: in %. Errors as overlay_rows.
     """
     values = 100 * as_array(maps, name="maps", axes=("batch", "fusions", "rows", "columns"))
@@ -57,8 +57,8 @@ def method_overlays(
 ) -> Figure:
     """Input and the maps of several methods, each as shares of its own sum: images (batch, 3, height, width) in [0, 1].
 
-    maps: (batch, methods, rows, columns), not negative, raw; one that is zero everywhere stays so and says so. titles:
-    the methods; the rest and the errors as rollout_overlays; raises InputError also for a negative value.
+    maps: (batch, methods, rows, columns), not negative, raw; the caption of one that is zero everywhere says so.
+    titles: the methods; the rest and the errors as rollout_overlays; raises InputError also for a negative value.
     """
     values = as_array(maps, name="maps", axes=("batch", "methods", "rows", "columns"))
     if values.min() < -1e-6 * np.abs(values).max():
@@ -70,7 +70,7 @@ def method_overlays(
         images=images,
         maps=100 * values / np.where(sums > 0, sums, 1.0),
         titles=titles,
-        title=f"Attention followed to the image, by method, share of each map's sum{outlined}{pointing}",
+        title=f"Attention maps by method, share of each map's sum{outlined}{pointing}",
         label="share of the map (%)",
         names=names,
         masks=masks,

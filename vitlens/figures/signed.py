@@ -1,4 +1,4 @@
-"""Signed maps, white at 0: their colours, bar, dots, and the numbering of layers and heads."""
+"""Signed maps, white at 0: their colours, colour bar, dots, and the labels of layers and heads."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -11,31 +11,31 @@ from matplotlib.cm import ScalarMappable
 from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
-from vitlens.figures.gaps import blank, require_shape
+from vitlens.figures.gaps import no_value_patch, require_shape
 from vitlens.figures.inputs import Array, as_array
-from vitlens.figures.overlay import Scale, in_words
+from vitlens.figures.overlay import Scale, with_common_decimals
 from vitlens.figures.style import SIGNED
 
 Marks = NDArray[np.bool_]
-BESIDE: Final = 0.94  # inch beside a signed map for its colour bar with numbers and label
+BESIDE: Final = 0.94  # inch to the right of a signed map for its colour bar with numbers and label
 
 
 def symmetric_scale(values: Iterable[Array], *, least: float = 0.0) -> Scale:
-    """Colours for signed maps: white at 0, and as far on both sides as the greatest size of any value, or least."""
-    most = max((float(np.abs(one[~np.isnan(one)]).max(initial=0.0)) for one in values), default=0.0)
+    """A scale symmetric around 0, up to the greatest absolute value, and at least to `least`."""
+    most = max((float(np.abs(array[~np.isnan(array)]).max(initial=0.0)) for array in values), default=0.0)
     most = max(most, least)
     return Scale(0.0 - most, most)
 
 
 def draw_signed(axes: Axes, values: Array, scale: Scale) -> None:
     """Fill axes with a map (rows, columns) in signed colours, hatched where it is NaN."""
-    axes.add_patch(blank(transform=axes.transAxes, zorder=-1))
+    axes.add_patch(no_value_patch(transform=axes.transAxes, zorder=-1))
     axes.imshow(values, cmap=SIGNED, norm=scale.norm, aspect="auto")
     axes.spines[:].set(visible=True, color="#B0B0B0")
 
 
 def draw_dots(axes: Axes, marks: Marks) -> None:
-    """A dot in each cell that is marked (rows, columns), as large as the cells allow."""
+    """Draw a dot in each marked cell (rows, columns), as large as the cells allow."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     wide, tall = axes.get_position().size * figure.get_size_inches()
@@ -45,7 +45,7 @@ def draw_dots(axes: Axes, marks: Marks) -> None:
 
 
 def signed_bar(axes: Axes, scale: Scale, label: str) -> None:
-    """Fill axes with the upright bar of a signed scale; arrows and signs where values lie beyond its ends."""
+    """Fill axes with the vertical bar of a signed scale; arrows and "≤", "≥" where values lie beyond its ends."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     extend = "both" if scale.clipped else "neither"
@@ -57,18 +57,18 @@ def signed_bar(axes: Axes, scale: Scale, label: str) -> None:
         bar.set_ticks([0.0], labels=["0\nall\nequal"])
         return
     ticks = np.linspace(scale.low, scale.high, 5).tolist()
-    labels = in_words(ticks)
+    labels = with_common_decimals(ticks)
     first, last = ("≤ ", "≥ ") if scale.clipped else ("", "")
     bar.set_ticks(ticks, labels=[first + labels[0], labels[1], "0", labels[3], last + labels[-1]])
 
 
 def rounded(values: Sequence[float]) -> list[str]:
-    """As in_words, but nothing is rounded to a minus zero."""
-    return [word if float(word) else word.lstrip("-") for word in in_words(values)]
+    """As with_common_decimals, but without "-0.0"."""
+    return [word if float(word) else word.lstrip("-") for word in with_common_decimals(values)]
 
 
 def name_heads(axes: Axes, shape: tuple[int, ...]) -> None:
-    """Layers down and heads across, numbered from 0, as many as there is room for."""
+    """Label layers (down) and heads (across) from 0, as many as there is room for."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     wide, tall = axes.get_position().size * figure.get_size_inches()
@@ -78,13 +78,13 @@ def name_heads(axes: Axes, shape: tuple[int, ...]) -> None:
 
 
 def number_places(axis: Axis, count: int, room: float) -> None:
-    """Label as many places, from 0, as there is room for."""
+    """Label as many indices, from 0, as there is room for."""
     places = range(0, count, -(-count // max(1, int(room))))
     axis.set_ticks(places, labels=[str(place) for place in places])
 
 
 def as_marks(marked: ArrayLike, *, name: str, values: Array) -> Marks:
-    """Yes or no for each of the values; raises InputError for another shape, and for a yes where the value is NaN."""
+    """Booleans, one per value. Raises InputError for another shape, and for true where the value is NaN."""
     marks: Marks = as_array(marked, name=name, axes=[str(length) for length in values.shape]) != 0
     require_shape(marks, values, name)
     if np.isnan(values[marks]).any():

@@ -1,4 +1,4 @@
-"""The study in one figure: how accurate the models are, and whether the maps point at the object."""
+"""The summary of a study: accuracy of the models, and the pointing game of the maps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ class SummaryBar:
 def study_summary(
     *, accuracy: Sequence[SummaryBar], pointing: Sequence[SummaryBar] = (), mask_area: float | None = None, title: str
 ) -> Figure:
-    """Accuracy of the models, and the pointing game's hits of the maps beside the mask-area baseline.
+    """Accuracy of the models, and hit rates of the maps in the pointing game, with the mask area as baseline.
 
     All are fractions, drawn as % from 0 to 100. mask_area: the mean share of the image that the mask covers, which is
-    what a point thrown at random hits. Without pointing there is one panel. Raises InputError for an empty accuracy or
+    the hit rate of a random point. Without pointing there is one panel. Raises InputError for an empty accuracy or
     a number that is not finite.
     """
     panels = 2 if pointing else 1

@@ -1,4 +1,4 @@
-"""The points of a study: accuracy with its interval, and what each costs, in rows or along an axis."""
+"""The points of a study: accuracy with its interval, and the cost of each, in rows or along an axis."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array
 from vitlens.figures.style import BLUE, GREY, SERIES, SMALL, WIDE, heading, sheet, shortened, styled
 
-_MARKERS: Final = "osD^vP"  # beside SERIES, for eyes and prints without colour
+_MARKERS: Final = "osD^vP"  # with SERIES, for readers and prints without colour
 _COSTS: Final = (
-    ("flops", "MFLOPs an image", 1e-6),
+    ("flops", "MFLOPs per image", 1e-6),
     ("images_per_second", "training, images/s", 1.0),
 )
 
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """One point. accuracy, low, high: fractions, the mean over seeds and its 95 % interval; seeds: of each training.
+    """One point. accuracy, low, high: fractions, the mean over seeds and its 95 % interval; seeds: accuracy by seed.
 
     flops: of one image's forward pass; images_per_second: of training.
     """
@@ -40,16 +40,16 @@ class StudyPoint:
 
 @styled
 def points_in_rows(*, points: Sequence[StudyPoint], chance: float, title: str) -> Figure:
-    """One row a point, from the top down: accuracy (%), operations and pace, the last two on logarithmic axes.
+    """One row per point, from the top down: accuracy (%), FLOPs and training speed, the last two on logarithmic axes.
 
-    chance: the accuracy (fraction) of guessing, a dashed line. Raises InputError for no point, or numbers that are not
+    chance: the accuracy (fraction) of guessing, drawn dashed. Raises InputError for no point, or numbers that are not
     finite or, of costs, not above 0.
     """
     values, costs = _values(points)
     places = np.arange(len(points))
     figure = sheet(WIDE, 0.8 + 0.33 * len(points))
     left, *others = figure.subplots(1, 1 + len(_COSTS), sharey=True, width_ratios=(2.4, 1, 1))
-    _guess(left, chance, upright=True)
+    _chance_line(left, chance, upright=True)
     for place, row, point in zip(places, values, points):
         left.plot(row[1:3], [place, place], color=BLUE, linewidth=1.4)
         left.plot(100 * np.asarray(point.seeds), np.full(len(point.seeds), place), "|", color=GREY, markersize=7)
@@ -80,20 +80,20 @@ def points_along(
 ) -> Figure:
     """Accuracy (%) against a logarithmic axis, a line for each series, with intervals; costs: two more panels.
 
-    places: of each series' points on the axis, above 0, which is called `axis`. Raises InputError as `points_in_rows`
+    places: of each series' points on the axis, above 0; axis: its label. Raises InputError as `points_in_rows`
     does, and where places and points do not match.
     """
     panels = 1 + len(_COSTS) * costs
     figure = sheet(WIDE if costs else WIDE * 0.7, 2.6)
     first, *others = figure.subplots(1, panels, squeeze=False, width_ratios=(1.5, 1, 1)[:panels])[0]
-    _guess(first, chance, upright=False)
+    _chance_line(first, chance, upright=False)
     for index, (name, points) in enumerate(series.items()):
         colour, marker = SERIES[index % len(SERIES)], _MARKERS[index % len(_MARKERS)]
         values, spent = _values(points)
         at = as_array(places[name], name=f"places of {name}", axes=("points",))
         if len(at) != len(points) or at.min() <= 0:
             raise InputError(f"expected {len(points)} places above 0 for {name}, found {at.tolist()}")
-        beside = at * 1.025 ** (index - (len(series) - 1) / 2)  # intervals of two series side by side
+        beside = at * 1.025 ** (index - (len(series) - 1) / 2)  # so that intervals of two series do not overlap
         first.errorbar(
             beside, values[:, 0], np.abs(values[:, 1:].T - values[:, 0]), color=colour, fmt=f"-{marker}",
             markersize=4, capsize=2, elinewidth=1, label=shortened(name, 30),
@@ -104,7 +104,7 @@ def points_along(
     for axes, (_, name, _) in zip(others, _COSTS):
         axes.set(title=f"{name} (logarithmic)")
         _logarithmic(axes, "y")
-    every = sorted({float(place) for each in places.values() for place in np.asarray(each)})
+    every = sorted({float(place) for of_series in places.values() for place in np.asarray(of_series)})
     for axes in (first, *others):
         axes.set(xscale="log", xlabel=axis, xlim=(every[0] / 1.35, every[-1] * 1.35))
         axes.xaxis.set_major_locator(FixedLocator(every))
@@ -131,15 +131,15 @@ def _values(points: Sequence[StudyPoint]) -> tuple[Array, Array]:
     return values, costs
 
 
-def _guess(axes: Axes, chance: float, *, upright: bool) -> None:
-    """A dashed line where guessing gets."""
+def _chance_line(axes: Axes, chance: float, *, upright: bool) -> None:
+    """Draw the accuracy of guessing as a dashed line."""
     line = axes.axvline if upright else axes.axhline
     line(100 * chance, color=GREY, linestyle="--", linewidth=0.9, label=f"guessing: {100 * chance:.0f} %")
 
 
-def _costs(axes: Axes, x: Array, y: Array, values: Array, look: str, colour: str, *, upright: bool) -> None:
-    """Points of a cost with their numbers beside them (upright: points stand below each other)."""
-    axes.plot(x, y, look, color=colour, markersize=4, linewidth=0.8)
+def _costs(axes: Axes, x: Array, y: Array, values: Array, style: str, colour: str, *, upright: bool) -> None:
+    """Draw the points of a cost with their numbers beside them (upright: in rows)."""
+    axes.plot(x, y, style, color=colour, markersize=4, linewidth=0.8)
     for place, height, value in zip(x, y, values):
         text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         shift, side = ((5, 0), "left") if upright else ((0, 5), "center")
@@ -150,7 +150,7 @@ def _costs(axes: Axes, x: Array, y: Array, values: Array, look: str, colour: str
 
 
 def _logarithmic(axes: Axes, side: str) -> None:
-    """A logarithmic axis with room for the numbers beside its points, which say more than ticks would."""
+    """Make an axis logarithmic, without ticks, with room for the numbers beside its points."""
     axis = axes.xaxis if side == "x" else axes.yaxis
     axes.set(**{f"{side}scale": "log"})
     low, high = axis.get_data_interval()

@@ -1,29 +1,36 @@
-"""The one style of every figure: font, sizes, colours, and the context that applies them.
+"""The style of every figure: fonts, sizes, colours, and the decorator that applies them.
 
-Figures are made with matplotlib's object interface, never pyplot, so none has to be closed. Widths are for paper: a
-page is WIDE, half of it is HALF.
+Figures are made with matplotlib's object interface, never pyplot, so none has to be closed. WIDE is a page, HALF half
+a page. Texts are drawn literally: no formulas from a `$` in a name, no character without a glyph.
 """
 
 import textwrap
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
 from threading import RLock
 from typing import Final, ParamSpec
 
 import matplotlib.style
+from matplotlib import font_manager
+from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.ft2font import FT2Font
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
-from vitlens.figures.lettering import FAMILIES, drawable, letter
+from vitlens.display import escape, visible
 
 WIDE: Final = 7.2  # inch
 HALF: Final = 3.5  # inch
 TALL: Final = 9.6  # inch, the most that leaves room for a caption
 
-MAGNITUDE: Final = "viridis"  # nothing to much
+MAGNITUDE: Final = "viridis"  # from the least value to the greatest
 SIGNED: Final = "RdBu_r"  # centred at 0
-COUNTS: Final = "Blues"  # white paper to much ink, for tables in colour
+COUNTS: Final = "Blues"  # from white at 0, for matrices of counts and shares
 
-# Okabe and Ito's colours, told apart with any common colour vision.
+# Okabe and Ito's colours, which can be distinguished with colour vision deficiencies.
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#666666"
 SERIES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
@@ -31,6 +38,15 @@ RIGHT, WRONG = BLUE, VERMILLION
 RIGHT_SYMBOL, WRONG_SYMBOL = "✓", "✗"
 
 TITLE, LABEL, SMALL = 9.5, 8.5, 7.5  # points
+
+_OWN: Final = "DejaVu Sans"  # ships with matplotlib
+_OTHERS: Final = (  # for characters that it lacks, where installed
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans SC", "WenQuanYi Zen Hei", "Hiragino Sans",
+    "Apple SD Gothic Neo", "Microsoft YaHei", "Malgun Gothic", "Arial Unicode MS", "Noto Sans Devanagari",
+    "Noto Sans Thai", "Noto Sans Symbols2", "Segoe UI Symbol",
+)  # fmt: skip
+_INSTALLED: Final = frozenset(font.name for font in font_manager.fontManager.ttflist)
+FAMILIES: Final = (_OWN, *(name for name in _OTHERS if name in _INSTALLED))
 
 STYLE: Final = {
     "font.family": list(FAMILIES),
@@ -60,7 +76,7 @@ _LOCK = RLock()  # matplotlib's settings are one per process
 
 
 def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
-    """Make a figure function run in STYLE, whatever the user's own settings, and leave those as they were."""
+    """Make a figure function run in STYLE, whatever the user's own settings, which are restored."""
 
     @wraps(draw)
     def drawn(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
@@ -68,31 +84,76 @@ def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
             figure = draw(*args, **kwargs)
             for axes in figure.axes:  # ticks are made when the figure is saved, after this context
                 axes.tick_params(labelsize=SMALL, width=0.6, length=2.5, pad=2)
-            letter(figure)
+            make_drawable(figure)
             return figure
 
     return drawn
 
 
 def sheet(width: float, height: float) -> Figure:
-    """An empty figure for charts, of that size in inches, laid out so that nothing overlaps."""
+    """An empty figure for charts, of this size in inches, with constrained layout."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def broken(title: str, width: float) -> tuple[str, float]:
-    """A title in lines that fit a figure's width in inches, and the height in inches that they need."""
+def wrapped_title(title: str, width: float) -> tuple[str, float]:
+    """A title wrapped to a figure's width in inches, and the height in inches of its lines."""
     lines = textwrap.wrap(drawable(title), max(20, int(width * 13)))
     return "\n".join(lines), 0.1 + 0.17 * len(lines)
 
 
 def heading(figure: Figure, title: str) -> None:
-    """The title of a chart; the figure grows by its height, so that panels keep theirs."""
-    text, height = broken(title, figure.get_figwidth())
+    """Add a title; the figure grows by its height, so that panels keep theirs."""
+    text, height = wrapped_title(title, figure.get_figwidth())
     figure.set_figheight(figure.get_figheight() + height)
     figure.suptitle(text, fontsize=TITLE)
 
 
 def shortened(name: str, length: int = 18) -> str:
-    """A name cut to at most that many characters, the cut shown."""
+    """A name truncated to at most that many characters, ending in an ellipsis."""
     name = drawable(name)
     return name if len(name) <= length else name[: length - 1].rstrip() + "…"
+
+
+def drawable(text: str) -> str:
+    """A text in which characters without a glyph, and invisible ones, are replaced by their escapes."""
+    lines = (visible(line) for line in text.split("\n"))
+    return "\n".join("".join(char if _has_glyph(char) else escape(char) for char in line) for line in lines)
+
+
+def make_drawable(figure: Figure) -> None:
+    """Make every text of a figure drawable and literal; numbers at ticks stay as matplotlib formats them."""
+    for text in _texts(figure):
+        text.set_parse_math(False)
+        if (shown := drawable(text.get_text())) != text.get_text():
+            text.set_text(shown)
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axes.get_visible() and isinstance(axis.get_major_locator(), FixedLocator):
+                _make_ticks_drawable(axis)
+
+
+def _texts(artist: Artist) -> Iterator[Text]:
+    """The texts of an artist and of its children, without those of ticks, which are made when the figure is drawn."""
+    if isinstance(artist, Text):
+        yield artist
+    for child in (artist.label,) if isinstance(artist, Axis) else artist.get_children():
+        yield from _texts(child)
+
+
+def _make_ticks_drawable(axis: Axis) -> None:
+    """Make names at ticks drawable. Their labels are set again when the figure is drawn, so each `$` is escaped."""
+    if isinstance(axis.get_major_formatter(), FixedFormatter | FuncFormatter):
+        names = [label.get_text() for label in axis.get_majorticklabels()]
+        shown = [drawable(name).replace("$", r"\$") for name in names]
+        if shown != names:
+            axis.set_ticklabels(shown)
+
+
+@cache
+def _has_glyph(character: str) -> bool:
+    return character.isascii() or any(font.get_char_index(ord(character)) for font in _fonts())
+
+
+@cache
+def _fonts() -> tuple[FT2Font, ...]:
+    return tuple(FT2Font(font_manager.findfont(FontProperties(family=name))) for name in FAMILIES)

@@ -1,4 +1,4 @@
-"""How a training went: loss, accuracy and the schedule."""
+"""Training curves: loss, accuracy and learning rate."""
 
 from collections.abc import Mapping, Sequence
 
@@ -47,21 +47,21 @@ def training_curves(*, history: Sequence[Row], title: str = "Training") -> Figur
 
 
 def _column(history: Sequence[Row], key: str) -> Array:
-    """One number a row, NaN where it was not measured."""
+    """One number per row, NaN where it was not measured."""
     column = np.full(len(history), np.nan)
-    found = [(index, row[key]) for index, row in enumerate(history) if row.get(key) is not None]
-    if found:
-        values = [value for _, value in found]
-        column[[index for index, _ in found]] = as_array(values, name=key, axes=("epochs",))  # type: ignore[arg-type]
+    measured = {index: row[key] for index, row in enumerate(history) if row.get(key) is not None}
+    if measured:
+        values = list(measured.values())
+        column[list(measured)] = as_array(values, name=key, axes=("epochs",))  # type: ignore[arg-type]
     return column
 
 
-def _draw(axes: Axes, epochs: Array, values: Array, look: str, colour: str, label: str) -> None:
-    """Draw a column over its epochs, joined across gaps; nothing where nothing was measured."""
-    found = ~np.isnan(values)
-    if found.any():
-        size = 3 if found.sum() <= 30 else 0
-        axes.plot(epochs[found], values[found], look, color=colour, label=label, markersize=size)
+def _draw(axes: Axes, epochs: Array, values: Array, style: str, colour: str, label: str) -> None:
+    """Draw a column over its epochs, connected across gaps; nothing where nothing was measured."""
+    measured = ~np.isnan(values)
+    if measured.any():
+        size = 3 if measured.sum() <= 30 else 0
+        axes.plot(epochs[measured], values[measured], style, color=colour, label=label, markersize=size)
 
 
 def _best(epochs: Array, values: Array) -> str:

@@ -1,4 +1,4 @@
-"""Models side by side on the same test images: how often each is right, and how often it says what the teacher says."""
+"""Models side by side on the same test images: accuracy, and agreement with the teacher."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vitlens.figures.style import SERIES, SMALL, WIDE, heading, sheet, shortened
 
 @dataclass(frozen=True)
 class Bar:
-    """A fraction with its 95 % interval: of which model, and what that is to the others ("its teacher")."""
+    """A fraction with its 95 % interval; name: of the model; role: its relation to the others ("its teacher")."""
 
     name: str
     role: str
@@ -23,7 +23,7 @@ class Bar:
 
 @styled
 def side_by_side(*, accuracy: Sequence[Bar], agreement: Sequence[Bar] = (), n: int, title: str) -> Figure:
-    """Accuracy of the models, and beside it how often each gives the teacher's answer; % from 0 to 100.
+    """Accuracy of the models, and the share of images with the same prediction as the teacher; % from 0 to 100.
 
     A model has the same colour in both panels. Raises InputError for no accuracy or a number that is not finite.
     """
@@ -34,7 +34,7 @@ def side_by_side(*, accuracy: Sequence[Bar], agreement: Sequence[Bar] = (), n: i
     panels[0].set_title(f"Accuracy on {n:,} test images (%)")
     if agreement:
         _bars(panels[1], agreement, colours)
-        panels[1].set_title("Same answer as the teacher (%)")
+        panels[1].set_title("Same prediction as the teacher (%)")
     heading(figure, f"{title} (lines: 95 % intervals)")
     return figure
 

@@ -1,4 +1,4 @@
-"""Ways to train the same model side by side: test accuracy by epoch, and by the time that had passed."""
+"""Ways of training the same model side by side: test accuracy by epoch, and by time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ Point = tuple[float | int, float | int, float | int]  # epochs done, seconds sin
 
 @styled
 def learning_compared(*, ways: Mapping[str, Sequence[Point]], title: str) -> Figure:
-    """Test accuracy (%) of each way after so many epochs, and after so many seconds (log scale).
+    """Test accuracy (%) of each way of training by epochs, and by seconds (log scale).
 
     Raises InputError for a way without a point, or a number that is not finite.
     """

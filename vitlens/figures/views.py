@@ -1,4 +1,4 @@
-"""Views of images, one panel a layer, a head or an epoch: large overlays, lines broken to fit, one scale of colours."""
+"""Large overlays of an image, one panel per layer, head or epoch, with one colour scale."""
 
 import textwrap
 from collections.abc import Sequence
@@ -9,26 +9,26 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
-from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, bare, board
+from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, is_constant, joint_scale
 from vitlens.figures.style import SMALL, TALL, WIDE, styled
 
 Patch = tuple[int, int]
-_ACROSS = 7  # panels side by side before an image's are broken into lines
-_LINES = 6  # lines of large panels that a page holds
-_NARROW = 10  # characters of a caption that fit under any panel
-_LETTER = 0.065  # inch that a letter of a caption takes
+_ACROSS = 7  # most panels side by side; more are divided into lines
+_LINES = 6  # lines of large panels on a page
+_NARROW = 10  # characters of a caption that fit below any panel
+_LETTER = 0.065  # inch per letter of a caption
 
 
 def images_on_a_page(panels: int) -> int:
-    """How many images fit on a page when each is followed by so many panels; at least one."""
+    """The number of images that fit on a page when each has this many panels; at least one."""
     return max(1, _LINES // _lines(panels))
 
 
 def shared_scale(maps: Sequence[ArrayLike]) -> Scale:
-    """One range of colours for maps (batch, rows, columns) of any grids, in %; see joint_scale."""
-    values = [100 * as_array(one, name="maps", axes=("batch", "rows", "columns")).ravel() for one in maps]
+    """One colour scale in % for maps (batch, rows, columns) of any grids; see joint_scale."""
+    values = [100 * as_array(panel, name="maps", axes=("batch", "rows", "columns")).ravel() for panel in maps]
     return joint_scale(np.concatenate(values)[None, None])
 
 
@@ -44,15 +44,15 @@ def panel_view(
     scale: Scale | None = None,
     smooth: bool = True,
 ) -> Figure:
-    """Images (batch, 3, height, width) in [0, 1], each followed by large overlays of its maps, in one scale of colours.
+    """Images (batch, 3, height, width) in [0, 1], each followed by large overlays of its maps, with one scale.
 
-    maps: one (batch, rows, columns) a panel, as fractions, whose grids may differ; titles: one a panel; names: one an
-    image; patches: (row, column) from 0 to outline, one a panel in that panel's grid, the first one's on the input too;
+    maps: for each panel (batch, rows, columns), fractions, whose grids may differ; titles: of panels; names: of images;
+    patches: (row, column) from 0 to outline, for each panel in its grid, the first also on the input;
     scale: in %, see shared_scale (default: that of these maps). Raises InputError when shapes do not fit or a number is
     not finite.
     """
     pictures = as_images(images)
-    values = [100 * as_array(one, name="maps", axes=("batch", "rows", "columns")) for one in maps]
+    values = [100 * as_array(panel, name="maps", axes=("batch", "rows", "columns")) for panel in maps]
     require_length(len(titles), len(values), name="titles", of="the maps of an image")
     require_length(len(patches or values), len(values), name="patches", of="the maps of an image")
     require_length(len(names or pictures), len(pictures), name="names", of="the images")
@@ -61,32 +61,32 @@ def panel_view(
     shared = scale or shared_scale(maps)
     drawn = _board(title, len(pictures), len(values), ratio=pictures.shape[2] / pictures.shape[3], names=names or ())
     outlined = list(zip(patches or (), values))
-    for index, (picture, mine) in enumerate(zip(pictures, np.split(np.array(drawn.panels), len(pictures)))):
+    for index, (picture, own) in enumerate(zip(pictures, np.split(np.array(drawn.panels), len(pictures)))):
         above = index == 0 or _lines(len(values)) > 1
-        mine[0].imshow(enlarged(picture))
-        _write(mine[0], "input" if above else "", names[index] if names else "")
-        for axes, value, word in zip(mine[1:], values, titles):
+        own[0].imshow(enlarged(picture))
+        _write(own[0], "input" if above else "", names[index] if names else "")
+        for axes, value, word in zip(own[1:], values, titles):
             axes.imshow(blend(picture, value[index], scale=shared, smooth=smooth))
             _write(axes, word if above else "", "all equal" if is_constant(value[index]) else "")
-        for axes, (patch, value) in zip(mine, outlined[:1] + outlined):
+        for axes, (patch, value) in zip(own, outlined[:1] + outlined):
             _outline(axes, patch, value.shape[1:])
-        for spare in mine[1 + len(values) :]:
+        for spare in own[1 + len(values) :]:
             spare.remove()
-    bare(drawn.figure.axes)
+    without_frames(drawn.figure.axes)
     colour_bar(drawn.bar(), scale=shared, label="attention (%)")
     return drawn.figure
 
 
 def _lines(panels: int) -> int:
-    """Lines that one image takes, with so many panels beside it."""
+    """The number of lines of one image with this many panels."""
     return -(-(panels + 1) // _ACROSS)
 
 
 def _board(title: str, batch: int, panels: int, *, ratio: float, names: Sequence[str]) -> Board:
     lines = _lines(panels)
     across, down = -(-(panels + 1) // lines), lines * batch
-    written = 0.36 if any(len(name) > _NARROW for name in names) else 0.22  # captions of two lines, or of one
-    gap = (0.07, written + (0.16 if lines > 1 else 0.0))
+    caption_room = 0.36 if any(len(name) > _NARROW for name in names) else 0.22  # captions of two lines, or of one
+    gap = (0.07, caption_room + (0.16 if lines > 1 else 0.0))
     width = min(
         (WIDE - BAR_ROOM - 0.06) / across - gap[0],
         ((TALL - 0.7) / down - gap[1]) / ratio,
@@ -100,7 +100,7 @@ def _board(title: str, batch: int, panels: int, *, ratio: float, names: Sequence
         panel=(width, width * ratio),
         gap=gap,
         # the first caption may be wider than a narrow panel
-        margins=Margins(left=max(0.06, (_NARROW * _LETTER - width) / 2), right=BAR_ROOM, top=0.22, bottom=written),
+        margins=Margins(left=max(0.06, (_NARROW * _LETTER - width) / 2), right=BAR_ROOM, top=0.22, bottom=caption_room),
     )
 
 
@@ -112,7 +112,7 @@ def _write(axes: Axes, above: str, below: str) -> None:
 
 
 def _outline(axes: Axes, patch: Patch, grid: tuple[int, ...]) -> None:
-    """The border of one patch in white over black, seen on any ground."""
+    """Draw the border of one patch in white over black, visible on any background."""
     height, width = np.asarray(axes.images[0].get_array()).shape[:2]
     tall, wide = height / grid[0], width / grid[1]
     corner = (patch[1] * wide - 0.5, patch[0] * tall - 0.5)
@@ -121,7 +121,7 @@ def _outline(axes: Axes, patch: Patch, grid: tuple[int, ...]) -> None:
 
 
 def patch_words(patch: Patch) -> str:
-    """A patch as figures and reports name it, counted from 0: "row 3, column 4"."""
+    """The name of a patch in figures and reports, counted from 0: "row 3, column 4"."""
     return f"row {patch[0]}, column {patch[1]}"
 
 
@@ -134,12 +134,12 @@ def query_view(
     head: int | None = None,
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """Where one patch looks, layer by layer: maps, one (batch, rows, columns) a layer, fractions of the patch's row.
+    """The attention of one patch to all patches, layer by layer: maps (batch, rows, columns), fractions of its row.
 
-    layers: which these are, from 0; patches: the patch in each layer's grid; head: which one, from 0 (default: maps
-    are the mean of heads). Errors: as panel_view.
+    layers: their numbers, from 0; patches: the patch in each layer's grid; head: its number, from 0 (default: maps are
+    the mean of heads). Errors: as panel_view.
     """
-    title = f"Attention of the patch in {patch_words(patches[0])} (outlined) to each patch, {_whose(head)}"
+    title = f"Attention of the patch in {patch_words(patches[0])} (outlined) to each patch, {_head_words(head)}"
     return _by_layer(images, maps, layers, patches, title, names)
 
 
@@ -152,15 +152,15 @@ def key_view(
     head: int | None = None,
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """Who looks at one patch, layer by layer: each patch's weight on it, as a fraction of the looking patch's row.
+    """The attention of all patches to one patch, layer by layer: each patch's weight on it, a fraction of its row.
 
     Parameters and errors: as query_view.
     """
-    title = f"Attention of each patch to the patch in {patch_words(patches[0])} (outlined), {_whose(head)}"
+    title = f"Attention of each patch to the patch in {patch_words(patches[0])} (outlined), {_head_words(head)}"
     return _by_layer(images, maps, layers, patches, title, names)
 
 
-def _whose(head: int | None) -> str:
+def _head_words(head: int | None) -> str:
     return "mean of heads" if head is None else f"head {head} of each layer"
 
 
@@ -184,11 +184,11 @@ def head_over_training(
     layer: int,
     head: int,
     names: Sequence[str] | None = None,
-    reader: str = "CLS token",
+    query: str = "CLS token",
 ) -> Figure:
-    """How one head came to look where it looks: maps (batch, epochs, rows, columns), fractions of the reader's row.
+    """The attention of one head over training: maps (batch, epochs, rows, columns), fractions of the query's row.
 
-    epochs: how many each column's weights had been trained for (0: untrained); layer, head: from 0.
+    epochs: epochs of training of each panel's weights (0: untrained); layer, head: from 0; query: whose row it is.
     Errors: as panel_view.
     """
     values: Array = as_array(maps, name="maps", axes=("batch", "epochs", "rows", "columns"))
@@ -196,6 +196,6 @@ def head_over_training(
         images=images,
         maps=list(values.swapaxes(0, 1)),
         titles=[f"epoch {epoch}" if epoch else "untrained" for epoch in epochs],
-        title=f"Head L{layer}.H{head} over training: attention of the {reader} to each patch",
+        title=f"Head L{layer}.H{head} over training: attention of the {query} to each patch",
         names=names,
     )

@@ -1,4 +1,4 @@
-"""Capture: keep the attention weights of a forward pass, or hand intermediate outputs to a reducer."""
+"""Capture: keep the attention weights of a forward pass, or pass intermediate outputs to a reducer."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from vitlens.shapes import Images, Tokens
 
 @dataclass(frozen=True)
 class Captured:
-    """logits (batch, classes); sites: one a layer; layers: weights (batch, heads, query, key) or the rows asked for."""
+    """logits (batch, classes); sites: one per layer; layers: weights (batch, heads, query, key), or the given rows."""
 
     logits: Tensor
     sites: tuple[Site, ...]

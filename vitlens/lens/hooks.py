@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,29 +34,38 @@ def watching(
     called for a module that raised, with None as its output.
     """
 
-    def entered(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if before is not None:
-                before(name, arguments(args, kwargs))
-
-        return hook
-
-    def left(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if after is not None:
-                after(name, arguments(args, kwargs), output)
-
-        return hook
-
     with ExitStack() as stack:
         for name in names:
             module = model.get_submodule(name)
             if before is not None:
-                stack.callback(module.register_forward_pre_hook(entered(name), with_kwargs=True).remove)
+                stack.callback(
+                    module.register_forward_pre_hook(partial(_entered, before, name), with_kwargs=True).remove
+                )
             if after is not None:
-                handle = module.register_forward_hook(left(name), with_kwargs=True, always_call=always)
+                handle = module.register_forward_hook(partial(_left, after, name), with_kwargs=True, always_call=always)
                 stack.callback(handle.remove)
         yield
+
+
+def _entered(
+    before: Callable[[str, Arguments], object],
+    name: str,
+    _module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    before(name, arguments(args, kwargs))
+
+
+def _left(
+    after: Callable[[str, Arguments, Any], object],
+    name: str,
+    _module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> None:
+    after(name, arguments(args, kwargs), output)
 
 
 @contextmanager

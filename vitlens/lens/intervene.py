@@ -182,8 +182,8 @@ def other_images(change: PreparedIntervention, count: int) -> Int[Tensor, " batc
     """The index of the image that replaces each of `count`. Raises InputError unless there is one for each."""
     index = change.data
     if index is None or index.shape != (count,) or index.is_floating_point():
-        given = "none" if index is None else f"{index.dtype} of shape {tuple(index.shape)}"
+        received = "none" if index is None else f"{index.dtype} of shape {tuple(index.shape)}"
         raise InputError(
-            f"expected one image index for each of {count} images for {change.intervention}, found {given}"
+            f"expected one image index for each of {count} images for {change.intervention}, found {received}"
         )
     return index

@@ -65,7 +65,7 @@ def classifiers(model: nn.Module) -> tuple[str, ...]:
 
 
 def _with_zeroed_head(model: nn.Module, classes: int, *, name: str) -> nn.Module:
-    """The model with a zero-initialised classifier for so many classes."""
+    """The model with a zero-initialised classifier for this number of classes."""
     reset: Any = getattr(model, "reset_classifier", None)  # timm's method: some heads are more than a linear layer
     if reset is not None:
         reset(classes)

@@ -85,9 +85,9 @@ def _fold(attention: nn.Module, layer: int, heads: Collection[int], means: HeadM
     shape = (count, projection.in_features // count)
     layer_means = means.get(layer)
     if layer_means is None or layer_means.shape != shape:
-        given = "none" if layer_means is None else f"{tuple(layer_means.shape)}"
+        received = "none" if layer_means is None else f"{tuple(layer_means.shape)}"
         hint = "; a bias cannot hold a mean for each token: take .mean(1)" if layer_means is not None else ""
-        raise InputError(f"expected means (heads, head_dim) = {shape} for layer {layer}, found {given}{hint}")
+        raise InputError(f"expected means (heads, head_dim) = {shape} for layer {layer}, found {received}{hint}")
     if projection.bias is None:
         raise UnsupportedError(
             f"expected an output projection with a bias at layer {layer}, found none; leave the means out"

@@ -125,10 +125,12 @@ def _require_room(architecture: Architecture, state: Mapping[str, Tensor], size:
         model = _build_whole(architecture, None, size)
     if not SOURCES[architecture.kind].resizes_weights and not architecture.pruned:
         require_fitting(model, state, where=architecture.name)
-    asked, stored = (sum(tensor.numel() for tensor in tensors.values()) for tensors in (model.state_dict(), state))
-    if asked > 2 * stored + _ROOM:
+    needed = sum(tensor.numel() for tensor in model.state_dict().values())
+    stored = sum(tensor.numel() for tensor in state.values())
+    if needed > 2 * stored + _ROOM:
         raise ModelError(
-            f"expected weights of {architecture.kind}:{architecture.name}, {asked:,} numbers, found {stored:,}; {_HINT}"
+            f"expected weights of {architecture.kind}:{architecture.name}, {needed:,} numbers, found {stored:,}; "
+            f"{_HINT}"
         )
 
 

@@ -42,7 +42,7 @@ class Table:
 class FigureSpec:
     """A figure by its name (figures/<name>.png), to be drawn when the report is written.
 
-    caption: what it shows and what it does not; alt: what stands for it where it cannot be seen.
+    caption: what it shows and what it does not; alt: the alternative text.
     """
 
     name: str
@@ -78,7 +78,8 @@ class Verdict:
 class Section:
     """One part of a report.
 
-    question: what it answers; leading: whether its sentences stand before its figures (as in a summary) or after.
+    question: the one that it answers; leading: whether its sentences come before its figures (as in a summary) or
+    after.
     """
 
     title: str

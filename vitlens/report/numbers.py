@@ -9,7 +9,7 @@ from vitlens.uncertainty import Estimate
 def in_words(cell: Cell, *, with_n: bool = True) -> str:
     """A value as a report says it: "93.1 % (90.5 to 95.0, n = 480)".
 
-    Estimates bear their interval, their unit and, with_n, their number; nothing is a dash.
+    Estimates have their interval, unit and, with_n, number of images; None is a dash.
     """
     if cell is None:
         return "–"
@@ -29,7 +29,7 @@ def in_words(cell: Cell, *, with_n: bool = True) -> str:
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """A plain number: so many decimals, or three significant digits when none is given."""
+    """A plain number with this many decimals, or with three significant digits."""
     if digits is not None:
         text = f"{value:.{digits}f}"
         return text.removeprefix("-") if float(text) == 0 else text
@@ -50,7 +50,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def in_ranges(numbers: Sequence[int], *, one: str = "layer", several: str = "layers") -> str:
-    """Numbers as a person lists them: "layer 3", "layers 0 to 4 and 7"."""
+    """Numbers in ranges: "layer 3", "layers 0 to 4 and 7"."""
     known = sorted(set(numbers))
     starts = [number for number in known if number - 1 not in known]
     ends = [number for number in known if number + 1 not in known]

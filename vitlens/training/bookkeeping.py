@@ -11,7 +11,7 @@ from vitlens.models import saved
 from vitlens.processes import Processes
 from vitlens.schema import Between, Count, read_as
 from vitlens.training.checkpoint import Checkpoint, require_same
-from vitlens.training.metrics import EpochMetrics, Progress, Standing, TrainingResult
+from vitlens.training.metrics import EpochHistory, EpochMetrics, Progress, TrainingResult
 from vitlens.training.task import Task
 
 BEST_FILE = "best.safetensors"
@@ -78,13 +78,13 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CheckpointFacts:
     """The part of a checkpoint that is not tensors: the run's identity, steps, seconds and history."""
 
     identity: Mapping[str, object]
     step: Count
     seconds: Annotated[float, Between(0, 1e10)]
-    standing: Standing
+    standing: EpochHistory
 
 
 class Bookkeeping:
@@ -97,14 +97,14 @@ class Bookkeeping:
         self, task: Task, processes: Processes, clock: Clock, on_progress: Callable[[Progress], None] | None
     ) -> None:
         self.task, self.clock = task, clock
-        self.standing = Standing()
+        self.standing = EpochHistory()
         self._listener = on_progress if processes.is_first else None
         self._reported = 0.0  # seconds, of the last report
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint. Raises InputError when it belongs to another run."""
         source = f"the checkpoint in {self.task.directory}"
-        facts = read_as(Facts, dict(checkpoint.facts), source=source, hint="train anew in another folder")
+        facts = read_as(CheckpointFacts, dict(checkpoint.facts), source=source, hint="train anew in another folder")
         require_same(facts.identity, self.task.identity(), folder=self.task.directory)
         done, history = facts.step // self.task.steps_per_epoch, facts.standing.history
         tested = not history or facts.step < self.task.steps or history[-1].test_accuracy is not None

@@ -162,13 +162,13 @@ def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:
 def read_kept_weights(folder: Path) -> tuple[KeptWeights, ...]:
     """The kept weights of a training folder, by epoch."""
     files = ((_KEPT_FILE.fullmatch(path.name), path) for path in (folder / KEPT_FOLDER).glob("*.safetensors"))
-    kept = (KeptWeights(int(match[1]), path) for match, path in files if match)
-    return tuple(sorted(kept, key=lambda weights: weights.epochs))
+    checkpoints = (KeptWeights(int(match[1]), path) for match, path in files if match)
+    return tuple(sorted(checkpoints, key=lambda weights: weights.epochs))
 
 
 def delete_kept_after(folder: Path, epochs: int) -> None:
     """Delete the weights of later epochs (-1: all), and temporary files of a run killed while writing."""
-    unwanted = [kept.file for kept in read_kept_weights(folder) if kept.epochs > epochs]
+    unwanted = [weights.file for weights in read_kept_weights(folder) if weights.epochs > epochs]
     for path in (*unwanted, *(folder / KEPT_FOLDER).glob(".epoch-*.safetensors")):
         with suppress(OSError):
             path.unlink()
@@ -179,11 +179,11 @@ def weights_over_training(folder: Path) -> tuple[KeptWeights, ...]:
 
     Empty for a folder without kept weights. Raises InputError where metrics.jsonl is missing or broken.
     """
-    kept = read_kept_weights(folder)
-    if not kept:
+    checkpoints = read_kept_weights(folder)
+    if not checkpoints:
         return ()
     done = len(read_metrics(folder))
     last = folder / saved.WEIGHTS_FILE
     if not last.is_file():  # stopped in its first epoch
-        return kept
-    return (*(weights for weights in kept if weights.epochs < done), KeptWeights(done, last))
+        return checkpoints
+    return (*(weights for weights in checkpoints if weights.epochs < done), KeptWeights(done, last))

@@ -28,7 +28,7 @@ from vitlens.training.finetune import partly_trainable
 from vitlens.training.frozen import Cached, CachedTest, FeatureObjective, FrozenFeatures, delete_features, head_alone
 from vitlens.training.metrics import (
     Progress,
-    StepFacts,
+    StepMetrics,
     TrainingResult,
     Watcher,
     append_metrics,
@@ -193,7 +193,7 @@ class _HeadTraining:
             for watcher in self.watchers:
                 step = self.updates.step
                 rate, loss = task.learning_rate(step - 1), update.loss / max(len(share), 1)
-                watcher.on_step(StepFacts(step, epoch, loss, rate, update.norm, clock.rate()))
+                watcher.on_step(StepMetrics(step, epoch, loss, rate, update.norm, clock.rate()))
         self._end_epoch(epoch, self.processes.total(sums).tolist())
 
     def _end_epoch(self, epoch: int, sums: list[float]) -> None:

@@ -35,7 +35,7 @@ from vitlens.training.feed import Portion, decoding_errors, epoch_batches, porti
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.metrics import (
     Progress,
-    StepFacts,
+    StepMetrics,
     TrainingResult,
     Watcher,
     append_metrics,
@@ -188,7 +188,7 @@ class _Training:
         clock = self.books.clock
         clock.count(whole)
         rate, loss = self.task.learning_rate(self.updates.step - 1), update.loss / len(labels)
-        facts = StepFacts(self.updates.step, epoch, loss, rate, update.norm, clock.rate())
+        facts = StepMetrics(self.updates.step, epoch, loss, rate, update.norm, clock.rate())
         with clock.stopped():
             for watcher in self.watchers:
                 watcher.on_step(facts)

@@ -60,19 +60,19 @@ class EpochMetrics:
 
 
 @dataclass(frozen=True)
-class Standing:
+class EpochHistory:
     """The finished epochs, and the best accuracy on the test images so far."""
 
     history: tuple[EpochMetrics, ...] = ()
     best_accuracy: float = -1.0
     best_epoch: int = -1
 
-    def after(self, metrics: EpochMetrics) -> "Standing":
+    def after(self, metrics: EpochMetrics) -> "EpochHistory":
         """The standing after one more epoch."""
         history, accuracy = (*self.history, metrics), metrics.test_accuracy
         if accuracy is None or accuracy <= self.best_accuracy:
             return replace(self, history=history)
-        return Standing(history, accuracy, metrics.epoch)
+        return EpochHistory(history, accuracy, metrics.epoch)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class TrainingResult:
 
 
 @dataclass(frozen=True)
-class StepFacts:
+class StepMetrics:
     """One update of the weights.
 
     step: updates done, this one included; epoch: from 0; loss: nats, mean over this process's images of the batch;
@@ -118,7 +118,7 @@ class Watcher(Protocol):
     An exception that it raises ends the training.
     """
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepMetrics) -> None:
         """After an update."""
         ...
 

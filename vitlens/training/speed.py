@@ -66,8 +66,10 @@ def fast_attention(model: Model, device: torch.device) -> Iterator[None]:
     At 65 tokens the fused kernel's backward pass took ten times as long in bf16 (benchmarks/training.md).
     """
     layout = model.anatomy.layout
-    few = device.type == "cpu" and layout is not None and layout.tokens <= FEW_TOKENS
-    modules = [module for module in model.modules() if isinstance(module, MultiHeadSelfAttention)] if few else []
+    has_few_tokens = device.type == "cpu" and layout is not None and layout.tokens <= FEW_TOKENS
+    modules = (
+        [module for module in model.modules() if isinstance(module, MultiHeadSelfAttention)] if has_few_tokens else []
+    )
     flags = [module.fused for module in modules]
     try:
         for module in modules:

@@ -17,7 +17,7 @@ from vitlens.training.optimiser import Average, Optimiser
 from vitlens.training.task import Task
 
 
-class UpdateFacts(NamedTuple):
+class UpdateMetrics(NamedTuple):
     """One update in this process: summed loss, number of correct predictions, norm of the whole gradient."""
 
     loss: float
@@ -46,7 +46,7 @@ class Updates:
         self.wrapped = _wrapped(accelerator, task.objective.module(task.model), compiled)
         self.step = 0
 
-    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> UpdateFacts:
+    def apply(self, images: Tensor, labels: Tensor, *, whole: int) -> UpdateMetrics:
         """Update the weights from this process's share of a batch of `whole` images.
 
         Raises NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
@@ -69,7 +69,7 @@ class Updates:
         if self.average is not None:
             self.average.update(self.model)
         self.step += 1
-        return UpdateFacts(loss, correct, length)
+        return UpdateMetrics(loss, correct, length)
 
     def _backward(self, images: Tensor, targets: Tensor, weight: float) -> Tensor:
         """Accumulate the gradient of some images; returns their summed loss and number of correct predictions.

@@ -188,7 +188,7 @@ def test_one_image_has_no_interval_and_says_so(groups: Tensor | None) -> None:
 
 
 def test_a_model_that_is_never_right_is_told_of() -> None:
-    assert "right on none of the 40 images" in summarise(made(right=0.0)).note
+    assert "classifies none of the 40 images correctly" in summarise(made(right=0.0)).note
 
 
 def test_agreement_is_the_rank_correlation_of_replacements() -> None:

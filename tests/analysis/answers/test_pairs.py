@@ -29,5 +29,5 @@ def test_many_pairs_are_corrected_for_their_number() -> None:
 
 
 def test_other_images_are_refused() -> None:
-    with pytest.raises(InputError, match="found other labels"):
+    with pytest.raises(InputError, match="found different labels"):
         pairs([answering("a", []), answering("b", [], 1 - LABELS)])

@@ -196,7 +196,7 @@ def test_names_in_reports():
 def check(model: Model, way: MethodSettings, error: type[Exception], message: str) -> None:
     """Both before any work and from the work itself."""
     batch = images(model.input_size)
-    for ask in (require_possible, trace):
+    for ask in (require_possible, maps_in_one_pass):
         with pytest.raises(error, match=message):
             ask(model, batch, [MethodSettings("attention"), way])
 
@@ -227,7 +227,7 @@ def test_attention_of_channels_is_in_no_map():
     """XCiT's last layer is a CLS that reads the patches; those before it are channels."""
     xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
     assert maps_in_one_pass(xcit, images(), [MethodSettings("attention")]).maps[0].shape == (2, 2, 2)
-    with pytest.raises(UnsupportedError, match="pooled keys or channels in that of tiny; choose another --layer"):
+    with pytest.raises(UnsupportedError, match="pooled keys or channels in layer 0 of tiny; choose another --layer"):
         maps_in_one_pass(xcit, images(), [MethodSettings("attention", layer=0)])
 
 

@@ -18,7 +18,7 @@ VALUES = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
 ABOUT = {"model": "a", "data": "b", "pool": "cls", "norm": True}
 
 
-def written(
+def written_cache(
     folder: Path, values: Tensor = VALUES, *, about: dict[str, object] = ABOUT, name: str = "block-0"
 ) -> FeatureCache:
     shelf = FeatureCache(folder, about)
@@ -29,7 +29,7 @@ def written(
 
 
 def test_what_is_written_comes_back_bit_by_bit(tmp_path):
-    shelf = written(tmp_path / "cache")
+    shelf = written_cache(tmp_path / "cache")
     found = shelf.recall("block-0", rows=10, width=6)
     assert found.reason == ""
     assert torch.equal(found.values, VALUES)
@@ -38,13 +38,13 @@ def test_what_is_written_comes_back_bit_by_bit(tmp_path):
 
 
 def test_what_is_not_there_is_no_fault(tmp_path):
-    shelf = written(tmp_path)
+    shelf = written_cache(tmp_path)
     assert shelf.recall("block-1", rows=10, width=6) == (None, "")
     assert FeatureCache(tmp_path, {**ABOUT, "data": "c"}).recall("block-0", rows=10, width=6) == (None, "")
 
 
 def test_changing_what_was_recalled_does_not_reach_the_file(tmp_path):
-    shelf = written(tmp_path)
+    shelf = written_cache(tmp_path)
     found = shelf.recall("block-0", rows=10, width=6).values
     found += 1
     assert torch.equal(shelf.recall("block-0", rows=10, width=6).values, VALUES)
@@ -57,21 +57,21 @@ def reason(shelf: FeatureCache) -> str:
 
 
 def test_another_version_is_ignored(tmp_path, monkeypatch):
-    shelf = written(tmp_path)
+    shelf = written_cache(tmp_path)
     monkeypatch.setattr(feature_cache, "VERSION", feature_cache.VERSION + 1)
     assert reason(shelf) == "of version 1, not 2"
 
 
 @pytest.mark.parametrize("left", [0, 5, 100, 400])
 def test_a_half_written_file_is_ignored(tmp_path, left):
-    shelf = written(tmp_path)
+    shelf = written_cache(tmp_path)
     whole = shelf.file("block-0").read_bytes()
     shelf.file("block-0").write_bytes(whole[:left])
     assert reason(shelf).startswith("half-written or damaged")
 
 
 def test_a_damaged_file_is_ignored(tmp_path):
-    shelf = written(tmp_path)
+    shelf = written_cache(tmp_path)
     whole = bytearray(shelf.file("block-0").read_bytes())
     whole[-4] ^= 1
     shelf.file("block-0").write_bytes(whole)
@@ -79,10 +79,12 @@ def test_a_damaged_file_is_ignored(tmp_path):
 
 
 def test_a_file_of_something_else_is_ignored(tmp_path):
-    shelf = written(tmp_path)
-    shelf.file("block-0").write_bytes(written(tmp_path, about={**ABOUT, "model": "c"}).file("block-0").read_bytes())
+    shelf = written_cache(tmp_path)
+    shelf.file("block-0").write_bytes(
+        written_cache(tmp_path, about={**ABOUT, "model": "c"}).file("block-0").read_bytes()
+    )
     assert reason(shelf) == "of another model, data or layer"
-    shelf.file("block-0").write_bytes(written(tmp_path, name="block-1").file("block-1").read_bytes())
+    shelf.file("block-0").write_bytes(written_cache(tmp_path, name="block-1").file("block-1").read_bytes())
     assert reason(shelf) == "of another model, data or layer"
     header = json.dumps({"other": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
     shelf.file("block-0").write_bytes(len(header).to_bytes(8, "little") + header)
@@ -90,7 +92,7 @@ def test_a_file_of_something_else_is_ignored(tmp_path):
 
 
 def test_another_shape_is_ignored(tmp_path):
-    written(tmp_path, VALUES[:9])
+    written_cache(tmp_path, VALUES[:9])
     assert reason(FeatureCache(tmp_path, ABOUT)) == "of another shape, (9, 6)"
 
 
@@ -101,7 +103,7 @@ def write_and_stop(shelf: FeatureCache) -> None:
 
 
 def test_a_writer_that_is_interrupted_leaves_nothing(tmp_path):
-    shelf = written(tmp_path)
+    shelf = written_cache(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         write_and_stop(shelf)
     assert torch.equal(shelf.recall("block-0", rows=10, width=6).values, VALUES)  # the old file is as it was
@@ -128,9 +130,9 @@ def test_a_file_in_the_folders_place(tmp_path):
 
 
 def test_two_that_write_the_same_do_not_disturb_a_third(tmp_path):
-    shelf = written(tmp_path)
+    shelf = written_cache(tmp_path)
     with ThreadPoolExecutor(2) as threads:
-        writers = [threads.submit(lambda: [written(tmp_path) for _ in range(5)]) for _ in range(2)]
+        writers = [threads.submit(lambda: [written_cache(tmp_path) for _ in range(5)]) for _ in range(2)]
         while not all(writer.done() for writer in writers):
             found = shelf.recall("block-0", rows=10, width=6)
             assert found.reason == ""

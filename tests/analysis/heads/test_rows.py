@@ -111,11 +111,11 @@ def stands_out_by_hand(values: list[float]) -> list[bool]:
 
 
 @settings(max_examples=80, deadline=None)
-@given(size=st.integers(1, 40), outliers=st.integers(0, 5), seed=st.integers(0, 2**16))
-def test_is_median_and_deviations_stands_out_by_hand(size, outliers, seed):
+@given(size=st.integers(1, 40), large=st.integers(0, 5), seed=st.integers(0, 2**16))
+def test_is_median_and_deviations_stands_out_by_hand(size, large, seed):
     generator = torch.Generator().manual_seed(seed)
     values = torch.rand(3, size, generator=generator).double()
-    values[:, : min(outliers, size)] *= 30
+    values[:, : min(large, size)] *= 30
     assert outliers(values).tolist() == [stands_out_by_hand(row.tolist()) for row in values]
 
 

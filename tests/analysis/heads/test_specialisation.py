@@ -13,8 +13,8 @@ from vitlens.analysis.heads.geometry import Geometry, offset_counts
 from vitlens.analysis.heads.labels import LABELS, MIXED, THRESHOLD, rules
 from vitlens.analysis.heads.specialisation import (
     Specialisation,
-    decide,
     explained_by_offset,
+    label_of,
     specialise,
     uniform_attention,
 )
@@ -253,10 +253,10 @@ def test_ratios_by_hand():
 
 def test_the_first_rule_that_is_met_names_the_head():
     scores = dict.fromkeys(rules(), 0.1)
-    assert decide(scores) == (MIXED, 0.1)
-    assert decide({**scores, "local": 0.7, "content-dependent": 0.9}) == ("local", 0.7)
-    assert decide({**scores, "CLS": 0.5, "sink": 1.0}) == ("CLS", 0.5)
-    assert decide({**scores, "global": 0.499}) == (MIXED, 0.499)
+    assert label_of(scores) == (MIXED, 0.1)
+    assert label_of({**scores, "local": 0.7, "content-dependent": 0.9}) == ("local", 0.7)
+    assert label_of({**scores, "CLS": 0.5, "sink": 1.0}) == ("CLS", 0.5)
+    assert label_of({**scores, "global": 0.499}) == (MIXED, 0.499)
     assert tuple(rules()) == (
         "CLS", "sink", "self", "previous", "next", "same row", "same column", "local", "global", "content-dependent",
     )  # fmt: skip

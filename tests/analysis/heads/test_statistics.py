@@ -304,7 +304,7 @@ def test_channels_alone_are_refused():
         provenance=plain.provenance,
         architecture={},
     )
-    with pytest.raises(UnsupportedError, match="channels alone in channels"):
+    with pytest.raises(UnsupportedError, match="only channels that attend to channels in channels"):
         statistics(model, images((32, 48)))
 
 

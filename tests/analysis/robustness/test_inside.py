@@ -5,7 +5,7 @@ from torch import nn
 from tests.lens.tiny import images, ours, torchvision_swin
 from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.registry import shown_in
-from vitlens.analysis.robustness.inside import cosines, map_agreement, parting, shifts
+from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement, shifts
 from vitlens.errors import InputError
 from vitlens.lens.capture import watching_outputs
 from vitlens.models.loading import untrained
@@ -50,9 +50,9 @@ def test_counterparts_must_be_of_the_same_shape(pictures):
 def test_where_paths_part():
     another = torch.full((4, 3), 0.2)
     changed = torch.tensor([0.95, 0.7, 0.55, 0.3])[:, None].expand(4, 3)  # 0.6 is halfway
-    assert parting(changed, another) == 2
-    assert parting(torch.ones(4, 3), another) is None
-    assert parting(changed, torch.ones(4, 3)) is None  # nothing tells images apart
+    assert halfway_block(changed, another) == 2
+    assert halfway_block(torch.ones(4, 3), another) is None
+    assert halfway_block(changed, torch.ones(4, 3)) is None  # nothing tells images apart
 
 
 def test_shifts_are_means_over_heads_of_the_statistics(pictures):

@@ -25,5 +25,5 @@ def test_no_rate_where_nothing_was_fooled():
 
 
 def test_judgements_must_be_of_the_same_models_and_images():
-    with pytest.raises(InputError, match="judgements of 2 models"):
+    with pytest.raises(InputError, match="results of 2 models"):
         transfer(("vit", "cnn"), CLEAN, [OF_FIRST], FOOLED)

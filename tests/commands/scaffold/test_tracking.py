@@ -19,7 +19,7 @@ from vitlens.commands.scaffold.tracking import EVERY_STEPS, TrackerWatcher, entr
 from vitlens.errors import InputError
 from vitlens.lens.capture import capture
 from vitlens.models import loading, saved
-from vitlens.training.metrics import StepFacts, Watcher
+from vitlens.training.metrics import StepMetrics, Watcher
 
 CONFIG = {"model": "tiny", "recipe": {"epochs": 3, "betas": [0.9, 0.999], "clip": None}}
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
@@ -160,7 +160,7 @@ def test_one_step_in_so_many(backends, tmp_path, heard):
     tracking = watcher(tmp_path, heard)
     assert isinstance(tracking, Watcher)
     for step in range(1, 3 * EVERY_STEPS):
-        tracking.on_step(StepFacts(step, 0, 1.0, 1e-3, 0.5, 100.0))
+        tracking.on_step(StepMetrics(step, 0, 1.0, 1e-3, 0.5, 100.0))
     assert [step for name, step in backends["tensorboard"].calls if name == "log"] == [EVERY_STEPS, 2 * EVERY_STEPS]
 
 

@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.records import ArraysOf, Contents, GivenName, MetricName, TableOf
+from vitlens.records import ArraysOf, Contents, MetricName, TableOf, UntrustedName
 
 
 @dataclass(frozen=True)
 class BrightnessRow:
     """One image and its mean pixel."""
 
-    image: GivenName
+    image: UntrustedName
     brightness: float
 
 

@@ -12,7 +12,7 @@ from vitlens.figures.style import BLUE, GREY, SIGNED, VERMILLION
 NAN = float("nan")
 
 
-def said(figure):
+def all_text(figure):
     return " ".join(texts(figure)).replace("\n", " ")
 
 
@@ -53,9 +53,9 @@ def test_map_is_centred_marked_and_hatched():
     assert np.ptp(hatched, axis=-1).max() < 0.02
     assert len(np.unique(hatched[..., 0])) > 3
     np.testing.assert_array_equal(axes.lines[0].get_xydata(), [[0, 0], [2, 1]])
-    assert "dots: 2 of 5 heads have an effect" in said(figure)
+    assert "dots: 2 of 5 heads have an effect" in all_text(figure)
     assert {"no value", "-4.00", "0", "4.00"} <= set(texts(figure))
-    assert "rise of loss (nats)" in said(figure)
+    assert "rise of loss (nats)" in all_text(figure)
 
 
 def test_columns_share_the_colours_unless_far_larger_or_smaller():
@@ -65,22 +65,22 @@ def test_columns_share_the_colours_unless_far_larger_or_smaller():
     np.testing.assert_allclose(colour_at(alike, alike.axes[0], 0.5, 0.25), shade(0.5), atol=0.02)
     np.testing.assert_allclose(colour_at(alike, alike.axes[1], 0.5, 0.25), shade(1.0), atol=0.02)
     np.testing.assert_allclose(colour_at(alike, alike.axes[1], 0.5, 0.75), shade(-0.5), atol=0.02)
-    assert "own colours" not in said(alike)
+    assert "own colours" not in all_text(alike)
     for size in (20.0, 0.05):
         apart = mapped(heads, mlps=[1.0, 0.5], blocks=[size, size / 2])
         assert len(apart.axes) == 5
-        assert "block in its own colours" in said(apart)
+        assert "block in its own colours" in all_text(apart)
         np.testing.assert_allclose(colour_at(apart, apart.axes[0], 0.25, 0.25), shade(1.0), atol=0.02)
         np.testing.assert_allclose(colour_at(apart, apart.axes[3], 0.5, 0.75), shade(0.5), atol=0.02)
-    assert "MLP and block in their own colours" in said(mapped(heads, mlps=[9.0, 9.0], blocks=[9.0, 9.0]))
+    assert "MLP and block in their own colours" in all_text(mapped(heads, mlps=[9.0, 9.0], blocks=[9.0, 9.0]))
 
 
 def test_one_great_value_of_many_does_not_set_a_column_apart():
     column = np.r_[1.5, np.full(11, 0.3)]
     figure = mapped(np.tile([2.0, 0.1], (12, 1)), mlps=column)
     assert len(figure.axes) == 3
-    assert "own colours" not in said(figure)
-    assert "Beyond" not in said(figure)
+    assert "own colours" not in all_text(figure)
+    assert "Beyond" not in all_text(figure)
 
 
 def test_columns_stand_beside_the_layers_and_are_named():
@@ -106,11 +106,11 @@ def test_values_far_beyond_the_others_are_named():
     heads = np.full((4, 4), 0.1)
     heads[1, 2] = -5.0
     figure = mapped(heads)
-    assert "Beyond the colours: L1.H2 (-5)" in said(figure)
+    assert "Beyond the colours: L1.H2 (-5)" in all_text(figure)
     assert {"≤ -0.10", "≥ 0.10"} <= set(texts(figure))
     np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.1, 0.1), shade(1.0), atol=0.02)
-    assert "Beyond" not in said(mapped(np.linspace(-1, 1, 16).reshape(4, 4)))
-    assert "Beyond" not in said(mapped(heads[:2, 1:3]))
+    assert "Beyond" not in all_text(mapped(np.linspace(-1, 1, 16).reshape(4, 4)))
+    assert "Beyond" not in all_text(mapped(heads[:2, 1:3]))
 
 
 def test_no_effect_at_all():
@@ -191,7 +191,7 @@ def test_of_too_many_the_most_and_the_least_are_drawn():
     figure = ranked(np.arange(50.0), names=[str(index) for index in range(50)], most=5)
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == ["49", "48", "47", "46", "45", *map(str, range(9, -1, -1))]
-    assert "⋮ 35 others lie between" in texts(figure)
+    assert "⋮ 35 others" in texts(figure)
     assert len(ranked(np.arange(40.0)).axes[0].get_yticklabels()) == 40
 
 
@@ -206,7 +206,7 @@ def test_skewed_values_are_drawn_logarithmically_and_it_is_said():
 
 def test_without_intervals_it_is_said():
     figure = ranked([1.0, 2.0], low=[NAN, NAN], high=[NAN, NAN])
-    assert "no intervals" in said(figure)
+    assert "no intervals" in all_text(figure)
     assert "2.0" in texts(figure)
 
 
@@ -216,8 +216,8 @@ def test_without_intervals_it_is_said():
         ({"values": [1.0, NAN]}, "finite numbers in values"),
         ({"names": ["a"]}, "2 names"),
         ({"low": [0.0]}, "2 low"),
-        ({"high": [0.0, 3.0]}, r"hold their values, found 1 \[0, 0\]"),
-        ({"low": [0.0, NAN]}, "hold their values"),
+        ({"high": [0.0, 3.0]}, r"contain their values, found 1 \[0, 0\]"),
+        ({"low": [0.0, NAN]}, "contain their values"),
         ({"matters": [True]}, r"matters of shape \(2,\)"),
         ({"first_order": [0.0, np.inf]}, "finite numbers in first_order"),
         ({"most": 0}, "most of 1 to 30"),
@@ -247,7 +247,7 @@ def test_agreement_fits_on_a_page(count, skew, random):
     assert not cut_off(figure)
     assert not overlapping(figure)
     assert figure.get_figheight() <= 9.61
-    assert ("logarithmic" in said(figure)) == (skew > 1)
+    assert ("logarithmic" in all_text(figure)) == (skew > 1)
 
 
 def test_every_pair_has_its_dots_and_its_rho():
@@ -263,7 +263,7 @@ def test_every_pair_has_its_dots_and_its_rho():
         np.testing.assert_array_equal(axes.lines[1].get_xdata(), axes.lines[1].get_ydata())
         assert axes.get_xlim() == axes.get_ylim()
     assert {"zero (nats)", "mean (nats)", "resample (nats)"} <= set(texts(figure))
-    assert "3 units" in said(figure)
+    assert "3 units" in all_text(figure)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_similarity_has_its_colours_and_lines_between_layers():
         ({"similarity": [[1.0, 1.2], [1.2, 1.0]]}, r"similarity in \[0, 1\], found 1 to 1.2"),
         ({"similarity": [[1.0, -0.2], [-0.2, 1.0]]}, r"similarity in \[0, 1\], found -0.2"),
         ({"layers_of_heads": [0]}, "2 layers_of_heads"),
-        ({"layers_of_heads": [1, 0]}, "never falling"),
+        ({"layers_of_heads": [1, 0]}, "ascending layers_of_heads"),
         ({"layers_of_heads": [-1, 0]}, "from 0"),
     ],
 )

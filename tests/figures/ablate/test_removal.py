@@ -65,17 +65,17 @@ def test_what_can_go_is_marked_on_the_first_curve():
     assert set(named(figure, "clean − 1 point: 79.0 %").get_ydata()) == {79.0}
     ring = next(line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata()) == 1)
     assert ring.get_xydata().tolist() == [[50.0, 80.0]]
-    assert "50 % can go" in texts(figure)
+    assert "50 % removable" in texts(figure)
     five = removal_curves(curves=curves, title="x", points=5.0)
     assert "clean − 5 points: 75.0 %" in texts(five)
-    assert not any("can go" in text for text in texts(five))
+    assert not any("removable" in text for text in texts(five))
 
 
 @pytest.mark.parametrize("removable", [0.0, 1.0])
 def test_always_right_and_nothing_can_go(removable):
     figure = removal_curves(curves={LEAST: AccuracyCurve([0, 1], [1.0, 1.0])}, title="one class", removable=removable)
     assert not cut_off(figure)
-    assert f"{100 * removable:.0f} % can go" in texts(figure)
+    assert f"{100 * removable:.0f} % removable" in texts(figure)
     assert figure.axes[0].get_ylim()[1] > 100
 
 

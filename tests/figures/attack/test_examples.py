@@ -5,7 +5,7 @@ import pytest
 
 from tests.figures.reading import cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.attack.examples import Before, amplification, attack_examples
+from vitlens.figures.attack.examples import PredictedClass, amplification, attack_examples
 
 
 def example(random: np.random.Generator, count: int, size: int = 16, *, maps: bool = True):
@@ -14,9 +14,9 @@ def example(random: np.random.Generator, count: int, size: int = 16, *, maps: bo
     shares = random.uniform(0, 1, (2, count, 4, 4))
     shares /= shares.sum((2, 3), keepdims=True)
     return attack_examples(
-        clean=clean, adversarial=adversarial, maps_before=shares[0] if maps else None,
-        maps_after=shares[1] if maps else None, before=[Before("golden retriever", 0.98)] * count,
-        after=[Before("seven", 0.5)] * count, notes=["L∞ 8/255\nL2 2.1"] * count, title="vit before and after PGD L∞",
+        clean=clean, adversarial=adversarial, maps_before=shares[0] if maps else None, maps_after=shares[1] if maps else
+        None, before=[PredictedClass("golden retriever", 0.98)] * count, after=[PredictedClass("seven", 0.5)] * count,
+        notes=["L∞ 8/255\nL2 2.1"] * count, title="vit before and after PGD L∞",
     )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_the_perturbation_is_drawn_around_grey(random):
 
 def test_examples_need_both_maps(random):
     clean = random.uniform(0, 1, (1, 3, 8, 8))
-    said = [Before("a", 0.5)]
+    said = [PredictedClass("a", 0.5)]
     with pytest.raises(InputError, match="maps before and after"):
         attack_examples(clean=clean, adversarial=clean, maps_before=np.ones((1, 2, 2)), before=said, after=said,
                         notes=[""], title="t")  # fmt: skip

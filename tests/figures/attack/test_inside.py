@@ -5,13 +5,13 @@ import pytest
 
 from tests.figures.reading import cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.attack.inside import LayerShift, attention_shifts, parting_paths
+from vitlens.figures.attack.inside import LayerShift, attention_shifts, block_distances
 
 
 def test_paths_and_shifts():
     rows = np.stack([np.linspace(1, 0.4, 6)] * 3)
     kinds = {"adversarial": rows, "noise": rows * 1.0, "another image": rows * 0.5}
-    figure = parting_paths(models={"vit": kinds, "cnn": {"adversarial": rows}}, title="paths")
+    figure = block_distances(models={"vit": kinds, "cnn": {"adversarial": rows}}, title="paths")
     assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 1, 2, 3, 4, 5]
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), [1e-7, 0.12, 0.24, 0.36, 0.48, 0.6], atol=1e-7)
     assert figure.axes[0].get_yscale() == "log"
@@ -26,4 +26,4 @@ def test_paths_and_shifts():
     with pytest.raises(InputError, match="at least one statistic"):
         attention_shifts(shifts=[], title="t")
     with pytest.raises(InputError, match="at least one model"):
-        parting_paths(models={}, title="t")
+        block_distances(models={}, title="t")

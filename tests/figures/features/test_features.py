@@ -11,7 +11,7 @@ from vitlens.figures.features.patches import Matches, correspondence_lines, patc
 from vitlens.figures.features.retrieval import RetrievedImages, retrieval_sheet
 from vitlens.figures.features.similarity import LayerMap, layer_similarity
 from vitlens.figures.features.space import Cloud, feature_space
-from vitlens.figures.features.templates import Wording, template_chart
+from vitlens.figures.features.templates import TemplateAccuracy, template_chart
 
 
 def curve(name: str, layers: int, family: str = "vit") -> DepthCurve:
@@ -208,9 +208,11 @@ def test_neighbours_are_framed_by_class(images):
 
 
 def test_templates_are_sorted_and_the_significant_filled():
-    words = [Wording(f"template {i} of a {{}}.", i / 10, i / 10 - 0.05, i / 10 + 0.05, i == 3) for i in (2, 5, 3)]
+    words = [
+        TemplateAccuracy(f"template {i} of a {{}}.", i / 10, i / 10 - 0.05, i / 10 + 0.05, i == 3) for i in (2, 5, 3)
+    ]
     figure = template_chart(
-        ensemble=Wording("ensemble of all", 0.5, 0.4, 0.6), templates=words, chance=0.1, title="Clip"
+        ensemble=TemplateAccuracy("ensemble of all", 0.5, 0.4, 0.6), templates=words, chance=0.1, title="Clip"
     )
     dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert [dot.get_xdata()[0] for dot in dots] == pytest.approx([50, 30, 20])
@@ -220,7 +222,7 @@ def test_templates_are_sorted_and_the_significant_filled():
 
 
 def test_of_many_templates_the_ends_are_drawn():
-    words = [Wording(f"{i} {{}}", i / 100, i / 100, i / 100 + 0.01) for i in range(80)]
+    words = [TemplateAccuracy(f"{i} {{}}", i / 100, i / 100, i / 100 + 0.01) for i in range(80)]
     figure = template_chart(ensemble=words[50], templates=words, chance=0.1, title="Clip")
     assert len([line for line in figure.axes[0].lines if line.get_marker() == "o"]) == 30
     assert any("15 of 80" in text for text in texts(figure))

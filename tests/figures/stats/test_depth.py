@@ -6,7 +6,7 @@ from matplotlib.colors import to_rgb
 
 from tests.figures.reading import colour_at, cut_off, overlapping, panel, texts
 from vitlens.errors import InputError
-from vitlens.figures.gaps import as_gapped
+from vitlens.figures.gaps import as_array_with_gaps
 from vitlens.figures.stats.depth import distance_by_layer, layer_evolution
 from vitlens.figures.stats.depth import token_norms as norms
 from vitlens.figures.stats.heads import difference_maps, head_heatmaps
@@ -16,7 +16,7 @@ NAN = float("nan")
 NAMES = ("entropy, patch rows (share of the maximum)", "sparsity (Hoyer)", "mass on CLS", "mass on self", "e", "f")
 
 
-def said(figure):
+def all_text(figure):
     return " ".join(texts(figure)).replace("\n", " ")
 
 
@@ -58,7 +58,7 @@ def test_a_dot_for_each_head_at_its_layer(random):
     for layer in (0, 1):
         assert np.mean(found[np.round(found[:, 0]) == layer, 0]) == pytest.approx(layer, abs=1e-9)
     assert (np.diff(found[:4, 0]) > 0).all()
-    assert "vit-tiny" in said(figure)
+    assert "vit-tiny" in all_text(figure)
     mean = next(line for line in figure.axes[0].lines if line.get_linestyle() == "-")
     np.testing.assert_allclose(mean.get_ydata(), [distance[0].mean(), np.nanmean(distance[1]), NAN])
 
@@ -102,8 +102,8 @@ def test_intervals_are_lines_at_their_dots(random):
     lines = np.concatenate([one.get_segments() for one in figure.axes[0].collections])
     np.testing.assert_allclose(lines[:, :, 0], np.stack([found[:, 0]] * 2, axis=1))
     np.testing.assert_allclose(lines[:, :, 1], np.stack([found[:, 1] - 3, found[:, 1] + 5], axis=1))
-    assert "95 % intervals" in said(figure)
-    assert "95 % intervals" not in said(distance_by_layer(distance=[distance], uniform=[[50.0] * 2]))
+    assert "95 % intervals" in all_text(figure)
+    assert "95 % intervals" not in all_text(distance_by_layer(distance=[distance], uniform=[[50.0] * 2]))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_no_value_is_hatched_and_said():
 
 def test_equal_values_are_said_to_be_equal():
     values = 0.3 + 1e-12 * np.arange(4.0).reshape(2, 2)
-    assert "all equal" in said(head_heatmaps(values={"one": values}, title="x"))
+    assert "all equal" in all_text(head_heatmaps(values={"one": values}, title="x"))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_differences_fit_on_a_page(shape, count, random):
     assert not cut_off(figure)
     assert not overlapping(figure)
     assert figure.get_figheight() <= 9.61
-    assert "vit-tiny minus vit-tiny, untrained" in said(figure)
+    assert "vit-tiny minus vit-tiny, untrained" in all_text(figure)
 
 
 def test_differences_are_centred_and_marked():
@@ -345,10 +345,10 @@ def test_norms_refused(options, message):
 
 
 def test_gaps_stay_and_infinite_numbers_do_not():
-    found = as_gapped(torch.tensor([1.0, NAN], requires_grad=True), name="x", axes=("heads",))
+    found = as_array_with_gaps(torch.tensor([1.0, NAN], requires_grad=True), name="x", axes=("heads",))
     np.testing.assert_array_equal(found, [1.0, NAN])
     with pytest.raises(InputError, match="finite numbers in x"):
-        as_gapped([NAN, np.inf], name="x", axes=("heads",))
+        as_array_with_gaps([NAN, np.inf], name="x", axes=("heads",))
 
 
 def test_series_are_the_dots_colours(random):

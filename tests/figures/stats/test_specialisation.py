@@ -78,8 +78,8 @@ def test_twelve_by_twelve_bears_codes_and_scores():
 
 
 def test_narrow_panels_bear_no_codes_but_their_colours():
-    middling = texts(matrix([18] * 2, (10, 7)))
-    assert (middling.count("global"), middling.count("global .93")) == (36, 0)
+    middling = texts(matrix([15] * 2, (10, 7)))
+    assert (middling.count("global"), middling.count("global .93")) == (30, 0)
     figure = matrix([32] * 2, (3, 3))
     assert not any("global " in text or text == "global" for text in texts(figure))
     assert "global: 64" in texts(figure)

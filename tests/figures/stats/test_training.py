@@ -5,7 +5,7 @@ from matplotlib import colormaps
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
 from vitlens.figures.stats.film import learning_film
-from vitlens.figures.stats.training import head_courses, position_courses
+from vitlens.figures.stats.training import heads_over_training, positions_over_training
 from vitlens.figures.style import SERIES, SIGNED
 
 NAN = float("nan")
@@ -13,7 +13,7 @@ EPOCHS = [0, 5, 10, 15]
 
 
 def courses(values, **options):
-    return head_courses(epochs=EPOCHS[: len(values)], values=values, title="x", label="distance (px)", **options)
+    return heads_over_training(epochs=EPOCHS[: len(values)], values=values, title="x", label="distance (px)", **options)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (24, 16)])
@@ -58,12 +58,12 @@ def test_a_layer_without_values_is_left_out_and_uniform_attention_is_a_line_wher
         ({"values": np.ones((4, 2))}, r"values of shape \(moments, layers, heads\)"),
         ({"values": np.ones((3, 2, 2))}, "3 epochs, one for each of the moments of values, found 4"),
         ({"uniform": [1.0]}, "2 layers of uniform"),
-        ({"epochs": [0, 5, 5, 6]}, "epochs that rise"),
+        ({"epochs": [0, 5, 5, 6]}, "ascending epochs"),
     ],
 )
 def test_courses_refused(options, message):
     with pytest.raises(InputError, match=message):
-        head_courses(**{"epochs": EPOCHS, "values": np.ones((4, 2, 2)), "title": "x", "label": "y", **options})
+        heads_over_training(**{"epochs": EPOCHS, "values": np.ones((4, 2, 2)), "title": "x", "label": "y", **options})
 
 
 def similar(moments, random, shape=(5, 7)):
@@ -74,7 +74,7 @@ def similar(moments, random, shape=(5, 7)):
 
 @pytest.mark.parametrize(("moments", "shape"), [(1, (1, 1)), (6, (5, 27)), (2, (27, 5))])
 def test_position_maps_are_not_cut_off(moments, shape, random):
-    figure = position_courses(epochs=list(range(moments)), similarity=similar(moments, random, shape))
+    figure = positions_over_training(epochs=list(range(moments)), similarity=similar(moments, random, shape))
     assert not cut_off(figure)
     assert not overlapping(figure)
     assert figure.get_figwidth() <= 7.21
@@ -85,7 +85,7 @@ def test_position_maps_share_a_scale_that_leaves_the_middle_out():
     maps = np.zeros((2, 3, 3))
     maps[:, 1, 1] = 1.0
     maps[0, 0, 0], maps[1, 2, 2] = 0.2, -0.4
-    figure = position_courses(epochs=[0, 9], similarity=maps)
+    figure = positions_over_training(epochs=[0, 9], similarity=maps)
     high, low, middle = (np.array(colormaps[SIGNED](x)[:3]) for x in (0.75, 0.0, 0.5))
     np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.17, 0.17), high, atol=0.02)
     np.testing.assert_allclose(colour_at(figure, figure.axes[1], 0.83, 0.83), low, atol=0.02)
@@ -103,9 +103,9 @@ def test_position_maps_share_a_scale_that_leaves_the_middle_out():
 )
 def test_position_maps_refused(similarity, message):
     with pytest.raises(InputError, match=message):
-        position_courses(epochs=[0, 1], similarity=similarity)
+        positions_over_training(epochs=[0, 1], similarity=similarity)
     with pytest.raises(InputError, match="1 to 6 moments, found 7"):
-        position_courses(epochs=range(7), similarity=np.ones((7, 3, 3)))
+        positions_over_training(epochs=range(7), similarity=np.ones((7, 3, 3)))
 
 
 def film(random, **options):

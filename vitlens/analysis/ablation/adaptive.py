@@ -27,7 +27,7 @@ from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.shapes import Images, Labels
 
-_REFERENCE = 32  # images whose mean output stands for that of all images in the estimate
+_REFERENCE = 32  # images whose mean output approximates that of all images in the estimate
 _GRADIENT_PASS = 2.0  # forward equivalents: no weight needs a gradient, so the backward pass costs one more
 _SHARE = 0.5  # of the budget: the most that the estimate may cost
 

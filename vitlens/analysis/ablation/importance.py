@@ -74,7 +74,7 @@ class Importance:
         return self.loss.p_holm <= LEVEL
 
     def is_ranked(self, kind: UnitKind = "head") -> bool:
-        """Whether a unit of the kind has an effect after Holm's correction; without one a ranking orders noise."""
+        """Whether a unit of the kind has an effect after Holm's correction; otherwise a ranking orders noise."""
         return bool(self.matters[self.of_kind(kind)].any())
 
     @property

@@ -91,24 +91,24 @@ def other_images(count: int, *, seed: int) -> Int[Tensor, " batch"]:
     return others
 
 
-def replacement_for(images: int, asked: Replacement | None) -> Replacement:
-    """The replacement for this many images; asked: None is the mean, or for few images resampling or zero.
+def replacement_for(images: int, requested: Replacement | None) -> Replacement:
+    """The replacement for this many images; requested: None is the mean, or for few images resampling or zero.
 
     The mean over few images is close to each image's own output, so removing a unit would seem to have no effect: with
     fewer than FEWEST_FOR_MEAN images the default is resampling, with a single image zero. Raises InputError for "mean"
     or "resample" on too few images.
     """
-    instead: Replacement = "resample" if images > 1 else "zero"
-    if asked is None:
-        return "mean" if images >= FEWEST_FOR_MEAN else instead
-    if asked == "mean" and images < FEWEST_FOR_MEAN:
+    fallback: Replacement = "resample" if images > 1 else "zero"
+    if requested is None:
+        return "mean" if images >= FEWEST_FOR_MEAN else fallback
+    if requested == "mean" and images < FEWEST_FOR_MEAN:
         raise InputError(
             f"expected at least {FEWEST_FOR_MEAN} images to replace by their mean, found {images}; give more, or "
-            f"--replace {instead}"
+            f"--replace {fallback}"
         )
-    if asked == "resample" and images < 2:
+    if requested == "resample" and images < 2:
         other_images(images, seed=0)  # raises
-    return asked
+    return requested
 
 
 def replacement_note(images: int, replace: Replacement) -> str:

@@ -108,7 +108,7 @@ def _spots(model: Model, sites: tuple[Site, ...], patch: tuple[int, int], option
 
 
 def _grid(site: Site, model: Model) -> tuple[tuple[int, int] | None, int]:
-    """A layer's grid, None where it has none, and how many tokens stand before the patches."""
+    """A layer's grid, None where it has none, and the number of tokens before the patches."""
     layout = model.anatomy.layout
     if site.windows is not None:
         return site.windows.resolution, 0

@@ -14,7 +14,7 @@ EMBEDDING, POSITIONS, MLP, NORMS, BETWEEN = "patch embedding", "positions and to
 PROJECTIONS, PRODUCTS = "attention projections", "attention products"
 STEM, STAGE, CONVOLUTIONS, HEAD, OTHER = "stem", "stage", "convolutions", "head", "other"
 
-# In the order of a forward pass; a CNN's stages ("stage 0" ...) stand where "stage" stands here.
+# In the order of a forward pass; a CNN's stages ("stage 0" ...) are at the place of "stage".
 PARTS: Final[Mapping[str, str]] = {
     EMBEDDING: "from pixels to patch tokens",
     STEM: "the layers before the first stage of a CNN",

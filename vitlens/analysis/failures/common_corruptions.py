@@ -134,16 +134,16 @@ class Corrupted:
 
         The interval is a paired bootstrap over images. None where the baseline makes no error under one of the kinds.
         """
-        mine, other = ((~each.correct).double().mean(1) for each in (self, baseline))  # (kinds, n)
+        own, other = ((~each.correct).double().mean(1) for each in (self, baseline))  # (kinds, n)
         if bool((other.sum(1) == 0).any()):
             return None
-        kinds = len(mine)
-        means = resampled_means(torch.cat((mine, other)), groups=self.groups, seed=seed)
+        kinds = len(own)
+        means = resampled_means(torch.cat((own, other)), groups=self.groups, seed=seed)
         ratios = (means[:, :kinds] / means[:, kinds:]).mean(1).numpy()
         ratios = ratios[np.isfinite(ratios)]  # the ratio is undefined in draws where the baseline makes no error
         low, high = np.quantile(ratios, [0.025, 0.975])
-        value = float((mine.mean(1) / other.mean(1)).mean())
-        return Estimate(value, min(float(low), value), max(float(high), value), mine.shape[1])
+        value = float((own.mean(1) / other.mean(1)).mean())
+        return Estimate(value, min(float(low), value), max(float(high), value), own.shape[1])
 
 
 def on_corrupted(
@@ -157,7 +157,7 @@ def on_corrupted(
 ) -> Bool[Tensor, "batch kinds severities"]:
     """Which images are classified correctly under each corruption at each severity.
 
-    keys: (n,), one number an image, from which random numbers are drawn, so that all models and processes have the same
+    keys: (n,), one per image, which seeds its random numbers, so that all models and processes have the same
     pixels. Images are corrupted at the split's own size. advance: called with the number of passes over an image just
     done. Raises DataError without labels, InputError when the classes do not match.
     """

@@ -78,7 +78,7 @@ def require_cues(split: Split) -> Cues:
 def bias_of(
     predictions: Labels, cues: Cues, classes: tuple[str, ...], *, alias: str = "", note: str = "", seed: int = 0
 ) -> ShapeBias:
-    """The shape bias of predictions (n,), indices of which the first len(classes) stand for the data's classes.
+    """The shape bias of predictions (n,), indices of which the first len(classes) are the data's classes.
 
     Images whose shape and texture agree are left out.
     """
@@ -94,8 +94,8 @@ def bias_of(
         accuracy(by_shape, groups=groups, seed=seed),
         accuracy(by_texture, groups=groups, seed=seed),
         tuple(
-            ClassBias(classes[index], int(mine.sum()), int(by_shape[mine].sum()), int(by_texture[mine].sum()))
-            for index, mine in _members(shape)
+            ClassBias(classes[index], int(members.sum()), int(by_shape[members].sum()), int(by_texture[members].sum()))
+            for index, members in _members(shape)
         ),
         note,
     )

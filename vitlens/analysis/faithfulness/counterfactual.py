@@ -120,7 +120,7 @@ def by_search(
         if not len(left):
             break
     while _restore(variants, state, prediction):
-        pass  # a patch that could not be restored before may be now
+        pass  # a patch that could not be restored before may be restorable now
     advance(len(images))
     changed = state.turned != prediction
     removed = (state.removed & changed[:, None]).view(-1, *cells)

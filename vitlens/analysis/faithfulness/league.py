@@ -1,4 +1,4 @@
-"""Every check of every explanation method and of two model-free baselines, on the same images and targets."""
+"""All checks of explanation methods and of two model-free baselines, on the same images and targets."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -94,7 +94,7 @@ def league(
     settings: Settings | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[MethodChecks, ...]:
-    """Every method in every check, followed by the baselines random and centre.
+    """The results of all checks for every method, followed by the baselines random and centre.
 
     images, targets: on the model's device, all at once; masks: of the images, None if not known; images without an
     object or without background are left out of the scores. computed: maps that are computed already, by method, with
@@ -142,7 +142,7 @@ def league(
 
 
 def checks_in(methods: int) -> int:
-    """How often `league` calls advance for this many methods."""
+    """The number of times that `league` calls advance for this many methods."""
     return 5 * (methods + len(BASELINES))
 
 
@@ -193,7 +193,7 @@ def random_maps(count: int, grid: tuple[int, int], *, seed: int = 0) -> Maps:
 
 
 def centre_maps(count: int, grid: tuple[int, int]) -> Maps:
-    """The same map for every image: a Gaussian at its centre, where photographs often show their object."""
+    """The same map for every image: a Gaussian at its centre, where the object of a photograph often is."""
     rows, columns = (torch.linspace(-0.5, 0.5, side + 1)[:-1] + 0.5 / side for side in grid)
     gaussian = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
     return gaussian.expand(count, *grid).clone()

@@ -19,7 +19,7 @@ def pointing_hits(maps: Maps, masks: Masks) -> Bool[Tensor, " batch"]:
     """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask.
 
     Maps are interpolated bilinearly to the masks' size. If several points are equally high, all of them must lie on the
-    mask: a constant map is no hit. Raises DataError when a mask is empty.
+    mask: a constant map is not a hit. Raises DataError when a mask is empty.
     """
     if not masks.flatten(1).any(1).all():
         empty = int((~masks.flatten(1).any(1)).nonzero()[0])

@@ -24,10 +24,10 @@ Size = tuple[int, int]
 class MapShares:
     """Position and concentration of each of n maps; 0 for a map that is not usable.
 
-    usable: finite, with something positive, and not equal everywhere; row, column: of its centre of mass, shares of
-    the height and width; spread: root of the mean squared distance from there, a share of the image's shorter side;
-    half: the smallest share of the image's cells that holds half of the map (0.5 where it is even); central: share of
-    the map on the middle quarter of the image (0.25 where it is even); inside: share on the object, None without masks.
+    usable: finite, somewhere positive, and not constant; row, column: of its centre of mass, shares of the height and
+    width; spread: root of the mean squared distance from there, a share of the image's shorter side; half: the smallest
+    share of the image's cells that contains half of the map (0.5 for a uniform map); central: share of the map on the
+    middle quarter of the image (0.25 for a uniform map); inside: share on the object, None without masks.
     """
 
     usable: Bool[Tensor, " batch"]
@@ -80,14 +80,20 @@ def usable(maps: Float[Tensor, "batch _ _"]) -> Bool[Tensor, " batch"]:
 def map_shares(maps: Float[Tensor, "batch _ _"], *, size: Size, grid: Size, masks: Masks | None = None) -> MapShares:
     """Position and concentration of n maps, and the share of each on its object where masks are known."""
     cells = as_shares(maps, size=size, grid=grid)
-    works = usable(maps)
+    is_usable = usable(maps)
     row, column, spread = _place(cells, size)
     inside = None
     if masks is not None:
-        pixels = (masks.shape[-2], masks.shape[-1])  # a mask is known to the pixel
-        inside = (as_shares(maps, size=pixels, grid=pixels) * masks.cpu()).sum((1, 2)) * works
+        pixels = (masks.shape[-2], masks.shape[-1])  # the resolution of the masks
+        inside = (as_shares(maps, size=pixels, grid=pixels) * masks.cpu()).sum((1, 2)) * is_usable
     return MapShares(
-        works, row * works, column * works, spread * works, _half(cells) * works, _central(cells) * works, inside
+        is_usable,
+        row * is_usable,
+        column * is_usable,
+        spread * is_usable,
+        _half(cells) * is_usable,
+        _central(cells) * is_usable,
+        inside,
     )
 
 
@@ -118,9 +124,9 @@ def _place(cells: Maps, size: Size) -> tuple[PerImage, PerImage, PerImage]:
 def _half(cells: Maps) -> PerImage:
     """The share of the cells, greatest first, that contain half of the mass; the last cell counts in part."""
     ordered = cells.flatten(1).sort(1, descending=True).values
-    reached = ordered.cumsum(1)
-    last = (reached < 0.5 - 1e-12).sum(1).clamp_max(ordered.shape[1] - 1)
-    before = torch.where(last > 0, reached.gather(1, (last - 1).clamp_min(0)[:, None])[:, 0], 0.0)
+    cumulative = ordered.cumsum(1)
+    last = (cumulative < 0.5 - 1e-12).sum(1).clamp_max(ordered.shape[1] - 1)
+    before = torch.where(last > 0, cumulative.gather(1, (last - 1).clamp_min(0)[:, None])[:, 0], 0.0)
     step = ordered.gather(1, last[:, None])[:, 0]
     part = torch.where(step > 0, (0.5 - before) / step.clamp_min(1e-300), 0.0)
     return (last + part) / ordered.shape[1]
@@ -138,7 +144,7 @@ def _inside_middle(count: int) -> Float[Tensor, " count"]:
     return edges.diff() * count
 
 
-_EVEN = 1e-6  # range, relative to the largest value, up to which a map counts as constant
+_CONSTANT = 1e-6  # range, relative to the largest value, up to which a map counts as constant
 
 
 @dataclass(frozen=True)
@@ -156,8 +162,9 @@ class MapFaults:
     @property
     def words(self) -> str:
         """The faults in words, such as "2 of 56 not finite, 1 of 56 constant"; "" without faults."""
-        total, broken, even = len(self.constant), int(self.not_finite.sum()), int(self.constant.sum())
-        faults = [f"{count} of {total} {kind}" for count, kind in ((broken, "not finite"), (even, "constant")) if count]
+        total = len(self.constant)
+        counts = {"not finite": int(self.not_finite.sum()), "constant": int(self.constant.sum())}
+        faults = [f"{count} of {total} {kind}" for kind, count in counts.items() if count]
         return ", ".join(faults)
 
 
@@ -169,5 +176,5 @@ def map_faults(maps: Maps) -> MapFaults:
     flat = maps.flatten(1).double()
     broken = ~flat.isfinite().all(1)
     known = torch.where(broken[:, None], 0.0, flat)
-    even = known.amax(1) - known.amin(1) <= _EVEN * known.abs().amax(1)
-    return MapFaults(broken, even & ~broken)
+    constant = known.amax(1) - known.amin(1) <= _CONSTANT * known.abs().amax(1)
+    return MapFaults(broken, constant & ~broken)

@@ -8,7 +8,7 @@ from vitlens.models.model import Model
 
 AnyMaps = Float[Tensor, "_ _ _"]  # images, rows and columns of any size
 
-_SMALL, _FEW, _MANY = 64, 8, 14  # cells a side for images under 64 px and above, as in the ViT presets
+_SMALL, _FEW, _MANY = 64, 8, 14  # cells per side for images under 64 px and above, as in the ViT presets
 
 
 def on_grid(maps: AnyMaps, grid: tuple[int, int]) -> AnyMaps:

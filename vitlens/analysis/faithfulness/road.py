@@ -1,4 +1,4 @@
-"""ROAD (Rong 2022): removed patches are imputed from their surroundings, so that the mask's shape gives nothing away.
+"""ROAD (Rong 2022): removed patches are imputed from their surroundings, so that the mask reveals nothing by its shape.
 
 Noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6 for the four adjacent,
 1/12 for the four diagonal ones; at the image's edge, of those that exist), plus a little noise. The linear system of

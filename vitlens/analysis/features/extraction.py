@@ -91,15 +91,15 @@ class _Pass:
         index, count = self.processes.index, self.processes.count
         device, widths = reader.model.device, [0]
         for chunk in torch.arange(len(self.split)).split(self.size * count):
-            mine = chunk[index::count]
+            share = chunk[index::count]
             joined = torch.zeros(0, sum(widths))  # the last chunk may have no image for this process
-            for batch in self.split.pick(mine).batches(self.size, device=device) if len(mine) else ():
+            for batch in self.split.pick(share).batches(self.size, device=device) if len(share) else ():
                 with autocast(device, self.precision):
                     read = reader.read(batch.images)
                 widths = [part.shape[1] for part in (*read.vectors, read.logits)]
                 joined = torch.cat((*read.vectors, read.logits), 1)
             whole = self.processes.gathered(joined)
-            advance(len(mine))
+            advance(len(share))
             yield whole.split(widths, 1)
 
 

@@ -96,9 +96,9 @@ def _measured(queries: Queries, bank: Bank, indices: Tensor, k: int) -> Candidat
     indices = indices.sort(1).values  # so that the stable sort orders equal values by index
     parts = []
     for rows in _chunks(len(queries), indices.shape[1] * queries.shape[1]):
-        mine = _units(queries[rows].double())
-        others = _units(bank[indices[rows].flatten()].double()).view(*indices[rows].shape, -1)
-        parts.append((others @ mine[:, :, None]).squeeze(2))
+        of_queries = _units(queries[rows].double())
+        of_candidates = _units(bank[indices[rows].flatten()].double()).view(*indices[rows].shape, -1)
+        parts.append((of_candidates @ of_queries[:, :, None]).squeeze(2))
     return _ordered(torch.cat(parts), indices, k)
 
 

@@ -95,10 +95,10 @@ def held_out(
     order = torch.randperm(int(members.max()) + 1, generator=torch.Generator().manual_seed(seed))
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
-        mine = labels == label
-        own = order[torch.isin(order, members[mine])]  # this class's groups, shuffled
+        in_class = labels == label
+        own = order[torch.isin(order, members[in_class])]  # this class's groups, shuffled
         count = min(max(1, round(share * len(own))), len(own) - 1)
-        held |= mine & torch.isin(members, own[:count])
+        held |= in_class & torch.isin(members, own[:count])
     if not held.any():
         raise DataError("expected a class with at least 2 training images to choose C on, found none; give more data")
     return held

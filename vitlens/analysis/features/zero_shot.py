@@ -101,13 +101,13 @@ def template_scores(
     return tuple(scores)
 
 
-def chosen_templates(asked: Sequence[str], sets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def chosen_templates(words: Sequence[str], sets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Templates from words, each the name of a set or a template with {}; every template once.
 
     Raises InputError for a word that is neither.
     """
     templates: dict[str, None] = {}
-    for word in asked:
+    for word in words:
         if word in sets:
             templates |= dict.fromkeys(sets[word])
         elif PLACE in word:

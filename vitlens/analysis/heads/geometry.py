@@ -61,7 +61,7 @@ class Geometry:
 
 
 def geometry_of(site: Site, model: Model) -> Geometry | None:
-    """The geometry of one layer; None where queries or keys are no patches (pooled keys, channels, one query)."""
+    """The geometry of one layer; None where queries or keys are not patches (pooled keys, channels, one query)."""
     if site.windows is not None:
         return _windowed(site.windows, model.input_size)
     if site.kind != "patch":

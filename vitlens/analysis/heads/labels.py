@@ -1,8 +1,8 @@
 """The labels of heads and their rules: one entry each, free of torch, in the order of the rules.
 
 Scores are relative to uniform attention: 0 for uniform attention and 1 where all attention fits the rule (only `global`
-is 1 for uniform attention). The order is from the most specific to the most general; the first rule whose score reaches
-THRESHOLD gives the label. To add a label, write its score in specialisation.py and an entry.
+is 1 for uniform attention). Rules are ordered from the most specific to the most general; the label is that of the
+first rule whose score is at least THRESHOLD. To add a label, write its score in specialisation.py and an entry.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MIXED: Final = "mixed"
 @dataclass(frozen=True)
 class Label:
     """sentence: the rule in words; function: "module:function", computes the score of a specialisation.Head, "" for
-    MIXED; code: the short form below a panel; colour: of the panel's frame."""
+    MIXED; code: the short form below a panel; colour: of its frame."""
 
     sentence: str
     function: str

@@ -20,7 +20,7 @@ _ROUNDING = 1e-4  # of the median: equal values differ by rounding, as does thei
 
 
 class Rows:
-    """Rows of attention weights; quantities that several statistics share are computed once."""
+    """Rows of attention weights; values that several statistics need are computed once."""
 
     def __init__(self, weights: Row) -> None:
         self.weights = weights

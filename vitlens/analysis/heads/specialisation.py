@@ -75,8 +75,8 @@ def cls_score(head: Head) -> float:
 
 def sink_score(head: Head) -> float:
     """Mass on sinks, 0 where they are many."""
-    is_small = head.statistic["sinks"] <= max(1.0, FEW * head.shared)
-    return _beyond_uniform(head.statistic["sink_mass"], head.statistic["sinks"] / head.shared) if is_small else 0.0
+    are_few = head.statistic["sinks"] <= max(1.0, FEW * head.shared)
+    return _beyond_uniform(head.statistic["sink_mass"], head.statistic["sinks"] / head.shared) if are_few else 0.0
 
 
 def self_score(head: Head) -> float:
@@ -138,25 +138,25 @@ def specialise(table: Statistics) -> Specialisation:
     ratios: list[Tensor | None] = []
     functions = {name: resolved(label.function) for name, label in rules().items()}
     every: dict[str, dict[int, Tensor]] = {name: {} for name in functions}
-    for layer, (mass, place) in enumerate(zip(table.offset_mass, table.geometries)):
-        if mass is None or place is None:
+    for layer, (mass, geometry) in enumerate(zip(table.offset_mass, table.geometries)):
+        if mass is None or geometry is None:
             labels.append(())
             scores.append(())
             ratios.append(None)
             continue
-        heads = list(_heads(table, layer, mass, place))
+        heads = list(_heads(table, layer, mass, geometry))
         of_heads = [{name: float(score(head)) for name, score in functions.items()} for head in heads]
         for name, rows in every.items():
             rows[layer] = torch.tensor([of_head[name] for of_head in of_heads], dtype=torch.float64)
-        named = [decide(of_head) for of_head in of_heads]
+        named = [label_of(of_head) for of_head in of_heads]
         labels.append(tuple(name for name, _ in named))
         scores.append(tuple(score for _, score in named))
-        ratios.append(_ratios(mass, place))
+        ratios.append(_ratios(mass, geometry))
     tables = {name: per_head(rows, len(table.sites), heads=table.heads) for name, rows in every.items()}
     return Specialisation(tuple(labels), tuple(scores), tables, tuple(ratios))
 
 
-def decide(scores: Mapping[str, float]) -> tuple[str, float]:
+def label_of(scores: Mapping[str, float]) -> tuple[str, float]:
     """The first rule whose score reaches the threshold, and that score; else `mixed` and the highest score."""
     for name in rules():
         if scores[name] >= THRESHOLD:
@@ -205,10 +205,10 @@ def _ratios(mass: Tensor, place: Geometry) -> Tensor:
 def uniform_attention(place: Geometry) -> Uniform:
     """Uniform attention in one layer; all rows have equal weight, also those with few keys."""
     pairs = place.pairs().double()
-    even = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
+    uniform = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
     queries = pairs.any(-1).sum()
-    energy = float(even.square().sum() / queries)
-    return Uniform(offset_counts(place.grid, even) / queries, energy, offset_counts(place.grid, pairs) / queries)
+    energy = float(uniform.square().sum() / queries)
+    return Uniform(offset_counts(place.grid, uniform) / queries, energy, offset_counts(place.grid, pairs) / queries)
 
 
 def _lengths(place: Geometry) -> Tensor:

@@ -111,7 +111,7 @@ class Stream:
         return batch
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Add up what several processes took in; total: the sum of a tensor over all of them."""
+        """Combine the sums of several processes; total: the sum of a tensor over all of them."""
         self.moments.join(total)
         self.overall.join(total)
         self.offsets = {layer: total(self.offsets[layer]) for layer in sorted(self.offsets)}

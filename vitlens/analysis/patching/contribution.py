@@ -29,7 +29,7 @@ TOLERANCE = 1e-3  # of the largest logit: the greatest error of the sum of the c
 class Contributions:
     """The direct contribution of each part of a model to one logit of each image, in logits; they sum to the logit.
 
-    heads: NaN where a layer has fewer heads than the widest; mlps: one a layer, 0 where it has none; embedding: of
+    heads: NaN where a layer has fewer heads than the widest; mlps: one per layer, 0 where it has none; embedding: of
     patches, positions and prefix tokens; bias: of the output projections, the final norm and the classifier; rest: of
     blocks without heads; logit: the model's own, of the classes in targets. All on the CPU.
     """

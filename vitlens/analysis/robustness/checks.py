@@ -1,10 +1,10 @@
-"""Self-checks of attacks: whether a robust accuracy can be believed, and signs of masked gradients.
+"""Self-checks of attacks: whether a robust accuracy is plausible, and signs of masked gradients.
 
-A model looks robust when its attack is broken: gradients that vanish, a step that is too small, examples outside the
-budget. Each check says what is expected of a sound attack, what was found, and whether that is suspicious (Athalye
-2018, "Obfuscated gradients"; Carlini 2019, "On evaluating adversarial robustness"). What runs an attack is handed in.
-An attack that searches for the smallest perturbation has no budget that could be made larger; one that gives up, or
-stops too far out, shows in its distances.
+A model looks robust when the attack is broken: gradients of zero, a step that is too small, examples outside the
+budget. Each check states what is expected of a sound attack, what was found, and whether that is suspicious (Athalye
+2018, "Obfuscated gradients"; Carlini 2019, "On evaluating adversarial robustness"). The attack is given as a function
+(`Attempt`). An attack that searches for the smallest perturbation has no budget that could be made larger; it is
+checked by the distances of its perturbations instead (`every_image_broken`, `same_distances`).
 """
 
 from typing import Protocol, runtime_checkable
@@ -23,14 +23,14 @@ from vitlens.shapes import Images, Labels
 from vitlens.uncertainty import mcnemar
 
 SIGNIFICANT = 0.05  # p-value up to which a difference is not noise
-NEAR = 0.05  # of a distance: by how much a longer search may differ
-ROUNDING = 1e-6  # numerics: how far beyond its budget a perturbation may reach
-EVERYTHING = 1.0  # the epsilon (largest difference of a pixel) within which every image is every other
+NEAR = 0.05  # relative difference of the distances that a longer search may make
+ROUNDING = 1e-6  # by how much a perturbation may exceed its budget
+UNLIMITED_EPSILON = 1.0  # L-infinity epsilon within which any image can become any other
 
 
 @runtime_checkable
-class Attacked(Protocol):
-    """What an attack gives back: the images it found, which of them fool the model, and which it tried."""
+class AttackOutput(Protocol):
+    """The result of an attack: the adversarial images, which of them fool the model, and which were attacked."""
 
     @property
     def images(self) -> Tensor:
@@ -39,12 +39,12 @@ class Attacked(Protocol):
 
     @property
     def success(self) -> Tensor:
-        """(batch,), right before and wrong now."""
+        """(batch,), predicted correctly before the attack and wrongly after it."""
         ...
 
     @property
     def tried(self) -> Tensor:
-        """(batch,), right before."""
+        """(batch,), predicted correctly before the attack."""
         ...
 
 
@@ -60,13 +60,13 @@ class Attempt(Protocol):
         epsilon: float,
         steps: int | None = None,
         batch_size: int | None = None,
-    ) -> Attacked:
+    ) -> AttackOutput:
         """Attack these images."""
         ...
 
 
 def at_epsilon_zero(attack: str, attempt: Attempt, images: Images, labels: Labels) -> Check:
-    """With epsilon 0 no image is fooled and no pixel changes: robust accuracy is clean accuracy."""
+    """With epsilon 0 the model is fooled on no image and no pixel changes: robust accuracy is clean accuracy."""
     result = attempt(images, labels, epsilon=0.0)
     fooled = int(result.success.sum())
     moved = float((result.images.cpu() - images.cpu()).abs().max())
@@ -83,11 +83,11 @@ def lengths(changes: Float[Tensor, "batch 3 height width"], norm: str) -> Float[
 
 
 def within_budget(
-    attack: str, model: Model, result: Attacked, images: Images, labels: Labels, *, epsilon: float, norm: str
+    attack: str, model: Model, result: AttackOutput, images: Images, labels: Labels, *, epsilon: float, norm: str
 ) -> Check:
-    """Examples lie within epsilon and in [0, 1], and what counts as fooled is wrong now and was right before.
+    """Examples lie within epsilon and in [0, 1]; each success was predicted correctly before and is wrong now.
 
-    norm: "linf", "l2", or another, of which only the range of pixels is known.
+    norm: "linf" or "l2"; for another norm only the range of pixels is checked.
     """
     adversarial, clean = result.images.cpu(), images.cpu()
     success = result.success.cpu()
@@ -105,23 +105,23 @@ def within_budget(
     )  # fmt: skip
 
 
-def same_in_any_batch(attack: str, whole: Attacked, parts: Attacked) -> Check:
+def same_in_any_batch(attack: str, whole: AttackOutput, parts: AttackOutput) -> Check:
     """The result of an image does not depend on the batch size.
 
     whole, parts: of the same images, attacked in one batch and in smaller ones.
     """
     count = len(whole.success)
     other = int((whole.success.cpu() != parts.success.cpu()).sum())
-    # kernels round differently for other sizes, and a sign that flips there moves a pixel: an image may go another way
+    # kernels round differently for other batch sizes; a gradient whose sign flips by that changes a pixel
     return Check(
         "batch size", attack, "the same images fooled, whatever the batch size (rounding may decide one)",
         f"{other} of {count} differ", other <= 1, conclusive=bool(whole.success.any() or parts.success.any()),
     )  # fmt: skip
 
 
-def visible_gradients(model: Model, images: Images, labels: Labels, *, attack: str = "gradients") -> Check:
-    """The loss has a gradient that is not 0 at (nearly) every image, for attacks to follow."""
-    zero = vanishing(model, images, labels)
+def gradients_not_zero(model: Model, images: Images, labels: Labels, *, attack: str = "gradients") -> Check:
+    """The gradient of the loss is not all zero for at least 9 images in 10."""
+    zero = zero_gradients(model, images, labels)
     share = float(zero.float().mean())
     return Check(
         "gradients", attack, "not all zero, for at least 9 images in 10",
@@ -129,10 +129,10 @@ def visible_gradients(model: Model, images: Images, labels: Labels, *, attack: s
     )  # fmt: skip
 
 
-def vanishing(model: Model, images: Images, labels: Labels) -> Bool[Tensor, " batch"]:
-    """For which images the gradient of the cross-entropy by pixels is zero everywhere.
+def zero_gradients(model: Model, images: Images, labels: Labels) -> Bool[Tensor, " batch"]:
+    """The images for which the gradient of the cross-entropy with respect to the pixels is zero everywhere.
 
-    Raises NonFiniteError, naming model and image, where it is NaN or infinite.
+    Raises NonFiniteError, naming model and image, for a NaN or infinite gradient.
     """
     inputs = images.detach().to(model.device).requires_grad_()
     with evaluating(model), torch.enable_grad():
@@ -147,10 +147,16 @@ def vanishing(model: Model, images: Images, labels: Labels) -> Bool[Tensor, " ba
     return (flat == 0).all(1).cpu()
 
 
-def unlimited(
-    attack: str, attempt: Attempt, images: Images, labels: Labels, *, epsilon: float = EVERYTHING, steps: int = 50
+def unlimited_budget(
+    attack: str,
+    attempt: Attempt,
+    images: Images,
+    labels: Labels,
+    *,
+    epsilon: float = UNLIMITED_EPSILON,
+    steps: int = 50,
 ) -> Check:
-    """Without a limit every image can become any other, so no image stays right."""
+    """Within an unlimited budget every image can become any other, so the attack succeeds on every image."""
     result = attempt(images, labels, epsilon=epsilon, steps=steps)
     left = int((result.tried & ~result.success).sum())
     tried = int(result.tried.sum())
@@ -163,22 +169,23 @@ def unlimited(
 def more_steps(
     attack: str, attempt: Attempt, images: Images, labels: Labels, *, epsilon: float, steps: int, times: int = 4
 ) -> Check:
-    """More steps break no fewer images but by chance; and where they break many more, the attack was too short."""
-    few, many = (attempt(images, labels, epsilon=epsilon, steps=count) for count in (steps, times * steps))
-    lost = int((few.success & ~many.success).sum())
-    gained = int((~few.success & many.success).sum())
+    """More steps break as many images, but for chance; if they break more, the attack had too few steps."""
+    fewer, more = (attempt(images, labels, epsilon=epsilon, steps=count) for count in (steps, times * steps))
+    lost = int((fewer.success & ~more.success).sum())
+    gained = int((~fewer.success & more.success).sum())
     p = mcnemar(lost, gained)
-    apart = p <= SIGNIFICANT
-    word = "" if not apart else ("; more steps break fewer" if lost > gained else "; too few steps, raise --steps")
+    differs = p <= SIGNIFICANT
+    reason = "; more steps break fewer" if lost > gained else "; too few steps, raise --steps"
     return Check(
         "more steps", attack, f"{times} times the steps break as many images, but for chance",
-        f"{int(few.success.sum())} fooled with {steps} steps, {int(many.success.sum())} with {times * steps}{word}",
-        not apart, conclusive=bool(few.success.any() or many.success.any()),
+        f"{int(fewer.success.sum())} fooled with {steps} steps, {int(more.success.sum())} with {times * steps}"
+        f"{reason if differs else ''}",
+        not differs, conclusive=bool(fewer.success.any() or more.success.any()),
     )  # fmt: skip
 
 
-def all_found(outcome: Outcome) -> Check:
-    """Without a limit some perturbation fools the model on every image, so an attack that finds none has given up."""
+def every_image_broken(outcome: Outcome) -> Check:
+    """A search without a budget found a perturbation that fools the model for every image."""
     right = int(outcome.clean.sum())
     missed = int((outcome.clean & outcome.broken_at.isinf()).sum())
     return Check(
@@ -187,32 +194,32 @@ def all_found(outcome: Outcome) -> Check:
     )  # fmt: skip
 
 
-def as_near(
+def same_distances(
     attack: str, attempt: Attempt, images: Images, labels: Labels, *, epsilon: float, steps: int, times: int = 2
 ) -> Check:
-    """A longer search loses no image and finds perturbations about as small; otherwise the search was too short.
+    """A longer search succeeds on the same images with perturbations about as large; otherwise it was too short.
 
-    epsilon: L2, pixel units, large enough to count whatever is found.
+    epsilon: L2, pixel units, greater than any perturbation.
     """
-    few, many = (attempt(images, labels, epsilon=epsilon, steps=count) for count in (steps, times * steps))
-    short, long = (lengths(result.images.cpu() - images.cpu(), "l2") for result in (few, many))
-    both = few.success.cpu() & many.success.cpu()
-    lost = int((few.success & ~many.success).sum())
+    fewer, more = (attempt(images, labels, epsilon=epsilon, steps=count) for count in (steps, times * steps))
+    short, long = (lengths(result.images.cpu() - images.cpu(), "l2") for result in (fewer, more))
+    both = fewer.success.cpu() & more.success.cpu()
+    lost = int((fewer.success & ~more.success).sum())
     name, expected = "more steps", f"{times} times the steps find changes as small, within {100 * NEAR:.0f} %"
     if not bool(both.any()):
         return Check(name, attack, expected, f"no change found for any of {len(images)} images", passed=False)
     change = float(torch.median(long[both] / short[both])) - 1
-    gained = int((~few.success & many.success).sum())
-    word = "; too few steps, raise --steps" if change < -NEAR or gained else ""
+    gained = int((~fewer.success & more.success).sum())
+    reason = "; too few steps, raise --steps" if change < -NEAR or gained else ""
     return Check(
         name, attack, expected,
-        f"{100 * change:+.1f} % (median of {int(both.sum())} images), {lost} lost, {gained} gained{word}",
+        f"{100 * change:+.1f} % (median of {int(both.sum())} images), {lost} lost, {gained} gained{reason}",
         abs(change) <= NEAR and lost == gained == 0,
     )  # fmt: skip
 
 
 def predicted(model: Model, images: Images) -> Int[Tensor, " batch"]:
-    """The classes that the model gives to a few images, in fp32."""
+    """The predictions for a few images, in fp32."""
     with evaluating(model), torch.no_grad():
         answers: Tensor = model(images.to(model.device).float()).argmax(-1).cpu()
     return answers

@@ -1,7 +1,7 @@
 """Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, pairs, classes.
 
-One number an image says it all: an image is robust at epsilon when the model had it right and nothing that was tried up
-to epsilon turned it wrong. So an image broken at one epsilon is broken at every larger one, and no curve rises.
+One number per image determines all of these: an image is robust at epsilon if the model predicts it correctly and no
+attempt up to epsilon changed that. So an image broken at one epsilon is broken at every larger one, and no curve rises.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,18 +16,18 @@ from vitlens.errors import InputError
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_difference, holm, mcnemar, median_of
 
-ROUNDING = 1e-6  # pixel units: how far from a tried epsilon a stored one may lie
+ROUNDING = 1e-6  # pixel units: by how much a stored epsilon may differ from the one tried
 
 PerImage = Float[Tensor, " batch"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one attack did to one model on n images.
+    """The outcome of one attack on one model and n images.
 
-    name: the attack with its norm ("pgd-linf"); epsilons: those tried, pixel units, rising, without 0; clean: which
-    images the model has right before; broken_at: the smallest epsilon that turned each wrong, 0 where it was wrong
-    before, infinite where all failed; groups: (n,) what images share, or None.
+    name: the attack with its norm ("pgd-linf"); epsilons: those tried, pixel units, ascending, without 0; clean: which
+    images the model predicts correctly before the attack; broken_at: the smallest epsilon at which each is predicted
+    wrongly, 0 where it was wrong before, infinite where all failed; groups: (n,) what images share, or None.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Outcome:
     groups: Tensor | None = None
 
     def robust(self, epsilon: float) -> Bool[Tensor, " batch"]:
-        """Which images are right, and stay so up to this epsilon; at 0, which are right."""
+        """Which images are predicted correctly up to this epsilon; at 0, those that are before the attack."""
         return self.clean & (self.broken_at > epsilon + ROUNDING)
 
     def accuracies(self, *, seed: int = 0) -> list[Estimate]:
@@ -46,17 +46,17 @@ class Outcome:
         return [accuracy(self.robust(epsilon), groups=self.groups, seed=seed) for epsilon in self.epsilons]
 
     def median_distance(self, *, unit: float = 1.0) -> Estimate | None:
-        """The median, over the images that the model has right, of the smallest epsilon that broke each; in units.
+        """The median, over the images predicted correctly before, of the smallest epsilon that broke each; in units.
 
-        None where the model has nothing right, or at least half survive: then it lies beyond all that was tried. An
-        upper end beyond all that was tried is left out.
+        None where no image is predicted correctly, or at least half of them are never broken: the median then lies
+        beyond all epsilons tried. An upper end beyond these is left out.
         """
         distances = self.broken_at[self.clean].double().numpy()
         if not len(distances):
             return None
         beyond = 1 + 2 * max([*self.epsilons, *distances[np.isfinite(distances)].tolist()], default=1.0)
         middle = median_of(np.where(np.isfinite(distances), distances, beyond), unit="")
-        if middle.value >= beyond / 2:  # also where it lies between a broken image and one that survived
+        if middle.value >= beyond / 2:  # also where it lies between a broken image and one that was never broken
             return None
         ends = [None if end is None or end >= beyond else end / unit for end in (middle.low, middle.high)]
         return replace(middle, value=middle.value / unit, low=ends[0], high=ends[1])
@@ -64,7 +64,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PairedOutcome:
-    """Two models under one attack at one epsilon (0: before any).
+    """Two models under one attack at one epsilon (0: before the attack).
 
     only_first, only_second: images on which this model alone is robust; difference: robust accuracy of the first minus
     the second's, points, paired; p: McNemar's exact test, p_holm: corrected for all tests of the call.
@@ -82,7 +82,7 @@ class PairedOutcome:
 
 
 def paired(outcomes: Iterable[tuple[Outcome, Outcome]], *, seed: int = 0) -> tuple[PairedOutcome, ...]:
-    """The models of each pair tested against each other at every epsilon, all p-values corrected together (Holm).
+    """Paired tests of the two models of each pair at every epsilon, with Holm's correction over all of them.
 
     A pair is two models under the same attack on the same images. The clean images are tested once for two models.
     Raises InputError for another pair.
@@ -96,15 +96,16 @@ def paired(outcomes: Iterable[tuple[Outcome, Outcome]], *, seed: int = 0) -> tup
         for epsilon in (*(() if both in clean else (0.0,)), *first.epsilons):
             tests.append(_tested(first, second, epsilon, seed))
         clean.add(both)
-    adjusted = holm([one.p for one in tests])
-    return tuple(replace(one, p_holm=p) for one, p in zip(tests, adjusted))
+    adjusted = holm([test.p for test in tests])
+    return tuple(replace(test, p_holm=p) for test, p in zip(tests, adjusted))
 
 
 def _tested(first: Outcome, second: Outcome, epsilon: float, seed: int) -> PairedOutcome:
-    one, two = first.robust(epsilon), second.robust(epsilon)
-    only_first, only_second = int((one & ~two).sum()), int((~one & two).sum())
+    robust_first, robust_second = first.robust(epsilon), second.robust(epsilon)
+    only_first = int((robust_first & ~robust_second).sum())
+    only_second = int((~robust_first & robust_second).sum())
     difference = bootstrap_difference(
-        100.0 * one.numpy(), 100.0 * two.numpy(), seed=seed, unit="points",
+        100.0 * robust_first.numpy(), 100.0 * robust_second.numpy(), seed=seed, unit="points",
         groups=None if first.groups is None else first.groups.numpy(),
     )  # fmt: skip
     p = mcnemar(only_first, only_second)
@@ -126,10 +127,13 @@ def robust_by_class(
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
-    """The smallest epsilon tried at which every model lost at least half of what it had right; else the largest."""
+    """The smallest epsilon at which the robust accuracy of every model is at most half its clean accuracy.
+
+    The largest epsilon where there is none. Raises InputError without any epsilon.
+    """
     if not outcomes or not outcomes[0].epsilons:
         raise InputError("expected an attack with at least one epsilon, found none")
     for epsilon in outcomes[0].epsilons:
-        if all(2 * int(one.robust(epsilon).sum()) <= int(one.clean.sum()) for one in outcomes):
+        if all(2 * int(outcome.robust(epsilon).sum()) <= int(outcome.clean.sum()) for outcome in outcomes):
             return epsilon
     return outcomes[0].epsilons[-1]

@@ -1,4 +1,4 @@
-"""What an attack changes inside a model: attention statistics, and how far apart the outputs of each block are."""
+"""What an attack changes inside a model: attention statistics, and the outputs of each block."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from vitlens.lens.capture import watching_outputs
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
-APART = 0.5  # of the way from the same image to another: there they count as parted
+HALFWAY = 0.5  # of the distance (1 - cosine) between different images
 
 ByDepth = Float[Tensor, "depth batch"]
 
@@ -61,23 +61,22 @@ def _outputs(model: Model, images: Images) -> dict[int, Tensor]:
     return outputs
 
 
-def parting(changed: ByDepth, another: ByDepth) -> int | None:
-    """The first block after which an image and its changed self have come halfway to being two different images.
+def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
+    """The first block whose outputs for an image and its changed version are half as far apart as for two images.
 
     changed: cosines with the changed image, another: with a different one; means over images are compared. None where
-    that happens nowhere, or nothing tells images apart.
+    there is no such block, or where different images have equal outputs.
     """
-    one, two = changed.double().mean(1), another.double().mean(1)
-    room = 1 - two
-    gone = torch.where(room > 1e-6, (1 - one) / room.clamp_min(1e-6), torch.zeros_like(room))
-    reached = (gone >= APART).nonzero().flatten()
-    return int(reached[0]) if len(reached) else None
+    distance, between_images = 1 - changed.double().mean(1), 1 - another.double().mean(1)
+    share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), torch.zeros_like(distance))
+    blocks = (share >= HALFWAY).nonzero().flatten()
+    return int(blocks[0]) if len(blocks) else None
 
 
 @dataclass(frozen=True)
 class Shift:
-    """A statistic of attention before and after, one number an image and layer: (layers, n), means over heads; NaN
-    where a layer has none."""
+    """A statistic of attention before and after a change, one number per layer and image: (layers, n), means over
+    heads; NaN where it is not defined for a layer."""
 
     name: str
     before: Float[Tensor, "layers batch"]
@@ -94,13 +93,13 @@ def shifts(
 ) -> tuple[Shift, ...]:
     """Statistics of every layer's attention before and after (None: those that the registry shows for an attack).
 
-    Nothing for a model without attention.
+    Empty for a model without attention.
     """
     if model.anatomy.family not in ("vit", "windowed"):
         return ()
     size = batch_size or max(1, fitting_batch_size(model) // 2)
     names = shown_in("attack") if statistics is None else statistics
-    before, after = (_table(model, some, names, size) for some in (images, changed))
+    before, after = (_table(model, batch, names, size) for batch in (images, changed))
     return tuple(Shift(name, before[name], after[name]) for name in names if name in before)
 
 
@@ -121,7 +120,7 @@ def _table(model: Model, images: Images, statistics: Sequence[str], size: int) -
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """How alike maps before and after are, of the images of which both say something: usable (n,); spearman: rank
+    """The similarity of the maps before and after. usable: (n,), whether both are (see `usable`); spearman: rank
     correlation, -1 to 1; top: share of the top tenth of one among the top tenth of the other; 0 where unusable."""
 
     usable: Tensor
@@ -132,9 +131,9 @@ class MapAgreement:
 def map_agreement(before: Float[Tensor, "batch _ _"], after: Float[Tensor, "batch _ _"]) -> MapAgreement:
     """Agreement of the maps of n images with those of the same images after a change."""
     both = usable(before) & usable(after)
-    one, two = (maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (before, after))
+    finite = [maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (before, after)]
     return MapAgreement(
         both,
-        torch.where(both, spearman(one, two).nan_to_num(0.0), 0.0),
-        torch.where(both, top_overlap(one, two), 0.0),
+        torch.where(both, spearman(*finite).nan_to_num(0.0), 0.0),
+        torch.where(both, top_overlap(*finite), 0.0),
     )

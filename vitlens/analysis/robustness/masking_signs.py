@@ -1,4 +1,4 @@
-"""Signs of masked gradients in the results: a weaker attack that breaks more."""
+"""Signs of masked gradients in the outcomes of attacks, such as a weaker attack that breaks more images."""
 
 from itertools import pairwise
 
@@ -13,26 +13,30 @@ from vitlens.uncertainty import mcnemar
 PerImage = Float[Tensor, " batch"]
 
 
-def stronger_in_order(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
-    """An attack that should be the weaker one leaves at least as many images robust, at every epsilon, but for chance.
+def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
+    """The weaker of two attacks breaks no more images than the stronger at any epsilon, but for chance.
 
-    reason: why it should be ("one step against many"). Both must have tried the same epsilons; others are left out.
+    reason: why it is the weaker one ("one step against many"). Only the epsilons that both tried are compared.
     """
-    worst, where = 1.0, None
+    least_p, worst = 1.0, None
     both = [epsilon for epsilon in weaker.epsilons if epsilon in stronger.epsilons]
     for epsilon in both:
-        one, other = weaker.robust(epsilon), stronger.robust(epsilon)
-        more, fewer = int((~one & other).sum()), int((one & ~other).sum())
-        p = min(1.0, len(both) * mcnemar(more, fewer))  # Bonferroni: the worst of them is looked at
-        if more > fewer and p < worst:
-            worst, where = p, (epsilon, more, fewer)
-    found = "nowhere weaker"
-    if where is not None:
-        found = f"at {where[0]:.3g}, {where[1]} broken by {weaker.name} alone, {where[2]} by {stronger.name} alone"
+        by_weaker, by_stronger = ~weaker.robust(epsilon), ~stronger.robust(epsilon)
+        only_weaker = int((by_weaker & ~by_stronger).sum())
+        only_stronger = int((~by_weaker & by_stronger).sum())
+        p = min(1.0, len(both) * mcnemar(only_weaker, only_stronger))  # Bonferroni, as the least is taken
+        if only_weaker > only_stronger and p < least_p:
+            least_p, worst = p, (epsilon, only_weaker, only_stronger)
+    result = "nowhere weaker"
+    if worst is not None:
+        result = (
+            f"at {worst[0]:.3g}, {worst[1]} broken by {weaker.name} alone, {worst[2]} by {stronger.name} alone "
+            f"(p = {least_p:.2g})"
+        )
     return Check(
         reason, f"{weaker.name}, {stronger.name}", f"{stronger.name} breaks at least what {weaker.name} does",
-        f"{found}{'' if where is None else f' (p = {worst:.2g})'}", worst > SIGNIFICANT,
-        conclusive=any(_broke(one, epsilon) for one in (weaker, stronger) for epsilon in both),
+        result, least_p > SIGNIFICANT,
+        conclusive=any(_broke(outcome, epsilon) for outcome in (weaker, stronger) for epsilon in both),
     )  # fmt: skip
 
 
@@ -50,10 +54,10 @@ def never_rises(outcome: Outcome) -> Check:
     )  # fmt: skip
 
 
-def same_from_below(attack: str, above: PerImage, below: PerImage) -> Check:
-    """Whether what stands at one epsilon stands at all smaller ones, which a sweep from the largest takes for granted.
+def same_in_ascending_order(attack: str, above: PerImage, below: PerImage) -> Check:
+    """An image that is robust at one epsilon is robust at all smaller ones, as a sweep from the largest assumes.
 
-    above, below: the smallest epsilon that breaks each image, found from the largest and from the smallest.
+    above, below: the smallest epsilon that breaks each image, tried in descending and in ascending order.
     """
     sooner = int((below < above).sum())
     return Check(

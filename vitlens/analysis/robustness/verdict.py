@@ -1,4 +1,4 @@
-"""One self-check of an attack, and what all of them together say of it; free of torch."""
+"""Self-checks of attacks and the verdict on all of them; free of torch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class CheckState(Enum):
-    """The result of a check; INCONCLUSIVE: as expected, but it could not have failed."""
+    """The result of a check; INCONCLUSIVE: as expected, but it could not have failed, as nothing was fooled."""
 
     PASSED = "passed"
     INCONCLUSIVE = "inconclusive"
@@ -15,7 +15,7 @@ class CheckState(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One self-check of an attack. attack: its name; expected, found: in words; passed: whether it is as it should be.
+    """One self-check of an attack. attack: its name; expected, found: in words; passed: whether found is as expected.
 
     conclusive: False where it could not have failed, as nothing was fooled.
     """
@@ -29,19 +29,19 @@ class Check:
 
     @property
     def state(self) -> CheckState:
-        """Its result."""
+        """The result."""
         if not self.passed:
             return CheckState.FAILED
         return CheckState.PASSED if self.conclusive else CheckState.INCONCLUSIVE
 
 
 def failures(checks: Iterable[Check]) -> list[Check]:
-    """The checks that are not as they should be."""
+    """The checks that failed."""
     return [check for check in checks if not check.passed]
 
 
 def verdict(checks: Sequence[Check], *, of: str = "These attacks") -> str:
-    """The result of all checks, in a plain sentence about the attacks that they are of."""
+    """The result of all checks in one sentence; of: its subject."""
     if not checks:
         return f"{of} could not be checked: there was no image to attack."
     failed = failures(checks)

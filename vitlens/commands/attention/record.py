@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.records import ArraysOf, Contents, GivenName, MetricName, Pixels, TableOf
+from vitlens.records import ArraysOf, Contents, MetricName, Pixels, TableOf, UntrustedName
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class UnplacedLayerRow:
 class AttentionImageRow:
     """One image."""
 
-    image: GivenName
+    image: UntrustedName
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class CheckpointMapRow:
     """One head with the weights of one checkpoint; epochs: those done at it."""
 
     epochs: int
-    file: GivenName
+    file: UntrustedName
     prefix_mass: float
 
 

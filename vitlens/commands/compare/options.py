@@ -6,7 +6,7 @@ from typing import Annotated
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, several_models
-from vitlens.schema import Given
+from vitlens.schema import Untrusted
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class CompareOptions:
         metavar="A,B",
         shown=False,
     )
-    target: Annotated[str, Given()] = option(
+    target: Annotated[str, Untrusted()] = option(
         "--target", "Of the maps: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
     )
     panels: int = option("--panels", "Images shown side by side.", default=50, metavar="N", low=1)
     maps: int = option("--maps", "Images whose maps are averaged, at most.", default=500, metavar="N", low=1)
     harder: bool = option("--harder/--no-harder", "Also on filtered, shuffled and occluded images.", default=True)
-    cue_conflict: Annotated[str | None, Given()] = option(
+    cue_conflict: Annotated[str | None, Untrusted()] = option(
         "--cue-conflict",
         "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).",
         default=None,

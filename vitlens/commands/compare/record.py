@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
 from vitlens.commands.scaffold.trainings import TRAINING
-from vitlens.records import ArraysOf, Contents, GivenName, Masks, MetricName, Pixels, TableOf
+from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
 PANELS: Final = "panels"  # the sheet that shows images by rising agreement of the two maps
@@ -40,7 +40,7 @@ class SliceRow:
     name: the class, or the number of the slice from 1.
     """
 
-    name: GivenName
+    name: UntrustedName
     n: int
     both_right: int
     only_first_wrong: int
@@ -83,8 +83,8 @@ class NumberSliceRow(SliceRow):
 class ConfusedPairRow:
     """A true class with a wrong prediction: first, second: images for which each model makes this error."""
 
-    truth: GivenName
-    prediction: GivenName
+    truth: UntrustedName
+    prediction: UntrustedName
     first: int
     second: int
 
@@ -119,13 +119,13 @@ class ComparedImageRow:
     two maps, None where either is constant, has no positive value or is not finite."""
 
     image: int
-    file: GivenName
-    truth: GivenName
+    file: UntrustedName
+    truth: UntrustedName
     cell: str
     agreement: float | None
-    first_prediction: GivenName
+    first_prediction: UntrustedName
     first_probability: float
-    second_prediction: GivenName
+    second_prediction: UntrustedName
     second_probability: float
 
 
@@ -163,11 +163,11 @@ class ShapeBiasRow:
     """
 
     model: str
-    class_name: GivenName
+    class_name: UntrustedName
     n: int
     shape: int
     texture: int
-    data: GivenName
+    data: UntrustedName
     note: str
 
 

@@ -10,7 +10,7 @@ from vitlens.archives import Form
 from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR
 from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING
-from vitlens.records import ArraysOf, ClassNames, Contents, GivenName, MetricName, Pixels, TableOf
+from vitlens.records import ArraysOf, ClassNames, Contents, MetricName, Pixels, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
 
@@ -19,7 +19,7 @@ class ClassRow:
     """One class of the data, for one model; accuracy, low, high: None where it has no images."""
 
     model: str
-    class_name: GivenName
+    class_name: UntrustedName
     n: int
     accuracy: float | None
     low: float | None
@@ -36,8 +36,8 @@ class ConfusionRow:
     """How many images of one class one model takes for another; only cells that are not 0."""
 
     model: str
-    truth: GivenName
-    prediction: GivenName
+    truth: UntrustedName
+    prediction: UntrustedName
     count: int
 
 

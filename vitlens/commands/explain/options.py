@@ -9,7 +9,7 @@ from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
 from vitlens.commands.scaffold.parsing import names_of
 from vitlens.names import Engine, Substrate
-from vitlens.schema import Given
+from vitlens.schema import Untrusted
 
 ALL: Final = "all"
 
@@ -41,7 +41,7 @@ class ExplainOptions:
         "grad-cam: the package's own maps (ReLU, scaled to [0, 1]), of the methods that it has.",
         default="vitlens",
     )
-    target: Annotated[str, Given()] = option(
+    target: Annotated[str, Untrusted()] = option(
         "--target", "Explained: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
     )
     verify: bool = option(
@@ -55,7 +55,7 @@ class ExplainOptions:
         "With --verify: search for patches whose removal changes the prediction (the costliest check).",
         default=True,
     )
-    show: Annotated[tuple[str, ...], Given()] = option(
+    show: Annotated[tuple[str, ...], Untrusted()] = option(
         "--show",
         "Draw these images, by file name (default: the first).",
         default=(),

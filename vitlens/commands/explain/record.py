@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.names import Substrate
-from vitlens.records import ArraysOf, ClassNames, Contents, GivenName, Masks, MetricName, Pixels, TableOf
+from vitlens.records import ArraysOf, ClassNames, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 
 SEARCH: Final = "search"  # the greedy search's name among the orders of patches
 
@@ -42,12 +42,12 @@ class ExplainImageRow:
     the label (None where there is none)."""
 
     model: str
-    image: GivenName
-    prediction: GivenName | None
+    image: UntrustedName
+    prediction: UntrustedName | None
     probability: float | None
-    target: GivenName | None
+    target: UntrustedName | None
     target_probability: float | None
-    label: GivenName | None
+    label: UntrustedName | None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.records import ArraysOf, ClassNames, Pixels
-from vitlens.schema import Given
+from vitlens.schema import Untrusted
 
 _Matrix = Annotated[NDArray[np.floating], Form("f", (None, None))]
 _Points = Annotated[NDArray[np.floating], Form("f", (None, 2))]
@@ -78,7 +78,7 @@ class RetrievalArrays:
     queries: Pixels
     query_names: ClassNames
     neighbours: Annotated[NDArray[np.uint8], Form("u", (None, None, 3, None, None))]
-    names: Annotated[NDArray[Any], Form("U", (None, None)), Given()]
+    names: Annotated[NDArray[Any], Form("U", (None, None)), Untrusted()]
     similarity: _Matrix
     same: Annotated[NDArray[np.bool_], Form("b", (None, None))] | None = None
 

@@ -8,7 +8,7 @@ from vitlens.commands.scaffold.flags import bundle, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, several_models
 from vitlens.commands.scaffold.parsing import counts, names_of
 from vitlens.names import TEMPLATE_SETS, FeaturePool
-from vitlens.schema import Given
+from vitlens.schema import Untrusted
 
 _READ = "How features are read"
 _SPACE = "Maps and retrieval"
@@ -64,7 +64,7 @@ class FeaturesOptions:
         "--perplexity", "Perplexity of t-SNE.", default=PERPLEXITY, metavar="X", low=1, panel=_SPACE
     )
     thumbnails: bool = option("--thumbnails", "Also draw thumbnails in place of points.", default=False, panel=_SPACE)
-    query: Annotated[tuple[str, ...], Given()] = option(
+    query: Annotated[tuple[str, ...], Untrusted()] = option(
         "--query",
         "Image whose nearest neighbours are shown; may be repeated (default: some test images).",
         default=(),
@@ -72,7 +72,7 @@ class FeaturesOptions:
         shown=False,
         panel=_SPACE,
     )
-    show: Annotated[tuple[str, ...], Given()] = option(
+    show: Annotated[tuple[str, ...], Untrusted()] = option(
         "--show",
         "Draw only these images: file names of the data, or paths (default: some test images).",
         default=(),
@@ -81,7 +81,7 @@ class FeaturesOptions:
         shown=False,
         panel=_SPACE,
     )
-    templates: Annotated[tuple[str, ...], Given()] = option(
+    templates: Annotated[tuple[str, ...], Untrusted()] = option(
         "--clip-templates",
         f"Prompt with {{}} for the class, a file of such lines, or {', '.join(TEMPLATE_SETS)}; may be repeated "
         "(default: photo, simple).",
@@ -90,7 +90,7 @@ class FeaturesOptions:
         shown=False,
         panel=_LANGUAGE,
     )
-    prompts: Annotated[tuple[str, ...], Given()] = option(
+    prompts: Annotated[tuple[str, ...], Untrusted()] = option(
         "--prompt",
         "Text whose relevance over the image is shown; may be repeated.",
         default=(),

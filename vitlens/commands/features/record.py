@@ -5,7 +5,7 @@ from typing import Literal
 
 from vitlens.commands.features.arrays import ARRAYS
 from vitlens.names import FeaturePool, Projection, Weighting
-from vitlens.records import Contents, GivenName, MetricName, TableOf
+from vitlens.records import Contents, MetricName, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
 PROBE = "probe"  # name of a classifier; the others are "knn-20" and so on
@@ -160,8 +160,8 @@ class MatchesRow:
     match."""
 
     model: str
-    first: GivenName
-    second: GivenName
+    first: UntrustedName
+    second: UntrustedName
     grid: tuple[int, int]
     matches: int
 
@@ -196,7 +196,7 @@ class TemplateRow:
     """
 
     model: str
-    template: GivenName
+    template: UntrustedName
     accuracy: float
     low: float
     high: float
@@ -233,8 +233,8 @@ class PromptRow:
 
     model: str
     image: int
-    name: GivenName
-    prompt: GivenName
+    name: UntrustedName
+    prompt: UntrustedName
     cosine: float
 
 

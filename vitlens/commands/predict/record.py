@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vitlens.display import shortened, visible
-from vitlens.records import ArraysOf, Contents, GivenName, Pixels, TableOf
+from vitlens.records import ArraysOf, Contents, Pixels, TableOf, UntrustedName
 
 TOP: Final = 5  # classes of an image
 
@@ -18,17 +18,17 @@ class PredictionRow:
     None where the model has fewer classes.
     """
 
-    image: GivenName
-    label: GivenName | None
-    class_1: GivenName
+    image: UntrustedName
+    label: UntrustedName | None
+    class_1: UntrustedName
     probability_1: float
-    class_2: GivenName | None = None
+    class_2: UntrustedName | None = None
     probability_2: float | None = None
-    class_3: GivenName | None = None
+    class_3: UntrustedName | None = None
     probability_3: float | None = None
-    class_4: GivenName | None = None
+    class_4: UntrustedName | None = None
     probability_4: float | None = None
-    class_5: GivenName | None = None
+    class_5: UntrustedName | None = None
     probability_5: float | None = None
 
     @classmethod

@@ -8,7 +8,7 @@ from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.commands.scaffold.flags import bundle, choices, option
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions, data_option, images_option, one_model
 from vitlens.names import FUSIONS, Fusion, Readout
-from vitlens.schema import Given
+from vitlens.schema import Untrusted
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RolloutOptions:
         default=(),
         shown="rollout and, of a model with a classifier, relevance",
     )
-    target: Annotated[str, Given()] = option(
+    target: Annotated[str, Untrusted()] = option(
         "--target",
         "Class of the gradients: predicted, true, or a class by name or index.",
         default="predicted",

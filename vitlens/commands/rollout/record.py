@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.names import Fusion, Readout
-from vitlens.records import ArraysOf, Contents, GivenName, Masks, MetricName, Pixels, TableOf
+from vitlens.records import ArraysOf, Contents, Masks, MetricName, Pixels, TableOf, UntrustedName
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class MapRow:
 class RolloutImageRow:
     """One image: the prediction with its probability, and the target class; None where there is no classifier."""
 
-    image: GivenName
-    prediction: GivenName | None
+    image: UntrustedName
+    prediction: UntrustedName | None
     probability: float | None
-    target: GivenName | None
+    target: UntrustedName | None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from vitlens.figures.overlays import overlay_rows
 from vitlens.models.model import Model
 from vitlens.names import TrackerName
 from vitlens.shapes import Images
-from vitlens.training.metrics import EpochMetrics, StepFacts
+from vitlens.training.metrics import EpochMetrics, StepMetrics
 
 EVERY_STEPS = 10  # between numbers of single updates
 EVERY_EPOCHS = 5  # between pictures
@@ -56,7 +56,7 @@ class TrackerWatcher:
         self._images: Tensor | None = None
         self._attention_failed = False
 
-    def on_step(self, facts: StepFacts) -> None:
+    def on_step(self, facts: StepMetrics) -> None:
         """Log every tenth update."""
         if facts.step % EVERY_STEPS == 0:
             values = {f"train/{name}": value for name, value in asdict(facts).items() if name not in ("step", "epoch")}

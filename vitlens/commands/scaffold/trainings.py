@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.records import ArraysOf, GivenName, Record, TableOf
+from vitlens.records import ArraysOf, Record, TableOf, UntrustedName
 from vitlens.report.document import Sentence
 from vitlens.report.numbers import in_words
 
@@ -23,15 +23,15 @@ class Budget:
     """
 
     model: str
-    start: GivenName | None = None
-    data: GivenName | None = None
+    start: UntrustedName | None = None
+    data: UntrustedName | None = None
     images: int | None = None
     epochs: int | None = None
     steps: int | None = None
     batch_size: int | None = None
     augmentation: str | None = None
     seed: int | None = None
-    teacher: GivenName | None = None
+    teacher: UntrustedName | None = None
 
     @property
     def known(self) -> bool:

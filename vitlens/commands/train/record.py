@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.trainings import TRAINING_IMAGES
-from vitlens.records import ArraysOf, Contents, GivenName, MetricName, TableOf
+from vitlens.records import ArraysOf, Contents, MetricName, TableOf, UntrustedName
 from vitlens.training.metrics import EpochMetrics
 
 
@@ -17,7 +17,7 @@ from vitlens.training.metrics import EpochMetrics
 class TrainedClassRow:
     """One class of the test images; accuracy, low, high: None where it has no images."""
 
-    class_name: GivenName
+    class_name: UntrustedName
     n: int
     accuracy: float | None
     low: float | None
@@ -60,8 +60,8 @@ class FineTunedRow:
     """The trained model that was fine-tuned. last: how many of its last blocks were trained with the head, 0 for the
     head alone, None for all weights; trained: how many of its parameters were trained; notes: on its loading."""
 
-    model: GivenName
-    weights: GivenName
+    model: UntrustedName
+    weights: UntrustedName
     last: int | None
     trained: int
     parameters: int

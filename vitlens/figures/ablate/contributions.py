@@ -34,11 +34,11 @@ _LINE_STYLES: Final = ("-", "--", "-.", ":", "-", "--")  # beside SERIES, for re
 def logit_lens(
     *, values: ArrayLike, names: Sequence[str], title: str, unit: Literal["logit", "probability"] = "logit"
 ) -> Figure:
-    """The logits or probabilities read from the residual stream after each block: a line a class over the layers.
+    """The logits or probabilities read from the residual stream after each block, one line per class over the layers.
 
-    values: (layers, classes), logits, or probabilities as fractions (drawn as %); names: one a class, one to six, the
-    first drawn thickest. Layers count from 0. Raises InputError when shapes do not fit, for numbers that
-    are not finite, and for a probability that is not a fraction.
+    values: (layers, classes), logits, or probabilities as fractions (drawn as %); names: of one to six classes, the
+    first drawn thickest. Layers count from 0. Raises InputError when shapes do not fit, for numbers that are not
+    finite, and for a probability that is not a fraction.
     """
     curves = as_array(values, name="values", axes=("layers", "classes"))
     require_length(len(names), curves.shape[1], name="names", of="the classes of values")
@@ -66,10 +66,10 @@ def logit_lens(
 
 @styled
 def contribution_bars(*, heads: ArrayLike, mlps: ArrayLike, rest: float, title: str, unit: str = "logit") -> Figure:
-    """What every head and MLP adds to a logit (or a difference of two): a map white at 0, and the sums.
+    """The contribution of every head and MLP to a logit (or to a difference of two): a map white at 0, and the sums.
 
-    heads: (layers, heads), NaN where there is no such head; mlps: (layers,); rest: what is neither (embeddings and
-    biases); all in the unit. The bars are the sums over heads and MLPs, the rest, and all of it, which is the logit.
+    heads: (layers, heads), NaN where there is no such head; mlps: (layers,); rest: of embeddings and biases; all in
+    the unit. The bars are the sums over heads and MLPs, the rest, and the sum of all, which is the logit.
     Colours and errors as importance_map; mlps and rest must be finite.
     """
     values = as_measured(heads, name="heads", axes=("layers", "heads"))

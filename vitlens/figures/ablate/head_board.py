@@ -1,4 +1,4 @@
-"""A signed map of heads with columns of MLPs and blocks beside it; a few extreme values do not set its colours."""
+"""A signed map of heads with columns of MLPs and blocks beside it, with colours robust to a few extreme values."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitlens.figures.board import Board, Margins, board
-from vitlens.figures.gaps import as_gapped, blank
+from vitlens.figures.gaps import as_array_with_gaps, no_value_patch
 from vitlens.figures.inputs import Array, require_length
 from vitlens.figures.overlay import Scale
 from vitlens.figures.signed import BESIDE, draw_signed, name_heads, signed_bar, symmetric_scale
-from vitlens.figures.style import HALF, SMALL, TALL, WIDE, broken
+from vitlens.figures.style import HALF, SMALL, TALL, WIDE, wrapped_title
 
-_FEW: Final = 12  # values, below which none is called far beyond the others
-_FAR: Final = 3.0  # times larger or smaller: colours of its own
+_FEW: Final = 12  # number of values below which none counts as extreme
+_FAR: Final = 3.0  # ratio of magnitudes from which a column has its own colour scale
 _LONGEST: Final = 3.0  # inch of a colour bar
-_COLUMN, _GAP = 0.38, 0.08  # inch: a column of MLPs or blocks, and the room before it
+_COLUMN, _GAP = 0.38, 0.08  # inch: the width of a column of MLPs or blocks, and the gap before it
 
 
 def head_board(
@@ -25,33 +25,35 @@ def head_board(
 ) -> tuple[Board, float]:
     """A signed map of heads (layers, heads), and a column (layers,) for each further kind.
 
-    right: inches of room beside them; returned with the board is where it begins. faintest: the least that the full
-    colour stands for. Colours, bars and errors as importance_map; the
-    columns that have their own colours stand last.
+    right: further room in inches at the right; its left edge is returned with the board. faintest: the least value of
+    the full colour. Colours, bars and errors as importance_map; columns with their own colour scale come last.
     """
-    beside = {name: as_gapped(one, name=name, axes=("layers",))[:, None] for name, one in columns.items()}
-    for name, one in beside.items():
-        require_length(len(one), len(heads), name=f"layers of {name}", of="the layers of heads")
-    own = {name: one for name, one in beside.items() if _far_apart(one, heads)}
-    alike = {name: one for name, one in beside.items() if name not in own}
-    groups = [{"head": heads, **alike}, *({name: one} for name, one in own.items())]
+    beside = {
+        name: as_array_with_gaps(values, name=name, axes=("layers",))[:, None] for name, values in columns.items()
+    }
+    for name, column in beside.items():
+        require_length(len(column), len(heads), name=f"layers of {name}", of="the layers of heads")
+    own_scale = {name: column for name, column in beside.items() if _far_apart(column, heads)}
+    same_scale = {name: column for name, column in beside.items() if name not in own_scale}
+    groups = [{"head": heads, **same_scale}, *({name: column} for name, column in own_scale.items())]
     scales = [
         _clipped(symmetric_scale(group.values(), least=faintest), list(group.values()), least=faintest)
         for group in groups
     ]
-    notes = [_beyond(name, one, scale) for group, scale in zip(groups, scales) for name, one in group.items()]
+    notes = [_beyond(name, values, scale) for group, scale in zip(groups, scales) for name, values in group.items()]
+    own = f"; {' and '.join(own_scale)} in {'its' if len(own_scale) == 1 else 'their'} own colours"
     drawn = _room(
-        title=title + (f"; {' and '.join(own)} in {'its' if len(own) == 1 else 'their'} own colours" if own else ""),
+        title=title + (own if own_scale else ""),
         shape=heads.shape,
         beside=len(beside) * (_GAP + _COLUMN) + len(groups) * BESIDE + right,
         below=". ".join(filter(None, notes)),
-        gaps=any(np.isnan(one).any() for one in (heads, *beside.values())),
+        gaps=any(np.isnan(values).any() for values in (heads, *beside.values())),
     )
     place, tall = drawn.right, drawn.bottom - drawn.top
     for group, scale in zip(groups, scales):
-        for name, one in group.items():
+        for name, values in group.items():
             axes = drawn.panels[0] if name == "head" else drawn.place(place + _GAP, drawn.top, _COLUMN, tall)
-            draw_signed(axes, one, scale)
+            draw_signed(axes, values, scale)
             if name != "head":
                 place += _GAP + _COLUMN
                 axes.set_xticks([0], labels=[name])
@@ -64,13 +66,13 @@ def head_board(
 
 
 def _room(*, title: str, shape: tuple[int, ...], beside: float, below: str, gaps: bool) -> Board:
-    """One panel for heads with cells as square as the page allows, and what is written below it."""
+    """One panel for heads with cells as square as the page allows, and the notes below it."""
     layers, heads = shape
     wide = min(0.42 * heads, WIDE - 0.45 - beside)
     whole = max(HALF, 0.45 + wide + beside)
     lines = textwrap.wrap(below, int(whole * 15))
     bottom = 0.42 + 0.14 * len(lines) + 0.2 * gaps
-    most = TALL - bottom - 0.1 - broken(title, whole)[1]
+    most = TALL - bottom - 0.1 - wrapped_title(title, whole)[1]
     tall = float(np.clip(layers * max(0.2, wide / heads), 1.15, most))
     margins = Margins(left=0.45, right=beside, bottom=bottom)
     drawn = board(title=title, count=1, across=1, panel=(wide, tall), gap=(0.0, 0.0), margins=margins)
@@ -78,20 +80,20 @@ def _room(*, title: str, shape: tuple[int, ...], beside: float, below: str, gaps
         below_map = (drawn.bottom + 0.4) / drawn.figure.get_figheight()
         drawn.figure.text(0.5, 1 - below_map, "\n".join(lines), ha="center", va="top", fontsize=SMALL)
     if gaps:
-        drawn.figure.legend(handles=[blank(label="no value")], loc="lower center", borderaxespad=0.2)
+        drawn.figure.legend(handles=[no_value_patch(label="no value")], loc="lower center", borderaxespad=0.2)
     return drawn
 
 
 def _far_apart(column: Array, heads: Array) -> bool:
-    """Whether one range of colours would leave either the heads or the column pale."""
+    """Whether the magnitudes differ so much that one colour scale would leave the heads or the column pale."""
     means = [float(np.nansum(np.abs(values)) / max(1, np.sum(~np.isnan(values)))) for values in (column, heads)]
     ends = [symmetric_scale([values]).high for values in (column, heads)]
     return any(max(sizes) > _FAR * min(sizes) > 0 for sizes in (means, ends))
 
 
 def _clipped(scale: Scale, values: Sequence[Array], *, least: float) -> Scale:
-    """Only up to what all but 2 % (and one at least) reach, where the greatest is more than three times that."""
-    every = np.sort(np.abs(np.concatenate([one[~np.isnan(one)] for one in values])))
+    """The scale up to the 98th percentile (or the second greatest) where the greatest is more than three times that."""
+    every = np.sort(np.abs(np.concatenate([array[~np.isnan(array)] for array in values])))
     if len(every) < _FEW:
         return scale
     usual = max(least, float(every[min(len(every) - 2, int(0.98 * len(every)))]))
@@ -99,7 +101,7 @@ def _clipped(scale: Scale, values: Sequence[Array], *, least: float) -> Scale:
 
 
 def _beyond(name: str, values: Array, scale: Scale) -> str:
-    """The greatest three values of a map (layers, heads or 1) that the colours do not reach, in words."""
+    """The greatest three values of a map (layers, heads or 1) beyond the colours, in words."""
     places = np.argwhere(np.abs(np.nan_to_num(values)) > scale.high).tolist() if scale.clipped else []
     places.sort(key=lambda place: -abs(values[tuple(place)]))
     words = [f"{_label(name, layer, head)} ({values[layer, head]:.3g})" for layer, head in places[:3]]

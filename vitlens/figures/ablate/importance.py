@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 from vitlens.figures.ablate.head_board import head_board
-from vitlens.figures.gaps import as_gapped, as_measured
+from vitlens.figures.gaps import as_array_with_gaps, as_measured
 from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.signed import Marks, as_marks, draw_dots
 from vitlens.figures.style import (
@@ -30,7 +30,7 @@ from vitlens.figures.style import (
 
 _HEADS: Final = ("layers", "heads")
 _LEAST: Final = 10  # least important units drawn where there are too many for a page
-_SKEWED: Final = 50.0  # times the median, from where an axis is logarithmic
+_SKEWED: Final = 50.0  # times the median: a greatest value from which an axis is logarithmic
 
 
 @styled
@@ -44,24 +44,24 @@ def importance_map(
     blocks: ArrayLike | None = None,
     faintest: float = 0.0,
 ) -> Figure:
-    """What the model loses without each head, a map of layers (down) by heads (across), white at 0.
+    """The importance of each head as a map of layers (down) by heads (across), white at 0.
 
     heads: (layers, heads) in the unit, NaN where there is no such head, drawn hatched; marked: (layers, heads), whether
-    it has an effect after Holm's correction, shown by a dot and counted (None: not tested, which is said); mlps,
-    blocks: (layers,) in the same unit, NaN where not measured, columns beside the map, in colours of their own where
-    they are more than three times larger or smaller, which the title says; unit: what stands at the colour bar, such as
-    "rise of loss (nats)". Colours are symmetric around 0 and reach at least to faintest (in the unit), so that rounding
-    stays pale; where a few values lie far beyond the others colours stop before them: arrows at the bar and a line
-    below say so. Layers and heads count from 0. Raises InputError when shapes do not fit, for infinite numbers, without
-    any number, and for a marked head without one.
+    it has an effect after Holm's correction, marked by a dot and counted (None: not tested, as the title says); mlps,
+    blocks: (layers,) in the same unit, NaN where not measured, columns beside the map, with their own colour scale
+    where they are more than three times larger or smaller, as the title says; unit: the label of the colour bar, such
+    as "rise of loss (nats)". Colours are symmetric around 0, at least up to faintest (in the unit), so that rounding
+    errors stay pale. A few extreme values lie beyond the colours, which arrows at the bar and a note below show. Layers
+    and heads count from 0. Raises InputError when shapes do not fit, for infinite numbers, without any number, and for
+    a marked head without one.
     """
     values = as_measured(heads, name="heads", axes=_HEADS)
     marks = None if marked is None else as_marks(marked, name="marked", values=values)
-    columns = {name: one for name, one in (("MLP", mlps), ("block", blocks)) if one is not None}
-    shown = "no test: it needs at least two images"
+    columns = {name: column for name, column in (("MLP", mlps), ("block", blocks)) if column is not None}
+    tested = "no test: it needs at least two images"
     if marks is not None:
-        shown = f"dots: {np.sum(marks)} of {np.sum(~np.isnan(values))} heads have an effect after Holm's correction"
-    drawn, _ = head_board(title=f"{title}; {shown}", heads=values, columns=columns, unit=unit, faintest=faintest)
+        tested = f"dots: {np.sum(marks)} of {np.sum(~np.isnan(values))} heads have an effect after Holm's correction"
+    drawn, _ = head_board(title=f"{title}; {tested}", heads=values, columns=columns, unit=unit, faintest=faintest)
     if marks is not None:
         draw_dots(drawn.panels[0], marks)
     return drawn.figure
@@ -80,17 +80,17 @@ def importance_ranking(
     first_order: ArrayLike | None = None,
     most: int = 30,
 ) -> Figure:
-    """Heads, MLPs or blocks from the most important down, each with its 95 % interval.
+    """Heads, MLPs or blocks in descending order of importance, each with its 95 % interval.
 
-    names: one a unit, as they are to be read (L3.H7); values, low, high: (units,) in the unit, low
-    and high NaN where there is no interval (one image); matters: (units,), whether it has an effect after Holm's
-    correction: coloured, others grey; first_order: (units,) estimates in the unit, hollow, NaN where there is none.
-    Of more than most + 10 units the most important and the ten least are drawn, and a line between says how many are
-    not; most: 1 to 30. unit: what stands at the axis, such as "rise of loss (nats)". The axis is logarithmic away from
-    0, and says so, where the greatest is 50 times the median. Raises InputError when lengths differ, for infinite
-    numbers, for a value NaN, and for an interval that does not hold its value.
+    names: labels of the units (L3.H7); values, low, high: (units,) in the unit, low and high NaN where there is no
+    interval (one image); matters: (units,), whether it has an effect after Holm's correction: coloured, others grey;
+    first_order: (units,) estimates in the unit, hollow, NaN where there is none. Of more than most + 10 units the most
+    important and the ten least important are drawn, with the number of the others between them; most: 1 to 30. unit:
+    the label of the axis, such as "rise of loss (nats)". The axis is logarithmic beyond a range around 0, as its label
+    says, where the greatest value is 50 times the median. Raises InputError when lengths differ, for infinite numbers,
+    for a value NaN, and for an interval that does not contain its value.
     """
-    centre, below, above, marks, guess = _ranked(values, low, high, matters, first_order)
+    centre, below, above, marks, estimates = _ranked(values, low, high, matters, first_order)
     require_length(len(names), len(centre), name="names", of="the values")
     if not 1 <= most <= 30:
         raise InputError(f"expected most of 1 to 30 units, found {most}")
@@ -99,19 +99,19 @@ def importance_ranking(
     if cut:
         order = np.concatenate([order[:most], order[-_LEAST:]])
     places = np.arange(len(order)) + (np.arange(len(order)) >= most if cut else 0)
-    numbers = np.stack([centre, below, above, guess])[:, order]
+    numbers = np.stack([centre, below, above, estimates])[:, order]
     colours = [(BLUE if value > 0 else VERMILLION) if mark else GREY for value, mark in zip(numbers[0], marks[order])]
     figure = sheet(WIDE * 0.8, 0.9 + 0.185 * (len(order) + (cut > 0)))
     axes = figure.add_subplot()
     _draw_ranking(axes, places, numbers, colours)
     if cut:
-        others = axes.text(0.5, most, f"⋮ {cut} others lie between", transform=axes.get_yaxis_transform(), zorder=5)
+        others = axes.text(0.5, most, f"⋮ {cut} others", transform=axes.get_yaxis_transform(), zorder=5)
         others.set(ha="center", va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})
     axes.set_yticks(places, [shortened(names[i], 24) for i in order])
     axes.set_ylim(places[-1] + 0.7, -0.7)
-    note = stretch(axes, numbers, "x")
+    note = log_axes_if_skewed(axes, numbers, "x")
     axes.set_xlabel(f"{unit}; {note}" if note else unit)
-    figure.legend(handles=_legend(colours, not np.isnan(guess).all()), loc="outside lower center", ncols=2)
+    figure.legend(handles=_legend(colours, not np.isnan(estimates).all()), loc="outside lower center", ncols=2)
     heading(figure, f"{title}; {'no intervals' if np.isnan(below).all() else 'lines: 95 % intervals'}")
     return figure
 
@@ -119,30 +119,32 @@ def importance_ranking(
 def _ranked(
     values: ArrayLike, low: ArrayLike, high: ArrayLike, matters: ArrayLike, first_order: ArrayLike | None
 ) -> tuple[Array, Array, Array, Marks, Array]:
-    """All of one length; the estimates are NaN where none are given."""
+    """All columns, checked to be of one length; the estimates are NaN where none are given."""
     centre = as_array(values, name="values", axes=("units",))
-    estimates = np.full(len(centre), np.nan) if first_order is None else first_order
-    given = {"low": low, "high": high, "first_order": estimates}
-    below, above, guess = (as_gapped(one, name=name, axes=("units",)) for name, one in given.items())
-    for name, one in zip(given, (below, above, guess)):
-        require_length(len(one), len(centre), name=name, of="the values")
+    optional = {"low": low, "high": high, "first_order": np.full(len(centre), np.nan)}
+    if first_order is not None:
+        optional["first_order"] = first_order
+    columns = [as_array_with_gaps(column, name=name, axes=("units",)) for name, column in optional.items()]
+    below, above, estimates = columns
+    for name, column in zip(optional, columns):
+        require_length(len(column), len(centre), name=name, of="the values")
     room = 1e-6 * float(np.abs(centre).max())
     wrong = np.flatnonzero((below > centre + room) | (above < centre - room) | (np.isnan(below) != np.isnan(above)))
     if wrong.size:
         i = wrong[0]
         raise InputError(
-            f"expected intervals that hold their values, found {centre[i]:.3g} [{below[i]:.3g}, {above[i]:.3g}]"
+            f"expected intervals that contain their values, found {centre[i]:.3g} [{below[i]:.3g}, {above[i]:.3g}]"
         )
-    return centre, below, above, as_marks(matters, name="matters", values=centre), guess
+    return centre, below, above, as_marks(matters, name="matters", values=centre), estimates
 
 
 def _draw_ranking(axes: Axes, places: NDArray[np.int_], numbers: Array, colours: Sequence[str]) -> None:
-    """A dot, a line and its numbers for each unit; numbers: (4, units), value, ends of its interval, estimate."""
-    value, low, high, guess = numbers
+    """Draw a dot, a line and its numbers for each unit; numbers: (4, units), value, ends of the interval, estimate."""
+    value, low, high, estimate = numbers
     axes.axvline(0, color="black", linewidth=0.6)
     axes.hlines(places, low, high, color=colours, linewidth=1.3)
     axes.scatter(value, places, s=13, color=colours, zorder=3)
-    axes.scatter(guess, places, s=17, marker="D", facecolor="none", edgecolor="black", linewidth=0.7, zorder=4)
+    axes.scatter(estimate, places, s=17, marker="D", facecolor="none", edgecolor="black", linewidth=0.7, zorder=4)
     sizes = np.abs(value[value != 0])
     decimals = int(np.clip(1 - np.floor(np.log10(np.median(sizes))), 0, 4)) if sizes.size else 0
     for place, column in zip(places, np.round(numbers[:3], decimals).T + 0.0):  # + 0.0: no "-0.00"
@@ -153,7 +155,7 @@ def _draw_ranking(axes: Axes, places: NDArray[np.int_], numbers: Array, colours:
 
 
 def _legend(colours: Sequence[str], estimated: bool) -> list[Line2D]:
-    """What the colours that occur and the hollow marks mean."""
+    """Legend entries of the colours that occur and of the hollow marks."""
     words = {BLUE: "worse without it (Holm)", VERMILLION: "better without it (Holm)", GREY: "no effect shown"}
     known = [(colour, word) for colour, word in words.items() if colour in colours]
     handles = [Line2D([], [], color=colour, marker="o", markersize=3.6, label=word) for colour, word in known]
@@ -162,8 +164,8 @@ def _legend(colours: Sequence[str], estimated: bool) -> list[Line2D]:
     return [*handles, hollow] if estimated else handles
 
 
-def stretch(axes: Axes, values: Array, which: str = "xy") -> str:
-    """Make axes logarithmic away from 0 where the greatest value is 50 times the median; what to say of it, or ""."""
+def log_axes_if_skewed(axes: Axes, values: Array, which: str = "xy") -> str:
+    """Make axes symmetric-logarithmic if the greatest value is over 50 times the median; returns a note, or ""."""
     known = values[~np.isnan(values)]
     sizes = np.abs(known[known != 0])
     if not sizes.size or sizes.max() <= _SKEWED * np.median(sizes):
@@ -171,9 +173,9 @@ def stretch(axes: Axes, values: Array, which: str = "xy") -> str:
     first, last = (int(np.floor(np.log10(size))) for size in (np.median(sizes), sizes.max()))
     powers = 10.0 ** np.arange(first, last + 1, -(-(last - first + 1) // 4))
     ticks = [tick for tick in (*-powers[::-1], 0.0, *powers) if min(0.0, known.min()) <= tick <= max(0.0, known.max())]
-    for one in which:
-        (axes.set_xscale if one == "x" else axes.set_yscale)("symlog", linthresh=powers[0])
-        axis = axes.xaxis if one == "x" else axes.yaxis
+    for name in which:
+        (axes.set_xscale if name == "x" else axes.set_yscale)("symlog", linthresh=powers[0])
+        axis = axes.xaxis if name == "x" else axes.yaxis
         axis.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         axis.set_minor_locator(NullLocator())
     return f"logarithmic beyond ±{powers[0]:g}"
@@ -185,22 +187,22 @@ def replacement_agreement(
     values: Mapping[str, ArrayLike],
     rho: Mapping[tuple[str, str], float],
     unit: str,
-    title: str = "Do the replacements agree?",
+    title: str = "Agreement of the replacements",
 ) -> Figure:
-    """Every head's importance by one replacement against that by another, a dot a head, for all pairs of two to five.
+    """The importance of every head by one replacement against that by another, for all pairs of two to five.
 
     values: by name ("zero", "mean", "resample", "first-order"), (units,) in the unit, NaN where not measured; rho:
-    Spearman's rank correlation of each pair, in either order, NaN where it is undefined; unit: as in "nats". All panels
-    have one range; dashed: both equal. Stretched as importance_ranking. Raises InputError for one name or more than
-    five, lengths that differ, infinite numbers, a pair without rho, and rho beyond [-1, 1].
+    Spearman's rank correlation of each pair, in either order, NaN where it is undefined; unit: such as "nats". All
+    panels have one range; dashed: both equal. Axes logarithmic as in importance_ranking. Raises InputError for one name
+    or more than five, lengths that differ, infinite numbers, a pair without rho, and rho beyond [-1, 1].
     """
     if not 2 <= len(values) <= 5:
         raise InputError(f"expected 2 to 5 replacements, found {len(values)}")
-    known = {name: as_measured(one, name=repr(name), axes=("units",)) for name, one in values.items()}
-    names = list(known)
-    for name, one in known.items():
-        require_length(len(one), len(known[names[0]]), name=f"units of {name!r}", of=f"those of {names[0]!r}")
-    every = np.concatenate(list(known.values()))
+    measured = {name: as_measured(column, name=repr(name), axes=("units",)) for name, column in values.items()}
+    names = list(measured)
+    for name, column in measured.items():
+        require_length(len(column), len(measured[names[0]]), name=f"units of {name!r}", of=f"those of {names[0]!r}")
+    every = np.concatenate(list(measured.values()))
     ends = [float(np.nanmin(every)), float(np.nanmax(every))]
     side = len(names) - 1
     figure = sheet(min(WIDE, 0.5 + 2.8 * side), 0.3 + min(2.6, 6.6 / side) * side)
@@ -208,22 +210,23 @@ def replacement_agreement(
     note = ""
     for across, down in combinations(range(len(names)), 2):
         axes = panels[down - 1, across]
-        _compare(axes, known[names[across]], known[names[down]], _correlation(rho, names[across], names[down]))
+        correlation = _correlation(rho, names[across], names[down])
+        _compare(axes, measured[names[across]], measured[names[down]], correlation)
         axes.plot(ends, ends, color=GREY, linestyle="--", linewidth=0.8, zorder=1)
-        note = stretch(axes, every)
+        note = log_axes_if_skewed(axes, every)
         axes.set(xlabel=f"{names[across]} ({unit})" if down == side else "")
         axes.set(ylabel=f"{names[down]} ({unit})" if not across else "")
     for unused in panels[np.triu_indices(side, 1)]:
         unused.remove()
-    words = [f"{len(known[names[0]])} units", "ρ: Spearman", "dashed: equal", note]
+    words = [f"{len(measured[names[0]])} units", "ρ: Spearman", "dashed: equal", note]
     heading(figure, f"{title} ({'; '.join(filter(None, words))})")
     return figure
 
 
-def _correlation(rho: Mapping[tuple[str, str], float], one: str, other: str) -> float:
-    pair = next((pair for pair in ((one, other), (other, one)) if pair in rho), None)
+def _correlation(rho: Mapping[tuple[str, str], float], first: str, second: str) -> float:
+    pair = next((pair for pair in ((first, second), (second, first)) if pair in rho), None)
     if pair is None:
-        raise InputError(f"expected rho of {(one, other)}, found it of {sorted(rho)}")
+        raise InputError(f"expected rho of {(first, second)}, found it of {sorted(rho)}")
     value = float(rho[pair])
     if abs(value) > 1 + 1e-6:
         raise InputError(f"expected rho of {pair} in [-1, 1], found {value:.3g}")
@@ -231,7 +234,7 @@ def _correlation(rho: Mapping[tuple[str, str], float], one: str, other: str) -> 
 
 
 def _compare(axes: Axes, across: Array, down: Array, rho: float) -> None:
-    """Both importances of each unit, and their rank correlation."""
+    """Draw both importances of each unit, and write their rank correlation."""
     axes.plot(across, down, "o", color=BLUE, markersize=3, alpha=0.6, markeredgewidth=0)
     axes.set_title("ρ undefined" if np.isnan(rho) else f"ρ = {rho:.2f}")
     axes.grid()

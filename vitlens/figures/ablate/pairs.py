@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Board, Margins, board
-from vitlens.figures.gaps import as_gapped, as_measured, blank
+from vitlens.figures.gaps import as_array_with_gaps, as_measured, no_value_patch
 from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.overlay import Scale, colour_bar
 from vitlens.figures.signed import (
@@ -25,25 +25,25 @@ from vitlens.figures.signed import (
 )
 from vitlens.figures.style import MAGNITUDE, WIDE, shortened, styled
 
-_NARROWEST: Final = 0.36  # inch, of cells that hold their value
+_NARROWEST: Final = 0.36  # inch, the narrowest cells in which values are written
 
 
 @styled
 def redundancy_matrix(
     *, similarity: ArrayLike, layers_of_heads: ArrayLike, title: str, measure: str = "similarity"
 ) -> Figure:
-    """How alike the outputs of any two heads are, with lines between layers.
+    """The similarity of the outputs of all pairs of heads, with lines between layers.
 
     similarity: (heads, heads) symmetric in [0, 1], NaN where it is undefined, drawn hatched; layers_of_heads: (heads,)
-    the layer of each, from 0 and never falling; measure: what stands at the colour bar ("linear CKA").
-    Colours reach from 0 to the greatest similarity of two different heads. Raises InputError unless similarity is
-    square, symmetric, within [0, 1], as large as layers_of_heads is long.
+    the layer of each, from 0, ascending; measure: the label of the colour bar ("linear CKA"). Colours range from 0 to
+    the greatest similarity of two different heads. Raises InputError unless similarity is square, symmetric, within
+    [0, 1] and of the length of layers_of_heads.
     """
     values = _square(similarity, "similarity", "heads")
     layers = as_array(layers_of_heads, name="layers_of_heads", axes=("heads",)).astype(np.int64)
     require_length(len(layers), len(values), name="layers_of_heads", of="the heads of similarity")
     if layers.min() < 0 or (np.diff(layers) < 0).any():
-        raise InputError(f"expected layers_of_heads from 0 and never falling, found {layers[:8].tolist()} ...")
+        raise InputError(f"expected ascending layers_of_heads from 0, found {layers[:8].tolist()} ...")
     if np.nanmin(values, initial=0.0) < -1e-6 or np.nanmax(values, initial=0.0) > 1 + 1e-6:
         raise InputError(f"expected similarity in [0, 1], found {np.nanmin(values):.3g} to {np.nanmax(values):.3g}")
     side = float(np.clip(0.14 * len(values), 2.6, WIDE - 0.5 - BAR_ROOM))
@@ -52,13 +52,13 @@ def redundancy_matrix(
     drawn = board(title=title, count=1, across=1, panel=(side, side), gap=(0.0, 0.0), margins=margins)
     axes = drawn.panels[0]
     scale = _reach(values)
-    axes.add_patch(blank(transform=axes.transAxes, zorder=-1))
+    axes.add_patch(no_value_patch(transform=axes.transAxes, zorder=-1))
     axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm)
     axes.spines[:].set_visible(False)
     _name_layers(axes, layers, side)
     colour_bar(drawn.bar(), scale=scale, label=measure)
     if gaps:
-        drawn.figure.legend(handles=[blank(label="no value")], loc="lower center", borderaxespad=0.2)
+        drawn.figure.legend(handles=[no_value_patch(label="no value")], loc="lower center", borderaxespad=0.2)
     return drawn.figure
 
 
@@ -70,7 +70,7 @@ def _reach(values: Array) -> Scale:
 
 
 def _name_layers(axes: Axes, layers: NDArray[np.int64], side: float) -> None:
-    """Lines between layers, and the number of each at the middle of its heads."""
+    """Draw lines between layers, and label the middle of each."""
     known, starts = np.unique(layers, return_index=True)
     ends = np.append(starts[1:], len(layers))
     thickness = float(np.clip(60 * side / len(layers), 0.4, 0.9))
@@ -93,13 +93,13 @@ def synergy_matrix(
     unit: str,
     title: str = "Synergy of pairs of heads",
 ) -> Figure:
-    """What removing two heads costs beyond the sum of removing each: white at 0, a dot where its interval excludes 0.
+    """The effect of removing two heads beyond the sum of both effects: white at 0, dots where the interval excludes 0.
 
     synergy: (k, k) symmetric in the unit, effect of both minus sum of effects, NaN where not measured, drawn hatched;
-    what stands on the diagonal is not drawn; names: (k,), as they are to be read; significant: (k, k),
-    symmetric; unit: as in "nats". Where there is room values are written below the diagonal and dots stand above it,
-    else on both sides. Raises InputError when shapes do not fit, for fewer than two heads, infinite numbers, no number,
-    matrices that are not symmetric, and a significant pair without a value.
+    the diagonal is not drawn; names: (k,), labels; significant: (k, k), symmetric; unit: such as "nats". Where there is
+    room, values are written below the diagonal and dots are only above it. Raises InputError when shapes do not fit,
+    for fewer than two heads, infinite numbers, no number, matrices that are not symmetric, and a significant pair
+    without a value.
     """
     values = _square(synergy, "synergy", "k")
     count = len(values)
@@ -141,7 +141,7 @@ def _matrix(title: str, names: Sequence[str], *, gaps: bool) -> tuple[Board, flo
     drawn.panels[0].set_yticks(places, [known[place] for place in places])
     drawn.panels[0].set_xticks(places, [known[place] for place in places], rotation=90)
     if gaps:
-        drawn.figure.legend(handles=[blank(label="not measured")], loc="lower center", borderaxespad=0.2)
+        drawn.figure.legend(handles=[no_value_patch(label="not measured")], loc="lower center", borderaxespad=0.2)
     return drawn, side
 
 
@@ -156,7 +156,7 @@ def _write_values(axes: Axes, values: Array, scale: Scale) -> None:
 
 def _square(values: ArrayLike, name: str, axis: str) -> Array:
     """A copy of a symmetric matrix, NaN where there is no value."""
-    array = np.array(as_gapped(values, name=name, axes=(axis, axis)))
+    array = np.array(as_array_with_gaps(values, name=name, axes=(axis, axis)))
     if array.shape[0] != array.shape[1]:
         raise InputError(f"expected {name} to be square, found {array.shape}")
     if not np.allclose(array, array.T, rtol=1e-4, atol=1e-6, equal_nan=True):

@@ -1,4 +1,4 @@
-"""Activation patching: what is restored when parts of the run on one image are put into the run on another."""
+"""Activation patching: the share restored when activations of one run replace those of another."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.board import Board, Margins, bare, board
+from vitlens.figures.board import Board, Margins, board, without_frames
 from vitlens.figures.gaps import as_measured
 from vitlens.figures.inputs import Array, as_array, as_image, require_length
 from vitlens.figures.overlay import enlarged
@@ -23,16 +23,16 @@ from vitlens.figures.signed import (
 from vitlens.figures.style import (
     LABEL,
     WIDE,
-    broken,
     shortened,
     styled,
+    wrapped_title,
 )
 
 _TITLE: Final = 0.2  # inch above a panel for its title
-_SECTION: Final = 0.4  # inch above the grids of patches for what they are, and the layer of each
+_SECTION: Final = 0.4  # inch above the grids of patches for their heading and the layer of each
 _AXIS: Final = 0.42  # inch below a map for its numbers and label
 _GRID: Final = (0.09, 0.24)  # inch between grids of patches, across and down
-_CELL: Final = 0.2  # inch, a token before the patches
+_CELL: Final = 0.2  # inch, the height of a row of prefix tokens
 
 
 @styled
@@ -47,29 +47,28 @@ def patching_maps(
     names: tuple[str, str] = ("clean", "corrupted"),
     unit: str = "share of the logit difference restored",
 ) -> Figure:
-    """What is restored when a part of the run on the clean image is put into the run on the corrupted one.
+    """The share restored when an activation of the clean run replaces that of the corrupted run.
 
-    clean, corrupted: images (3, height, width) in [0, 1]; names: what stands below them; heads: (layers, heads), NaN
-    where there is no such head; positions: for each layer (rows, columns), its patches, or one array (layers, rows,
-    columns); prefix: by name ("CLS"), (layers,), the tokens before the patches, only with positions; values written in.
-    All in the unit, which the title says: with the default 0 is the corrupted run and 1 the clean one. Colours are
-    symmetric around 0 and reach to the greatest size, for heads, positions and prefix each; layers and heads are
-    count from 0. Raises InputError when shapes do not fit, for infinite numbers, and where there are
-    neither heads nor positions.
+    clean, corrupted: images (3, height, width) in [0, 1]; names: their titles; heads: (layers, heads), NaN where there
+    is no such head; positions: for each layer (rows, columns), its patches, or one array (layers, rows, columns);
+    prefix: by name ("CLS"), (layers,), the tokens before the patches, only with positions. All are in the unit, which
+    the title names: with the default 0 is the corrupted run and 1 the clean one. Colours are symmetric around 0, up to
+    the greatest absolute value, for heads, positions and prefix each. Layers and heads count from 0. Raises InputError
+    when shapes do not fit, for infinite numbers, and where there are neither heads nor positions.
     """
     pictures = [as_image(clean, name="clean"), as_image(corrupted, name="corrupted")]
     values = None if heads is None else as_measured(heads, name="heads", axes=("layers", "heads"))
-    given = () if positions is None else positions
-    grids = [as_array(one, name="positions", axes=("rows", "columns")) for one in given]
-    tokens = {name: as_array(one, name=name, axes=("layers",)) for name, one in (prefix or {}).items()}
+    layers = () if positions is None else positions
+    grids = [as_array(layer, name="positions", axes=("rows", "columns")) for layer in layers]
+    tokens = {name: as_array(by_layer, name=name, axes=("layers",)) for name, by_layer in (prefix or {}).items()}
     if values is None and not grids:
         raise InputError("expected heads or positions, found neither")
-    for name, one in tokens.items():
-        require_length(len(one), len(grids), name=f"layers of {name}", of="the layers of positions")
+    for name, by_layer in tokens.items():
+        require_length(len(by_layer), len(grids), name=f"layers of {name}", of="the layers of positions")
     picture, panel = _sizes(pictures, values)
     whole = f"{title}; colours: {unit}"
     drawn = _board(whole, grids, _TITLE + max(picture[1], panel[1] + _AXIS), len(tokens))
-    top = broken(whole, WIDE)[1] + _TITLE
+    top = wrapped_title(whole, WIDE)[1] + _TITLE
     _draw_pictures(drawn, pictures, names, (top, *picture))
     if values is not None:
         _draw_heads(drawn, values, (2 * picture[0] + 0.85, top, *panel))
@@ -81,8 +80,8 @@ def patching_maps(
 
 
 def _sizes(pictures: Sequence[Array], heads: Array | None) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Width and height in inches of each image and of the map of heads, which is nothing without heads."""
-    ratio = max(one.shape[1] / one.shape[2] for one in pictures)
+    """Width and height in inches of each image and of the map of heads, which is 0 without heads."""
+    ratio = max(picture.shape[1] / picture.shape[2] for picture in pictures)
     wide = min(1.5, 2.4 / ratio)
     if heads is None:
         return (wide, wide * ratio), (0.0, 0.0)
@@ -92,12 +91,12 @@ def _sizes(pictures: Sequence[Array], heads: Array | None) -> tuple[tuple[float,
 
 
 def _board(title: str, grids: Sequence[Array], top: float, tokens: int) -> Board:
-    """A page's width with a panel a grid, room above for images and heads, and below for the tokens before patches."""
+    """A board as wide as a page with a panel per grid, room above for images and heads, and below for prefix tokens."""
     if not grids:
         margins = Margins(left=0.0, right=0.0, bottom=top)
         return board(title=title, count=0, across=1, panel=(WIDE, 0.0), gap=(0.0, 0.0), margins=margins)
     across = -(-len(grids) // -(-len(grids) // 8))
-    ratio = max(one.shape[0] / one.shape[1] for one in grids)
+    ratio = max(grid.shape[0] / grid.shape[1] for grid in grids)
     wide = min((WIDE - 0.1 - BESIDE) / across - _GRID[0], 1.2)
     block = across * (wide + _GRID[0]) - _GRID[0]
     below = _CELL * tokens + _TITLE + _AXIS if tokens else max(0.1, 1.3 - wide * ratio)
@@ -108,14 +107,14 @@ def _board(title: str, grids: Sequence[Array], top: float, tokens: int) -> Board
 def _draw_pictures(
     drawn: Board, pictures: Sequence[Array], names: Sequence[str], place: tuple[float, float, float]
 ) -> None:
-    """Both images beside each other; place: top, width and height in inches."""
+    """Draw both images side by side; place: top, width and height in inches."""
     top, wide, tall = place
     for index, (picture, name) in enumerate(zip(pictures, names, strict=True)):
         axes = drawn.place(0.1 + index * (wide + 0.1), top, wide, tall)
         axes.imshow(enlarged(picture))
         axes.set_anchor("N")
         axes.set_title(shortened(name, int(wide / 0.068)))
-        bare([axes])
+        without_frames([axes])
 
 
 def _draw_heads(drawn: Board, values: Array, place: tuple[float, float, float, float]) -> None:
@@ -128,10 +127,10 @@ def _draw_heads(drawn: Board, values: Array, place: tuple[float, float, float, f
 
 
 def _draw_grids(drawn: Board, grids: Sequence[Array]) -> None:
-    """Every layer's patches in one scale."""
+    """Draw every layer's patches with one scale."""
     scale = symmetric_scale(grids)
-    for index, (axes, one) in enumerate(zip(drawn.panels, grids, strict=True)):
-        draw_signed(axes, one, scale)
+    for index, (axes, grid) in enumerate(zip(drawn.panels, grids, strict=True)):
+        draw_signed(axes, grid, scale)
         axes.set_aspect("equal")
         axes.set_title(str(index) if index else "layer 0")
         axes.set(xticks=[], yticks=[])
@@ -139,11 +138,11 @@ def _draw_grids(drawn: Board, grids: Sequence[Array]) -> None:
     signed_bar(drawn.place(drawn.right + 0.08, drawn.top, 0.09, long), scale, "")
     figure = drawn.figure
     place = (0.1 / figure.get_figwidth(), 1 - (drawn.top - _SECTION) / figure.get_figheight())
-    figure.text(*place, "tokens patched, by their place in the image", va="top", fontsize=LABEL)
+    figure.text(*place, "tokens patched, by position in the image", va="top", fontsize=LABEL)
 
 
 def _draw_tokens(drawn: Board, tokens: Mapping[str, Array]) -> None:
-    """The tokens before the patches in one map (tokens, layers) in colours of its own, with its values."""
+    """Draw the prefix tokens as a map (tokens, layers) with its own scale, and write its values."""
     values = np.stack(list(tokens.values()))
     left = 0.2 + 0.064 * max(len(shortened(name)) for name in tokens)
     wide = min(0.34 * values.shape[1], WIDE - 0.1 - left)

@@ -1,4 +1,4 @@
-"""What is left of a model's accuracy as its heads are removed, in several orders."""
+"""Accuracy of a model as its heads are removed, in several orders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ _LINE_STYLES: Final = ("-", "--", "-.", ":", "-", "--")  # beside SERIES, for re
 
 @dataclass(frozen=True)
 class AccuracyCurve:
-    """Accuracy as heads go. All (k,) and fractions: share of heads removed, rising from 0; low, high: 95 % interval."""
+    """Accuracy as heads are removed; all (k,), fractions. share: of heads removed, ascending from 0; low, high: 95 %
+    interval."""
 
     share: ArrayLike
     accuracy: ArrayLike
@@ -35,26 +36,27 @@ def removal_curves(
     removable: float | None = None,
     points: float = 1.0,
 ) -> Figure:
-    """Accuracy (%) against heads removed (%), one curve an order, with its 95 % interval as a band.
+    """Accuracy (%) against heads removed (%), one curve per order, with its 95 % interval as a band.
 
-    curves: one to six by name, such as "least important first", "most important first", "first-order", "greedy"; they
-    begin at one clean accuracy, where nothing is removed; random: orders drawn with seeds, all at the same shares, as
-    thin grey lines with their mean; points: of accuracy that may go: a dashed line stands that much below the clean
-    accuracy; removable: the share of heads (fraction) that the FIRST of the curves can lose within them, marked on it.
-    Raises InputError when lengths differ, for a number that is not a fraction, and for curves that begin elsewhere.
+    curves: one to six by name, such as "least important first", "most important first", "first-order", "greedy"; all
+    begin at the clean accuracy, where nothing is removed; random: random orders, all at the same shares, as thin grey
+    lines with their mean; points: the accepted loss of accuracy: a dashed line is that much below the clean accuracy;
+    removable: the share of heads (fraction) that can be removed in the FIRST order within this loss, marked on its
+    curve. Raises InputError when lengths differ, for a number that is not a fraction, and for curves that begin at
+    different accuracies.
     """
     if not 1 <= len(curves) <= len(SERIES):
         raise InputError(f"expected 1 to {len(SERIES)} curves, found {len(curves)}")
-    lines = {name: _percent(one, repr(name)) for name, one in curves.items()}
-    orders = [_percent(one, f"random order {index}") for index, one in enumerate(random, start=1)]
+    lines = {name: _percent(curve, repr(name)) for name, curve in curves.items()}
+    orders = [_percent(curve, f"random order {index}") for index, curve in enumerate(random, start=1)]
     clean = _clean(lines, orders)
     figure = sheet(WIDE * 0.8, 3.3)
     axes = figure.add_subplot()
     _draw_random(axes, orders)
     for (name, line), colour, style in zip(lines.items(), SERIES, _LINE_STYLES):
         axes.fill_between(line[0], line[2], line[3], color=colour, alpha=0.15, linewidth=0)
-        few = "o" if len(line[0]) <= 40 else ""
-        axes.plot(line[0], line[1], style, color=colour, marker=few, markersize=2.4, label=shortened(name, 30))
+        marker = "o" if len(line[0]) <= 40 else ""
+        axes.plot(line[0], line[1], style, color=colour, marker=marker, markersize=2.4, label=shortened(name, 30))
     label = f"clean − {points:g} {'point' if points == 1 else 'points'}: {clean - points:.1f} %"
     axes.axhline(clean - points, color="black", linestyle=(0, (4, 3)), linewidth=0.8, label=label)
     if removable is not None:
@@ -73,8 +75,8 @@ def _percent(curve: AccuracyCurve, name: str) -> Array:
     """Rows share, accuracy, low, high in %; the ends are NaN where there is no interval."""
     if (curve.low is None) != (curve.high is None):
         raise InputError(f"expected both ends of the interval of {name}, found one")
-    given = {"share": curve.share, "accuracy": curve.accuracy, "low": curve.low, "high": curve.high}
-    rows = {key: as_array(v, name=f"{key} of {name}", axes=("k",)) for key, v in given.items() if v is not None}
+    columns = {"share": curve.share, "accuracy": curve.accuracy, "low": curve.low, "high": curve.high}
+    rows = {key: as_array(v, name=f"{key} of {name}", axes=("k",)) for key, v in columns.items() if v is not None}
     for key, row in rows.items():
         require_length(len(row), len(rows["share"]), name=f"values of {key} of {name}", of="the shares")
         if row.min() < -1e-9 or row.max() > 1 + 1e-9:
@@ -83,11 +85,11 @@ def _percent(curve: AccuracyCurve, name: str) -> Array:
     if share[0] != 0 or (np.diff(share) <= 0).any():
         raise InputError(f"expected share of {name} to rise from 0, found {np.round(share[:5], 3).tolist()} ...")
     missing = np.full(len(share), np.nan)
-    return 100 * np.stack([rows.get(key, missing) for key in given])
+    return 100 * np.stack([rows.get(key, missing) for key in columns])
 
 
 def _clean(lines: Mapping[str, Array], orders: Sequence[Array]) -> float:
-    """The accuracy at which all curves begin; random orders also have one set of shares."""
+    """The accuracy at which all curves begin. Raises InputError where it differs, or shares of random orders do."""
     clean = float(next(iter(lines.values()))[1, 0])
     named = {
         **{repr(name): line for name, line in lines.items()},
@@ -111,7 +113,7 @@ def _draw_random(axes: Axes, orders: Sequence[Array]) -> None:
 
 
 def _mark(axes: Axes, line: Array, removable: float, least: float) -> None:
-    """A ring on the curve at the share of heads that can go, and the share in words; least: accuracy in %."""
+    """Mark the share of heads that can be removed by a ring and in words; least: accuracy in %."""
     if not 0 <= removable <= 1:
         raise InputError(f"expected removable as a fraction, found {removable:.3g}")
     share = 100 * removable
@@ -121,5 +123,5 @@ def _mark(axes: Axes, line: Array, removable: float, least: float) -> None:
     axes.plot([share], [accuracy], "o", color="white", markeredgecolor="black", markersize=6, zorder=5, clip_on=False)
     axes.plot([share, share], [0, accuracy], color="black", linewidth=0.6, linestyle=":")
     side, shift = ("left", 4) if share < 60 else ("right", -4)
-    words = f"{share:.0f} % can go"
+    words = f"{share:.0f} % removable"
     axes.annotate(words, (share, 0), (shift, 4), textcoords="offset points", ha=side, fontsize=SMALL)

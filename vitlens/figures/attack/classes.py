@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.attack.curves import names_below, series_style
+from vitlens.figures.curves import models_legend, series_style
 from vitlens.figures.inputs import as_array, require_length
 from vitlens.figures.style import WIDE, heading, sheet, shortened, styled
 
@@ -29,13 +29,15 @@ class ByClass:
 def class_robustness(*, models: Sequence[ByClass], classes: Sequence[str], title: str) -> Figure:
     """Accuracy (%) of each class, clean (ring) and under attack (filled, with 95 % intervals).
 
-    Of more than 30 classes those that lose most (mean of the models) are drawn. Raises InputError when lengths differ.
+    Of more than 30 classes those with the greatest loss (mean over models) are drawn. Raises InputError when lengths
+    differ.
     """
     if not models or not classes:
         raise InputError("expected at least one model and one class, found none")
     accuracies = []
     for model in models:
-        clean, robust = (as_array(some, name=model.name, axes=("ends", "classes")) for some in _both(model))
+        both = (model.clean, model.robust)
+        clean, robust = (as_array(rows, name=model.name, axes=("ends", "classes")) for rows in both)
         require_length(clean.shape[1], len(classes), name=f"accuracies of {model.name}", of="the classes")
         require_length(robust.shape[1], len(classes), name=f"robust accuracies of {model.name}", of="the classes")
         accuracies.append((100 * clean, 100 * robust))
@@ -54,11 +56,11 @@ def class_robustness(*, models: Sequence[ByClass], classes: Sequence[str], title
     axes.set_ylim(len(order) - 0.4, -0.6)
     axes.set(xlim=(-3, 103), xlabel="accuracy (%); ring: clean, filled: under attack")
     axes.grid(axis="x")
-    names_below(figure, [model.name for model in models])
-    some = f": the {_MOST_CLASSES} of {len(classes)} classes that lose most" if len(classes) > _MOST_CLASSES else ""
-    heading(figure, f"{title}{some}; lines: 95 % intervals")
+    models_legend(figure, [shortened(model.name, 30) for model in models])
+    note = (
+        f": the {_MOST_CLASSES} of {len(classes)} classes with the greatest loss"
+        if len(classes) > _MOST_CLASSES
+        else ""
+    )
+    heading(figure, f"{title}{note}; lines: 95 % intervals")
     return figure
-
-
-def _both(model: ByClass) -> tuple[ArrayLike, ArrayLike]:
-    return model.clean, model.robust

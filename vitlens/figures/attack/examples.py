@@ -1,4 +1,4 @@
-"""Single images under attack: clean, perturbation, adversarial; an attribution map before, after, the difference."""
+"""Single images under attack: clean, perturbation, adversarial; attribution maps before, after, and the difference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, bare, board
+from vitlens.figures.board import BAR_ROOM, PHOTOGRAPHS, Board, Margins, board, without_frames
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.overlay import Scale, blend, colour_bar, enlarged, joint_scale
 from vitlens.figures.style import SIGNED, SMALL, TALL, WIDE, WRONG, shortened, styled
 
 _GAP: Final = 0.07  # inch between panels
 _TEXT_ROOM: Final = 0.36  # inch below a panel, for two lines
-_LETTER: Final = 0.062  # inch that a letter takes
+_LETTER: Final = 0.062  # inch per letter
 _ROUND: Final = (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256)
 
 
 @dataclass(frozen=True)
-class Before:
-    """What stands below a panel: a class and its probability (a fraction)."""
+class PredictedClass:
+    """The caption of a panel: a class and its probability (a fraction)."""
 
     word: str
     probability: float
@@ -36,17 +36,17 @@ def attack_examples(
     adversarial: ArrayLike,
     maps_before: ArrayLike | None = None,
     maps_after: ArrayLike | None = None,
-    before: Sequence[Before],
-    after: Sequence[Before],
+    before: Sequence[PredictedClass],
+    after: Sequence[PredictedClass],
     notes: Sequence[str],
     title: str,
     map_name: str = "map",
 ) -> Figure:
-    """Images (n, 3, height, width) in [0, 1] before and after an attack, a line each, with their maps where given.
+    """Images (n, 3, height, width) in [0, 1] before and after an attack, one line per image, with maps if given.
 
-    maps_before, maps_after: (n, rows, columns), not negative, that sum to 1, drawn in times an even map, all on one
-    scale; their difference on a scale of its own; notes: below each perturbation. The perturbation is drawn around
-    mid-grey, amplified for all images alike, and its title says by how much. Raises InputError when shapes do not fit.
+    maps_before, maps_after: (n, rows, columns), not negative, that sum to 1, drawn relative to a uniform map, all with
+    one scale; their difference with its own; notes: below each perturbation. The perturbation is drawn around mid-grey,
+    amplified by a factor for all images, which its title names. Raises InputError when shapes do not fit.
     """
     pictures, changed = as_images(clean, name="clean"), as_images(adversarial, name="adversarial")
     if pictures.shape != changed.shape:
@@ -76,14 +76,14 @@ def attack_examples(
         if index == 0:
             for axes, word in zip(cells, titles):
                 axes.set_title(shortened(word, max(letters, 20)), fontsize=SMALL)
-    bare(drawn.panels)
+    without_frames(drawn.panels)
     if scales is not None:
         _bars(drawn, scales)
     return drawn.figure
 
 
 def amplification(changes: Array) -> int:
-    """The greatest round factor at which no perturbation leaves the range of colours; at least 1."""
+    """The greatest round factor at which every perturbation stays within the range of colours; at least 1."""
     largest = float(np.abs(changes).max(initial=0.0))
     if largest <= 0:
         return 1
@@ -121,8 +121,8 @@ def _board(title: str, count: int, across: int, ratio: float, *, bars: bool) -> 
     )  # fmt: skip
 
 
-def _label(axes: Axes, text: Before, letters: int, *, colour: str | None = None) -> None:
-    below = f"{shortened(text.word, letters)}\n{100 * text.probability:.0f} %"
+def _label(axes: Axes, caption: PredictedClass, letters: int, *, colour: str | None = None) -> None:
+    below = f"{shortened(caption.word, letters)}\n{100 * caption.probability:.0f} %"
     axes.set_xlabel(below, fontsize=SMALL, labelpad=2, color=colour or "black")
 
 
@@ -132,7 +132,7 @@ def _draw_difference(axes: Axes, values: Array, scale: Scale, picture: Array) ->
 
 
 def _bars(drawn: Board, scales: tuple[Scale, Scale]) -> None:
-    """Two colour bars at the right, one above the other: of the maps, and of their difference."""
+    """Add two colour bars at the right, one above the other: of the maps, and of their difference."""
     whole = drawn.bar()
     box = whole.get_position()
     whole.remove()

@@ -10,19 +10,19 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.gaps import as_gapped
+from vitlens.figures.gaps import as_array_with_gaps
 from vitlens.figures.inputs import as_array
 from vitlens.figures.style import GREY, SERIES, WIDE, heading, sheet, shortened, styled
 
 _LINES: Final = ("-", "--", ":")
-_LEAST: Final = 1e-7  # of 1 - cosine: what rounding leaves
+_LEAST: Final = 1e-7  # of 1 - cosine, about the rounding error
 
 
 @styled
-def parting_paths(*, models: Mapping[str, Mapping[str, ArrayLike]], title: str) -> Figure:
-    """How far each block's output is from that for the clean image, one panel a model, by what the counterpart is.
+def block_distances(*, models: Mapping[str, Mapping[str, ArrayLike]], title: str) -> Figure:
+    """The distance of each block's output from that for the clean image, one panel per model, a line per counterpart.
 
-    Drawn is one minus the cosine, on a logarithmic scale: an attack often moves representations by a thousandth.
+    The distance is 1 - cosine, on a logarithmic scale, as an attack often changes representations by a thousandth.
 
     models: by name, by counterpart ("adversarial", "noise", "another image"): rows value, low, high (3, blocks), cosine
     similarities. Raises InputError when there is nothing to draw.
@@ -58,7 +58,7 @@ def parting_paths(*, models: Mapping[str, Mapping[str, ArrayLike]], title: str) 
 
 @dataclass(frozen=True)
 class LayerShift:
-    """One statistic of attention: title; axis: what is drawn and its unit; models: by name, rows value, low, high of
+    """One statistic of attention: title; axis: its label with the unit; models: by name, rows value, low, high of
     after minus before (3, layers), NaN where a layer has none."""
 
     title: str
@@ -68,7 +68,7 @@ class LayerShift:
 
 @styled
 def attention_shifts(*, shifts: Sequence[LayerShift], title: str) -> Figure:
-    """How much each layer's attention changes, one panel a statistic, with 95 % intervals; 0 is no change.
+    """The change of each layer's attention, one panel per statistic, with 95 % intervals; 0 is no change.
 
     Raises InputError when there is nothing to draw.
     """
@@ -79,7 +79,7 @@ def attention_shifts(*, shifts: Sequence[LayerShift], title: str) -> Figure:
     names = list(dict.fromkeys(name for shift in shifts for name in shift.models))
     for axes, shift in zip(panels, shifts):
         for name, values in shift.models.items():
-            value, low, high = as_gapped(values, name=f"{shift.title} of {name}", axes=("ends", "layers"))
+            value, low, high = as_array_with_gaps(values, name=f"{shift.title} of {name}", axes=("ends", "layers"))
             index = names.index(name)
             place = np.arange(len(value)) + (index - (len(shift.models) - 1) / 2) * 0.15
             spread = np.stack([value - low, high - value]).clip(min=0)

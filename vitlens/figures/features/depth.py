@@ -9,17 +9,17 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.curves import look
+from vitlens.figures.curves import series_style
 from vitlens.figures.inputs import as_array, require_length
 from vitlens.figures.style import GREY, WIDE, heading, sheet, shortened, styled
 
-_MOST: Final = 4  # panels that are still legible
+_MOST: Final = 4  # most legible panels
 _FAMILY: Final = {"vit": "ViT", "cnn": "CNN", "windowed": "windowed ViT"}
 
 
 @dataclass(frozen=True)
 class DepthCurve:
-    """One model in one panel: values, low, high are fractions (layers,), first layer first; family: as a model's."""
+    """One model in one panel: values, low, high: fractions (layers,), in order; family: that of its anatomy."""
 
     name: str
     values: ArrayLike
@@ -36,10 +36,10 @@ def accuracy_by_depth(
     n: int,
     title: str = "Accuracy of classifiers on the features",
 ) -> Figure:
-    """Accuracy (%) of classifiers made of each layer's features, one panel a classifier, a line a model.
+    """Accuracy (%) of classifiers on each layer's features, one panel per classifier, one line per model.
 
-    panels: by the classifier's name, the models' curves; chance: fraction, dashed; n: test images. A layer stands at
-    its share of the model's depth, so that models of unlike depth lie on one axis; bands are 95 % intervals. Raises
+    panels: by the classifier's name, the models' curves; chance: fraction, dashed; n: test images. A layer is drawn at
+    its share of the model's depth, so that models of different depth share an axis; bands are 95 % intervals. Raises
     InputError for none or more than four panels, and where lengths differ.
     """
     if not 1 <= len(panels) <= _MOST:
@@ -52,7 +52,7 @@ def accuracy_by_depth(
             value, low, high = (100 * as_array(end, name=f"{name} of {curve.name}", axes=("layers",)) for end in ends)
             for end in (low, high):
                 require_length(len(end), len(value), name=f"ends of {name}", of=f"the layers of {curve.name}")
-            colour, marker = look(index)
+            colour, marker = series_style(index)
             family = f" ({_FAMILY[curve.family]})" if curve.family in _FAMILY else ""
             place = np.arange(1, len(value) + 1) / len(value)
             axes.fill_between(place, low, high, color=colour, alpha=0.15, linewidth=0)

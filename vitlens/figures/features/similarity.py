@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Margins, board
-from vitlens.figures.gaps import as_measured, blank
+from vitlens.figures.gaps import as_measured, no_value_patch
 from vitlens.figures.inputs import Array
 from vitlens.figures.overlay import Scale, colour_bar
 from vitlens.figures.style import MAGNITUDE, SMALL, WIDE, shortened, styled
@@ -19,7 +19,8 @@ from vitlens.figures.style import MAGNITUDE, SMALL, WIDE, shortened, styled
 
 @dataclass(frozen=True)
 class LayerMap:
-    """values (rows, columns): of the layers of one model (down) and of another, or itself (across); names: of both."""
+    """Similarity (rows, columns) of the layers of one model (down) with those of another, or its own (across); rows,
+    columns: the names of the two."""
 
     values: ArrayLike
     rows: str
@@ -28,25 +29,26 @@ class LayerMap:
 
 @styled
 def layer_similarity(*, maps: Sequence[LayerMap], title: str, label: str, lowest: float | None = None) -> Figure:
-    """Maps of similarity side by side, in one scale of colours up to 1; layers count from 0.
+    """Maps of similarity side by side, with one colour scale up to 1; layers count from 0.
 
-    values may be NaN, drawn hatched; lowest: where the colours begin (default: 0, or the least value where it is
-    negative); label: at the colour bar. The greatest of every row bears a dot in maps of two models. Raises InputError
-    for no map or a value above 1.
+    values may be NaN, drawn hatched; lowest: the lower end of the colours (default: 0, or the least value where it is
+    negative); label: at the colour bar. In maps of two models the greatest value of every row is marked by a dot.
+    Raises InputError for no map or a value above 1.
     """
     if not maps:
         raise InputError("expected at least one map of similarity, found none")
     measured = [
-        as_measured(one.values, name=f"similarity of {one.rows} and {one.columns}", axes=("rows", "columns"))
-        for one in maps
+        as_measured(pair.values, name=f"similarity of {pair.rows} and {pair.columns}", axes=("rows", "columns"))
+        for pair in maps
     ]
-    least, most = min(float(np.nanmin(one)) for one in measured), max(float(np.nanmax(one)) for one in measured)
+    least = min(float(np.nanmin(values)) for values in measured)
+    most = max(float(np.nanmax(values)) for values in measured)
     if most > 1 + 1e-3:
         raise InputError(f"expected similarities of at most 1, found {most:.3g}")
     scale = Scale(min(0.0, least) if lowest is None else lowest, 1.0)
     across = min(3, len(maps))
     wide = min((WIDE - BAR_ROOM - 0.5 - 0.55 * (across - 1)) / across, 2.4)
-    tall = wide * float(np.clip(max(one.shape[0] / one.shape[1] for one in measured), 0.6, 1.4))
+    tall = wide * float(np.clip(max(values.shape[0] / values.shape[1] for values in measured), 0.6, 1.4))
     drawn = board(
         title=title,
         count=len(maps),
@@ -55,16 +57,16 @@ def layer_similarity(*, maps: Sequence[LayerMap], title: str, label: str, lowest
         gap=(0.55, 0.55),
         margins=Margins(left=0.5, right=BAR_ROOM, top=0.06, bottom=0.42),
     )
-    for axes, one, values in zip(drawn.panels, maps, measured, strict=True):
-        axes.add_patch(blank(transform=axes.transAxes, zorder=-1))
+    for axes, pair, values in zip(drawn.panels, maps, measured, strict=True):
+        axes.add_patch(no_value_patch(transform=axes.transAxes, zorder=-1))
         axes.imshow(values, cmap=MAGNITUDE, norm=scale.norm, aspect="auto", origin="lower")
         axes.spines[:].set_visible(False)
         _count(axes.xaxis, values.shape[1], wide / 0.22)
         _count(axes.yaxis, values.shape[0], tall / 0.18)
         letters = int(wide / 0.075)
-        axes.set_xlabel(f"layer of {shortened(one.columns, letters - 9)}", fontsize=SMALL)
-        axes.set_ylabel(f"layer of {shortened(one.rows, letters - 9)}", fontsize=SMALL)
-        if one.rows != one.columns:
+        axes.set_xlabel(f"layer of {shortened(pair.columns, letters - 9)}", fontsize=SMALL)
+        axes.set_ylabel(f"layer of {shortened(pair.rows, letters - 9)}", fontsize=SMALL)
+        if pair.rows != pair.columns:
             _mark_greatest(axes, values)
     colour_bar(drawn.bar(), scale=scale, label=label)
     return drawn.figure
@@ -77,7 +79,7 @@ def _count(axis: Axis, count: int, room: float) -> None:
 
 
 def _mark_greatest(axes: Axes, values: Array) -> None:
-    """A dot on the layer of the other model that is most similar to each row's layer."""
+    """Mark the layer of the other model that is most similar to each row's layer by a dot."""
     across = np.nan_to_num(values, nan=-np.inf).argmax(1)
     (dots,) = axes.plot(across, np.arange(len(values)), "o", color="white", markersize=3)
     dots.set(markeredgecolor="black", markeredgewidth=0.5)

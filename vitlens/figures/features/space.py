@@ -1,4 +1,4 @@
-"""Features in two dimensions: every image (or patch) is a point, what is misclassified is marked."""
+"""Features in two dimensions: every image (or patch) is a point, misclassified ones are marked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from vitlens.errors import InputError
 from vitlens.figures.inputs import Array, as_array, as_images, require_length
 from vitlens.figures.style import GREY, SERIES, SMALL, WIDE, WRONG, heading, sheet, shortened, styled
 
-NAMED: Final = 20  # classes whose colours and names can still be told apart
-_APART: Final = 0.085  # of a panel's side, between two names in it
+NAMED: Final = 20  # classes whose colours and names can still be distinguished
+_APART: Final = 0.085  # least distance of two names, as a share of a panel's side
 _BUSY: Final = 600  # points from which they are drawn smaller
 
 
@@ -28,9 +28,9 @@ Rgba = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Cloud:
-    """One panel: points (n, 2); labels (n,): class indices, or None; wrong (n,): misclassified, or None; title: what
-    it is and how faithful, thumbnails (n, 3, height, width): drawn in place of the points, or None; named: whether
-    each class's name stands in the middle of its points."""
+    """One panel: points (n, 2); labels (n,): class indices, or None; wrong (n,): misclassified, or None; title: of
+    the panel; thumbnails (n, 3, height, width): drawn in place of the points, or None; named: whether the name of each
+    class is written at the middle of its points."""
 
     title: str
     points: ArrayLike
@@ -44,8 +44,8 @@ class Cloud:
 def feature_space(*, clouds: Sequence[Cloud], classes: Sequence[str], title: str, wrong: str = "") -> Figure:
     """Clouds of points side by side, two in a row, coloured by class where there are at most twenty.
 
-    wrong: by what the points with a cross were misclassified ("by the model"). Axes have no unit and no numbers: only
-    which points lie near each other can be read. Raises InputError for no cloud, and where lengths differ.
+    wrong: the classifier that misclassified the points with a cross ("by the model"). Axes have no unit and no numbers,
+    as only distances between points have a meaning. Raises InputError for no cloud, and where lengths differ.
     """
     if not clouds:
         raise InputError("expected at least one cloud of points, found none")
@@ -73,7 +73,7 @@ def feature_space(*, clouds: Sequence[Cloud], classes: Sequence[str], title: str
 
 
 def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], palette: Mapping[int, Rgba], by: str) -> bool:
-    """Fill one panel; whether anything in it bears a cross."""
+    """Fill one panel; returns whether any point is marked with a cross."""
     points = as_array(cloud.points, name=f"points of {cloud.title}", axes=("points", "2"))
     labels = None if cloud.labels is None else as_array(cloud.labels, name="labels", axes=("points",))
     wrong = np.zeros(len(points), bool) if cloud.wrong is None else np.asarray(cloud.wrong).astype(bool)
@@ -102,15 +102,15 @@ def _draw(axes: Axes, cloud: Cloud, classes: Sequence[str], palette: Mapping[int
 
 
 def _colours(labels: Array | None, wrong: NDArray[np.bool_], palette: Mapping[int, Rgba]) -> Array:
-    """A colour a point: of its class; of many classes whether it is right; grey where nothing is known."""
+    """A colour for each point: of its class; with many classes, whether it is misclassified; grey without labels."""
     if labels is None or not palette:
-        return np.array([to_rgba(WRONG if one else GREY) for one in wrong.tolist()])
+        return np.array([to_rgba(WRONG if is_wrong else GREY) for is_wrong in wrong.tolist()])
     return np.array([palette[int(label)] for label in labels.tolist()])
 
 
 def _palette(clouds: Sequence[Cloud]) -> dict[int, Rgba]:
-    """A colour for each class of all clouds; none where they are too many to be told apart."""
-    known = [as_array(one.labels, name="labels", axes=("points",)) for one in clouds if one.labels is not None]
+    """A colour for each class of all clouds; none where they are too many to be distinguished."""
+    known = [as_array(cloud.labels, name="labels", axes=("points",)) for cloud in clouds if cloud.labels is not None]
     present = sorted({int(label) for labels in known for label in labels.tolist()})
     if len(present) > NAMED:
         return {}
@@ -120,7 +120,7 @@ def _palette(clouds: Sequence[Cloud]) -> dict[int, Rgba]:
 
 
 def _name_classes(axes: Axes, points: Array, labels: Array, classes: Sequence[str]) -> None:
-    """Each class's name at the median of its points, where no other name stands yet."""
+    """Write each class's name at the median of its points, unless another name is there."""
     taken: list[Array] = []
     side = np.ptp(points, axis=0) + 1e-12
     for label in np.unique(labels).tolist():
@@ -133,9 +133,9 @@ def _name_classes(axes: Axes, points: Array, labels: Array, classes: Sequence[st
 
 
 def _pictures(axes: Axes, points: Array, pictures: Array, colours: Array) -> None:
-    """Small images in place of points, each framed in its colour."""
+    """Draw small images in place of points, each framed in its colour."""
     require_length(len(pictures), len(points), name="thumbnails", of="the points")
-    axes.scatter(points[:, 0], points[:, 1], s=1, c=colours)  # so that the axes know their range
+    axes.scatter(points[:, 0], points[:, 1], s=1, c=colours)  # sets the range of the axes
     side = float(np.clip(620 / np.sqrt(len(points)), 12, 44))  # pixels at 200 dots an inch
     for picture, (x, y), colour in zip(pictures, points, colours, strict=True):
         box = OffsetImage(picture.transpose(1, 2, 0), zoom=side / max(picture.shape[1:]) * 100 / 200)

@@ -10,14 +10,14 @@ from matplotlib.ticker import LogLocator
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.curves import log_axes, look, models_legend, positive
+from vitlens.figures.curves import log_axes, models_legend, positive_columns, series_style
 from vitlens.figures.inputs import Array, require_length
 from vitlens.figures.style import WIDE, heading, sheet, shortened, styled
 
 
 @dataclass(frozen=True)
 class Growth:
-    """One model by number of tokens (points,): seconds of a pass (quartiles), FLOPs, those of attention products.
+    """One model by number of tokens (points,): seconds of a pass (quartiles), FLOPs, and FLOPs of attention products.
 
     products: zeros without attention; exponents: fitted, of "latency", "flops" and, with attention, "products".
     """
@@ -36,7 +36,7 @@ class Growth:
 def growth_by_tokens(*, growths: Sequence[Growth], title: str = "Growth of cost with the number of tokens") -> Figure:
     """Latency and FLOPs against the number of tokens on log-log axes, each with its fitted power law as a line.
 
-    In the right panel full marks are all FLOPs, hollow ones the products of attention. The legend gives the exponents.
+    In the right panel filled marks are all FLOPs, hollow ones the products of attention. The legend has the exponents.
     Raises InputError for no model, for shapes that do not fit, and for numbers that are not above 0.
     """
     if not growths:
@@ -44,8 +44,8 @@ def growth_by_tokens(*, growths: Sequence[Growth], title: str = "Growth of cost 
     figure = sheet(WIDE, 2.6)
     left, right = figure.subplots(1, 2)
     for index, growth in enumerate(growths):
-        colour, marker = look(index)
-        tokens, low, median, high, flops = positive(
+        colour, marker = series_style(index)
+        tokens, low, median, high, flops = positive_columns(
             growth.name,
             tokens=growth.tokens, low=growth.low, median=growth.median, high=growth.high, flops=growth.flops,
         )  # fmt: skip
@@ -53,12 +53,12 @@ def growth_by_tokens(*, growths: Sequence[Growth], title: str = "Growth of cost 
         _fitted(left, tokens, 1000 * median, growth.exponents["latency"], colour, marker, filled=True)
         _fitted(right, tokens, flops, growth.exponents["flops"], colour, marker, filled=True)
         if "products" in growth.exponents:
-            (products,) = positive(growth.name, products=growth.products)
+            (products,) = positive_columns(growth.name, products=growth.products)
             require_length(len(products), len(tokens), name="products", of="the tokens")
             _fitted(right, tokens, products, growth.exponents["products"], colour, marker, filled=False)
     left.set_ylabel("latency of a pass (ms)")
     right.set_ylabel("FLOPs of one image")
-    right.set_title("full marks: all FLOPs; hollow: attention products")
+    right.set_title("filled marks: all FLOPs; hollow: attention products")
     left.set_title("marks: median, with quartiles; line: fitted power law")
     for axes in (left, right):
         log_axes(axes)

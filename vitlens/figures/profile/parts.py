@@ -1,4 +1,4 @@
-"""Where the parameters and FLOPs of models are, by part."""
+"""Parameters and FLOPs of models by part."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -48,12 +48,12 @@ def cost_by_part(
     *,
     parameters: Mapping[str, Mapping[str, int]],
     flops: Mapping[str, Mapping[str, int]],
-    title: str = "Where parameters and FLOPs are",
+    title: str = "Parameters and FLOPs by part",
 ) -> Figure:
-    """Two panels of stacked bars, a bar a model: shares of its parameters and of its FLOPs for one image, by part.
+    """Two panels of stacked bars, one per model: shares of its parameters and of its FLOPs for one image, by part.
 
-    parameters, flops: by model, by part in the order of a forward pass; the total stands beside each bar. Parts of a
-    model with tokens are coloured as in COLOURS, the stages of a CNN in greys. Raises InputError for a part that has
+    parameters, flops: by model, by part in the order of a forward pass; the total is written beside each bar. Parts of
+    a model with tokens are coloured as in COLOURS, the stages of a CNN in greys. Raises InputError for a part that has
     no colour, for other models in flops, and for a model without parameters or FLOPs.
     """
     if list(parameters) != list(flops) or not parameters:
@@ -78,7 +78,7 @@ def cost_by_part(
 
 
 def _place(part: str) -> tuple[int, int]:
-    """Where a part stands in the legend. Raises InputError for one that has no colour."""
+    """The order of parts in the legend. Raises InputError for a part without a colour."""
     word, _, number = part.rpartition(" ")
     if word == "stage" and number.isdecimal():
         return list(COLOURS).index(word), int(number)
@@ -88,7 +88,7 @@ def _place(part: str) -> tuple[int, int]:
 
 
 def _colour(part: str, parts: Sequence[str]) -> str:
-    """The part's own; a stage's grey by its place among all stages."""
+    """The colour of a part; for a stage a grey by its place among all stages."""
     stages = sorted((other for other in parts if other.startswith("stage ")), key=_place)
     if part in stages:
         return str(0.88 - 0.5 * stages.index(part) / max(len(stages) - 1, 1))

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.curves import log_axes, look, models_legend, positive
+from vitlens.figures.curves import log_axes, models_legend, positive_columns, series_style
 from vitlens.figures.style import WIDE, heading, sheet, styled
 
 
@@ -34,11 +34,11 @@ def speed_by_batch(*, speeds: Sequence[SpeedCurve], title: str = "Latency and th
     left, right = figure.subplots(1, 2)
     every: set[int] = set()
     for index, speed in enumerate(speeds):
-        sizes, low, median, high = positive(
+        sizes, low, median, high = positive_columns(
             speed.name, batch_sizes=list(speed.batch_sizes), low=speed.low, median=speed.median, high=speed.high
         )
         every |= {int(size) for size in sizes}
-        colour, marker = look(index)
+        colour, marker = series_style(index)
         for axes, line, ends in (
             (left, 1000 * median, (1000 * low, 1000 * high)),
             (right, sizes / median, (sizes / high, sizes / low)),

@@ -1,4 +1,4 @@
-"""Over the layers: the attention distance of every head, how its statistics change, and the norms of tokens."""
+"""Statistics by layer: the attention distance of every head, the change with depth, and the norms of tokens."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
-from vitlens.figures.gaps import as_measured, require_few, require_shape
+from vitlens.figures.gaps import as_measured, require_panel_count, require_shape
 from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.overlay import is_constant
 from vitlens.figures.style import (
@@ -28,7 +28,7 @@ from vitlens.figures.style import (
 )
 
 _HEADS: Final = ("layers", "heads")
-_LINES: Final = ("-", "--", ":", "-.", "-", "--")  # beside SERIES, for eyes and prints without colour
+_LINES: Final = ("-", "--", ":", "-.", "-", "--")  # with SERIES, for readers and prints without colour
 
 
 @styled
@@ -41,32 +41,32 @@ def distance_by_layer(
     high: Sequence[ArrayLike] | None = None,
     title: str = "Mean attention distance of every head",
 ) -> Figure:
-    """The attention distance of each head in px, one dot a head over the layers, of one to six models.
+    """The attention distance of each head in px, one dot per head over the layers, of one to six models.
 
     distance: for each model (layers, heads), NaN where there is no such head or no distance; uniform: for each model
-    (layers,), what uniform attention would give, NaN where undefined; low, high: 95 % intervals, shaped as distance.
-    The dots of a layer stand side by side in the order of heads; layers are labelled from 0. Raises InputError when
+    (layers,), the distance under uniform attention, NaN where undefined; low, high: 95 % intervals, shaped as distance.
+    The dots of a layer are side by side in the order of heads; layers are labelled from 0. Raises InputError when
     shapes do not fit, for a model without any distance, for infinite numbers, and for low without high.
     """
-    values = [as_measured(one, name="distance", axes=_HEADS) for one in distance]
+    values = [as_measured(of_model, name="distance", axes=_HEADS) for of_model in distance]
     if not 1 <= len(values) <= len(SERIES):
         raise InputError(f"expected the distance of 1 to {len(SERIES)} models, found {len(values)}")
-    every = names if names is not None else [f"model {index + 1}" for index in range(len(values))]
-    known = [shortened(name, 24) for name in every]
-    for name, given in (("names", known), ("uniform", uniform)):
-        require_length(len(given), len(values), name=name, of="the models")
-    expected = [as_measured(one, name="uniform", axes=("layers",)) for one in uniform]
-    for one, value in zip(expected, values, strict=True):
-        require_length(len(one), len(value), name="layers of uniform", of="the layers of distance")
+    all_names = names if names is not None else [f"model {index + 1}" for index in range(len(values))]
+    short_names = [shortened(name, 24) for name in all_names]
+    for name, sequence in (("names", short_names), ("uniform", uniform)):
+        require_length(len(sequence), len(values), name=name, of="the models")
+    expected = [as_measured(of_model, name="uniform", axes=("layers",)) for of_model in uniform]
+    for of_model, value in zip(expected, values, strict=True):
+        require_length(len(of_model), len(value), name="layers of uniform", of="the layers of distance")
     intervals = _intervals(low, high, values)
     figure = sheet(WIDE * 0.8, 3.0)
     axes = figure.add_subplot()
     for index, value in enumerate(values):
         shift = 0.85 * (index - (len(values) - 1) / 2) / len(values)
         _dots(axes, value, intervals[index] if intervals else None, shift, 0.75 / len(values), SERIES[index])
-        label = "heads (dots) and their mean (line)" if len(values) == 1 else f"{known[index]}: heads, mean"
+        label = "heads (dots) and their mean (line)" if len(values) == 1 else f"{short_names[index]}: heads, mean"
         axes.plot([], [], "o-", color=SERIES[index], markersize=2.6, markeredgewidth=0, linewidth=0.8, label=label)
-    _uniform_lines(axes, expected, known)
+    _uniform_lines(axes, expected, short_names)
     axes.set_ylim(bottom=0.0)
     axes.set_ylabel("attention distance (px)")
     _layer_axis(axes, max(map(len, values)))
@@ -77,7 +77,7 @@ def distance_by_layer(
 
 
 def _dots(axes: Axes, value: Array, ends: tuple[Array, Array] | None, shift: float, share: float, colour: str) -> None:
-    """One model's heads as dots beside each other around its place in each layer, their mean as a line."""
+    """Draw one model's heads as dots side by side in each layer, their mean as a line."""
     for layer, row in enumerate(value):
         heads = np.flatnonzero(~np.isnan(row))
         places = layer + shift + share * (np.arange(len(heads)) - (len(heads) - 1) / 2) / max(len(heads), 2)
@@ -90,11 +90,11 @@ def _dots(axes: Axes, value: Array, ends: tuple[Array, Array] | None, shift: flo
 def _intervals(
     low: Sequence[ArrayLike] | None, high: Sequence[ArrayLike] | None, values: Sequence[Array]
 ) -> list[tuple[Array, Array]]:
-    """Both ends for each model, of the shape of its values; none where none are given."""
+    """Both ends of the intervals for each model, of the shape of its values; empty where none are given."""
     if low is None and high is None:
         return []
-    for name, given in (("low", low or ()), ("high", high or ())):
-        require_length(len(given), len(values), name=name, of="the models")
+    for name, sequence in (("low", low or ()), ("high", high or ())):
+        require_length(len(sequence), len(values), name=name, of="the models")
     intervals = [
         (as_measured(below, name="low", axes=_HEADS), as_measured(above, name="high", axes=_HEADS))
         for below, above in zip(low or (), high or (), strict=True)
@@ -106,16 +106,16 @@ def _intervals(
 
 
 def _uniform_lines(axes: Axes, uniform: Sequence[Array], names: Sequence[str]) -> None:
-    """Dashed: one line where it is the same in all layers of all models, else a step for each layer."""
+    """Draw dashed: one line where it is the same in all layers of all models, otherwise a step for each layer."""
     every = np.concatenate(uniform)
     if is_constant(every[~np.isnan(every)]):
         axes.axhline(float(np.nanmax(every)), color=GREY, linestyle="--", linewidth=1.1, label="uniform attention")
         return
-    for index, one in enumerate(uniform):
-        places = [-0.5, *np.arange(len(one)), len(one) - 0.5]
+    for index, by_layer in enumerate(uniform):
+        places = [-0.5, *np.arange(len(by_layer)), len(by_layer) - 0.5]
         label = "uniform attention" + (f", {names[index]}" if len(uniform) > 1 else "")
         colour = SERIES[index] if len(uniform) > 1 else GREY
-        steps = [one[0], *one, one[-1]]
+        steps = [by_layer[0], *by_layer, by_layer[-1]]
         axes.step(places, steps, where="mid", color=colour, linestyle="--", linewidth=1.1, label=label)
 
 
@@ -123,13 +123,13 @@ def _uniform_lines(axes: Axes, uniform: Sequence[Array], names: Sequence[str]) -
 def layer_evolution(
     *, panels: Mapping[str, Mapping[str, ArrayLike]], title: str = "Statistics of attention, layer by layer"
 ) -> Figure:
-    """How statistics change with depth: mean over heads as a line, from the least to the greatest head as a band.
+    """Statistics over the layers: the mean over heads as a line, from the least to the greatest head as a band.
 
-    panels: by statistic and its unit, such as "entropy (nats)", by rows of the weights, such as "CLS row", (layers,
-    heads), NaN where there is no value. A kind of rows has one colour in all panels; layers are labelled from 0.
+    panels: by statistic and unit, such as "entropy (nats)", then by rows of the weights, such as "CLS row", (layers,
+    heads), NaN where there is no value. A kind of rows has the same colour in all panels; layers are labelled from 0.
     Raises InputError for no panel or more than six, other shapes, infinite numbers, and rows without any value.
     """
-    require_few(panels)
+    require_panel_count(panels)
     rows = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     if not all(panels.values()):
         raise InputError(f"expected rows for every statistic, found none for {[k for k, v in panels.items() if not v]}")
@@ -157,7 +157,7 @@ def layer_evolution(
 
 
 def _band(axes: Axes, values: Array, colour: str, line: str) -> None:
-    """The mean over heads as a line, and the range of heads as a band, by layer."""
+    """Draw the mean over heads as a line and the range of heads as a band, by layer."""
     layers = np.arange(len(values))
     heads = np.ma.masked_invalid(values)
     ends = (heads.min(axis=1).filled(np.nan), heads.max(axis=1).filled(np.nan))
@@ -174,28 +174,28 @@ def token_norms(
     sinks: ArrayLike | None = None,
     title: str = "Norms of tokens after each block",
 ) -> Figure:
-    """How large tokens become with depth, how many stand out, and how many keys are attention sinks.
+    """The norms of tokens by depth, the number of tokens of high norm, and the number of attention sinks.
 
     median, greatest: Euclidean norm of the tokens after each block (layers,), on a logarithmic axis where they span
-    more than a factor of ten; high_norm: mean number of tokens an image beyond median + 5 MAD (layers,); sinks: mean
-    number of keys an image whose received weight lies beyond it (layers, heads), NaN where there is no head. Layers
+    more than a factor of ten; high_norm: mean number of tokens per image beyond median + 5 MAD (layers,); sinks: mean
+    number of keys per image whose received weight lies beyond it (layers, heads), NaN where there is no head. Layers
     are labelled from 0. Raises InputError when shapes do not fit or a number is negative, NaN or infinite.
     """
     columns = {"median": median, "greatest": greatest, "high_norm": high_norm}
-    norms = {name: as_array(one, name=name, axes=("layers",)) for name, one in columns.items()}
+    norms = {name: as_array(column, name=name, axes=("layers",)) for name, column in columns.items()}
     received = None if sinks is None else as_measured(sinks, name="sinks", axes=_HEADS)
-    for name, one in {**norms, "sinks": received}.items():
-        if one is not None:
-            require_length(len(one), len(norms["median"]), name=f"layers of {name}", of="the layers of median")
-            if np.nanmin(one) < 0:
-                raise InputError(f"expected {name} of at least 0, found {np.nanmin(one):.3g}")
-    many = norms["high_norm"]
+    for name, column in {**norms, "sinks": received}.items():
+        if column is not None:
+            require_length(len(column), len(norms["median"]), name=f"layers of {name}", of="the layers of median")
+            if np.nanmin(column) < 0:
+                raise InputError(f"expected {name} of at least 0, found {np.nanmin(column):.3g}")
+    counts = norms["high_norm"]
     figure = sheet(WIDE, 2.3)
     panels = figure.subplots(1, 2 if received is None else 3)
     _norm_lines(panels[0], norms["median"], norms["greatest"])
-    panels[1].bar(np.arange(len(many)), many, 0.7, color=BLUE)
-    panels[1].set_ylim(0, 1.06 * many.max() or 1.0)
-    if not many.any():
+    panels[1].bar(np.arange(len(counts)), counts, 0.7, color=BLUE)
+    panels[1].set_ylim(0, 1.06 * counts.max() or 1.0)
+    if not counts.any():
         panels[1].text(0.5, 0.5, "none", transform=panels[1].transAxes, ha="center", color=GREY)
     if received is not None:
         _band(panels[2], received, BLUE, "-")
@@ -203,13 +203,13 @@ def token_norms(
     names = ("Norm of a token", "High-norm tokens\nof an image", "Sinks of an image\n(mean and range of heads)")
     for axes, name in zip(panels, names, strict=False):
         axes.set_title(name)
-        _layer_axis(axes, len(many))
+        _layer_axis(axes, len(counts))
     heading(figure, title)
     return figure
 
 
 def _norm_lines(axes: Axes, median: Array, greatest: Array) -> None:
-    """Both norms by layer; the axis is logarithmic where they span more than a factor of ten."""
+    """Draw both norms by layer; the axis is logarithmic where they span more than a factor of ten."""
     layers = np.arange(len(median))
     axes.plot(layers, greatest, "o--", color=VERMILLION, markersize=2.4, label="greatest")
     axes.plot(layers, median, "o-", color=BLUE, markersize=2.4, label="median")

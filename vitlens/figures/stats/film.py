@@ -1,4 +1,4 @@
-"""A training as a film: statistics of heads and similarity of positions, one frame a moment, all scales fixed."""
+"""An animation of a training: statistics of heads and similarity of positions, with fixed scales."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _MOST = 2  # statistics beside the positions
 
 @dataclass(frozen=True)
 class Film:
-    """figure: what is filmed; frames: how many; show: puts one of them, from 0, into the figure."""
+    """figure: the figure that changes; frames: their number; show: updates the figure to a frame, from 0."""
 
     figure: Figure
     frames: int
@@ -40,16 +40,16 @@ def learning_film(
 ) -> Film:
     """Each head as a dot at its layer and the mean of heads as a line; beside them the similarity of positions.
 
-    epochs: done at each moment; values: one or two statistics by name and unit, (moments, layers, heads), NaN where
-    there is no such head; similarity: (moments, 2 down + 1, 2 across + 1) as position_courses takes it, or None;
+    epochs: done at each evaluation; values: one or two statistics by name and unit, (moments, layers, heads), NaN where
+    there is no such head; similarity: (moments, 2 down + 1, 2 across + 1) as in positions_over_training, or None;
     name: of the model. Axes and colours are the same in all frames. Raises InputError when shapes do not fit.
     """
-    measured = {key: as_measured(one, name=key, axes=_AXES) for key, one in values.items()}
+    measured = {key: as_measured(value, name=key, axes=_AXES) for key, value in values.items()}
     if not 1 <= len(measured) <= _MOST:
         raise InputError(f"expected 1 or {_MOST} statistics, found {len(measured)}")
     maps = None if similarity is None else as_similarity(similarity)
-    for key, one in {**measured, **({} if maps is None else {"similarity": maps})}.items():
-        require_length(len(one), len(epochs), name=f"moments of {key}", of="the epochs")
+    for key, array in {**measured, **({} if maps is None else {"similarity": maps})}.items():
+        require_length(len(array), len(epochs), name=f"moments of {key}", of="the epochs")
     of = f"{name}: " if name else ""
     words = [f"{of}epoch {epoch} of {epochs[-1]} (dots: heads; line: their mean)" for epoch in epochs]
     return _film(measured, maps, words)
@@ -70,7 +70,7 @@ def _film(values: Mapping[str, Array], maps: Array | None, words: Sequence[str])
 def _panels(
     values: Mapping[str, Array], maps: Array | None, longest: str
 ) -> tuple[Figure, list[Callable[[int], None]]]:
-    """The figure with all that stays, and what changes it from frame to frame."""
+    """The figure with its fixed parts, and the functions that update it for a frame."""
     changes: list[Callable[[int], None]] = []
 
     @styled
@@ -79,8 +79,8 @@ def _panels(
         margins = Margins(left=0.6, right=BAR_ROOM if maps is not None else 0.1, top=0.25, bottom=0.45)
         wide = min(2.6, (WIDE - margins.left - margins.right - 0.6 * (count - 1)) / count)
         panels = board(title=longest, count=count, across=count, panel=(wide, 1.8), gap=(0.6, 0.0), margins=margins)
-        for axes, (key, one) in zip(panels.panels, values.items(), strict=False):
-            changes.append(_dots(axes, one, key))
+        for axes, (key, array) in zip(panels.panels, values.items(), strict=False):
+            changes.append(_dots(axes, array, key))
         if maps is not None:
             changes.append(_map(panels.panels[-1], maps))
             colour_bar(panels.bar(), scale=similarity_scale(maps), label="cosine similarity", colours=SIGNED)
@@ -90,7 +90,7 @@ def _panels(
 
 
 def _dots(axes: Axes, values: Array, name: str) -> Callable[[int], None]:
-    """One statistic: heads side by side at their layer."""
+    """Draw one statistic, heads side by side at their layer; returns the function that updates it."""
     _, layers, heads = values.shape
     places = np.arange(layers)[:, None] + 0.6 * (np.arange(heads) - (heads - 1) / 2) / max(heads, 2)
     dots: Line2D = axes.plot(places.ravel(), values[0].ravel(), "o", color=BLUE, markersize=2.8, markeredgewidth=0)[0]

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
 from vitlens.figures.board import Board, Margins, board
-from vitlens.figures.gaps import as_measured, blank, require_few, require_known, require_shape
+from vitlens.figures.gaps import as_measured, no_value_patch, require_known, require_panel_count, require_shape
 from vitlens.figures.inputs import Array, as_array
 from vitlens.figures.overlay import Scale, colour_bar, is_constant
 from vitlens.figures.signed import draw_dots, number_places
@@ -28,15 +28,15 @@ def head_heatmaps(
     units: Mapping[str, str] | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> Figure:
-    """Statistics of every head, each a map of layers (down) by heads (across) with its own colours; one to six.
+    """One to six statistics of every head, each a map of layers (down) by heads (across) with its own colour scale.
 
-    values: by name, (layers, heads), NaN where there is no value, drawn hatched; units: by name, what stands at the
+    values: by name, (layers, heads), NaN where there is no value, drawn hatched; units: by name, the label of the
     colour bar; limits: by name, the range of its colours (default: least to greatest). Layers and heads are labelled
     from 0. Raises InputError when shapes differ, where a statistic has no value at all or one beyond its limits.
     """
     maps, units, limits = _statistics(values), units or {}, limits or {}
     require_known([*units, *limits], maps)
-    scales = {name: _scale(name, one, limits.get(name)) for name, one in maps.items()}
+    scales = {name: _scale(name, array, limits.get(name)) for name, array in maps.items()}
     return _heat_maps(maps, scales, [""] * len(maps), units, title, MAGNITUDE).figure
 
 
@@ -49,10 +49,10 @@ def difference_maps(
     second: str,
     units: Mapping[str, str] | None = None,
 ) -> Figure:
-    """How the statistics of every head differ between two models of the same shape: first minus second.
+    """Differences of the statistics of every head between two models of the same shape: first minus second.
 
     differences: by name, (layers, heads), NaN where there is none; significant: for the same names, whether the
-    paired test rejects after Holm's correction, marked by a dot and counted. Colours are symmetric around 0. units
+    paired test rejects after Holm's correction, marked by dots and counted. Colours are symmetric around 0. units
     and errors as head_heatmaps; raises InputError also where a head without a difference is significant.
     """
     maps, units = _statistics(differences), units or {}
@@ -60,23 +60,25 @@ def difference_maps(
     if significant.keys() != maps.keys():
         raise InputError(f"expected significant for {list(maps)}, found it for {list(significant)}")
     marks = {}
-    for name, one in maps.items():
-        given = as_array(significant[name], name=f"significant of {name!r}", axes=_HEADS) != 0
-        require_shape(given, one, f"significant of {name!r}")
-        if np.isnan(one[given]).any():
+    for name, array in maps.items():
+        rejected = as_array(significant[name], name=f"significant of {name!r}", axes=_HEADS) != 0
+        require_shape(rejected, array, f"significant of {name!r}")
+        if np.isnan(array[rejected]).any():
             raise InputError(f"expected a difference wherever it is significant, found NaN in {name!r}")
-        marks[name] = given
-    most = {name: float(np.nanmax(np.abs(one))) for name, one in maps.items()}
-    notes = [f"\n{np.sum(marks[name])} of {np.sum(~np.isnan(one))} significant" for name, one in maps.items()]
+        marks[name] = rejected
+    most = {name: float(np.nanmax(np.abs(array))) for name, array in maps.items()}
+    notes = [f"\n{np.sum(marks[name])} of {np.sum(~np.isnan(array))} significant" for name, array in maps.items()]
     title = f"{first} minus {second}, every head (dots: significant in a paired test after Holm's correction)"
-    drawn = _heat_maps(maps, {name: Scale(0.0 - one, one) for name, one in most.items()}, notes, units, title, SIGNED)
-    for axes, given in zip(drawn.panels, marks.values(), strict=True):
-        draw_dots(axes, given)
+    drawn = _heat_maps(
+        maps, {name: Scale(0.0 - high, high) for name, high in most.items()}, notes, units, title, SIGNED
+    )
+    for axes, rejected in zip(drawn.panels, marks.values(), strict=True):
+        draw_dots(axes, rejected)
     return drawn.figure
 
 
 def _scale(name: str, values: Array, limits: tuple[float, float] | None) -> Scale:
-    """From the lower to the upper limit, which hold all values; without limits from the least to the greatest."""
+    """From the lower to the upper limit, which all values must lie between; without limits from least to greatest."""
     least, most = float(np.nanmin(values)), float(np.nanmax(values))
     if limits is None:
         return Scale(least, least if is_constant(values[~np.isnan(values)]) else most)
@@ -95,21 +97,21 @@ def _heat_maps(
     title: str,
     colours: str,
 ) -> Board:
-    """One panel a statistic with its own colour bar, cells as square as the page allows."""
+    """One panel per statistic with its own colour bar, cells as square as the page allows."""
     layers, heads = next(iter(maps.values())).shape
     across = len(maps) if len(maps) < 3 else 2 if len(maps) == 4 else 3
     titles = [textwrap.fill(name, 26 if across == 3 else 46) + note for name, note in zip(maps, notes, strict=True)]
-    gaps = any(np.isnan(one).any() for one in maps.values())
+    gaps = any(np.isnan(array).any() for array in maps.values())
     gap = (_BAR + 0.24, 0.58 + 0.14 * max(text.count("\n") for text in titles))
     margins = Margins(left=0.45, right=_BAR, top=gap[1] - 0.36, bottom=0.38 + 0.22 * gaps)
     wide = min((WIDE - margins.left - margins.right + gap[0]) / across - gap[0], 2.5)
     tall = float(np.clip(wide * layers / heads, 0.9, 2.8))  # so that two rows of panels fit on a page
     drawn = board(title=title, count=len(maps), across=across, panel=(wide, tall), gap=gap, margins=margins)
-    for index, (axes, (name, one)) in enumerate(zip(drawn.panels, maps.items(), strict=True)):
+    for index, (axes, (name, array)) in enumerate(zip(drawn.panels, maps.items(), strict=True)):
         row, column = divmod(index, across)
         beside = drawn.left + column * (wide + gap[0]) + wide + 0.06
-        axes.add_patch(blank(transform=axes.transAxes, zorder=-1))
-        axes.imshow(one, cmap=colours, norm=scales[name].norm, aspect="auto")
+        axes.add_patch(no_value_patch(transform=axes.transAxes, zorder=-1))
+        axes.imshow(array, cmap=colours, norm=scales[name].norm, aspect="auto")
         axes.spines[:].set_visible(False)
         axes.set_title(titles[index])
         number_places(axes.xaxis, heads, wide / 0.2)
@@ -119,14 +121,14 @@ def _heat_maps(
         unit = shortened(units.get(name, ""), int(13 * (tall + 0.35)))
         colour_bar(bar, scale=scales[name], label=unit, colours=colours)
     if gaps:
-        drawn.figure.legend(handles=[blank(label="no value")], loc="lower center", borderaxespad=0.2)
+        drawn.figure.legend(handles=[no_value_patch(label="no value")], loc="lower center", borderaxespad=0.2)
     return drawn
 
 
 def _statistics(values: Mapping[str, ArrayLike]) -> dict[str, Array]:
     """Maps by name, all of one shape."""
-    require_few(values)
-    maps = {name: as_measured(one, name=repr(name), axes=_HEADS) for name, one in values.items()}
-    for name, one in maps.items():
-        require_shape(one, next(iter(maps.values())), repr(name))
+    require_panel_count(values)
+    maps = {name: as_measured(value, name=repr(name), axes=_HEADS) for name, value in values.items()}
+    for name, array in maps.items():
+        require_shape(array, next(iter(maps.values())), repr(name))
     return maps

@@ -16,17 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 from vitlens.analysis.heads.labels import LABELS
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.figures.board import Board, Margins, board
-from vitlens.figures.gaps import as_gapped, blank
+from vitlens.figures.gaps import as_array_with_gaps, no_value_patch
 from vitlens.figures.inputs import Array, require_length
-from vitlens.figures.style import MAGNITUDE, SMALL, TALL, WIDE, broken, styled
+from vitlens.figures.style import MAGNITUDE, SMALL, TALL, WIDE, styled, wrapped_title
 
-LOW, HIGH = -3, 5  # powers of two that the colours reach to
+LOW, HIGH = -3, 5  # the range of colours, as powers of two
 _GAP: Final = 0.07  # inch
-_WRITTEN: Final = 0.13  # inch below a panel for its code
-_SMALLEST, _SCORED = 0.34, 0.4  # inch, the narrowest panels that bear a code, and a score with it
+_CODE_ROOM: Final = 0.13  # inch below a panel for its code
+_SMALLEST, _SCORED = 0.34, 0.4  # inch, the narrowest panels with a code, and with a score
 _BAR: Final = 0.55  # inch below the panels for the colour bar
-_WHITE: Final = 0.03  # inch between the frame's middle and the map
-_LEGEND: Final = 0.72  # inch below that for the legend
+_WHITE: Final = 0.03  # inch between the middle of the frame and the map
+_LEGEND: Final = 0.72  # inch below the colour bar for the legend
 _LEAST: Final = 5.2  # inch of width, for the legend
 
 
@@ -40,15 +40,15 @@ def specialisation_matrix(
     title: str = "Specialisation of every head",
     limit_radius: int | None = None,
 ) -> Figure:
-    """One panel a head: where its keys lie relative to the query, framed in the colour of the head's label.
+    """One panel per head: the weight of keys by their offset from the query, framed in the colour of the head's label.
 
     ratios: for each layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset (key minus query, the query
     itself in the middle) over that of uniform attention: 1 is uniform; NaN where an offset never occurs; None for a
-    layer without patches as queries, drawn hatched as NaN is. Layers may differ in heads and grid. Colours are
-    logarithmic, from 1/8 to 32 times uniform for all panels. labels: of each head, names of LABELS; scores: of each
-    head's rule, NaN where it has none; code and score stand below a panel where there is room. limit_radius: show
-    offsets of at most so many patches. layers: which of the model's these are, from 0 (None: all, in order). Layers
-    (down, or across where more than twice as many as heads) and heads are labelled from 0. Raises InputError when
+    layer without patches as queries, hatched as NaN is. Layers may differ in heads and grid. Colours are logarithmic,
+    from 1/8 to 32 times uniform for all panels. labels: of each head, names of LABELS; scores: of each head's rule, NaN
+    where it has none; code and score are below a panel where there is room. limit_radius: the greatest offset shown, in
+    patches. layers: their numbers in the model, from 0 (None: all, in order). Layers (down, or across where more than
+    twice as many as heads) and heads are labelled from 0. Raises InputError when
     shapes do not fit, for another label, and for negative or infinite ratios.
     """
     maps, rules = _checked(ratios, labels, scores, limit_radius)
@@ -81,68 +81,71 @@ def _checked(
 ) -> tuple[list[Array | None], list[Array]]:
     """The maps in powers of two, cut to the radius, and the scores, of each layer."""
     heads = [len(layer) for layer in labels]
-    for name, given in (("ratios", ratios), ("scores", scores)):
-        require_length(len(given), len(labels), name=f"layers of {name}", of="the layers of labels")
+    for name, sequence in (("ratios", ratios), ("scores", scores)):
+        require_length(len(sequence), len(labels), name=f"layers of {name}", of="the layers of labels")
     if not heads or 0 in heads:
         raise InputError(f"expected layers with a label for each head, found {heads} labels")
     for label in (label for layer in labels for label in layer if label not in LABELS):
         raise UnknownNameError("label of a head", label, LABELS)
     if radius is not None and radius < 1:
         raise InputError(f"expected limit_radius of at least 1 patch, found {radius}")
-    maps = [None if one is None else _powers(one, radius) for one in ratios]
-    rules = [as_gapped(one, name="scores", axes=("heads",)) for one in scores]
+    maps = [None if of_layer is None else _powers(of_layer, radius) for of_layer in ratios]
+    rules = [as_array_with_gaps(of_layer, name="scores", axes=("heads",)) for of_layer in scores]
     for values, rule, count in zip(maps, rules, heads, strict=True):
-        for name, found in (("ratios", values), ("scores", rule)):
-            if found is not None:
-                require_length(len(found), count, name=f"heads in {name}", of="the labels of the layer")
+        for name, array in (("ratios", values), ("scores", rule)):
+            if array is not None:
+                require_length(len(array), count, name=f"heads in {name}", of="the labels of the layer")
     return maps, rules
 
 
 def _powers(ratios: ArrayLike, radius: int | None) -> Array:
     """Base-2 logarithms of a layer's ratios within the colours' range, cut to a radius in patches."""
-    values = as_gapped(ratios, name="ratios", axes=("heads", "2 rows - 1", "2 columns - 1"))
+    values = as_array_with_gaps(ratios, name="ratios", axes=("heads", "2 rows - 1", "2 columns - 1"))
     if not values.shape[1] % 2 or not values.shape[2] % 2:
         raise InputError(f"expected ratios of shape (heads, 2 rows - 1, 2 columns - 1), found {values.shape}")
     if (values < 0).any():
         raise InputError(f"expected ratios of at least 0, found {np.nanmin(values):.3g}")
     middle = [size // 2 for size in values.shape[1:]]
-    reach = [one if radius is None else min(one, radius) for one in middle]
-    rows, columns = (slice(one - away, one + away + 1) for one, away in zip(middle, reach, strict=True))
+    reach = [half if radius is None else min(half, radius) for half in middle]
+    rows, columns = (slice(half - limit, half + limit + 1) for half, limit in zip(middle, reach, strict=True))
     powers: Array = np.log2(np.clip(values[:, rows, columns], 2.0**LOW, 2.0**HIGH))
     return powers
 
 
 def _title(title: str, radius: int | None) -> str:
     cut = "" if radius is None else f", up to {radius} patches away"
-    return f"{title}: mean weight of keys by their place relative to the query (ticks: the query itself){cut}"
+    return f"{title}: mean weight of keys by offset from the query (ticks: the query itself){cut}"
 
 
 def _board(title: str, maps: Sequence[Array | None], lines: tuple[int, int]) -> Board:
-    """The panels, as large as the page allows; room for codes below each where a panel is wide enough for them."""
+    """The panels, as large as the page allows, with room for codes below them where they are wide enough."""
     down, across = lines
-    ratio = next((one.shape[1] / one.shape[2] for one in maps if one is not None), 1.0)
-    margins = Margins(left=0.62, right=0.08, top=0.22, bottom=_WRITTEN + _BAR + _LEGEND)
-    room = WIDE - margins.left - margins.right + _GAP, TALL - broken(title, _LEAST)[1] - margins.top - margins.bottom
+    ratio = next((values.shape[1] / values.shape[2] for values in maps if values is not None), 1.0)
+    margins = Margins(left=0.62, right=0.08, top=0.22, bottom=_CODE_ROOM + _BAR + _LEGEND)
+    room = (
+        WIDE - margins.left - margins.right + _GAP,
+        TALL - wrapped_title(title, _LEAST)[1] - margins.top - margins.bottom,
+    )
     wide = min(room[0] / across - _GAP, 0.9)
-    bearing = min(wide, ((room[1] + _GAP) / down - _GAP - _WRITTEN) / ratio)
-    written = bearing >= _SMALLEST
-    panel = bearing if written else min(wide, ((room[1] + _GAP) / down - _GAP) / ratio)
+    with_code = min(wide, ((room[1] + _GAP) / down - _GAP - _CODE_ROOM) / ratio)
+    has_codes = with_code >= _SMALLEST
+    panel = with_code if has_codes else min(wide, ((room[1] + _GAP) / down - _GAP) / ratio)
     missing = max(0.0, _LEAST - WIDE + room[0] - across * (panel + _GAP))
     return board(
         title=title,
         count=down * across,
         across=across,
         panel=(panel, panel * ratio),
-        gap=(_GAP, _GAP + (_WRITTEN if written else 0.0)),
+        gap=(_GAP, _GAP + (_CODE_ROOM if has_codes else 0.0)),
         margins=replace(margins, left=margins.left + missing / 2, right=margins.right + missing / 2),
     )
 
 
 def _draw(axes: Axes, values: Array | None, colour: str, size: tuple[float, float]) -> None:
-    """One head's map in its frame, with a tick at the middle of each side; hatched where nothing is known."""
+    """Draw one head's map in its frame, with a tick at the middle of each side; hatched without values."""
     axes.spines[:].set(visible=True, color=colour, linewidth=1.8)
     rows, columns = (1, 1) if values is None else values.shape
-    axes.add_patch(blank((-0.5, -0.5), float(columns), float(rows), zorder=-1))
+    axes.add_patch(no_value_patch((-0.5, -0.5), float(columns), float(rows), zorder=-1))
     if values is not None:
         axes.imshow(values, cmap=MAGNITUDE, norm=Normalize(LOW, HIGH), aspect="auto")
         axes.set(xticks=[columns // 2], yticks=[rows // 2], xticklabels=[], yticklabels=[])
@@ -153,7 +156,7 @@ def _draw(axes: Axes, values: Array | None, colour: str, size: tuple[float, floa
 
 
 def _write(axes: Axes, label: str, score: float, wide: float) -> None:
-    """The label's code below a panel that many inches wide, and the score where there is room."""
+    """Write the label's code below a panel of this width in inches, and the score where there is room."""
     number = "" if np.isnan(score) or wide < _SCORED else f" {score:.2f}".replace(" 0.", " .")
     size = max(5.0, min(SMALL, 11.5 * wide))
     where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center", "va": "top"}
@@ -172,9 +175,9 @@ def _name_layers_and_heads(cells: NDArray[np.object_], layers: Sequence[int], *,
 
 
 def _colour_bar(drawn: Board) -> None:
-    """The bar that all panels share, below them."""
+    """Add the colour bar of all panels below them."""
     long = min(max(drawn.right - drawn.left, 2.2), 3.2)
-    axes = drawn.place((drawn.left + drawn.right - long) / 2, drawn.bottom + _WRITTEN + 0.08, long, 0.09)
+    axes = drawn.place((drawn.left + drawn.right - long) / 2, drawn.bottom + _CODE_ROOM + 0.08, long, 0.09)
     bar = drawn.figure.colorbar(ScalarMappable(Normalize(LOW, HIGH), MAGNITUDE), cax=axes, orientation="horizontal")
     bar.outline.set_visible(False)
     powers = range(LOW, HIGH + 1)
@@ -184,10 +187,10 @@ def _colour_bar(drawn: Board) -> None:
 
 
 def _legend(figure: Figure, counts: Counter[str]) -> None:
-    """Every label with its code, its colour and its number of heads, at the lower edge."""
+    """Add a legend at the lower edge: every label with its code, colour and number of heads."""
     handles = [
-        Patch(facecolor="none", edgecolor=one.colour, linewidth=1.8, label=f"{_named(name, one.code)}: {counts[name]}")
-        for name, one in LABELS.items()
+        Patch(facecolor="none", edgecolor=row.colour, linewidth=1.8, label=f"{_named(name, row.code)}: {counts[name]}")
+        for name, row in LABELS.items()
     ]
     figure.legend(handles=handles, loc="lower center", ncols=3, borderaxespad=0.3, handlelength=1.2)
 

@@ -1,4 +1,4 @@
-"""Over a training: the statistics of every head, and the similarity of position embeddings by offset."""
+"""Statistics of every head over a training, and the similarity of position embeddings by offset."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -12,33 +12,33 @@ from numpy.typing import ArrayLike
 
 from vitlens.errors import InputError
 from vitlens.figures.board import BAR_ROOM, Margins, board
-from vitlens.figures.gaps import as_gapped, as_measured
+from vitlens.figures.gaps import as_array_with_gaps, as_measured
 from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.overlay import Scale, colour_bar
 from vitlens.figures.style import BLUE, GREY, LABEL, SERIES, SIGNED, WIDE, heading, sheet, styled
 
-MOMENTS: Final = 6  # maps of positions that a line holds
+MOMENTS: Final = 6  # most maps of positions side by side
 _AXES: Final = ("moments", "layers", "heads")
-_FAINT: Final = 0.2  # similarity below which colours stay pale: that of random embeddings
+_FAINT: Final = 0.2  # least similarity of the full colour, so that random embeddings stay pale
 _MEAN: Final[dict[str, Any]] = {"color": "black", "linewidth": 1.6}
-_ALIKE: Final[dict[str, Any]] = {"color": BLUE, "linewidth": 0.6, "alpha": 0.85}  # heads too many for colours
+_ALIKE: Final[dict[str, Any]] = {"color": BLUE, "linewidth": 0.6, "alpha": 0.85}  # too many heads for a colour each
 _UNIFORM: Final[dict[str, Any]] = {"color": GREY, "linestyle": "--", "linewidth": 1.0}
 
 
 @styled
-def head_courses(
+def heads_over_training(
     *, epochs: Sequence[int], values: ArrayLike, title: str, label: str, uniform: ArrayLike | None = None
 ) -> Figure:
-    """One statistic of every head over a training: a panel a layer, a line a head, one vertical axis for all panels.
+    """One statistic of every head over a training: a panel per layer, a line per head, all with one vertical axis.
 
-    epochs: how many were done at each moment, rising; values: (moments, layers, heads), NaN where there is no such
-    head; label: the statistic and its unit; uniform: (layers,), what uniform attention gives, NaN where undefined. Up
-    to six heads have a colour each; more are thin lines alike. Layers and heads are labelled from 0; a layer without
+    epochs: done at each moment, ascending; values: (moments, layers, heads), NaN where there is no such head; label:
+    the statistic and its unit; uniform: (layers,), its value under uniform attention, NaN where undefined. Up to six
+    heads have a colour each; more are thin lines of one colour. Layers and heads are labelled from 0; a layer without
     values is left out. Raises InputError when shapes do not fit, for infinite numbers and where all are NaN.
     """
     measured = as_measured(values, name="values", axes=_AXES)
-    places = _rising(epochs, len(measured))
-    expected = None if uniform is None else as_gapped(uniform, name="uniform", axes=("layers",))
+    places = _ascending(epochs, len(measured))
+    expected = None if uniform is None else as_array_with_gaps(uniform, name="uniform", axes=("layers",))
     if expected is not None:
         require_length(len(expected), measured.shape[1], name="layers of uniform", of="the layers of values")
     layers = [layer for layer in range(measured.shape[1]) if not np.isnan(measured[:, layer]).all()]
@@ -48,7 +48,7 @@ def head_courses(
     panels = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
     coloured = measured.shape[2] <= len(SERIES)
     for axes, layer in zip(panels, layers, strict=False):
-        _course(axes, places, measured[:, layer], coloured=coloured)
+        _lines(axes, places, measured[:, layer], coloured=coloured)
         if expected is not None and not np.isnan(expected[layer]):
             axes.axhline(expected[layer], **_UNIFORM)
         axes.set_title(f"layer {layer}")
@@ -63,10 +63,10 @@ def head_courses(
     return figure
 
 
-def _course(axes: Axes, places: Array, values: Array, *, coloured: bool) -> None:
-    """A layer's heads as lines, and their mean."""
-    for head, course in enumerate(values.T):
-        axes.plot(places, course, **(_head_style(head) if coloured else _ALIKE))
+def _lines(axes: Axes, places: Array, values: Array, *, coloured: bool) -> None:
+    """Draw the heads of a layer as lines, and their mean."""
+    for head, line in enumerate(values.T):
+        axes.plot(places, line, **(_head_style(head) if coloured else _ALIKE))
     axes.plot(places, np.ma.masked_invalid(values).mean(axis=1), **_MEAN)
 
 
@@ -79,7 +79,7 @@ def _label(figure: Figure, panels: Sequence[Axes], across: int, places: Array, l
         axes.grid(axis="y")
         axes.set_xlim(places[0], places[-1] if len(places) > 1 else places[0] + 1)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-        if index + across >= len(panels):  # nothing stands below it
+        if index + across >= len(panels):  # no panel below
             axes.set_xlabel("epoch")
             axes.tick_params(labelbottom=True)
     figure.supylabel(label, fontsize=LABEL)
@@ -94,30 +94,30 @@ def _legend(figure: Figure, heads: int, *, uniform: bool) -> None:
 
 
 @styled
-def position_courses(*, epochs: Sequence[int], similarity: ArrayLike) -> Figure:
-    """How alike positions are by how far apart they lie, at up to six moments of a training, in one scale of colours.
+def positions_over_training(*, epochs: Sequence[int], similarity: ArrayLike) -> Figure:
+    """The similarity of positions by their offset, at up to six moments of a training, with one colour scale.
 
-    epochs: done at each moment, rising; similarity: (moments, 2 down + 1, 2 across + 1), mean cosine similarity of all
-    pairs of position embeddings by offset, none in the middle, where it is 1. Colours are symmetric around 0 and reach
-    to the greatest similarity elsewhere, 0.2 at least. Raises InputError for other shapes, more moments, or values
-    beyond [-1, 1].
+    epochs: done at each moment, ascending; similarity: (moments, 2 down + 1, 2 across + 1), mean cosine similarity of
+    all pairs of position embeddings by offset, offset 0 in the middle, where it is 1. Colours are symmetric around 0,
+    up to the greatest similarity elsewhere and at least 0.2. Raises InputError for other shapes, more moments, or
+    values beyond [-1, 1].
     """
     maps = as_similarity(similarity)
-    places = _rising(epochs, len(maps))
+    places = _ascending(epochs, len(maps))
     if len(maps) > MOMENTS:
         raise InputError(f"expected 1 to {MOMENTS} moments, found {len(maps)}; choose some of them")
     scale, ratio = similarity_scale(maps), maps.shape[1] / maps.shape[2]
     wide = min(1.5, (WIDE - 0.5 - BAR_ROOM) / len(maps) - 0.1)
     drawn = board(
-        title="Position embeddings: mean cosine similarity of two positions by how far apart they lie",
+        title="Position embeddings: mean cosine similarity of two positions by their offset",
         count=len(maps),
         across=len(maps),
         panel=(wide, wide * ratio),
         gap=(0.1, 0.0),
         margins=Margins(left=0.5, right=BAR_ROOM, top=0.22, bottom=0.45),
     )
-    for index, (axes, one, epoch) in enumerate(zip(drawn.panels, maps, places, strict=True)):
-        draw_offsets(axes, one, scale=scale)
+    for index, (axes, by_offset, epoch) in enumerate(zip(drawn.panels, maps, places, strict=True)):
+        draw_offsets(axes, by_offset, scale=scale)
         axes.set_title(f"epoch {epoch:.0f}")
         axes.set_ylabel("" if index else "rows apart")
         if index:
@@ -127,8 +127,8 @@ def position_courses(*, epochs: Sequence[int], similarity: ArrayLike) -> Figure:
 
 
 def near_offsets(similarity: ArrayLike) -> Array:
-    """Of maps (moments, 2 rows - 1, 2 columns - 1) by offset those within half the grid: beyond, pairs are few and
-    their mean is noise."""
+    """Maps (moments, 2 rows - 1, 2 columns - 1) by offset, cropped to offsets within half the grid; beyond, the means
+    are of few pairs."""
     maps = as_array(similarity, name="similarity", axes=("moments", "2 rows - 1", "2 columns - 1"))
     rows, columns = ((side + 1) // 2 for side in maps.shape[1:])
     down, across = rows // 2, columns // 2
@@ -136,7 +136,7 @@ def near_offsets(similarity: ArrayLike) -> Array:
 
 
 def as_similarity(values: ArrayLike) -> Array:
-    """Maps (moments, down, across) of odd sides within [-1, 1]; raises InputError for others."""
+    """Maps (moments, down, across) with odd sides, within [-1, 1]. Raises InputError for others."""
     maps = as_array(values, name="similarity", axes=("moments", "down", "across"))
     if not maps.shape[1] % 2 == maps.shape[2] % 2 == 1:
         raise InputError(
@@ -148,27 +148,27 @@ def as_similarity(values: ArrayLike) -> Array:
 
 
 def similarity_scale(maps: Array) -> Scale:
-    """Symmetric around 0, to the greatest similarity of two different positions, and at least to _FAINT."""
+    """Symmetric around 0, up to the greatest similarity of two different positions, and at least to _FAINT."""
     apart = np.ones(maps.shape[1:], dtype=bool)
     apart[maps.shape[1] // 2, maps.shape[2] // 2] = False
     most = max(float(np.abs(maps[:, apart]).max()) if apart.any() else 0.0, _FAINT)
     return Scale(-most, most, clipped=most < 1)
 
 
-def draw_offsets(axes: Axes, one: Array, *, scale: Scale) -> None:
-    """Fill axes with a map (down, across) by offset, no offset in the middle."""
-    down, across = (side // 2 for side in one.shape)
+def draw_offsets(axes: Axes, values: Array, *, scale: Scale) -> None:
+    """Fill axes with a map (down, across) by offset, offset 0 in the middle."""
+    down, across = (side // 2 for side in values.shape)
     area = (-across - 0.5, across + 0.5, down + 0.5, -down - 0.5)
-    axes.imshow(one, cmap=SIGNED, norm=scale.norm, interpolation="nearest", extent=area, aspect="auto")
+    axes.imshow(values, cmap=SIGNED, norm=scale.norm, interpolation="nearest", extent=area, aspect="auto")
     axes.set_xticks([-across, 0, across] if across else [0])
     axes.set_yticks([-down, 0, down] if down else [0])
     axes.set_xlabel("columns apart")
     axes.spines[:].set_visible(False)
 
 
-def _rising(epochs: Sequence[int], moments: int) -> Array:
+def _ascending(epochs: Sequence[int], moments: int) -> Array:
     require_length(len(epochs), moments, name="epochs", of="the moments of values")
     places = as_array(list(epochs), name="epochs", axes=("moments",))
     if (np.diff(places) <= 0).any():
-        raise InputError(f"expected epochs that rise, found {list(epochs)}")
+        raise InputError(f"expected ascending epochs, found {list(epochs)}")
     return places

@@ -200,7 +200,7 @@ def template_sets() -> Mapping[str, tuple[str, ...]]:
     """open_clip's templates by name, with {} in place of the class: "simple" (7) and "openai" (80, Radford 2021)."""
     library = open_clip()
     known = {"simple": library.SIMPLE_IMAGENET_TEMPLATES, "openai": library.OPENAI_IMAGENET_TEMPLATES}
-    return {name: tuple(str(one("{}")) for one in templates) for name, templates in known.items()}
+    return {name: tuple(str(template("{}")) for template in templates) for name, templates in known.items()}
 
 
 def imagenet_prompt_names() -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def load(request: ModelRequest) -> Model:
         )
     source = require_source(request.arch)
     if source.weights == "own" or request.random:
-        given = f"{request.arch!r}, which has its own" if source.weights == "own" else "@random"
-        raise InputError(f"expected an architecture for the weights in {request.name}, found {given}")
+        received = f"{request.arch!r}, which has its own" if source.weights == "own" else "@random"
+        raise InputError(f"expected an architecture for the weights in {request.name}, found {received}")
     model: Model = resolved(source.load)(replace(request, source=source, name=request.arch, file=file, arch=None))
     return model

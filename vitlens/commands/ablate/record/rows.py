@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitlens.names import Replacement, UnitKind
-from vitlens.records import GivenName
+from vitlens.records import UntrustedName
 from vitlens.schema import Text
 from vitlens.uncertainty import Estimate
 
@@ -91,7 +91,7 @@ class ReplacementAgreementRow:
 class ClassHeadRow:
     """The head without which the loss of one class rises most."""
 
-    class_name: GivenName
+    class_name: UntrustedName
     images: int
     head: str
     delta_loss: float
@@ -177,10 +177,10 @@ class PatchingRow:
     """One clean and one corrupted image. target, other: the classes of the logit difference, whose value is given for
     each image; grid (rows, columns), prefix: the model's tokens, None where they are unknown."""
 
-    clean: GivenName
-    corrupted: GivenName
-    target: GivenName
-    other: GivenName
+    clean: UntrustedName
+    corrupted: UntrustedName
+    target: UntrustedName
+    other: UntrustedName
     difference_clean: float
     difference_corrupted: float
     grid: tuple[int, int] | None
@@ -213,7 +213,7 @@ class LensRow:
 class LensClassRow:
     """A class whose probability the logit lens shows."""
 
-    class_name: GivenName
+    class_name: UntrustedName
 
 
 @dataclass(frozen=True)

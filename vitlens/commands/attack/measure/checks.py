@@ -6,20 +6,20 @@ from typing import Final
 from torch import Tensor
 
 from vitlens.analysis.robustness.checks import (
-    EVERYTHING,
-    Attacked,
+    UNLIMITED_EPSILON,
+    AttackOutput,
     Attempt,
-    all_found,
-    as_near,
     at_epsilon_zero,
+    every_image_broken,
+    gradients_not_zero,
     more_steps,
+    same_distances,
     same_in_any_batch,
-    unlimited,
-    visible_gradients,
+    unlimited_budget,
     within_budget,
 )
 from vitlens.analysis.robustness.curve import Outcome
-from vitlens.analysis.robustness.masking_signs import never_rises, same_from_below, stronger_in_order
+from vitlens.analysis.robustness.masking_signs import never_rises, same_in_ascending_order, weaker_breaks_no_more
 from vitlens.analysis.robustness.verdict import Check
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.self_checks import checks_of, comparisons
@@ -57,7 +57,7 @@ def checked(work: ModelAttack, swept: Sequence[SweptAttack]) -> list[Check]:
     if not len(right):
         return []
     images, labels = work.images(right), work.labels[right]
-    checks = [visible_gradients(work.model, images, labels)]
+    checks = [gradients_not_zero(work.model, images, labels)]
     title = f"checking the attacks on {work.model.alias}"
     with progress(title, len(swept), unit="attacks", quiet=work.run.quiet) as advance:
         for result in swept:
@@ -92,14 +92,14 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Te
     if len(images) > 1:
         smaller_batches = attempt(images, labels, epsilon=epsilon, batch_size=-(-len(images) // 2))
         yield same_in_any_batch(slug, result, smaller_batches)
-    everything = EVERYTHING if entry.norm == "linf" else float(images[0].numel()) ** 0.5
+    everything = UNLIMITED_EPSILON if entry.norm == "linf" else float(images[0].numel()) ** 0.5
     if entry.kind == "minimum":
         searched = evenly_spaced(images, _SEARCHED[0]), evenly_spaced(labels, _SEARCHED[0])
-        yield as_near(slug, attempt, *searched, epsilon=everything, steps=steps)
-        yield all_found(swept.outcome)
+        yield same_distances(slug, attempt, *searched, epsilon=everything, steps=steps)
+        yield every_image_broken(swept.outcome)
     elif "more steps" in planned:
         yield more_steps(slug, attempt, images, labels, epsilon=swept.outcome.epsilons[0], steps=steps)
-        yield unlimited(slug, attempt, images, labels, epsilon=everything)
+        yield unlimited_budget(slug, attempt, images, labels, epsilon=everything)
 
 
 def _from_below(work: ModelAttack, swept: SweptAttack, rows: Tensor) -> Check:
@@ -110,7 +110,7 @@ def _from_below(work: ModelAttack, swept: SweptAttack, rows: Tensor) -> Check:
         attempted(work, swept.attack, rows, downwards=downwards, steps=steps).broken_at[swept.attack].cpu()
         for downwards in (True, False)
     )
-    return same_from_below(swept.outcome.name, above, below)
+    return same_in_ascending_order(swept.outcome.name, above, below)
 
 
 def _planned(work: ModelAttack, swept: SweptAttack) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def _planned(work: ModelAttack, swept: SweptAttack) -> tuple[str, ...]:
 def _with_steps(attempt: Attempt, number: int) -> Attempt:
     def limited(
         images: Tensor, labels: Tensor, *, epsilon: float, steps: int | None = None, batch_size: int | None = None
-    ) -> Attacked:
+    ) -> AttackOutput:
         return attempt(images, labels, epsilon=epsilon, steps=steps or number, batch_size=batch_size)
 
     return limited
@@ -133,4 +133,4 @@ def _in_order(outcomes: Sequence[Outcome], names: Sequence[str]) -> Iterator[Che
     """One step compared with many, attacks without gradients with those that use them, and other pairs."""
     by_name = dict(zip(names, outcomes))
     for pair in comparisons(names):
-        yield stronger_in_order(by_name[pair.weaker], by_name[pair.stronger], reason=pair.reason)
+        yield weaker_breaks_no_more(by_name[pair.weaker], by_name[pair.stronger], reason=pair.reason)

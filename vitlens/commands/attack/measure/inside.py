@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlens.analysis.faithfulness.map_shares import as_shares
 from vitlens.analysis.heads.registry import STATISTICS
-from vitlens.analysis.robustness.inside import MapAgreement, Shift, cosines, map_agreement, parting, shifts
+from vitlens.analysis.robustness.inside import MapAgreement, Shift, cosines, halfway_block, map_agreement, shifts
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -49,7 +49,7 @@ class InsideChange:
 
 
 def write_inside(folder: RunFolder, works: Sequence[ModelAttack], sample: AttackSample) -> None:
-    """Write agreements of maps, cosines and the parting block, shifts by layer, and the arrays of the examples."""
+    """Write agreements of maps, cosines and the halfway block, shifts by layer, and the arrays of the examples."""
     blocks: list[BlockCosineRow] = []
     layers: list[AttentionShiftRow] = []
     for index, work in enumerate(works):
@@ -120,7 +120,7 @@ def _write_metrics(folder: RunFolder, work: ModelAttack, change: InsideChange) -
             estimate = bootstrap_mean(values[usable].double().numpy(), seed=seed, unit=unit)
             folder.metric(MAP_AGREEMENT(model=alias, measure=measure, maps=maps), estimate)
     if _ANOTHER in change.paths:
-        block = parting(change.paths[_ADVERSARIAL], change.paths[_ANOTHER])
+        block = halfway_block(change.paths[_ADVERSARIAL], change.paths[_ANOTHER])
         if block is not None:
             folder.metric(PARTING_BLOCK(model=alias), Estimate(float(block), n=len(change.places), unit=""))
 

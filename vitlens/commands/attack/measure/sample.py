@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.robustness.checks import Attacked, Attempt
+from vitlens.analysis.robustness.checks import AttackOutput, Attempt
 from vitlens.analysis.robustness.curve import halving_epsilon
 from vitlens.analysis.robustness.transfer import Transfer, transfer
 from vitlens.attacks.attack import attack
@@ -48,7 +48,7 @@ def attempt_of(work: ModelAttack, name: str) -> Attempt:
 
     def attempt(
         images: Tensor, labels: Tensor, *, epsilon: float, steps: int | None = None, batch_size: int | None = None
-    ) -> Attacked:
+    ) -> AttackOutput:
         return attack(
             work.model, images, labels, method=name, epsilon=epsilon if bounded else None,
             steps=steps or options.steps_for(name), restarts=options.restarts, seed=run.seed,

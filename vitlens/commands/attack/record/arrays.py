@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from vitlens.archives import Form
 from vitlens.records import Pixels
-from vitlens.schema import Given
+from vitlens.schema import Untrusted
 
 PerImage: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
 ShareMaps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
@@ -38,7 +38,7 @@ class AttackExampleArrays:
     change: Annotated[NDArray[np.floating], Form("f", (None, 3, None, None))]
     before: ShareMaps
     after: ShareMaps
-    answers: Annotated[NDArray[Any], Form("U", (2, None)), Given()]
+    answers: Annotated[NDArray[Any], Form("U", (2, None)), Untrusted()]
     probability: Annotated[NDArray[np.floating], Form("f", (2, None))]
     image: Annotated[NDArray[np.integer], Form("iu", (None,))]
     method: Annotated[NDArray[Any], Form("U")]

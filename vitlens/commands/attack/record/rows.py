@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from vitlens.analysis.robustness.verdict import Check
 from vitlens.attacks.registry import NormName
-from vitlens.records import GivenName
+from vitlens.records import UntrustedName
 from vitlens.uncertainty import Estimate
 
 Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
@@ -93,7 +93,7 @@ class RobustClassRow:
     """Accuracy of one model on the images of one class, clean and under the attack of the sample at its epsilon."""
 
     model: str
-    class_name: GivenName
+    class_name: UntrustedName
     n: int
     attack: str
     epsilon: float

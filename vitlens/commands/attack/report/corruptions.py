@@ -80,7 +80,7 @@ def _accuracies(record: Record) -> Table:
 
 
 def _draw(record: Record) -> "Figure":
-    from vitlens.figures.robustness import Hardening, robustness_curves
+    from vitlens.figures.robustness import DisturbancePanel, robustness_curves
 
     rows, panels = record.rows(CORRUPTED), []
     for kind in record.rows(CORRUPTION_KINDS):
@@ -88,6 +88,6 @@ def _draw(record: Record) -> "Figure":
         for alias in record.aliases:
             levels = [row.estimate for row in rows if (row.kind, row.model) == (kind.kind, alias)]
             curves[alias] = values_and_ends([record.metric(ACCURACY(model=alias)), *levels])
-        panels.append(Hardening(kind.title, "severity", ["0", *map(str, SEVERITIES)], curves))
+        panels.append(DisturbancePanel(kind.title, "severity", ["0", *map(str, SEVERITIES)], curves))
     classes = 0 if record.config.data is None else record.config.data.classes
-    return robustness_curves(hardenings=panels, chance=1 / (classes or 1), n=rows[0].n)
+    return robustness_curves(disturbances=panels, chance=1 / (classes or 1), n=rows[0].n)

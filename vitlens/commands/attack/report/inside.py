@@ -134,12 +134,12 @@ def _examples(record: Record) -> Iterator[FigureSpec]:
 
 
 def _draw_examples(row: AttackSampleRow, arrays: AttackExampleArrays) -> "Figure":
-    from vitlens.figures.attack.examples import Before, attack_examples
+    from vitlens.figures.attack.examples import PredictedClass, attack_examples
 
     clean = arrays.pixels / np.float32(255)
     change = arrays.change.astype(np.float32)
     before, after = (
-        [Before(str(word), float(probability)) for word, probability in zip(words, probabilities)]
+        [PredictedClass(str(word), float(probability)) for word, probability in zip(words, probabilities)]
         for words, probabilities in zip(arrays.answers, arrays.probability)
     )
     return attack_examples(
@@ -160,7 +160,7 @@ def _paths(record: Record) -> Iterator[FigureSpec]:
 
 
 def _draw_paths(rows: Sequence[BlockCosineRow]) -> "Figure":
-    from vitlens.figures.attack.inside import parting_paths
+    from vitlens.figures.attack.inside import block_distances
 
     models = {}
     for alias in dict.fromkeys(row.model for row in rows):
@@ -169,7 +169,7 @@ def _draw_paths(rows: Sequence[BlockCosineRow]) -> "Figure":
             str(kind): _curve({row.block: row for row in of_model if row.kind == kind})
             for kind in dict.fromkeys(row.kind for row in of_model)
         }
-    return parting_paths(models=models, title="Change of the outputs of blocks")
+    return block_distances(models=models, title="Change of the outputs of blocks")
 
 
 def _shifts(record: Record) -> Iterator[FigureSpec]:

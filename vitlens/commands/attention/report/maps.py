@@ -69,7 +69,7 @@ def _draw_grid(arrays: AttentionArrays, rows: Sequence[LayerRow], indices: Seque
     return attention_grid(
         maps=np.stack([arrays.layer[index][0] for index in indices]),
         image=pixels(arrays)[0],
-        reader=reader_of(rows[0]),
+        query=reader_of(rows[0]),
         numbers=[row.layer for row in rows],
     )
 
@@ -103,7 +103,7 @@ def _draw_layer(arrays: AttentionArrays, names: Sequence[str], row: LayerRow, in
         layer=row.layer,
         names=names[part],
         scale=shared_scale(list(maps.swapaxes(0, 1))),
-        reader=reader_of(row),
+        query=reader_of(row),
     )
 
 
@@ -134,7 +134,7 @@ def _draw_evolution(
         maps=maps[part],
         numbers=numbers,
         names=names[part],
-        reader=reader,
+        query=reader,
         scale=shared_scale(list(maps.swapaxes(0, 1))),
     )
 

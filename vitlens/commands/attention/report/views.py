@@ -179,7 +179,7 @@ def _draw_training(record: Record, arrays: CheckpointMapArrays, drawn: slice) ->
         layer=layer,
         head=head,
         names=image_names(record)[drawn],
-        reader=readers[layer],
+        query=readers[layer],
     )
 
 

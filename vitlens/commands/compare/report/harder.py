@@ -126,17 +126,19 @@ def _robustness_figure(record: Record, kinds: dict[str, dict[float, tuple[Harder
 
 
 def _draw_robustness(record: Record, kinds: dict[str, dict[float, tuple[HarderRow, ...]]]) -> "Figure":
-    from vitlens.figures.robustness import Hardening, robustness_curves
+    from vitlens.figures.robustness import DisturbancePanel, robustness_curves
 
     disturbances = []
     for kind, levels in kinds.items():
         accuracies = [_by_model(record, rows) for rows in levels.values()]
         curves = {alias: values_and_ends([level[alias] for level in accuracies]) for alias in record.aliases}
         entry = DISTURBANCES[kind]
-        disturbances.append(Hardening(entry.title, entry.axis, [level_words(kind, level) for level in levels], curves))
+        disturbances.append(
+            DisturbancePanel(entry.title, entry.axis, [level_words(kind, level) for level in levels], curves)
+        )
     data, images = record.config.data, record.rows(HARDER)[0].n
     classes = data.classes if data else 0
-    return robustness_curves(hardenings=disturbances, chance=1 / classes, n=images or 0)
+    return robustness_curves(disturbances=disturbances, chance=1 / classes, n=images or 0)
 
 
 def _bias_figure(record: Record) -> Iterator[FigureSpec]:

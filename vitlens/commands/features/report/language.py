@@ -15,7 +15,7 @@ from vitlens.uncertainty import LEVEL
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vitlens.figures.features.templates import Wording
+    from vitlens.figures.features.templates import TemplateAccuracy
 
 _TEMPLATES_CAPTION: Final = (
     "The same images and class names in different prompts. Filled dots differ from the ensemble by McNemar's exact "
@@ -116,10 +116,12 @@ def _draw_templates(alias: str, rows: Sequence[TemplateRow], chance: float) -> "
     return template_chart(ensemble=ensemble, templates=templates, chance=chance, title=title)
 
 
-def _wording(row: TemplateRow) -> "Wording":
-    from vitlens.figures.features.templates import Wording
+def _wording(row: TemplateRow) -> "TemplateAccuracy":
+    from vitlens.figures.features.templates import TemplateAccuracy
 
-    return Wording(row.template, row.accuracy, row.low, row.high, row.p_holm is not None and row.p_holm <= LEVEL)
+    return TemplateAccuracy(
+        row.template, row.accuracy, row.low, row.high, row.p_holm is not None and row.p_holm <= LEVEL
+    )
 
 
 def _draw_prompts(alias: str, arrays: PromptArrays, rows: Sequence[PromptRow]) -> "Figure":

@@ -107,10 +107,10 @@ def _figures(arrays: TrainingArrays) -> Iterator[FigureSpec]:
 
 
 def _draw_curve(arrays: TrainingArrays, name: str) -> "Figure":
-    from vitlens.figures.stats.training import head_courses
+    from vitlens.figures.stats.training import heads_over_training
 
     title = STATISTICS[name].title
-    return head_courses(
+    return heads_over_training(
         epochs=arrays.epochs.tolist(),
         values=arrays.mean[name],
         title=f"{title[0].upper()}{title[1:]}, every head over training",
@@ -120,11 +120,13 @@ def _draw_curve(arrays: TrainingArrays, name: str) -> "Figure":
 
 
 def _draw_positions(arrays: TrainingArrays) -> "Figure":
-    from vitlens.figures.stats.training import near_offsets, position_courses
+    from vitlens.figures.stats.training import near_offsets, positions_over_training
 
     assert arrays.similarity is not None
     places = _evenly(len(arrays.epochs), _MAPS)
-    return position_courses(epochs=arrays.epochs[places].tolist(), similarity=near_offsets(arrays.similarity)[places])
+    return positions_over_training(
+        epochs=arrays.epochs[places].tolist(), similarity=near_offsets(arrays.similarity)[places]
+    )
 
 
 def _evenly(count: int, most: int) -> list[int]:
