@@ -9,7 +9,7 @@ from vitlens.cli.words import one_option_per_image
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
-from vitlens.commands.train.options import Teaching, Tuning
+from vitlens.commands.train.options import TeacherOptions, Tuning
 
 
 def test_defaults_of_the_command_line_are_those_of_the_options(stand_in):
@@ -164,8 +164,8 @@ def test_train_passes_on_what_is_tuned_and_who_teaches(stand_in, capsys):
         assert run(["train", *line.split()]) == 0
     tunings, teachings = ([getattr(options, name) for (options,), _ in calls] for name in ("tuning", "teaching"))
     assert tunings == [Tuning("w.pth", freeze=True, views=3), Tuning(), Tuning(), Tuning(last=2)]
-    assert teachings[1:3] == [Teaching("r", "soft", 0.3, 2.0), Teaching("r", token=False, beside="p")]
-    assert teachings[0] == teachings[3] == Teaching()
+    assert teachings[1:3] == [TeacherOptions("r", "soft", 0.3, 2.0), TeacherOptions("r", token=False, beside="p")]
+    assert teachings[0] == teachings[3] == TeacherOptions()
     assert calls[0][0][0].recipe.numbers == {"layer_decay": 0.75}
     assert run(["train", "vit-tiny", "--distill", "soft"]) == 2
     assert "--distill-from MODEL with --distill, found --distill alone" in capsys.readouterr().err

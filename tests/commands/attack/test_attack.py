@@ -223,8 +223,7 @@ def test_downwards_is_reported_checked_and_not_resumed_upwards(tmp_path, tiny_vi
     assert checks["from below", "pgd-linf"].passed
     assert checks["from below", "pgd-linf"].found.startswith("0 of ")
     assert ("from below", "deepfool-l2") not in checks  # has no epsilons to try
-    assert "from below" in (tmp_path / "down" / "report.md").read_text()
-    assert "from below" not in (tmp_path / "up" / "report.md").read_text()
+    assert "from below" not in {row.name for row in recorded(tmp_path / "up").rows(CHECKS)}
     with pytest.raises(InputError, match="with its epsilons"):
         run(tmp_path, models, few, resume=tmp_path / "down")
 
@@ -287,7 +286,7 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
     save(model, tmp_path / "nine" / "model.safetensors")
     images, labels = np.zeros((30, 32, 32, 3), np.uint8), np.zeros(30, np.int64)  # a fifth is the test part
     np.savez(tmp_path / "zeros.npz", images=images, labels=labels)
-    path = measure(
+    measure(
         AttackOptions(
             (str(tmp_path / "nine"),), str(tmp_path / "zeros.npz"), attacks=("pgd",), steps=2,
             run=RunOptions(device="cpu", quiet=True, out=tmp_path / "run"),
@@ -295,7 +294,6 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
     )  # fmt: skip
     assert {(row.accuracy, row.n) for row in recorded(tmp_path / "run").rows(CURVES)} == {(0.0, 6)}
     assert recorded(tmp_path / "run").rows(CHECKS) == ()
-    assert "nine classifies none of the 6 images correctly: there is nothing to attack" in path.read_text()
 
 
 def test_what_cannot_be_attacked_is_refused(tmp_path, tiny_vit, pictures):

@@ -51,7 +51,6 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
     assert gains.pop("integrated-gradients") > 0
     assert set(gains.values()) == {None}
     assert [row.target for row in record.rows(IMAGES)] == [str(int(label)) for label in batch.labels]
-    assert "Each map is of the logit of the true class." in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_each_model_gets_the_methods_defined_for_it(tiny_vit, tiny_cnn, pictures, tmp_path):
@@ -59,7 +58,6 @@ def test_each_model_gets_the_methods_defined_for_it(tiny_vit, tiny_cnn, pictures
     rows = [(row.model, row.method) for row in record.rows(METHODS)]
     assert rows == [("tiny-vit", "relevance"), ("tiny-vit", "gradcam"), ("tiny-cnn", "gradcam")]
     assert not record.rows(LEAGUE)
-    assert "Not run on tiny-cnn: relevance" in (tmp_path / "out" / "report.md").read_text()
     assert sorted(path.name for path in (tmp_path / "out" / "figures").iterdir()) == [
         "explain_tiny-cnn.png",
         "explain_tiny-vit.png",
@@ -80,7 +78,6 @@ def test_constant_maps_are_reported_and_not_drawn(tmp_path):
     record = run([tmp_path / "blind"], tmp_path / "out", data="digits", method=("relevance", "saliency"))
     assert [(row.constant, row.maps) for row in record.rows(METHODS)] == [(5, 5), (5, 5)]
     assert not list((tmp_path / "out").glob("figures/*"))
-    assert "5 of 5 maps of saliency of blind are constant" in (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,6 @@ def test_the_packages_own_maps_are_kept_and_said_to_be_its(tiny_vit, tmp_path):
     assert {row.map for row in rows} == {"32x32"}
     maps = record.arrays(MAPS, model="tiny-vit").maps[0]
     assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
-    assert "grad-cam package's own, unaltered" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_the_package_has_class_activation_maps_alone(tiny_vit, tmp_path):

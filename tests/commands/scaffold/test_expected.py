@@ -89,7 +89,7 @@ def test_it_is_said_on_stderr_before_anything_is_written(tiny_vit, tmp_path, cap
     assert "--limit N" in capsys.readouterr().err
     assert looked == [False, False]
     work = (vitlens.load(str(tiny_vit)), digits("test").limit(20), [ANSWERS])
-    expected.say_expected([work], RunOptions(device="cpu", quiet=True))
+    expected.print_expected([work], RunOptions(device="cpu", quiet=True))
     assert looked == [False, False]
     assert capsys.readouterr().err == ""
 

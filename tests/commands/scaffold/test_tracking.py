@@ -1,4 +1,4 @@
-"""Trackers are calls the truth, change nothing, and may fail without harm."""
+"""Trackers receive the values of the training, change nothing, and may fail without harm."""
 
 import math
 from importlib.util import find_spec
@@ -96,7 +96,7 @@ def test_an_overlay_is_a_picture():
 
 
 class Recording:
-    """A tracker's library that keeps what it is calls, and fails where asked."""
+    """A tracker's library that records its calls, and fails where requested."""
 
     def __init__(self, *_: object, **settings: object) -> None:
         self.settings, self.calls, self.fails = settings, [], ()

@@ -1,4 +1,4 @@
-"""Studies of points: the registry, every point, whole results, and going on as if nothing had happened."""
+"""Studies of points: the registry, every point, complete results, and resuming with equal results."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -18,9 +18,10 @@ from vitlens.commands.scaffold.training_progress import training_progress
 from vitlens.commands.study.kinds import KINDS, Point
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.measure import trial as study_trial
-from vitlens.commands.study.measure.trial import Shared, run_trial
+from vitlens.commands.study.measure.trial import StudySetup, run_trial
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import DESIGN, DIFFERENCE, DIFFERENCES, ComparisonRow
+from vitlens.commands.study.report import report
 from vitlens.commands.study.report.points import significant
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnknownNameError
@@ -89,11 +90,11 @@ def test_neighbouring_points_of_the_architecture_differ_in_one_thing():
 def test_every_point_is_built_and_does_a_step(key, tmp_path):
     point = replace(POINTS[key][1], share=None)
     train, test = (digits(part).limit(10) for part in ("train", "test"))
-    shared = Shared("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    setup = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
     telling = training_progress("one step", quiet=True)
-    trial = run_trial(shared, point, tmp_path, seed=0, resume=False, progress=telling)
+    trial = run_trial(setup, point, tmp_path, seed=0, resume=False, progress=telling)
     assert (trial.steps, trial.train_images, len(trial.correct)) == (1, 10, 10)
-    before = dict(shared.model(point, seed=0).module.named_parameters())
+    before = dict(setup.model(point, seed=0).module.named_parameters())
     after = dict(vitlens.load(str(tmp_path)).module.named_parameters())
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
@@ -104,27 +105,27 @@ def test_every_point_is_built_and_does_a_step(key, tmp_path):
 
 
 def test_the_folder_of_a_study_is_whole(done):
-    found = results(done)
-    assert found["status"] == "done"
-    assert [row["label"] for row in found["tables"]["points"]] == ["cls", "mean"]
-    assert [(row["label"], row["seed"]) for row in found["tables"]["trials"]] == [
+    written = results(done)
+    assert written["status"] == "done"
+    assert [row["label"] for row in written["tables"]["points"]] == ["cls", "mean"]
+    assert [(row["label"], row["seed"]) for row in written["tables"]["trials"]] == [
         ("cls", 0), ("cls", 1), ("mean", 0), ("mean", 1)
     ]  # fmt: skip
     stored = read_arrays(done / "arrays" / "correct.npz")
     correct = {"cls": stored["correct0"], "mean": stored["correct1"]}
     for label in ("cls", "mean"):
         assert correct[label].shape == (2, 20)
-        assert found["metrics"][f"accuracy/{label}"]["value"] == pytest.approx(correct[label].mean())
+        assert written["metrics"][f"accuracy/{label}"]["value"] == pytest.approx(correct[label].mean())
     lost = 100 * (correct["mean"].mean() - correct["cls"].mean())
-    assert found["metrics"]["difference/mean/cls"]["value"] == pytest.approx(lost)
+    assert written["metrics"]["difference/mean/cls"]["value"] == pytest.approx(lost)
     text = (done / "report.md").read_text()
     (design,) = read(read_run(done)).rows(DESIGN)
     assert (design.seeds, design.epochs, design.train_images) == (2, 2, 20)
-    assert {row["steps"] for row in found["tables"]["points"]} == {4}
+    assert {row["steps"] for row in written["tables"]["points"]} == {4}
     assert "](figures/points.png)" in text
 
 
-def test_a_trial_is_a_model_with_the_accuracy_that_is_told(done):
+def test_a_trial_is_a_model_with_the_recorded_accuracy(done):
     model = vitlens.load(str(done / "points" / "mean" / "seed-1"))
     split = digits("test").limit(20)
     right = model(split.source.read(torch.arange(20)).float() / 255).argmax(1) == split.labels
@@ -188,7 +189,7 @@ def test_a_whole_study_is_not_trained_again(done, monkeypatch):
 def test_overwriting_takes_earlier_results_away(done, tmp_path):
     folder = tmp_path / "again"
     pooling(epochs=1, seeds=1, options=replace(OPTIONS, out=folder))
-    assert "There was one seed" in (folder / "report.md").read_text()
+    assert read(read_run(folder)).rows(DESIGN)[0].seeds == 1
     from vitlens.commands.scaffold.folder import RunFolder
 
     RunFolder.create("study", out=folder, overwrite=True)
@@ -198,9 +199,9 @@ def test_overwriting_takes_earlier_results_away(done, tmp_path):
 def test_shares_are_of_the_data_and_steps_are_equal(tmp_path):
     point = next(point for point in KINDS["data"].points if point.label == "vit-25")
     train, test = digits("train").limit(40), digits("test").limit(10)
-    shared = Shared("digits", train, test, 2, None, torch.device("cpu"), OPTIONS)
-    telling = training_progress("a share", quiet=True)
-    trial = run_trial(shared, point, tmp_path, seed=0, resume=False, progress=telling)
+    setup = StudySetup("digits", train, test, 2, None, torch.device("cpu"), OPTIONS)
+    progress = training_progress("a share", quiet=True)
+    trial = run_trial(setup, point, tmp_path, seed=0, resume=False, progress=progress)
     assert (trial.steps, trial.train_images) == (8, 10)
 
 
@@ -247,10 +248,10 @@ def test_another_study_is_not_resumed_as_one_of_points(done, tmp_path, monkeypat
 
 def test_results_about_other_images_are_refused(done, tmp_path):
     train, test = (digits(part).limit(10) for part in ("train", "test"))
-    shared = Shared("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
-    with pytest.raises(InputError, match=r"expected the 20 test images that .* found 10"):
+    setup = StudySetup("digits", train, test, 1, None, torch.device("cpu"), OPTIONS)
+    with pytest.raises(InputError, match=r"expected the 20 test images of .* found 10"):
         run_trial(
-            shared, KINDS["pooling"].points[0], done / "points" / "cls" / "seed-0", seed=0, resume=True,
+            setup, KINDS["pooling"].points[0], done / "points" / "cls" / "seed-0", seed=0, resume=True,
             progress=training_progress("none", quiet=True),
         )  # fmt: skip
     assert np.isfinite(results(done)["seconds"])
@@ -265,10 +266,10 @@ def test_a_comparison_is_significant_by_its_corrected_p_alone(p, sure):
     assert len(significant(rows)) == sure
 
 
-def test_the_difference_has_its_p_and_the_report_its_sentence(done):
-    """The pooling study has one comparison; its sentence must go with its p, whichever that is."""
+def test_the_sentence_on_a_difference_agrees_with_its_p(done):
     record = read(read_run(done))
     (row,) = record.rows(DIFFERENCES)
     assert record.metric(DIFFERENCE(model=row.label, against=row.against)).unit == "points"
-    words = "1 of 1 comparison" if significant([row]) else "None of 1 comparison"
-    assert words in (done / "report.md").read_text()
+    [section] = [section for section in report(record).sections if section.title == "Differences"]
+    assert section.sentences[0].rows == (row,)
+    assert section.sentences[0].text.startswith("1 of 1" if significant([row]) else "None of 1")

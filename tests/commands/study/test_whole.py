@@ -1,4 +1,4 @@
-"""The study: presets trained first, everything in one report, chapters whole by themselves."""
+"""The whole study: presets trained first, all analyses in one report, each chapter a complete folder."""
 
 import json
 from dataclasses import replace
@@ -7,24 +7,29 @@ import pytest
 from PIL import Image
 
 from tests.whole_folder import whole_folder
+from vitlens.commands.attack.record.rows import AttackCurveRow
+from vitlens.commands.explain.record import LeagueRow
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.publish import read
 from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
+from vitlens.commands.study.report import report
 from vitlens.errors import InputError
+from vitlens.files import read_run
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True, command="vitlens study mine resnet20")
 
 
 def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     out = tmp_path / "out"
-    written = measure(StudyOptions((f"mine={tiny_vit}", "resnet20"), epochs=1, run=replace(OPTIONS, out=out)))
+    assert measure(StudyOptions((f"mine={tiny_vit}", "resnet20"), epochs=1, run=replace(OPTIONS, out=out)))
     results = json.loads((out / "results.json").read_text())
     assert results["status"] == "done"
     folders = [row["folder"] for row in results["tables"]["chapters"]]
-    looks = [f"{word}-mine" for word in ("attention", "rollout", "stats", "ablate", "explain")]
+    inspections = [f"{word}-mine" for word in ("attention", "rollout", "stats", "ablate", "explain")]
     assert folders == [
         f"chapters/{name}"
-        for name in ("train-resnet20", "evaluate", *looks, "compare", "attack", "features", "profile")
+        for name in ("train-resnet20", "evaluate", *inspections, "compare", "attack", "features", "profile")
     ]
     for folder in folders:
         assert json.loads((out / folder / "results.json").read_text())["status"] == "done"
@@ -35,14 +40,14 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
     assert results["metrics"]["parameters/resnet20"]["value"] == 269_722
     assert results["metrics"]["faithfulness/mine/gap/relevance"]["n"] == 12
     assert "agreement/mine/resnet20/spearman" in results["metrics"]
-    text = written.read_text()
-    for part in ("methods to explain `mine`", "## Explanations checked of mine:", "## Side by side:", "mean mask area"):
-        assert part in text
-    assert "`resnet20` under PGD L∞ at 8/255" in text
+    [summary, *chapters] = report(read(read_run(out))).sections
+    rows = {type(row): row for sentence in summary.sentences for row in sentence.rows}
+    assert {LeagueRow, AttackCurveRow} <= rows.keys()
+    assert {section.title.split(":")[0] for section in chapters} >= {"Attribution maps of mine", "Comparison"}
     whole_folder(out, "study")
 
 
-def test_without_a_vit_there_is_nothing_to_look_into(tiny_cnn, tmp_path):
+def test_a_study_needs_a_vit(tiny_cnn, tmp_path):
     with pytest.raises(InputError, match="softmax attention"):
         measure(StudyOptions((str(tiny_cnn),), run=replace(OPTIONS, out=tmp_path / "out")))
     assert not (tmp_path / "out").exists()

@@ -92,6 +92,6 @@ def lines(out: Path) -> list[str]:
 
 def worker(launcher: int, rank: int) -> psutil.Process:
     """The process of that rank."""
-    found = [child for child in psutil.Process(launcher).children() if child.environ().get("RANK") == str(rank)]
-    assert len(found) == 1
-    return found[0]
+    written = [child for child in psutil.Process(launcher).children() if child.environ().get("RANK") == str(rank)]
+    assert len(written) == 1
+    return written[0]

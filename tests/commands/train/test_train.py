@@ -1,4 +1,4 @@
-"""The folder of a training: whole, loadable, resumable with equal weights, and honest when it was stopped."""
+"""The folder of a training: complete, loadable, resumable with equal weights, and marked where it was stopped."""
 
 import json
 import os
@@ -15,10 +15,12 @@ from tests.training_runs import train
 from tests.waiting import interrupt, interruptible
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.scaffold.publish import report
+from vitlens.commands.scaffold.publish import read, report
 from vitlens.commands.scaffold.training_progress import progress_line
 from vitlens.commands.train import measure as module
+from vitlens.commands.train.plan import TrainPlan
 from vitlens.errors import InputError, OutputError, UnknownNameError
+from vitlens.files import read_run
 from vitlens.training.metrics import Progress
 
 TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8]}
@@ -105,7 +107,7 @@ def test_a_stopped_run_says_so_and_resumes_to_the_same_weights(trained, tmp_path
 
 def test_kept_weights_are_asked_for_once_and_stay(trained, tmp_path, monkeypatch):
     assert not (trained / "kept").exists()
-    assert "in `kept/`" not in (trained / "report.md").read_text()
+    assert read(read_run(trained)).section("plan", TrainPlan).keep_every is None
     folder = tmp_path / "kept"
     with monkeypatch.context() as patch:
         stop_at(5, patch)
@@ -116,7 +118,7 @@ def test_kept_weights_are_asked_for_once_and_stay(trained, tmp_path, monkeypatch
     train(None, resume=folder, options=RunOptions(device="cpu", quiet=True))
     names = ["epoch-0000.safetensors", "epoch-0002.safetensors"]
     assert sorted(path.name for path in (folder / "kept").iterdir()) == names
-    assert "after every 2 epochs is in `kept/`" in (folder / "report.md").read_text()
+    assert read(read_run(folder)).section("plan", TrainPlan).keep_every == 2
     assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
     RunFolder.create("train", out=folder, overwrite=True)
     assert not list((folder / "kept").iterdir())

@@ -1,4 +1,4 @@
-"""A trained model trained further: all of it, its last blocks, its head; frozen against full."""
+"""Fine-tuning a trained model: all weights, the last blocks, the head; frozen against full."""
 
 import json
 import shutil
@@ -11,9 +11,10 @@ import torch
 import vitlens
 from tests.training_runs import train
 from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.pairs import PAIRS
 from vitlens.commands.scaffold.publish import read, report
 from vitlens.commands.train.options import Tuning
-from vitlens.commands.train.record import ACCURACY
+from vitlens.commands.train.record import ACCURACY, COMPUTED, FINE_TUNED
 from vitlens.errors import InputError
 from vitlens.files import read_run
 from vitlens.models.loading import untrained
@@ -55,9 +56,11 @@ def test_the_head_alone(learned, tmp_path):
     assert changed(learned, out) == {"head.weight", "head.bias"}
     assert len(vitlens.load(str(out)).classes) == 10
     text = (out / "report.md").read_text()
-    assert "was fine-tuned, its head alone: 170 of" in text
-    assert "replaced the head of 3 classes by one of the data's 10, all zeros" in text
-    assert "features computed once" in text
+    (row,) = read(read_run(out)).rows(FINE_TUNED)
+    assert (row.last, row.trained, row.notes) == (
+        0, 170, "replaced the head of 3 classes by one of the data's 10, all zeros"
+    )  # fmt: skip
+    assert any("features computed once" in row.how for row in read(read_run(out)).rows(COMPUTED))
     assert not (out / "features").exists()
     report(out)
     assert (out / "report.md").read_text() == text
@@ -68,7 +71,7 @@ def test_the_last_block(learned, tmp_path):
     assert {name.split(".")[0] + "." + name.split(".")[1] for name in changed(learned, out)} == {
         "blocks.1", "norm.weight", "norm.bias", "head.weight", "head.bias",
     }  # fmt: skip
-    assert "its last block and its head" in (out / "report.md").read_text()
+    assert read(read_run(out)).rows(FINE_TUNED)[0].last == 1
 
 
 def test_everything_with_rates_by_depth(learned, tmp_path):
@@ -84,7 +87,8 @@ def test_positions_for_another_size(learned, tmp_path):
     model = vitlens.load(str(out))
     assert model.input_size == (48, 48)
     assert model.module.get_parameter("pos_embed").shape == (1, 1 + 36, 16)
-    assert "resized the position embeddings from 32x32 to 48x48 px" in (out / "report.md").read_text()
+    (row,) = read(read_run(out)).rows(FINE_TUNED)
+    assert "resized the position embeddings from 32x32 to 48x48 px" in row.notes
 
 
 def test_weights_from_a_file(tmp_path):
@@ -92,7 +96,7 @@ def test_weights_from_a_file(tmp_path):
     torch.save(untrained("vit-mini", classes=("x", "y"), overrides=shape).module.state_dict(), tmp_path / "w.pth")
     options = replace(OPTIONS, out=tmp_path / "out", limit=20)
     train("vit-mini", data="digits", tuning=Tuning(str(tmp_path / "w.pth"), freeze=True), options=options)
-    assert "(weights: w.pth)" in (tmp_path / "out" / "report.md").read_text()
+    assert read(read_run(tmp_path / "out")).rows(FINE_TUNED)[0].weights == "w.pth"
 
 
 def test_a_stopped_run_goes_on(learned, tmp_path, monkeypatch):
@@ -154,25 +158,26 @@ def compared(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_frozen_against_full(compared, learned):
     assert changed(learned, compared / "frozen") == {"head.weight", "head.bias"}
     assert len(changed(learned, compared / "full")) > 2
-    found = results(compared)
+    written = results(compared)
     for way in ("frozen", "full"):
         own = results(compared / way)
-        assert found["metrics"][f"accuracy/{way}"]["value"] == own["metrics"][f"accuracy/{learned.stem}"]["value"]
+        assert written["metrics"][f"accuracy/{way}"]["value"] == own["metrics"][f"accuracy/{learned.stem}"]["value"]
         assert own["status"] == "done"
         assert (compared / way / "report.md").is_file()
-    assert found["metrics"]["accuracy_difference/full/frozen"]["unit"] == "points"
+    assert written["metrics"]["accuracy_difference/full/frozen"]["unit"] == "points"
     assert len(results(compared / "full")["tables"]["history"]) == 2  # --epochs are the full training's
-    assert {row["way"] for row in found["tables"]["reached"]} == {"frozen", "full"}
-    best = max(row["accuracy"] for row in found["tables"]["points"])
-    for row in found["tables"]["reached"]:
-        values = [point for point in found["tables"]["points"] if point["way"] == row["way"]]
+    assert {row["way"] for row in written["tables"]["reached"]} == {"frozen", "full"}
+    best = max(row["accuracy"] for row in written["tables"]["points"])
+    for row in written["tables"]["reached"]:
+        values = [point for point in written["tables"]["points"] if point["way"] == row["way"]]
         first = next((p for p in values if p["accuracy"] >= row["share_of_best"] * best), None)
         assert row["epochs"] == (first and first["epochs"])
 
 
-def test_the_comparison_is_told_and_made_again(compared):
+def test_the_report_of_the_comparison_can_be_made_again(compared):
     text = (compared / "report.md").read_text()
-    assert "McNemar's exact p" in text
+    (pair,) = read(read_run(compared)).rows(PAIRS)
+    assert 0 <= pair.p <= 1
     assert "](figures/compared.png)" in text
     report(compared)
     assert (compared / "report.md").read_text() == text

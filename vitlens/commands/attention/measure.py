@@ -1,29 +1,23 @@
 """Attention maps of every head of every layer on a few images, and the optional views."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.views import PatchView, key_maps, query_maps
 from vitlens.analysis.attention.weights import LayerMaps, attention_maps, distance_correlation, position_similarity
 from vitlens.commands.attention.options import AttentionOptions
-from vitlens.commands.attention.over_training import (
-    HeadOverTraining,
-    head_over_training,
-    kept_weights,
-    require_head,
-    require_layer,
-)
 from vitlens.commands.attention.record import (
+    CHECKPOINT_COUNT,
     DISTANCE_CORRELATION,
     IMAGES,
-    KEPT,
     KEY,
     KEY_MAPS,
     LAYERS,
@@ -37,9 +31,9 @@ from vitlens.commands.attention.record import (
     WITHOUT_MAP,
     AttentionArrays,
     AttentionImageRow,
-    KeptArrays,
-    KeptCount,
-    KeptRow,
+    CheckpointCountRow,
+    CheckpointMapArrays,
+    CheckpointMapRow,
     KeyRow,
     LayerRow,
     LayoutRow,
@@ -51,18 +45,33 @@ from vitlens.commands.attention.record import (
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
-from vitlens.commands.scaffold.options import RunOptions
+from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, say_left_out
+from vitlens.commands.scaffold.sheets import DRAWN, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.errors import InputError
 from vitlens.lens.observe import survey
 from vitlens.lens.site import NO_PLACE, Site
+from vitlens.models.loading import load
 from vitlens.models.model import Model
+from vitlens.models.naming import parse_model
+from vitlens.shapes import Images, Maps
+from vitlens.training.checkpoint import KeptWeights, weights_over_training
 from vitlens.uncertainty import Estimate
 
+CHECKPOINTS: Final = 6  # kept weights in the figure of a head over training, at most
 SHOWN: Final = 4  # images of --data, unless --limit says otherwise
 Head = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class HeadOverTraining:
+    """One head with the weights of one checkpoint: its map of each image, and the fraction on the prefix."""
+
+    kept: KeptWeights
+    maps: Maps
+    prefix: Float[Tensor, " batch"]
 
 
 def measure(options: AttentionOptions) -> Path:
@@ -71,11 +80,12 @@ def measure(options: AttentionOptions) -> Path:
     Raises InputError for a layer, head or patch that is not there.
     """
     run, head = options.run, options.head
-    kept = () if head is None else kept_weights(options.model, needed=options.query is None and options.key is None)
+    needed = options.query is None and options.key is None
+    weights = () if head is None else kept_weights(options.model, needed=needed)
     (model,) = load_models((options.model,), command="attention", model_options=options.model_options, options=run)
     all_images = load_split(model, options=replace(run, limit=None), data=options.data, images=options.images)
     split = _drawn_images(all_images, run, named=bool(options.images))
-    say_left_out(len(split), len(all_images), quiet=run.quiet, more="--limit N draws more")
+    print_left_out(len(split), len(all_images), quiet=run.quiet, more="--limit N draws more")
     (batch,) = split.batches(len(split), device=model.device)
     with autocast(model.device, run.precision):
         layers = attention_maps(model, batch.images)
@@ -86,7 +96,7 @@ def measure(options: AttentionOptions) -> Path:
         queries = () if options.query is None else query_maps(model, batch.images, query=options.query)
         keys = () if options.key is None else key_maps(model, batch.images, key=options.key)
         checkpoints = (
-            () if head is None else head_over_training(kept, head, batch.images, model_options=options.model_options)
+            () if head is None else head_over_training(weights, head, batch.images, model_options=options.model_options)
         )
     with RunFolder.create(
         "attention",
@@ -101,7 +111,7 @@ def measure(options: AttentionOptions) -> Path:
         _write_positions(folder, model, split)
         _write_query(folder, queries, head)
         _write_key(folder, keys, head)
-        _write_training(folder, checkpoints, len(kept))
+        _write_training(folder, checkpoints, len(weights))
         return publish(folder)
 
 
@@ -209,16 +219,70 @@ def _view_arrays(views: Sequence[PatchView], head: Head | None) -> ViewArrays:
 
 def _write_training(folder: RunFolder, checkpoints: Sequence[HeadOverTraining], kept: int) -> None:
     """Write the head's maps by epoch, and the fraction of its attention on prefix tokens."""
-    folder.write(KEPT, [KeptCount(kept)] if checkpoints else [])
+    folder.write(CHECKPOINT_COUNT, [CheckpointCountRow(kept)] if checkpoints else [])
     folder.write(
         TRAINING,
         [
-            KeptRow(checkpoint.kept.epochs, checkpoint.kept.file.name, float(checkpoint.prefix.mean()))
+            CheckpointMapRow(checkpoint.kept.epochs, checkpoint.kept.file.name, float(checkpoint.prefix.mean()))
             for checkpoint in checkpoints
         ],
     )
     if checkpoints:
-        folder.save(TRAINING_MAPS, KeptArrays(np.stack([as_array(checkpoint.maps) for checkpoint in checkpoints], 1)))
+        folder.save(
+            TRAINING_MAPS, CheckpointMapArrays(np.stack([as_array(checkpoint.maps) for checkpoint in checkpoints], 1))
+        )
+
+
+def kept_weights(model: str, *, needed: bool) -> tuple[KeptWeights, ...]:
+    """The weights that the model's run kept, and its final ones. Raises InputError for none where they are needed."""
+    folder = Path(parse_model(model).name)
+    checkpoints = weights_over_training(folder) if folder.is_dir() else ()
+    if needed and not checkpoints:
+        raise InputError(
+            f"expected a run that kept its weights for --head, found none kept in {model}; "
+            "train one with vitlens train PRESET --keep-every N, or add --query or --key"
+        )
+    return checkpoints
+
+
+def require_layer(layers: Sequence[LayerMaps], number: int, *, option: str) -> LayerMaps:
+    """The layer of that number. Raises InputError where it does not exist or has no map."""
+    known = [layer.site.layer for layer in layers]
+    if number not in known:
+        whole = known == list(range(len(known)))
+        words = f"from 0 to {known[-1]}" if whole else f"one of {', '.join(map(str, dict.fromkeys(known)))}"
+        raise InputError(f"expected {option} with a layer {words}, found {number}")
+    return layers[known.index(number)]
+
+
+def require_head(layers: Sequence[LayerMaps], head: Head) -> LayerMaps:
+    """The layer of that head. Raises InputError where the layer or the head does not exist."""
+    layer = require_layer(layers, head[0], option="--head LAYER,HEAD")
+    if not 0 <= head[1] < layer.site.heads:
+        raise InputError(
+            f"expected --head LAYER,HEAD with a head from 0 to {layer.site.heads - 1} in layer {head[0]}, "
+            f"found {head[1]}"
+        )
+    return layer
+
+
+def head_over_training(
+    checkpoints: Sequence[KeptWeights], head: Head, images: Images, *, model_options: ModelOptions
+) -> tuple[HeadOverTraining, ...]:
+    """The head with all kept weights, or at most CHECKPOINTS of them, evenly spaced and with the first and last."""
+    chosen = np.linspace(0, len(checkpoints) - 1, min(len(checkpoints), CHECKPOINTS)).round().astype(int)
+    of_head = []
+    for weights in (checkpoints[index] for index in chosen):
+        model = load(
+            f"epoch-{weights.epochs}={weights.file}",
+            image_size=model_options.image_size,
+            mean=model_options.mean,
+            std=model_options.std,
+            device=images.device,
+        )
+        layer = require_head(attention_maps(model, images), head)
+        of_head.append(HeadOverTraining(weights, layer.maps[:, head[1]], layer.prefix[:, head[1]]))
+    return tuple(of_head)
 
 
 def as_array(values: Tensor) -> NDArray[np.float32]:

@@ -95,8 +95,8 @@ class KeyRow:
 
 
 @dataclass(frozen=True)
-class KeptRow:
-    """One head with the weights after so many epochs of the training."""
+class CheckpointMapRow:
+    """One head with the weights of one checkpoint; epochs: those done at it."""
 
     epochs: int
     file: UntrustedName
@@ -104,8 +104,8 @@ class KeptRow:
 
 
 @dataclass(frozen=True)
-class KeptCount:
-    """At how many epochs of the training weights were kept."""
+class CheckpointCountRow:
+    """The number of checkpoints whose weights were kept."""
 
     kept: int
 
@@ -138,7 +138,7 @@ class ViewArrays:
 
 
 @dataclass(frozen=True)
-class KeptArrays:
+class CheckpointMapArrays:
     """maps: one head's (images, checkpoints, rows, columns)."""
 
     maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
@@ -150,19 +150,19 @@ IMAGES = TableOf("images", AttentionImageRow)
 LAYOUT = TableOf("layout", LayoutRow)
 QUERY = TableOf("query", QueryRow)
 KEY = TableOf("key", KeyRow)
-TRAINING = TableOf("training", KeptRow)
-KEPT = TableOf("kept", KeptCount)
+TRAINING = TableOf("training", CheckpointMapRow)
+CHECKPOINT_COUNT = TableOf("kept", CheckpointCountRow)
 
 MAPS = ArraysOf("attention", AttentionArrays)
 POSITIONS = ArraysOf("positions", PositionArrays)
 QUERY_MAPS = ArraysOf("query", ViewArrays)
 KEY_MAPS = ArraysOf("key", ViewArrays)
-TRAINING_MAPS = ArraysOf("training", KeptArrays)
+TRAINING_MAPS = ArraysOf("training", CheckpointMapArrays)
 
 DISTANCE_CORRELATION = MetricName("positions/{model}/distance_correlation")
 
 RECORD = Contents(
     metrics=(DISTANCE_CORRELATION,),
-    tables=(LAYERS, WITHOUT_MAP, IMAGES, LAYOUT, QUERY, KEY, TRAINING, KEPT),
+    tables=(LAYERS, WITHOUT_MAP, IMAGES, LAYOUT, QUERY, KEY, TRAINING, CHECKPOINT_COUNT),
     arrays=(MAPS, POSITIONS, QUERY_MAPS, KEY_MAPS, TRAINING_MAPS),
 )

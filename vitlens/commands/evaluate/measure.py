@@ -39,7 +39,7 @@ from vitlens.commands.evaluate.record import (
 from vitlens.commands.scaffold.budgets import write_trainings
 from vitlens.commands.scaffold.calibration import CALIBRATION, CALIBRATION_ERROR, calibration_rows
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import Part, say_expected
+from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
@@ -76,7 +76,7 @@ def measure(options: EvaluateOptions) -> Path | None:
         return None
     aliases, split = [model.alias for model in models], splits[0]
     works = [(model, own, [Part("answers", len(own))]) for model, own in zip(models, splits)]
-    say_expected(works, run, processes=processes.count)
+    print_expected(works, run, processes=processes.count)
     with RunFolder.create(
         "evaluate",
         name_parts=(*aliases, data),
@@ -141,9 +141,9 @@ def write_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed:
 
 def write_tables(folder: RunFolder, evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> None:
     """Write accuracy by class, confusions, calibration by bin, and each pair of models. classes: those of the data."""
-    folder.write(CLASSES, [row for one in evaluations for row in _class_rows(one, classes, seed)])
-    folder.write(CONFUSIONS, [row for one in evaluations for row in _confusion_rows(one)])
-    bins = {one.alias: calibration(one.probabilities, one.labels) for one in evaluations}
+    folder.write(CLASSES, [row for evaluation in evaluations for row in _class_rows(evaluation, classes, seed)])
+    folder.write(CONFUSIONS, [row for evaluation in evaluations for row in _confusion_rows(evaluation)])
+    bins = {evaluation.alias: calibration(evaluation.probabilities, evaluation.labels) for evaluation in evaluations}
     folder.write(CALIBRATION, [row for alias, own in bins.items() for row in calibration_rows(alias, own)])
     folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs(evaluations)])
 

@@ -19,7 +19,7 @@ _Maps = Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
 
 @dataclass(frozen=True)
 class SimilarityArrays:
-    """For each row of SIMILARITY, by its number: values (layers of the first, layers of the second), NaN where a
+    """By the number of the row of SIMILARITY: values (layers of the first model, layers of the second), NaN where a
     layer's features do not vary."""
 
     cka: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
@@ -29,8 +29,8 @@ class SimilarityArrays:
 @dataclass(frozen=True)
 class SpaceArrays:
     """Maps of one model's last layer, those that SPACE lists; labels: of the points, as indices into classes (of
-    patches, where masks are known: 1 on the object); wrong: which images are misclassified; pictures: the points of
-    images that are drawn as pixels, too."""
+    patches, where masks are known: 1 on the object); wrong: which images are misclassified; pictures: indices of the
+    images that are also drawn as thumbnails, with their pixels."""
 
     classes: ClassNames
     labels_images: _Labels | None = None
@@ -60,8 +60,8 @@ class PatchColourArrays:
 
 @dataclass(frozen=True)
 class MatchArrays:
-    """The pairs of images of one model's rows in MATCHES; of each, by its number, the places (row, column) of matched
-    patches and their cosine similarity, most similar first."""
+    """The pairs of images of one model's rows in MATCHES; by the number of the pair, the positions (row, column) of
+    matched patches and their cosine similarity, most similar first."""
 
     first: Pixels
     second: Pixels
@@ -72,7 +72,8 @@ class MatchArrays:
 
 @dataclass(frozen=True)
 class RetrievalArrays:
-    """Queries and their nearest neighbours (queries, neighbours), nearest first; same: of the query's class."""
+    """Queries and their nearest neighbours (queries, neighbours), nearest first; same: whether a neighbour is of the
+    query's class."""
 
     queries: Pixels
     query_names: ClassNames
@@ -83,7 +84,7 @@ class RetrievalArrays:
 
 
 @dataclass(frozen=True)
-class ReadingHeadsArrays:
+class LastLayerHeadsArrays:
     """Attention (images, heads, rows, columns) of the last layer's heads to the patches, and the images."""
 
     pixels: Pixels
@@ -104,7 +105,7 @@ SHOWN_ARRAYS = ArraysOf("patches", ShownArrays)
 COLOUR_ARRAYS = ArraysOf("patches-{model}", PatchColourArrays)
 MATCH_ARRAYS = ArraysOf("matches-{model}", MatchArrays)
 RETRIEVAL_ARRAYS = ArraysOf("retrieval-{model}", RetrievalArrays)
-HEAD_ARRAYS = ArraysOf("heads-{model}", ReadingHeadsArrays)
+HEAD_ARRAYS = ArraysOf("heads-{model}", LastLayerHeadsArrays)
 PROMPT_ARRAYS = ArraysOf("prompts-{model}", PromptArrays)
 
 ARRAYS = (

@@ -1,4 +1,4 @@
-"""What `vitlens features` is told."""
+"""The options of `vitlens features`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,19 +12,19 @@ from vitlens.schema import Untrusted
 
 _READ = "How features are read"
 _SPACE = "Maps and retrieval"
-_LANGUAGE = "Models that know texts (open-clip:ARCH/TAG)"
+_LANGUAGE = "Language-image models (open-clip:ARCH/TAG)"
 
 
 @dataclass(frozen=True)
 class FeaturesOptions:
-    """The features of models at every layer: what simple classifiers read in them, their maps, similarity, retrieval.
+    """The features of models at every layer: accuracy of simple classifiers on them, maps, similarity, retrieval.
 
-    ks: neighbours that vote; bank: training images at most (None: all, or ten times --limit and at least 200); pool:
-    what an image's vector is of (None: what the classifier reads); norm: behind the model's final norm; tsne: None for
-    where there are images enough; query: files whose neighbours are looked for; show: images that alone are drawn,
-    names of the data's files or paths of others (none: some test images); templates: prompts with {} in place of a
-    class, files of such lines, or names of sets; prompts: texts whose relevance over the image is shown; cache: keep
-    features on disk.
+    ks: numbers of neighbours that vote; bank: training images at most (None: all, or ten times --limit and at least
+    200); pool: the tokens of which an image's vector is made (None: those that the classifier reads); norm: apply the
+    model's final norm; tsne: None for t-SNE where there are enough images; query: files whose neighbours are searched;
+    show: the only images to draw, names of the data's files or paths of others (none: a sample of the test images);
+    templates: prompts with {} in place of a class, files of such lines, or names of sets; prompts: texts whose
+    relevance over the image is shown; cache: keep features on disk.
     """
 
     models: tuple[str, ...] = several_models()
@@ -43,24 +43,30 @@ class FeaturesOptions:
         shown=False,
     )
     pool: FeaturePool | None = option(
-        "--pool", "An image's vector (default: what the classifier reads).", default=None, shown=False, panel=_READ
+        "--pool",
+        "Tokens of an image's vector (default: what the classifier reads).",
+        default=None,
+        shown=False,
+        panel=_READ,
     )
-    norm: bool = option("--norm/--no-norm", "Behind the model's final norm.", default=True, panel=_READ)
+    norm: bool = option("--norm/--no-norm", "Apply the model's final norm.", default=True, panel=_READ)
     cache: bool = option(
         "--cache/--no-cache", "Keep features below --data-dir for later runs.", default=True, panel=_READ
     )
     tsne: bool | None = option(
         "--tsne/--no-tsne",
-        "t-SNE beside PCA (default: where there are images enough).",
+        "t-SNE as well as PCA (default: where there are enough images).",
         default=None,
         shown=False,
         panel=_SPACE,
     )
-    perplexity: float = option("--perplexity", "Of t-SNE.", default=PERPLEXITY, metavar="X", low=1, panel=_SPACE)
-    thumbnails: bool = option("--thumbnails", "Small pictures in place of points, too.", default=False, panel=_SPACE)
+    perplexity: float = option(
+        "--perplexity", "Perplexity of t-SNE.", default=PERPLEXITY, metavar="X", low=1, panel=_SPACE
+    )
+    thumbnails: bool = option("--thumbnails", "Also draw thumbnails in place of points.", default=False, panel=_SPACE)
     query: Annotated[tuple[str, ...], Untrusted()] = option(
         "--query",
-        "Whose nearest neighbours are shown; may be repeated (default: some test images).",
+        "Image whose nearest neighbours are shown; may be repeated (default: some test images).",
         default=(),
         metavar="IMAGE",
         shown=False,
@@ -68,7 +74,7 @@ class FeaturesOptions:
     )
     show: Annotated[tuple[str, ...], Untrusted()] = option(
         "--show",
-        "Draw these images and no others: file names of the data, or paths (default: some test images).",
+        "Draw only these images: file names of the data, or paths (default: some test images).",
         default=(),
         metavar="LIST",
         parse=names_of,
@@ -77,7 +83,7 @@ class FeaturesOptions:
     )
     templates: Annotated[tuple[str, ...], Untrusted()] = option(
         "--clip-templates",
-        f"With {{}} for the class, a file of such lines, or {', '.join(TEMPLATE_SETS)}; may be repeated "
+        f"Prompt with {{}} for the class, a file of such lines, or {', '.join(TEMPLATE_SETS)}; may be repeated "
         "(default: photo, simple).",
         default=("photo", "simple"),
         metavar="TEXT",
@@ -86,7 +92,7 @@ class FeaturesOptions:
     )
     prompts: Annotated[tuple[str, ...], Untrusted()] = option(
         "--prompt",
-        "Shown: what of the image speaks for it; may be repeated.",
+        "Text whose relevance over the image is shown; may be repeated.",
         default=(),
         metavar="TEXT",
         shown=False,

@@ -1,4 +1,4 @@
-"""What `vitlens features` writes; its arrays: arrays.py."""
+"""The rows and metrics of `vitlens features`; its arrays are in arrays.py."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +8,14 @@ from vitlens.names import FeaturePool, Projection, Weighting
 from vitlens.records import Contents, MetricName, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
-PROBE = "probe"  # as a classifier; the others are "knn-20" and so on
+PROBE = "probe"  # name of a classifier; the others are "knn-20" and so on
 
 
 @dataclass(frozen=True)
 class FeatureDataRow:
-    """The images. test: how many are classified, mapped and compared; bank: labelled training images that answer for
-    them; no_bank: why there are none ("" where there are); chance: the accuracy of always predicting the most frequent
-    class (0 without labels); masked: whether masks of the objects are known."""
+    """The images. test: how many are classified, mapped and compared; bank: how many labelled training images the
+    classifiers use; no_bank: why there are none ("" where there are); chance: the accuracy of always predicting the
+    most frequent class (0 without labels); masked: whether masks of the objects are known."""
 
     test: int
     bank: int | None
@@ -41,8 +41,8 @@ class FeaturesRow:
 
 @dataclass(frozen=True)
 class DepthRow:
-    """The accuracy of one classifier of one layer's features. weighting: of neighbours' votes, c: the probe's inverse
-    regularisation; None for the other kind of classifier."""
+    """The accuracy of one classifier on one layer's features. weighting: of the neighbours' votes, None for the probe;
+    c: the probe's inverse regularisation, None for k-NN."""
 
     model: str
     layer: int
@@ -65,8 +65,8 @@ class DepthRow:
 
 
 @dataclass(frozen=True)
-class MarkedRow:
-    """Which classifier's errors are marked in the maps of one model: "by 20-NN"."""
+class MarkedErrorsRow:
+    """The classifier whose errors are marked in the maps of one model: "by 20-NN"."""
 
     model: str
     by: str
@@ -74,14 +74,15 @@ class MarkedRow:
 
 @dataclass(frozen=True)
 class FeatureNoteRow:
-    """What must be said of how the numbers came about."""
+    """A note on how the numbers were computed."""
 
     note: str
 
 
 @dataclass(frozen=True)
 class FeaturePairRow:
-    """Two models' last layers by one classifier on the same images; difference: first minus second, in points.
+    """The accuracy of one classifier on two models' last layers, on the same images; difference: first minus second, in
+    points.
 
     p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of comparisons.
     """
@@ -104,11 +105,11 @@ class FeaturePairRow:
 
 @dataclass(frozen=True)
 class SimilarityRow:
-    """All layers of one model against those of another, or of itself (first and second alike).
+    """All layers of one model compared with those of another, or of itself (first and second are the same).
 
     Linear CKA and the rank correlation of distances of the first model's first and last layer with the second's last;
-    mean, most: of the CKA of all pairs of layers (within a model: of different layers), and the greatest one with the
-    layers that have it. None where a layer's features do not vary.
+    mean, most: the mean and the greatest CKA of all pairs of layers (within a model: of different layers); most_layers:
+    the pair with the greatest. None where a layer's features do not vary.
     """
 
     first: str
@@ -129,7 +130,7 @@ class SimilarityRow:
 
 @dataclass(frozen=True)
 class SpaceRow:
-    """One map of the last layer's features. of: what its points are; neighbours: those that trustworthiness compares;
+    """One map of the last layer's features. of: what its points are; neighbours: how many trustworthiness compares;
     explained: shares of the variance of PCA's two components; perplexity: of t-SNE."""
 
     model: str
@@ -155,7 +156,8 @@ class PatchColoursRow:
 
 @dataclass(frozen=True)
 class MatchesRow:
-    """Two images whose patches were matched. matches: pairs of patches each of which is the other's best match."""
+    """Two images whose patches were matched. matches: the number of pairs of patches that are each other's best
+    match."""
 
     model: str
     first: UntrustedName
@@ -166,7 +168,7 @@ class MatchesRow:
 
 @dataclass(frozen=True)
 class RetrievalRow:
-    """The neighbours drawn of one model. among: where they were looked for; images: how many those are."""
+    """The retrieved images of one model. among: the images that were searched; images: their number."""
 
     model: str
     among: Literal["bank", "test", "shown"]
@@ -176,8 +178,8 @@ class RetrievalRow:
 
 
 @dataclass(frozen=True)
-class ReadingHeadsRow:
-    """The attention of the last layer's heads that is drawn. reading: whose attention ("the CLS token")."""
+class LastLayerHeadsRow:
+    """The attention of the last layer's heads that is drawn. reading: the query ("the CLS token")."""
 
     model: str
     reading: str
@@ -189,8 +191,8 @@ class ReadingHeadsRow:
 class TemplateRow:
     """Zero-shot accuracy of one model with one template of prompts; the first row of a model is the ensemble of all.
 
-    gain: minus the ensemble's, in points; p: McNemar's exact test against the ensemble; p_holm: corrected for the
-    number of templates; None for the ensemble itself.
+    gain: the accuracy minus the ensemble's, in points; p: McNemar's exact test against the ensemble; p_holm: corrected
+    for the number of templates; None for the ensemble itself.
     """
 
     model: str
@@ -217,8 +219,8 @@ class TemplateRow:
 
 
 @dataclass(frozen=True)
-class SilentRow:
-    """A language-image model whose zero-shot accuracy is not known, and why."""
+class NoZeroShotRow:
+    """A language-image model without zero-shot accuracy, and the reason."""
 
     model: str
     reason: str
@@ -226,7 +228,8 @@ class SilentRow:
 
 @dataclass(frozen=True)
 class PromptRow:
-    """The cosine of an image drawn and a prompt. image: its number in the figure, from 0; name: what it is called."""
+    """The cosine similarity of an image shown and a prompt. image: its number in the figure, from 0; name: its
+    label."""
 
     model: str
     image: int
@@ -238,7 +241,7 @@ class PromptRow:
 DATA = TableOf("images", FeatureDataRow)
 FEATURES = TableOf("features", FeaturesRow)
 DEPTH = TableOf("depth", DepthRow)
-MARKS = TableOf("marks", MarkedRow)
+MARKS = TableOf("marks", MarkedErrorsRow)
 NOTES = TableOf("notes", FeatureNoteRow)
 PAIRS = TableOf("pairs", FeaturePairRow)
 SIMILARITY = TableOf("similarity", SimilarityRow)
@@ -246,9 +249,9 @@ SPACE = TableOf("space", SpaceRow)
 PATCHES = TableOf("patches", PatchColoursRow)
 MATCHES = TableOf("matches", MatchesRow)
 RETRIEVAL = TableOf("retrieval", RetrievalRow)
-HEADS = TableOf("heads", ReadingHeadsRow)
+HEADS = TableOf("heads", LastLayerHeadsRow)
 TEMPLATES = TableOf("templates", TemplateRow)
-SILENT = TableOf("silent", SilentRow)
+NO_ZERO_SHOT = TableOf("silent", NoZeroShotRow)
 PROMPTS = TableOf("prompts", PromptRow)
 
 ACCURACY = MetricName("accuracy/{model}")  # of the model's own classifier
@@ -269,7 +272,7 @@ RECORD = Contents(
     ),
     tables=(
         DATA, FEATURES, DEPTH, MARKS, NOTES, PAIRS, SIMILARITY, SPACE, PATCHES, MATCHES, RETRIEVAL, HEADS, TEMPLATES,
-        SILENT, PROMPTS,
+        NO_ZERO_SHOT, PROMPTS,
     ),
     arrays=ARRAYS,
 )  # fmt: skip

@@ -81,7 +81,7 @@ class PartMeaningRow:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """Seconds of a pass of one model at one batch size: quartiles of so many repeats. images: the batch size;
+    """Seconds of a pass of one model at one batch size: quartiles over repeats. images: the batch size;
     device_bytes: the peak of the device's memory, None on a CPU."""
 
     model: str
@@ -128,7 +128,7 @@ class LeftOutSizeRow:
 
 @dataclass(frozen=True)
 class ExponentRow:
-    """The exponent of cost = c · tokens^k over so many points (n), with Student's 95 % interval."""
+    """The exponent of cost = c · tokens^k over n points, with Student's 95 % interval."""
 
     model: str
     sweep: Sweep

@@ -30,7 +30,7 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.sheets import DRAWN, EACH, say_left_out
+from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.devices import autocast
@@ -88,7 +88,7 @@ def measure(options: RolloutOptions) -> Path | None:
         folder.write(MAPS, _map_rows(ways, maps, readout))
         folder.write(IMAGES, _image_rows(model, split, logits, targets))
         drawn = min(DRAWN if options.images else EACH, len(split))
-        say_left_out(drawn, len(split), quiet=run.quiet, more="maps of all are in arrays/")
+        print_left_out(drawn, len(split), quiet=run.quiet, more="maps of all are in arrays/")
         folder.save(ROLLOUT, _arrays(split, maps, hits, drawn))
         return publish(folder)
 

@@ -86,7 +86,7 @@ def advice(seconds: dict[Part, float], *, size: tuple[int, int] = (0, 0), patch:
     return f"this may take {in_time(total)} (one pass was timed): {listed}; to shorten it: {'; '.join(shorter)}"
 
 
-def say_expected(
+def print_expected(
     works: Sequence[tuple[Model, Split, Sequence[Part]]], options: RunOptions, *, processes: int = 1
 ) -> None:
     """Print on stderr how long a run may take where that is more than PATIENCE; nothing with --quiet.

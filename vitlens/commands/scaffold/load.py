@@ -91,7 +91,7 @@ def load_split(
         raise InputError("expected --images or --data, found both; leave one out")
     known = training_images_of((model, *beside), seed=options.seed) if not images else None
     split = _read(model, known, options=options, data=data, images=images, limit=limit, repeat=repeat)
-    say_data(split, options)
+    print_data(split, options)
     return split
 
 
@@ -132,7 +132,7 @@ def _read(
     return split.limit(count, seed=options.seed)
 
 
-def say_data(split: Split, options: RunOptions) -> None:
+def print_data(split: Split, options: RunOptions) -> None:
     """Print on stderr which images are used, how they were processed, and which could not be read."""
     if options.quiet:
         return
@@ -196,7 +196,7 @@ def load_splits(
             )
         splits.append(by_preprocessing[key])
     if splits:
-        say_data(splits[0], options)
+        print_data(splits[0], options)
     return splits
 
 

@@ -22,7 +22,7 @@ def left_out_words(drawn: int, total: int) -> Iterator[str]:
         yield f"Figures draw {drawn} of the {total:,} images"
 
 
-def say_left_out(drawn: int, total: int, *, quiet: bool, more: str) -> None:
+def print_left_out(drawn: int, total: int, *, quiet: bool, more: str) -> None:
     """The same on standard error; more: how to draw more of them."""
     if not quiet:
         for words in left_out_words(drawn, total):

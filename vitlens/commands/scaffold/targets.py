@@ -47,9 +47,9 @@ def require_labelled(split: Split, *, doing: str) -> None:
     """Raise DataError for images without labels, naming --predicted."""
     if split.labels is not None and len(split):
         return
-    found = "images without labels" if len(split) else "no images"
+    images = "images without labels" if len(split) else "no images"
     raise DataError(
-        f"expected labelled images to {doing}, found {found} in {split.name}; add --predicted to take what the model "
+        f"expected labelled images to {doing}, found {images} in {split.name}; add --predicted to take what the model "
         "predicts for the label"
     )
 

@@ -43,11 +43,11 @@ class Tracker:
         self._backend: Any = None
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
-        """Numbers by name, after so many updates."""
+        """Log numbers by name; step: the number of updates."""
         self._attempt(lambda: self._open(step).log(dict(values), step=step))
 
     def show(self, name: str, picture: NDArray[np.uint8], *, step: int) -> None:
-        """A picture (height, width, 3), after so many updates."""
+        """Log an image (height, width, 3); step: the number of updates."""
         settings = {"dataformats": "NHWC"} if self.name == "tensorboard" else {}  # W&B's default
         self._attempt(lambda: self._open(step).log_images({name: picture[None]}, step=step, **settings))
 

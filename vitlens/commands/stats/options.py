@@ -1,4 +1,4 @@
-"""What `vitlens stats` is told."""
+"""The options of `vitlens stats`."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -19,9 +19,10 @@ NO_LABELS: Final = "Statistics of heads need no labels, so --predicted changes n
 
 @dataclass(frozen=True)
 class StatsOptions:
-    """models: one, or two on the same images; predicted: taken, as by the commands that need labels, and said to change
-    nothing; renormalise: whether distances are of the attention on patches alone; over_training: also with the weights
-    that the model's run kept over its training; animate: these as a film, too."""
+    """models: one, or two to compare on the same images; predicted: accepted as in the commands that need labels,
+    though it changes nothing here, which the report says; renormalise: whether distances are of the attention on
+    patches alone; over_training: also measure the weights that the model's run kept during training; animate: also
+    write them as a film."""
 
     models: tuple[str, ...] = several_models()
     data: str | None = data_option()
@@ -33,10 +34,10 @@ class StatsOptions:
         default=True,
     )
     over_training: bool = option(
-        "--over-training", "Also with the weights that a run with --keep-every kept.", default=False
+        "--over-training", "Also measure the weights that a run with --keep-every kept.", default=False
     )
     animate: AnimationFormat | None = option(
-        "--animate", "And as a film, in animations/; mp4 needs ffmpeg.", default=None, shown=False
+        "--animate", "Also write the training as a film to animations/; mp4 needs ffmpeg.", default=None, shown=False
     )
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)

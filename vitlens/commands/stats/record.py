@@ -1,4 +1,5 @@
-"""What `vitlens stats` writes. Layers and heads count from 0; statistics are those of analysis/heads/registry.py."""
+"""The rows, metrics and arrays of `vitlens stats`. Layers and heads count from 0; statistics are those of
+analysis/heads/registry.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,23 +13,23 @@ from vitlens.archives import Form
 from vitlens.records import ArraysOf, Columns, Contents, MetricName, TableOf
 from vitlens.uncertainty import Estimate
 
-FILM: Final = "animations/learning.{form}"  # where the film of a training is written
+FILM: Final = "animations/learning.{form}"  # the film of a training
 
 Numbers: TypeAlias = Annotated[Mapping[str, float | None], Columns()]
-"""By statistic, a column each; None where a head or block has no such number."""
+"""Values by statistic, one column each; None where a head or block has no such value."""
 
 _Floats: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None,))]
 _Counts: TypeAlias = Annotated[NDArray[np.integer], Form("iu", (None,))]
 _Tables: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None, None))]
-_Courses: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None, None, None))]
+_Curves: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None, None, None))]
 _Offsets: TypeAlias = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
 _Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
 
 
 @dataclass(frozen=True)
 class HeadRow:
-    """One head: means over images. label: of its specialisation, with the score of that rule; None where the layer's
-    attention has no place in the image."""
+    """One head: means over images. label: its specialisation, and score: that of its rule; None where the layer's
+    tokens cannot be placed in the image."""
 
     model: str
     layer: int
@@ -45,9 +46,8 @@ class HeadRow:
 
 @dataclass(frozen=True)
 class AttentionLayerRow:
-    """One layer. grid: of its patches as (rows, columns), None where its attention has no place in the image;
-    unplaced: why; uniform_distance: what uniform attention gives as distance, px; statistics: of the tokens after the
-    block."""
+    """One layer. grid: rows and columns of its patches, None where its tokens cannot be placed in the image; unplaced:
+    the reason; uniform_distance: the distance of uniform attention, px; statistics: of the tokens after the block."""
 
     model: str
     layer: int
@@ -73,8 +73,8 @@ class RuleRow:
 class LocalHeadsRow:
     """How local the heads are in the first or the last quarter of the layers that have a distance.
 
-    local: how many of the heads have at most half the distance of uniform attention; share: mean over heads of their
-    distance over that of uniform attention, a fraction.
+    local: how many of the heads have at most half the distance of uniform attention; share: their distance as a
+    fraction of that of uniform attention, the mean over heads.
     """
 
     model: str
@@ -87,8 +87,9 @@ class LocalHeadsRow:
 
 @dataclass(frozen=True)
 class BackbonesRow:
-    """What two models have in common. comparable: whether heads of the same number stand at the same place; identical:
-    whether all parameters and buffers before the classifiers are equal; parameters: how many numbers these are."""
+    """What two models have in common. comparable: whether both have the same layers, heads and tokens, so that heads of
+    the same number can be compared; identical: whether all parameters and buffers before the classifiers are equal;
+    parameters: how many values these are."""
 
     comparable: bool
     identical: bool
@@ -125,8 +126,8 @@ class HeadDifferenceRow:
 
 
 @dataclass(frozen=True)
-class HeadMomentRow:
-    """One head with the weights after so many epochs."""
+class HeadCheckpointRow:
+    """One head, with the weights of one checkpoint; epochs: those done at it."""
 
     epochs: int
     layer: int
@@ -135,9 +136,9 @@ class HeadMomentRow:
 
 
 @dataclass(frozen=True)
-class PositionMomentRow:
-    """Mean cosine similarity of position embeddings after so many epochs: of the four neighbours, and of all pairs that
-    lie farther apart. None where the grid has no such pair."""
+class PositionCheckpointRow:
+    """Mean cosine similarity of position embeddings at one checkpoint: of horizontal and vertical neighbours, and of
+    all pairs that lie farther apart; None where the grid has no such pair. epochs: those done at it."""
 
     epochs: int
     neighbours: float | None
@@ -146,8 +147,9 @@ class PositionMomentRow:
 
 @dataclass(frozen=True)
 class StatisticArrays:
-    """By statistic (layers, heads), of tokens (layers, 1): means over images and their 95 % intervals, NaN where there
-    is none; score: of every rule of the labels (layers, heads); uniform_distance: (layers,), px."""
+    """mean, low, high: by statistic (layers, heads), for statistics of tokens (layers, 1): the means over images and
+    their 95 % intervals, NaN where there is none; score: by label (layers, heads), of its rule; uniform_distance:
+    (layers,), px."""
 
     mean: _Tables
     low: _Tables
@@ -158,8 +160,8 @@ class StatisticArrays:
 
 @dataclass(frozen=True)
 class OffsetArrays:
-    """By layer (heads, 2 rows - 1, 2 columns - 1): mean attention by offset, key minus query, and its ratio to that of
-    uniform attention, NaN where no pair of patches has the offset."""
+    """By layer (heads, 2 rows - 1, 2 columns - 1): the mean attention by offset, key minus query; ratio: divided by
+    that of uniform attention, NaN where no pair of patches has the offset."""
 
     layer: _Offsets
     ratio: _Offsets
@@ -175,13 +177,14 @@ class HeadDifferenceArrays:
 
 @dataclass(frozen=True)
 class TrainingArrays:
-    """epochs (moments,); by statistic (moments, layers, heads); uniform_distance (layers,), px; similarity (moments, 2
-    rows - 1, 2 columns - 1): mean cosine similarity of all pairs of position embeddings by offset."""
+    """epochs (checkpoints,): those done at each; mean, low, high: by statistic (checkpoints, layers, heads);
+    uniform_distance (layers,), px; similarity (checkpoints, 2 rows - 1, 2 columns - 1): mean cosine similarity of all
+    pairs of position embeddings by offset."""
 
     epochs: _Counts
-    mean: _Courses
-    low: _Courses
-    high: _Courses
+    mean: _Curves
+    low: _Curves
+    high: _Curves
     uniform_distance: _Floats
     similarity: _Maps | None = None
 
@@ -193,8 +196,8 @@ LOCAL = TableOf("local", LocalHeadsRow)
 BACKBONES = TableOf("backbones", BackbonesRow)
 DIFFERENCES = TableOf("differences", DifferingHeadsRow)
 CHANGES = TableOf("changes", HeadDifferenceRow)
-TRAINING = TableOf("learning", HeadMomentRow)
-POSITIONS = TableOf("positions", PositionMomentRow)
+TRAINING = TableOf("learning", HeadCheckpointRow)
+POSITIONS = TableOf("positions", PositionCheckpointRow)
 
 STATISTIC_ARRAYS = ArraysOf("stats-{model}", StatisticArrays)
 OFFSET_ARRAYS = ArraysOf("offsets-{model}", OffsetArrays)

@@ -19,11 +19,11 @@ TITLES: Final = {  # of the chapters of a whole study, by command
     "train": "Training",
     "evaluate": "Accuracy",
     "attention": "Attention",
-    "rollout": "Attention followed to the image",
-    "stats": "What every head does",
-    "ablate": "Which heads matter",
-    "explain": "Explanations checked",
-    "compare": "Side by side",
+    "rollout": "Attention rollout and relevance",
+    "stats": "Statistics of the heads",
+    "ablate": "Ablation",
+    "explain": "Attribution maps",
+    "compare": "Comparison",
     "attack": "Robustness",
     "features": "Features",
     "profile": "Cost",
@@ -41,7 +41,7 @@ class ChapterRow:
 
 @dataclass(frozen=True)
 class LeftOutRow:
-    """A chapter that needs labels, where there are none."""
+    """A chapter that was left out because it needs labels and there are none."""
 
     chapter: str
 

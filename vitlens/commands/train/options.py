@@ -13,7 +13,7 @@ from vitlens.models.sources.registry import describe_names
 from vitlens.names import PRESETS, TRACKERS, Compile, DistillKind, RecipeName, TrackerName
 
 _RECIPE, _SHAPE = "Recipe (default: the preset's)", "Shape (default: the preset's)"
-_TUNING, _TEACHING = "Fine-tuning (of a trained MODEL)", "Distillation"
+_TUNING, _DISTILLATION = "Fine-tuning (of a trained MODEL)", "Distillation"
 _COST = "Speed and memory"
 
 
@@ -109,7 +109,7 @@ class Tuning:
         return 0 if self.freeze else self.last
 
     def require_learned(self, model: str) -> None:
-        """Refuse to freeze a preset, whose weights are random. Raises InputError."""
+        """Raise InputError where the weights that would be frozen are those of an untrained preset."""
         chosen = [name for name, is_set in self._ways().items() if is_set]
         if chosen and model in PRESETS and self.weights is None:
             raise InputError(
@@ -152,7 +152,7 @@ class Shape:
         return {name: value for name, value in {**own, **self.other}.items() if value is not None}
 
 
-_TEACHING_OPTIONS: Final = {
+_TEACHER_FLAGS: Final = {
     "kind": "--distill",
     "weight": "--distill-weight",
     "temperature": "--temperature",
@@ -162,12 +162,12 @@ _TEACHING_OPTIONS: Final = {
 
 
 @dataclass(frozen=True)
-class Teaching:
-    """The teacher of a distillation and its settings; None: the default.
+class TeacherOptions:
+    """The teacher of a distillation and its settings; None stands for the default.
 
     teacher: a MODEL; kind: "soft" or "hard"; weight: the teacher's share of the loss; temperature: of the soft form;
-    token: whether the student has a token of its own for it; beside: a MODEL to compare with, trained without a
-    teacher. Raises InputError for settings without a teacher, and for a temperature of the hard form.
+    token: whether the student has a distillation token; beside: a MODEL trained without a teacher, to compare with.
+    Raises InputError for settings without a teacher, and for a temperature of the hard form.
     """
 
     teacher: str | None = option(
@@ -175,7 +175,7 @@ class Teaching:
         "A trained model as the teacher.",
         default=None,
         metavar="MODEL",
-        panel=_TEACHING,
+        panel=_DISTILLATION,
         shown=False,
         complete="model",
     )
@@ -183,14 +183,14 @@ class Teaching:
         "--distill",
         "Soft: the teacher's probabilities; hard: its predictions (default: hard).",
         default=None,
-        panel=_TEACHING,
+        panel=_DISTILLATION,
     )
     weight: float | None = option(
         "--distill-weight",
         "Weight of the teacher's term in the loss (default: hard 0.5, soft 0.1).",
         default=None,
         metavar="X",
-        panel=_TEACHING,
+        panel=_DISTILLATION,
         shown=False,
     )
     temperature: float | None = option(
@@ -198,22 +198,22 @@ class Teaching:
         "Temperature of soft distillation (default: 3).",
         default=None,
         metavar="X",
-        panel=_TEACHING,
+        panel=_DISTILLATION,
         shown=False,
     )
     token: bool | None = option(
         "--distill-token/--no-distill-token",
         "A distillation token with its own head (default: for ViTs of vitlens).",
         default=None,
-        panel=_TEACHING,
+        panel=_DISTILLATION,
         shown=False,
     )
     beside: str | None = option(
         "--beside",
-        "The same model trained without a teacher, for comparison.",
+        "The same model trained without a teacher, to compare with.",
         default=None,
         metavar="MODEL",
-        panel=_TEACHING,
+        panel=_DISTILLATION,
         shown=False,
         complete="model",
     )
@@ -221,13 +221,13 @@ class Teaching:
     def __post_init__(self) -> None:
         names = [name for name, value in asdict(self).items() if value is not None]
         if names and self.teacher is None:
-            flag = "--no-distill-token" if names[0] == "token" and not self.token else _TEACHING_OPTIONS[names[0]]
+            flag = "--no-distill-token" if names[0] == "token" and not self.token else _TEACHER_FLAGS[names[0]]
             raise InputError(f"expected --distill-from MODEL with {flag}, found {flag} alone; name the teacher")
         if self.temperature is not None and self.kind != "soft":
             raise InputError("expected --temperature with --distill soft, found the hard form, which has none")
 
 
-def require_together(tuning: Tuning, teaching: Teaching, others: Mapping[str, object]) -> None:
+def require_together(tuning: Tuning, teaching: TeacherOptions, others: Mapping[str, object]) -> None:
     """Refuse options that exclude training a head on cached features. others: further ones by name, falsy if not set.
 
     Raises InputError.
@@ -281,5 +281,5 @@ class TrainOptions:
     recipe: RecipeChanges = bundle(RecipeChanges)
     tuning: Tuning = bundle(Tuning)
     shape: Shape = bundle(Shape)
-    teaching: Teaching = bundle(Teaching)
+    teaching: TeacherOptions = bundle(TeacherOptions)
     run: RunOptions = bundle(RunOptions)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vitlens.commands.scaffold.options import RunOptions, begun_with
-from vitlens.commands.train.options import Teaching, TrainOptions, Tuning
+from vitlens.commands.train.options import TeacherOptions, TrainOptions, Tuning
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, read_run
 from vitlens.names import Compile, RecipeName
@@ -37,7 +37,7 @@ class TrainPlan:
     compiling: Compile = "auto"
     recompute: bool = False
     tuning: Tuning = field(default_factory=Tuning)
-    teaching: Teaching = field(default_factory=Teaching)
+    teaching: TeacherOptions = field(default_factory=TeacherOptions)
 
 
 def plan_of(options: TrainOptions) -> TrainPlan:

@@ -1,4 +1,4 @@
-"""The rows, metrics and arrays that `vitlens train` writes."""
+"""The rows, metrics and arrays of `vitlens train`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -26,7 +26,7 @@ class TrainedClassRow:
 
 @dataclass(frozen=True)
 class ImagesRow:
-    """The numbers of training and test images, and the batch size; the usual ones are the recipe's.
+    """The numbers of training and test images, the batch size and the learning rate; usual_*: those of the recipe.
 
     chosen: whether the batch size was set by an option.
     """
@@ -56,9 +56,9 @@ class ComputedRow:
 
 
 @dataclass(frozen=True)
-class StartRow:
+class FineTunedRow:
     """The trained model that was fine-tuned. last: how many of its last blocks were trained with the head, 0 for the
-    head alone, None for all weights; trained, parameters: how many of how many; notes: on its loading, in words."""
+    head alone, None for all weights; trained: how many of its parameters were trained; notes: on its loading."""
 
     model: UntrustedName
     weights: UntrustedName
@@ -69,10 +69,10 @@ class StartRow:
 
 
 @dataclass(frozen=True)
-class TaughtRow:
-    """The settings of a distillation. token: whether the student has a distillation token; forms: of each training
-    image on which the teacher's outputs were computed once, 0 where they were computed on the student's augmented
-    images in every step."""
+class DistillationRow:
+    """The settings of a distillation. token: whether the student has a distillation token; forms: how many versions of
+    each training image (1: itself; 2: also mirrored) the teacher's outputs were computed on, once; 0 where they were
+    computed on the student's augmented images in every step."""
 
     teacher: str
     kind: str
@@ -83,9 +83,9 @@ class TaughtRow:
 
 
 @dataclass(frozen=True)
-class BesideRow:
-    """One of the models compared on the test images. role: "student", "teacher" or "plain"; agreement: with the
-    teacher's predictions, None for itself."""
+class StudentTeacherRow:
+    """One of the models that are compared on the test images. role: "student", "teacher" or "plain"; agreement: with
+    the teacher's predictions, None for itself."""
 
     model: str
     role: str
@@ -100,7 +100,8 @@ class BesideRow:
 
 @dataclass(frozen=True)
 class TestAccuracyRow:
-    """The test accuracy of one of two ways of training after so many epochs and seconds."""
+    """The test accuracy of one of the two ways of training at one evaluation; epochs, seconds: of training until
+    then."""
 
     way: str
     epochs: int
@@ -109,7 +110,7 @@ class TestAccuracyRow:
 
 
 @dataclass(frozen=True)
-class ReachedRow:
+class TimeToAccuracyRow:
     """When a way of training first reached a share of the best accuracy; epochs, seconds: None where it never did."""
 
     way: str
@@ -133,26 +134,27 @@ CLASSES = TableOf("per_class", TrainedClassRow)
 IMAGES = TableOf("images", ImagesRow)
 RECIPE = TableOf("recipe", SettingRow)
 COMPUTED = TableOf("computed", ComputedRow)
-STARTED = TableOf("started", StartRow)
-TAUGHT = TableOf("taught", TaughtRow)
-BESIDE = TableOf("beside", BesideRow)
+FINE_TUNED = TableOf("started", FineTunedRow)
+DISTILLATION = TableOf("taught", DistillationRow)
+STUDENT_AND_TEACHER = TableOf("beside", StudentTeacherRow)
 TEST_ACCURACIES = TableOf("points", TestAccuracyRow)
-REACHED = TableOf("reached", ReachedRow)
+TIMES_TO_ACCURACY = TableOf("reached", TimeToAccuracyRow)
 CONFUSION = ArraysOf("confusion", ConfusionArrays)
 
 ACCURACY = MetricName("accuracy/{model}")
 BEST_ACCURACY = MetricName("best_accuracy/{model}")
 SECONDS = MetricName("training_seconds/{model}")
-PACE = MetricName("images_per_second/{model}")
+IMAGES_PER_SECOND = MetricName("images_per_second/{model}")
 EPOCH_SECONDS = MetricName("seconds_per_epoch/{model}")
 AGREEMENT = MetricName("agreement_with_teacher/{model}")
 DIFFERENCE = MetricName("accuracy_difference/{first}/{second}")
 
 TABLES: Final[tuple[TableOf[Any], ...]] = (
-    HISTORY, CLASSES, IMAGES, RECIPE, COMPUTED, STARTED, TAUGHT, BESIDE, PAIRS, TEST_ACCURACIES, REACHED,
+    HISTORY, CLASSES, IMAGES, RECIPE, COMPUTED, FINE_TUNED, DISTILLATION, STUDENT_AND_TEACHER, PAIRS, TEST_ACCURACIES,
+    TIMES_TO_ACCURACY,
 )  # fmt: skip
 RECORD = Contents(
-    metrics=(ACCURACY, BEST_ACCURACY, SECONDS, PACE, EPOCH_SECONDS, AGREEMENT, DIFFERENCE),
+    metrics=(ACCURACY, BEST_ACCURACY, SECONDS, IMAGES_PER_SECOND, EPOCH_SECONDS, AGREEMENT, DIFFERENCE),
     tables=TABLES,
     arrays=(CONFUSION, TRAINING_IMAGES),
 )

@@ -27,7 +27,7 @@ from vitlens.commands.ablate.record import ELIMINATION, FORWARDS, NOTES
 from vitlens.commands.ablate.record.rows import AblateNoteRow, EliminationRow
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.digests import model_digest
-from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.options import RunOptions
@@ -80,7 +80,7 @@ def measure(options: AblateOptions) -> Path | None:
     share_of(split, processes)
     identity = _identity(model, split, options, processes, run)
     require_same(options.resume, "ablate", identity)
-    say_expected([(model, split, tuple(ablate_parts(units, len(split), options)))], run, processes=processes.count)
+    print_expected([(model, split, tuple(ablate_parts(units, len(split), options)))], run, processes=processes.count)
     with processes.main_process_first():
         folder = _folder(options, run, model, split, identity) if processes.is_first else None
     place = options.resume or run.out if folder is None else folder.path

@@ -190,7 +190,7 @@ class PatchingRow:
 
 @dataclass(frozen=True)
 class LensRow:
-    """Accuracy of the classifier read from the residual stream after so many blocks (depth 0: the embedding)."""
+    """Accuracy of the classifier on the residual stream after `depth` blocks (0: the embedding)."""
 
     depth: int
     accuracy: float
@@ -229,7 +229,7 @@ class ContributionRow:
 
 @dataclass(frozen=True)
 class PrunedRow:
-    """The whole or the pruned model. milliseconds, low, high: median and quartiles of a batch of so many images;
+    """The whole or the pruned model. milliseconds, low, high: median and quartiles of a batch of `images` images;
     accuracy with its interval on n images."""
 
     model: Literal["whole", "pruned"]

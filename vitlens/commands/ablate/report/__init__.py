@@ -51,7 +51,9 @@ def _top_heads(record: Record) -> Section:
     top = [row for row in rows if row.top]
     settled = [row.label for row in top if row.settled]
     undecided = [row.label for row in rows if not row.settled]
-    cost, exact = (record.metric(FORWARDS(model=record.aliases[0], what=what)).value for what in ("adaptive", "exact"))
+    cost, exact = (
+        record.metric(FORWARDS(model=record.aliases[0], what=method)).value for method in ("adaptive", "exact")
+    )
     lines = [
         *input_sentences(record),
         Sentence(

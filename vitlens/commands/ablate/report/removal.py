@@ -136,8 +136,8 @@ def _synergy(rows: Sequence[HeadPairRow]) -> "Figure":
     values = np.full((len(names), len(names)), np.nan)
     significant = np.zeros(values.shape, dtype=bool)
     for row in rows:
-        one, two = names.index(row.first), names.index(row.second)
-        values[one, two] = values[two, one] = row.synergy
-        significant[one, two] = significant[two, one] = row.excludes_zero
+        first, second = names.index(row.first), names.index(row.second)
+        values[first, second] = values[second, first] = row.synergy
+        significant[first, second] = significant[second, first] = row.excludes_zero
     labels = [unit_label(name) for name in names]
     return synergy_matrix(synergy=values, names=labels, significant=significant, unit="nats")

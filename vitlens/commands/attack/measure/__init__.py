@@ -17,7 +17,7 @@ from vitlens.commands.attack.measure.sweep import ModelAttack, SweptAttack, swee
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.scaffold.describe import settings
 from vitlens.commands.scaffold.digests import model_digest
-from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_split
 from vitlens.commands.scaffold.options import RunOptions
@@ -50,7 +50,7 @@ def measure(options: AttackOptions) -> Path | None:
     identity = _identity(models, split, options, processes, run)
     require_same(options.resume, "attack", identity)
     parts = tuple(attack_parts(options, len(split)))
-    say_expected([(model, split, parts) for model in models], run, processes=processes.count)
+    print_expected([(model, split, parts) for model in models], run, processes=processes.count)
     with processes.main_process_first():
         folder = _folder(options, run, models, split, identity) if processes.is_first else None
     place = options.resume or run.out if folder is None else folder.path

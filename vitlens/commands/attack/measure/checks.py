@@ -51,7 +51,7 @@ def write_checks(folder: RunFolder, works: Sequence[ModelAttack], swept: Sequenc
 def checked(work: ModelAttack, swept: Sequence[SweptAttack]) -> list[Check]:
     """All checks of one model: of every attack, of its gradients, and of pairs of attacks.
 
-    Nothing where the model classifies no image correctly: then there is none to attack.
+    Empty where the model classifies no image correctly, as there is none to attack.
     """
     right = evenly_spaced(swept[0].outcome.clean.nonzero().flatten(), CHECKED)
     if not len(right):
@@ -60,12 +60,12 @@ def checked(work: ModelAttack, swept: Sequence[SweptAttack]) -> list[Check]:
     checks = [gradients_not_zero(work.model, images, labels)]
     title = f"checking the attacks on {work.model.alias}"
     with progress(title, len(swept), unit="attacks", quiet=work.run.quiet) as advance:
-        for one in swept:
-            checks += _of_attack(work, one, images, labels)
-            if "from below" in _planned(work, one):
-                checks.append(_from_below(work, one, right))
+        for result in swept:
+            checks += _of_attack(work, result, images, labels)
+            if "from below" in _planned(work, result):
+                checks.append(_from_below(work, result, right))
             advance(1)
-    return [*checks, *_in_order([one.outcome for one in swept], [one.attack for one in swept])]
+    return [*checks, *_in_order([result.outcome for result in swept], [result.attack for result in swept])]
 
 
 def _of_attack(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: Tensor) -> Iterator[Check]:

@@ -58,16 +58,16 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
 def write_corruptions(folder: RunFolder, corrupted: Sequence[Corrupted], *, baseline: str, seed: int) -> None:
     """Accuracy by kind and severity, mean errors, and for several models mean corruption errors."""
     rows = []
-    for one in corrupted:
+    for of_model in corrupted:
         for kind in CORRUPTIONS:
             for severity in SEVERITIES:
-                estimate = one.accuracy(kind, severity, seed=seed)
-                folder.metric(CORRUPTION_ACCURACY(model=one.alias, kind=kind, severity=severity), estimate)
-                count = one.correct.shape[-1]
+                estimate = of_model.accuracy(kind, severity, seed=seed)
+                folder.metric(CORRUPTION_ACCURACY(model=of_model.alias, kind=kind, severity=severity), estimate)
+                count = of_model.correct.shape[-1]
                 rows.append(
-                    CorruptionRow(one.alias, kind, severity, estimate.value, estimate.low, estimate.high, count)
+                    CorruptionRow(of_model.alias, kind, severity, estimate.value, estimate.low, estimate.high, count)
                 )
-        folder.metric(MEAN_ERROR(model=one.alias), one.mean_error(seed=seed))
+        folder.metric(MEAN_ERROR(model=of_model.alias), of_model.mean_error(seed=seed))
     if len(corrupted) > 1:
         _write_relative_errors(folder, corrupted, baseline=baseline, seed=seed)
     folder.write(CORRUPTED, rows)
@@ -79,8 +79,8 @@ def write_corruptions(folder: RunFolder, corrupted: Sequence[Corrupted], *, base
 
 def _write_relative_errors(folder: RunFolder, corrupted: Sequence[Corrupted], *, baseline: str, seed: int) -> None:
     """Mean corruption errors, where the baseline makes errors of every kind."""
-    (reference,) = (one for one in corrupted if one.alias == baseline)
-    for one in corrupted:
-        relative = one.relative_error(reference, seed=seed)
+    (reference,) = (of_model for of_model in corrupted if of_model.alias == baseline)
+    for of_model in corrupted:
+        relative = of_model.relative_error(reference, seed=seed)
         if relative is not None:
-            folder.metric(MEAN_CORRUPTION_ERROR(model=one.alias, baseline=baseline), relative)
+            folder.metric(MEAN_CORRUPTION_ERROR(model=of_model.alias, baseline=baseline), relative)

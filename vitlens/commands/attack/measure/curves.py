@@ -44,8 +44,8 @@ def write_curves(folder: RunFolder, works: Sequence[ModelAttack], swept: Sequenc
         alias, seed = work.model.alias, work.run.seed
         clean = accuracy(of_model[0].outcome.clean, groups=work.split.groups, seed=seed)
         folder.metric(ACCURACY(model=alias), clean)
-        for one in of_model:
-            entry, outcome = ATTACKS[one.attack], one.outcome
+        for result in of_model:
+            entry, outcome = ATTACKS[result.attack], result.outcome
             for pixels, estimate in zip((0.0, *outcome.epsilons), (clean, *outcome.accuracies(seed=seed))):
                 epsilon = typed_epsilon(pixels, entry.norm)
                 folder.metric(ROBUST_ACCURACY(model=alias, attack=outcome.name, epsilon=epsilon), estimate)
@@ -55,7 +55,7 @@ def write_curves(folder: RunFolder, works: Sequence[ModelAttack], swept: Sequenc
                         estimate.high, int(outcome.clean.numel()),
                     )
                 )  # fmt: skip
-            attacked.append(_attack_row(folder, work, one, entry))
+            attacked.append(_attack_row(folder, work, result, entry))
         _save_images(folder, work, of_model)
     folder.write(CURVES, curves)
     folder.write(ATTACKED, attacked)
@@ -81,8 +81,8 @@ def _save_images(folder: RunFolder, work: ModelAttack, swept: Sequence[SweptAtta
     arrays = AttackedArrays(
         swept[0].outcome.clean.numpy(),
         work.labels.numpy(),
-        {one.outcome.name: one.outcome.broken_at.numpy() for one in swept},
-        {one.outcome.name: one.distance.numpy() for one in swept},
+        {result.outcome.name: result.outcome.broken_at.numpy() for result in swept},
+        {result.outcome.name: result.distance.numpy() for result in swept},
     )
     folder.save(IMAGES, arrays, model=work.model.alias)
 
@@ -90,11 +90,11 @@ def _save_images(folder: RunFolder, work: ModelAttack, swept: Sequence[SweptAtta
 def write_pairs(folder: RunFolder, swept: Sequence[Sequence[SweptAttack]], *, seed: int) -> None:
     """Paired tests of the models under every attack at every epsilon, all corrected together."""
     matched = [
-        (one.outcome, two.outcome)
+        (result.outcome, other.outcome)
         for first, second in combinations(swept, 2)
-        for one, two in zip(first, second)
+        for result, other in zip(first, second)
     ]  # fmt: skip
-    entries = {one.outcome.name: ATTACKS[one.attack] for one in swept[0]}
+    entries = {result.outcome.name: ATTACKS[result.attack] for result in swept[0]}
     rows = []
     for test in paired(matched, seed=seed) if matched else ():
         entry = entries.get(test.name)
@@ -126,8 +126,8 @@ def write_classes(
     rows: list[RobustClassRow] = []
     for work, of_model in zip(works, swept):
         if not work.options.predicted and work.split.labels is not None:
-            (one,) = (one for one in of_model if one.attack == attack)
-            rows += _class_rows(work, one, epsilon)
+            (result,) = (result for result in of_model if result.attack == attack)
+            rows += _class_rows(work, result, epsilon)
     folder.write(BY_CLASS, rows)
 
 

@@ -160,8 +160,8 @@ def _save_examples(folder: RunFolder, work: ModelAttack, sample: AttackSample, c
         change=(changed - clean).half().numpy(),
         before=as_shares(change.before[shown], size=size, grid=grid).float().numpy(),
         after=as_shares(change.after[shown], size=size, grid=grid).float().numpy(),
-        answers=np.array([[names[int(index)] for index in one.argmax(-1)] for one in probabilities]),
-        probability=torch.stack([one.amax(-1) for one in probabilities]).numpy(),
+        answers=np.array([[names[int(index)] for index in of_images.argmax(-1)] for of_images in probabilities]),
+        probability=torch.stack([of_images.amax(-1) for of_images in probabilities]).numpy(),
         image=sample.indices[change.places[shown]].numpy(),
         method=np.array(ATTRIBUTIONS[change.method].title),
     )

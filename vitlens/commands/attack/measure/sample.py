@@ -71,7 +71,7 @@ def class_balanced(split: Split, count: int, *, seed: int) -> Tensor:
 
 
 def evenly_spaced(rows: Tensor, most: int) -> Tensor:
-    """At most so many of the rows, evenly spaced, as images are often sorted by class."""
+    """At most this many of the rows, evenly spaced, as images are often sorted by class."""
     return rows if len(rows) <= most else rows[torch.arange(most) * len(rows) // most]
 
 

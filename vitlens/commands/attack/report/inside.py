@@ -149,7 +149,7 @@ def _draw_examples(row: AttackSampleRow, arrays: AttackExampleArrays) -> "Figure
         maps_after=arrays.after,
         before=before,
         after=after,
-        notes=[f"L∞ {255 * np.abs(one).max():.2g}/255\nL2 {np.linalg.norm(one):.2g}" for one in change],
+        notes=[f"L∞ {255 * np.abs(part).max():.2g}/255\nL2 {np.linalg.norm(part):.2g}" for part in change],
         title=f"{row.model} before and after {row.title} at {epsilon_words(row.epsilon, row.norm)}",
     )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from vitlens.commands.attention.options import AttentionOptions
 from vitlens.commands.attention.record import (
-    KEPT,
+    CHECKPOINT_COUNT,
     KEY,
     KEY_MAPS,
     LAYERS,
@@ -15,7 +15,7 @@ from vitlens.commands.attention.record import (
     QUERY_MAPS,
     TRAINING,
     TRAINING_MAPS,
-    KeptArrays,
+    CheckpointMapArrays,
     KeyRow,
     QueryRow,
     ViewArrays,
@@ -137,7 +137,7 @@ def _draw_view(
 def _training(record: Record) -> Section:
     from vitlens.figures.views import images_on_a_page
 
-    rows, kept = record.rows(TRAINING), record.rows(KEPT)[0].kept
+    rows, kept = record.rows(TRAINING), record.rows(CHECKPOINT_COUNT)[0].kept
     layer, head = record.options(AttentionOptions).head or (0, 0)
     images = len(record.arrays(MAPS).images)
     drawn = slice(0, images_on_a_page(len(rows)))
@@ -167,7 +167,7 @@ def _training(record: Record) -> Section:
     return Section(f"Head L{layer}.H{head} over training", (sentence,), (table,), (figure,))
 
 
-def _draw_training(record: Record, arrays: KeptArrays, drawn: slice) -> "Figure":
+def _draw_training(record: Record, arrays: CheckpointMapArrays, drawn: slice) -> "Figure":
     from vitlens.figures.views import head_over_training
 
     layer, head = record.options(AttentionOptions).head or (0, 0)

@@ -35,7 +35,7 @@ from vitlens.commands.compare.record import METHODS, PANELS, SEPARATIONS, MapMet
 from vitlens.commands.compare.report.maps import drawn_sheet, methods_words, sheet_images
 from vitlens.commands.scaffold.budgets import write_trainings
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import Part, say_expected
+from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits, read_as
 from vitlens.commands.scaffold.options import RunOptions
@@ -78,26 +78,26 @@ def measure(options: CompareOptions) -> Path:
     run = options.run
     first, second = load_models(options.models, command="compare", model_options=options.model_options, options=run)
     models = (first, second)
-    one, two = load_splits(models, options=run, data=options.data)
-    for split in (one, two):
+    first_split, second_split = load_splits(models, options=run, data=options.data)
+    for split in (first_split, second_split):
         require_labels(split)
-    require_shared(first.classes, second.classes, one.classes)
-    one, two = read_as(models, (one, two), run)
-    splits = (one, two)
+    require_shared(first.classes, second.classes, first_split.classes)
+    first_split, second_split = read_as(models, (first_split, second_split), run)
+    splits = (first_split, second_split)
     methods = chosen_methods(options.method, models)
     for model, split in zip(models, splits):
         chosen_targets(options.target, model, split)
     conflicts = cue_conflicts(models, splits, options.cue_conflict, run)
     if conflicts:
         require_shared(first.classes, second.classes, conflicts[0].classes)
-    _say_expected(models, splits, methods, options)
+    _print_expected(models, splits, methods, options)
     with RunFolder.create(
         "compare",
-        name_parts=(first.alias, second.alias, one.name),
-        title=f"{first.alias} and {second.alias} side by side, on {one.title or one.name}",
+        name_parts=(first.alias, second.alias, first_split.name),
+        title=f"{first.alias} and {second.alias} side by side, on {first_split.title or first_split.name}",
         out=run.out,
         overwrite=run.overwrite,
-        config=settings(options, run, models=models, split=one),
+        config=settings(options, run, models=models, split=first_split),
         formats=run.formats,
     ) as folder:
         write_trainings(folder, models)
@@ -109,7 +109,7 @@ def measure(options: CompareOptions) -> Path:
         return publish(folder)
 
 
-def _say_expected(models: Models, splits: Splits, methods: tuple[str, str], options: CompareOptions) -> None:
+def _print_expected(models: Models, splits: Splits, methods: tuple[str, str], options: CompareOptions) -> None:
     disturbed = passes(splits[0].limit(DISTURBED_IMAGES, seed=options.run.seed)) if options.harder else 0
     works: list[tuple[Model, Split, tuple[Part, ...]]] = []
     for model, split, method in zip(models, splits, methods):
@@ -122,7 +122,7 @@ def _say_expected(models: Models, splits: Splits, methods: tuple[str, str], opti
             has_attention=model.anatomy.family in ("vit", "windowed"),
         )
         works.append((model, split, tuple(parts)))
-    say_expected(works, options.run)
+    print_expected(works, options.run)
 
 
 def _expected_parts(
@@ -204,10 +204,10 @@ def _write_separations(
         for kind, members, quantities in kinds:
             groups = None if comparison.groups is None else comparison.groups[members]
             tests += [
-                (model.alias, kind, one) for one in separations(quantities, model.correct[members], groups=groups)
+                (model.alias, kind, test) for test in separations(quantities, model.correct[members], groups=groups)
             ]
-    adjusted = corrected([one for *_, one in tests])
-    folder.write(SEPARATIONS, [_separation_row(alias, kind, one) for (alias, kind, _), one in zip(tests, adjusted)])
+    adjusted = corrected([test for *_, test in tests])
+    folder.write(SEPARATIONS, [_separation_row(alias, kind, test) for (alias, kind, _), test in zip(tests, adjusted)])
 
 
 def _separation_row(model: str, kind: Kind, test: Separation) -> SeparationRow:

@@ -47,7 +47,7 @@ def write_answers(folder: RunFolder, comparison: Comparison, evaluations: Sequen
         folder.metric(CELL_SHARE(**pair, cell=column.replace("_", "-")), share)
     folder.write(BY_CLASS, [_slice_row(part) for part in by_class(comparison, seed=seed)])
     confused = confusions(comparison)
-    folder.write(CONFUSED, [ConfusedPairRow(one.truth, one.prediction, one.first, one.second) for one in confused])
+    folder.write(CONFUSED, [ConfusedPairRow(row.truth, row.prediction, row.first, row.second) for row in confused])
 
 
 def write_numbers(folder: RunFolder, comparison: Comparison, traits: Mapping[str, Tensor], *, seed: int) -> None:

@@ -104,7 +104,7 @@ def write_shape_bias(folder: RunFolder, models: Sequence[Model], splits: Sequenc
         folder.metric(TEXTURE_ANSWERS(model=model.alias), answers.texture)
         data = split.title or split.name
         rows += [
-            ShapeBiasRow(model.alias, one.name, one.n, one.shape, one.texture, data, answers.note)
-            for one in answers.by_class
+            ShapeBiasRow(model.alias, of_class.name, of_class.n, of_class.shape, of_class.texture, data, answers.note)
+            for of_class in answers.by_class
         ]
     folder.write(CONFLICTS, rows)

@@ -107,5 +107,5 @@ def _write_overlap(
         values = getattr(properties.overlap, name)[usable].numpy()
         unit = "" if name == "spearman" else "fraction"
         folder.metric(metric(**pair), bootstrap_mean(values, groups=own, seed=seed, unit=unit))
-    one, two = (each.half[usable].numpy() for each in (properties.first, properties.second))
-    folder.metric(HALF_DIFFERENCE(**pair), bootstrap_difference(one, two, groups=own, seed=seed))
+    first, second = (each.half[usable].numpy() for each in (properties.first, properties.second))
+    folder.metric(HALF_DIFFERENCE(**pair), bootstrap_difference(first, second, groups=own, seed=seed))

@@ -26,12 +26,12 @@ from vitlens.commands.explain.record import (
     MethodRow,
 )
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.scaffold.publish import publish
-from vitlens.commands.scaffold.sheets import DRAWN, EACH, say_left_out
+from vitlens.commands.scaffold.sheets import DRAWN, EACH, print_left_out
 from vitlens.commands.scaffold.targets import chosen_targets
 from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
@@ -63,7 +63,7 @@ def measure(options: ExplainOptions) -> Path:
         _Work(model, split, chosen_targets(options.target, model, split), names)
         for model, split, names in zip(models, splits, methods)
     ]
-    _say_expected(works, options)
+    _print_expected(works, options)
     aliases, split = [model.alias for model in models], splits[0]
     with RunFolder.create(
         "explain",
@@ -75,7 +75,7 @@ def measure(options: ExplainOptions) -> Path:
         formats=run.formats,
     ) as folder:
         drawn = min(DRAWN if options.images else EACH, len(split))
-        say_left_out(drawn, len(split), quiet=run.quiet, more="maps are in arrays/")
+        print_left_out(drawn, len(split), quiet=run.quiet, more="maps are in arrays/")
         rows = _Rows()
         for work in works:
             _explain(folder, work, rows, options, drawn)
@@ -132,14 +132,14 @@ class _Rows:
     settings: list[LeagueSettingsRow] = field(default_factory=list)
 
 
-def _say_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
+def _print_expected(works: Sequence[_Work], options: ExplainOptions) -> None:
     parts = [
         tuple(
             explain_parts(work.methods, len(work.split), verify=options.verify, counterfactuals=options.counterfactuals)
         )
         for work in works
     ]
-    say_expected([(work.model, work.split, own) for work, own in zip(works, parts)], options.run)
+    print_expected([(work.model, work.split, own) for work, own in zip(works, parts)], options.run)
 
 
 def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOptions, drawn: int) -> None:
@@ -155,7 +155,7 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
             for name in work.methods
         ]
     write_maps(folder, model, split, maps, drawn=drawn)
-    rows.methods.extend(method_row(model, one, options.engine) for one in maps)
+    rows.methods.extend(method_row(model, attribution, options.engine) for attribution in maps)
     rows.images.extend(image_rows(model, split, logits, classes))
     if not options.verify:
         return
@@ -165,7 +165,7 @@ def _explain(folder: RunFolder, work: _Work, rows: _Rows, options: ExplainOption
         split,
         classes,
         methods=work.methods,
-        made={one.method: (one.maps, one.seconds) for one in maps},
+        made={attribution.method: (attribution.maps, attribution.seconds) for attribution in maps},
         settings=Settings(
             substrate=options.substrate,
             counterfactuals=options.counterfactuals,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from typing import Final
 
 import numpy as np
 import torch
@@ -11,19 +12,24 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import accuracy, answers
 from vitlens.analysis.answers.paired import estimates
 from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
+from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search
 from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settings, checks_in, league
 from vitlens.analysis.faithfulness.masking import require_substrate
 from vitlens.analysis.faithfulness.randomisation import Explain
 from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
 from vitlens.attribution.explain import explain, methods_for, require_method
-from vitlens.commands.explain.measure.counterfactuals import searched_sets, set_shares, write_counterfactuals
 from vitlens.commands.explain.measure.verdict import evidence, masked_groups, verdict
 from vitlens.commands.explain.record import (
     AGREEMENT,
     CHECKS,
+    COUNTERFACTUALS,
     CURVES,
     FORWARDS,
+    SEARCH,
     SECONDS,
+    SIZE_SEARCHED,
+    TURNED,
+    CounterfactualArrays,
     LeagueArrays,
     LeagueRow,
     LeagueSettingsRow,
@@ -35,7 +41,11 @@ from vitlens.commands.scaffold.progress import progress
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import Engine
+from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate
+
+SEARCHED: Final = 32  # images of the greedy search, at most
+_DRAWN: Final = 5  # images whose counterfactuals are drawn
 
 
 @dataclass(frozen=True)
@@ -80,11 +90,11 @@ def check_methods(
         checked = league(
             model, images, classes, functions, masks=masks, computed=made, settings=settings, advance=advance
         )
-    searched = searched_sets(model, images, settings) if settings.counterfactuals else None
+    searched = _searched_sets(model, images, settings) if settings.counterfactuals else None
     rows = _league_rows(folder, checked, split, settings, model.alias)
     agreements = _agreement_rows(folder, checked, model, split)
     if searched is not None:
-        write_counterfactuals(folder, checked, searched, split, model)
+        _write_counterfactuals(folder, checked, searched, split, model)
     folder.save(CURVES, _curves(checked), model=model.alias)
     used = LeagueSettingsRow(model.alias, **asdict(settings), images=len(split), randomised=_randomised(checked))
     return CheckedMethods(rows, agreements, used)
@@ -100,17 +110,17 @@ def _function(name: str, settings: Settings, engine: Engine) -> Explain:
 
 def _curves(checked: Sequence[MethodChecks]) -> LeagueArrays:
     return LeagueArrays(
-        methods=np.array([one.name for one in checked]),
+        methods=np.array([checks.name for checks in checked]),
         shares=checked[0].fidelity.deletion.shares.numpy(),
         inserted=checked[0].fidelity.insertion.shares.numpy(),
-        deletion=np.stack([one.fidelity.deletion.probability.mean(0).numpy() for one in checked]),
-        insertion=np.stack([one.fidelity.insertion.probability.mean(0).numpy() for one in checked]),
+        deletion=np.stack([checks.fidelity.deletion.probability.mean(0).numpy() for checks in checked]),
+        insertion=np.stack([checks.fidelity.insertion.probability.mean(0).numpy() for checks in checked]),
     )
 
 
 def _randomised(checked: Sequence[MethodChecks]) -> int:
     """The number of images of the randomisation check."""
-    return max((len(one.randomisation.last) for one in checked if one.randomisation is not None), default=0)
+    return max((len(checks.randomisation.last) for checks in checked if checks.randomisation is not None), default=0)
 
 
 def _league_rows(
@@ -118,14 +128,14 @@ def _league_rows(
 ) -> tuple[LeagueRow, ...]:
     """The metrics of every method, and its row, the greatest insertion minus deletion first."""
     means = _estimates(checked, split, settings)
-    for one in checked:
-        for column, estimate in means[one.name].items():
-            folder.metric(CHECKS[column](model=alias, method=one.name), estimate)
-        folder.metric(SECONDS(model=alias, method=one.name), Estimate(one.seconds, n=len(one.maps), unit="s"))
-        if one.forwards is not None:
-            folder.metric(FORWARDS(model=alias, method=one.name), Estimate(one.forwards, unit="forwards"))
-    by_name = {one.name: one for one in checked}
-    rows = [_league_row(alias, one, means[one.name], by_name, split) for one in checked]
+    for checks in checked:
+        for column, estimate in means[checks.name].items():
+            folder.metric(CHECKS[column](model=alias, method=checks.name), estimate)
+        folder.metric(SECONDS(model=alias, method=checks.name), Estimate(checks.seconds, n=len(checks.maps), unit="s"))
+        if checks.forwards is not None:
+            folder.metric(FORWARDS(model=alias, method=checks.name), Estimate(checks.forwards, unit="forwards"))
+    by_name = {checks.name: checks for checks in checked}
+    rows = [_league_row(alias, checks, means[checks.name], by_name, split) for checks in checked]
     return tuple(sorted(rows, key=lambda row: -row.gap))
 
 
@@ -160,16 +170,16 @@ def _by_stage(checks: MethodChecks) -> dict[str, float | None] | None:
 
 def _estimates(checked: Sequence[MethodChecks], split: Split, settings: Settings) -> dict[str, dict[str, Estimate]]:
     """The mean of every check with its interval, by method and column of the league."""
-    means: dict[str, dict[str, Estimate]] = {one.name: {} for one in checked}
+    means: dict[str, dict[str, Estimate]] = {checks.name: {} for checks in checked}
     for column, values, groups in _columns(checked, split):
-        for one, estimate in zip(checked, estimates(values, groups=groups, unit="fraction")):
-            means[one.name][column] = estimate
+        for checks, estimate in zip(checked, estimates(values, groups=groups, unit="fraction")):
+            means[checks.name][column] = estimate
     groups = masked_groups(split)
-    for one in checked:
-        if "pointing" in one.scores:
-            means[one.name]["pointing"] = accuracy(one.scores["pointing"] > 0.5, groups=groups)
-        if one.randomisation is not None and len(one.randomisation.last):
-            means[one.name]["randomisation"] = one.randomisation.estimate(seed=settings.seed)
+    for checks in checked:
+        if "pointing" in checks.scores:
+            means[checks.name]["pointing"] = accuracy(checks.scores["pointing"] > 0.5, groups=groups)
+        if checks.randomisation is not None and len(checks.randomisation.last):
+            means[checks.name]["randomisation"] = checks.randomisation.estimate(seed=settings.seed)
     return means
 
 
@@ -177,21 +187,21 @@ def _columns(checked: Sequence[MethodChecks], split: Split) -> list[tuple[str, T
     """Columns that are averaged over images, with values (methods, n) and groups; methods share bootstrap draws."""
 
     def values(read: Callable[[MethodChecks], Tensor]) -> Tensor:
-        return torch.stack([read(one).float() for one in checked])
+        return torch.stack([read(checks).float() for checks in checked])
 
     columns = {
-        "deletion": values(lambda one: one.fidelity.deletion.areas),
-        "insertion": values(lambda one: one.fidelity.least_first.areas),
-        "gap": values(lambda one: one.fidelity.gaps),
-        "deletion_accuracy": values(lambda one: one.fidelity.deletion.kept_areas),
-        "insertion_accuracy": values(lambda one: one.fidelity.least_first.kept_areas),
+        "deletion": values(lambda checks: checks.fidelity.deletion.areas),
+        "insertion": values(lambda checks: checks.fidelity.least_first.areas),
+        "gap": values(lambda checks: checks.fidelity.gaps),
+        "deletion_accuracy": values(lambda checks: checks.fidelity.deletion.kept_areas),
+        "insertion_accuracy": values(lambda checks: checks.fidelity.least_first.kept_areas),
     }
-    if all(one.road is not None for one in checked):
-        columns["road"] = values(lambda one: one.road.gaps)  # type: ignore[union-attr]
-    if all(one.counterfactuals is not None for one in checked):
-        columns["size"] = values(lambda one: set_shares(one.counterfactuals))  # type: ignore[arg-type]
+    if all(checks.road is not None for checks in checked):
+        columns["road"] = values(lambda checks: checks.road.gaps)  # type: ignore[union-attr]
+    if all(checks.counterfactuals is not None for checks in checked):
+        columns["size"] = values(lambda checks: _set_shares(checks.counterfactuals))  # type: ignore[arg-type]
     scores = {
-        name: values(lambda one, name=name: one.scores[name])  # type: ignore[misc]
+        name: values(lambda checks, name=name: checks.scores[name])  # type: ignore[misc]
         for name in checked[0].scores
         if name != "pointing"
     }
@@ -210,7 +220,7 @@ def _agreement_rows(
     A constant map has no ranks: its correlation with any other counts as 0.
     """
     grid = removal_grid(model)
-    maps = {one.name: on_grid(one.maps, grid) for one in checked if one.name not in BASELINES}
+    maps = {checks.name: on_grid(checks.maps, grid) for checks in checked if checks.name not in BASELINES}
     pairs = list(combinations(maps, 2))
     if not pairs:
         return ()
@@ -225,3 +235,39 @@ def _agreement_rows(
         means = {name: round(column[place].value, 4) for name, column in columns.items()}
         rows.append(MethodAgreementRow(model.alias, first, second, **means, n=len(split)))
     return tuple(rows)
+
+
+def _searched_sets(model: Model, images: Images, settings: Settings) -> Counterfactuals | None:
+    """The sets that the greedy search finds on the first images; None where there is no image."""
+    searched = images[:SEARCHED]
+    return by_search(model, searched, substrate=settings.substrate) if len(searched) else None
+
+
+def _write_counterfactuals(
+    folder: RunFolder, checked: Sequence[MethodChecks], searched: Counterfactuals, split: Split, model: Model
+) -> None:
+    """Write whether and with how many patches the prediction changes, and the sets of the images that are drawn."""
+    count = len(searched.prediction)
+    by_map = {checks.name: checks.counterfactuals for checks in checked if checks.counterfactuals is not None}
+    for name, own in by_map.items():
+        folder.metric(TURNED(model=model.alias, method=name), accuracy(own.found, groups=split.groups))
+    shares = {name: _set_shares(own)[:count] for name, own in by_map.items()} | {SEARCH: _set_shares(searched)}
+    groups = None if split.groups is None else split.groups[:count]
+    for name, size in zip(shares, estimates(torch.stack(list(shares.values())), groups=groups)):
+        folder.metric(SIZE_SEARCHED(model=model.alias, method=name), size)
+    shown = torch.arange(min(_DRAWN, count))
+    orders = {**by_map, SEARCH: searched}
+    arrays = CounterfactualArrays(
+        images=split.source.read(shown).numpy(),
+        methods=np.array(list(orders)),
+        removed=np.stack([own.removed[: len(shown)].numpy() for own in orders.values()], 1),
+        turned=np.stack([own.turned[: len(shown)].numpy() for own in orders.values()], 1),
+        prediction=searched.prediction[: len(shown)].numpy(),
+        classes=np.array(model.classes),
+    )
+    folder.save(COUNTERFACTUALS, arrays, model=model.alias)
+
+
+def _set_shares(own: Counterfactuals) -> Tensor:
+    """The share of the patches in each image's set; all of them where no removal changes the prediction."""
+    return own.sizes.float() / own.removed[0].numel()

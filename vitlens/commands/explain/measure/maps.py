@@ -71,37 +71,39 @@ def precision(options: RunOptions) -> str:
     return "bf16" if options.precision == "bf16" else "fp32"
 
 
-def write_maps(folder: RunFolder, model: Model, split: Split, made: Sequence[AttributionMaps], *, drawn: int) -> None:
+def write_maps(
+    folder: RunFolder, model: Model, split: Split, attributions: Sequence[AttributionMaps], *, drawn: int
+) -> None:
     """Write the completeness of a model's maps as metrics, and the maps as arrays. drawn: images in figures."""
     groups = None if split.groups is None else split.groups.numpy()
-    for one in made:
-        if one.gains is not None and bool(one.maps.isfinite().all()):
-            error = (one.maps.sum((1, 2)) - one.gains).abs().numpy()
-            name = COMPLETENESS(model=model.alias, method=one.method)
+    for attribution in attributions:
+        if attribution.gains is not None and bool(attribution.maps.isfinite().all()):
+            error = (attribution.maps.sum((1, 2)) - attribution.gains).abs().numpy()
+            name = COMPLETENESS(model=model.alias, method=attribution.method)
             folder.metric(name, bootstrap_mean(error, groups=groups, unit="logits"))
-    size = sum(4 * one.maps[0].numel() for one in made)
+    size = sum(4 * attribution.maps[0].numel() for attribution in attributions)
     stored, shown = max(drawn, _STORED_BYTES // size), torch.arange(min(drawn, len(split)))
     masks = None if split.masks is None else split.masks[shown].numpy()
-    maps = {index: one.maps[:stored].numpy() for index, one in enumerate(made)}
+    maps = {index: attribution.maps[:stored].numpy() for index, attribution in enumerate(attributions)}
     folder.save(MAPS, ExplainArrays(split.source.read(shown).numpy(), maps, masks), model=model.alias)
 
 
-def method_row(model: Model, made: AttributionMaps, engine: Engine) -> MethodRow:
+def method_row(model: Model, attribution: AttributionMaps, engine: Engine) -> MethodRow:
     """The method, the faults of its maps, and their cost."""
-    method, faults = ATTRIBUTIONS[made.method], map_faults(made.maps)
+    method, faults = ATTRIBUTIONS[attribution.method], map_faults(attribution.maps)
     own = engine == "vitlens"
     return MethodRow(
         model=model.alias,
         method=method.name,
         title=method.title if own else f"{method.title} (grad-cam package)",
         source=method.paper if own else PROVENANCE,
-        map="x".join(str(side) for side in made.maps.shape[1:]),
+        map="x".join(str(side) for side in attribution.maps.shape[1:]),
         signed=method.signed and own,
-        maps=len(made.maps),
+        maps=len(attribution.maps),
         constant=int(faults.constant.sum()),
         not_finite=int(faults.not_finite.sum()),
-        seconds=round(made.seconds, 5),
-        gain=None if made.gains is None else float(made.gains.abs().mean()),
+        seconds=round(attribution.seconds, 5),
+        gain=None if attribution.gains is None else float(attribution.gains.abs().mean()),
     )
 
 

@@ -40,7 +40,7 @@ def report(record: Record) -> Document:
         figures=tuple(figure for alias in record.aliases for figure in map_figures(record, alias)),
         leading=True,
     )
-    league = [section for one in leagues(record) for section in (league_section(one), *check_sections(one))]
+    league = [section for league in leagues(record) for section in (league_section(league), *check_sections(league))]
     methods = Section(
         "Methods", tables=tuple(_method_table(alias, methods_of(record, alias)) for alias in record.aliases)
     )
@@ -140,9 +140,9 @@ def _image_table(record: Record) -> Table:
     if any(row.target is not None for row in shown):
         columns |= _answer_columns(shown)
     columns["label"] = tuple(row.label for row in shown)
-    some = f" (the first {_ROWS} of {len(rows):,}; all are in results.json)" if len(rows) > _ROWS else ""
+    extent = f" (the first {_ROWS} of {len(rows):,}; all are in results.json)" if len(rows) > _ROWS else ""
     explained = any(has_classifier(record, alias) for alias in record.aliases)
-    title = f"Images{', predictions and targets' if explained else ''}{some}"
+    title = f"Images{', predictions and targets' if explained else ''}{extent}"
     return Table(title, tuple(columns), tuple(zip(*columns.values())))
 
 

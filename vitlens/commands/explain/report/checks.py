@@ -36,7 +36,9 @@ def check_sections(league: League) -> Iterator[Section]:
 
 def _localisation(league: League) -> Iterator[Section]:
     """How well maps localise the objects, where masks are known."""
-    scored = next((one for one in (league.estimate("roc_auc", name) for name in league.names) if one), None)
+    scored = next(
+        (estimate for estimate in (league.estimate("roc_auc", name) for name in league.names) if estimate), None
+    )
     if scored is None:
         return
     words = (
@@ -97,7 +99,7 @@ def _agreement_matrix(league: League) -> Table:
     names = list(dict.fromkeys(end for row in league.pairs for end in (row.first, row.second)))
     value = {(row.first, row.second): f"{row.spearman:.2f}" for row in league.pairs}
     value |= {(second, first): text for (first, second), text in value.items()}
-    rows = tuple((one, *(value.get((one, other), "") for other in names)) for one in names)
+    rows = tuple((name, *(value.get((name, other), "") for other in names)) for name in names)
     return Table("Spearman's correlation of the maps, mean over images", ("", *names), rows)
 
 

@@ -132,9 +132,11 @@ class League:
 
 def leagues(record: Record) -> Iterator[League]:
     """The league of every model, in the run's order; none without --verify."""
-    for one in record.rows(SETTINGS):
-        rows = tuple(row for row in record.rows(LEAGUE) if row.model == one.model)
-        yield League(record, one, rows, tuple(row for row in record.rows(AGREEMENTS) if row.model == one.model))
+    for settings in record.rows(SETTINGS):
+        rows = tuple(row for row in record.rows(LEAGUE) if row.model == settings.model)
+        yield League(
+            record, settings, rows, tuple(row for row in record.rows(AGREEMENTS) if row.model == settings.model)
+        )
 
 
 def league_section(league: League) -> Section:
@@ -255,9 +257,9 @@ def _column(league: League, column: str, title: str, better: str, chance: float 
     estimates = [league.estimate(column, name) or undefined for name in league.names]
     return Column(
         title,
-        [one.value for one in estimates],
-        [float("nan") if one.low is None else one.low for one in estimates],
-        [float("nan") if one.high is None else one.high for one in estimates],
+        [estimate.value for estimate in estimates],
+        [float("nan") if estimate.low is None else estimate.low for estimate in estimates],
+        [float("nan") if estimate.high is None else estimate.high for estimate in estimates],
         better,
         chance,
     )

@@ -23,7 +23,7 @@ def map_figures(record: Record, alias: str) -> Iterator[FigureSpec]:
     """The sheets of a model's images; none where no map can be drawn."""
     arrays, methods = record.arrays(MAPS, model=alias), methods_of(record, alias)
     drawn = len(arrays.images)
-    if not any(_is_drawable(one) for maps in arrays.maps.values() for one in maps[:drawn]):
+    if not any(_is_drawable(values) for maps in arrays.maps.values() for values in maps[:drawn]):
         return
     name = "explain" if len(record.aliases) == 1 else f"explain_{alias}"
     caption = _caption(record, alias, outlined=arrays.masks is not None)

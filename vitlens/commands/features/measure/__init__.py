@@ -1,4 +1,4 @@
-"""The features of models, layer by layer: read once, classified, mapped, compared and shown."""
+"""The features of models, layer by layer: extracted once, then classified, mapped, compared and shown."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,12 +16,11 @@ from vitlens.commands.features.measure.classifiers import write_classifiers, wri
 from vitlens.commands.features.measure.images import FeatureSets, features_parts, load_sets
 from vitlens.commands.features.measure.language import require_language, write_language
 from vitlens.commands.features.measure.shown import ShownImages, write_shown
-from vitlens.commands.features.measure.similarity import write_similarity
-from vitlens.commands.features.measure.space import require_enough, write_space
+from vitlens.commands.features.measure.space import require_enough_images, write_similarity, write_space
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import DATA, FEATURES, FeatureDataRow, FeaturesRow
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models
 from vitlens.commands.scaffold.processes import join_run
@@ -35,13 +34,13 @@ from vitlens.processes import Processes, share_of
 
 
 def measure(options: FeaturesOptions) -> Path | None:
-    """k-NN, probes, maps, similarity and retrieval, of one model or several; returns the report's path.
+    """Run k-NN, probes, maps, similarity and retrieval for one model or several; returns the report's path.
 
     Images without labels, or without a training part, are mapped and compared but not classified. Of several processes
     each reads its share of the images; the first does the rest, the others return None. Raises InputError (or one of
     its kind) before anything is written.
     """
-    asked = options
+    requested = options
     processes, run = join_run(options.run)
     options = replace(options, run=run)
     with processes.main_process_first():
@@ -57,14 +56,14 @@ def measure(options: FeaturesOptions) -> Path | None:
         (model, own.test, features_parts(len(own.test), 0 if own.bank is None else len(own.bank)))
         for model, own in zip(models, sets)
     ]
-    say_expected(works, run, processes=processes.count)
+    print_expected(works, run, processes=processes.count)
     with RunFolder.create(
         "features",
         name_parts=(*aliases, split.name),
         title=f"The features of {' and '.join(aliases)}, layer by layer, on {split.title or split.name}",
         out=run.out,
         overwrite=run.overwrite,
-        config=settings(asked, run, models=models, split=split),
+        config=settings(requested, run, models=models, split=split),
         formats=run.formats,
     ) as folder:
         folder.write(DATA, [_data_row(sets[0])])
@@ -78,18 +77,18 @@ def _write_all(
     folder: RunFolder,
     models: Sequence[Model],
     sets: Sequence[FeatureSets],
-    read: Sequence["ReadFeatures"],
+    features: Sequence["ModelFeatures"],
     options: FeaturesOptions,
 ) -> None:
-    """Everything that is made of the features."""
+    """Write everything that is computed from the features."""
     seed = options.run.seed
-    tests = [one.test for one in read if one.test is not None]  # the first process has them all
+    tests = [of_model.test for of_model in features if of_model.test is not None]  # the first process has them all
     folder.write(FEATURES, [_features_row(model, test) for model, test in zip(models, tests)])
-    last_layers = write_classifiers(folder, models, sets, tests, [one.bank for one in read], options)
+    last_layers = write_classifiers(folder, models, sets, tests, [of_model.bank for of_model in features], options)
     write_pairs(folder, last_layers, sets[0].test, seed=seed)
     write_space(folder, models, sets, tests, last_layers, options)
     write_similarity(folder, tests, seed=seed)
-    write_shown(folder, models, [_shown_images(own, one) for own, one in zip(sets, read)], seed=seed)
+    write_shown(folder, models, [_shown_images(own, of_model) for own, of_model in zip(sets, features)], seed=seed)
     write_language(folder, models, sets, tests, options)
 
 
@@ -132,12 +131,13 @@ def _require(
     bank = sets[0].bank
     if bank is not None and options.probe:
         held_out(require_labels(bank).cpu(), groups=bank.groups, seed=0)  # refuses what cannot be probed
-    require_enough(len(sets[0].test), options)
+    require_enough_images(len(sets[0].test), options)
     require_language(models, options)
 
 
-class ReadFeatures(NamedTuple):
-    """Features of one model's images; None where there are none of a kind, and in all processes but the first."""
+class ModelFeatures(NamedTuple):
+    """The features of one model's images; None for images that there are none of, and in all processes but the
+    first."""
 
     test: Features | None
     bank: Features | None
@@ -145,20 +145,20 @@ class ReadFeatures(NamedTuple):
     shown: Features | None
 
 
-def _shown_images(own: FeatureSets, read: ReadFeatures) -> ShownImages:
-    """What figures draw: test images and their neighbours in the bank, or the images asked for among themselves."""
+def _shown_images(own: FeatureSets, read: ModelFeatures) -> ShownImages:
+    """The images that figures show: test images and their neighbours in the bank, or only the requested images."""
     if own.shown is not None and read.shown is not None:
-        return ShownImages(own.shown, read.shown, None, None, own.query, read.query, asked=True)
+        return ShownImages(own.shown, read.shown, None, None, own.query, read.query, requested=True)
     assert read.test is not None  # of the first process
     return ShownImages(own.test, read.test, own.bank, read.bank, own.query, read.query)
 
 
-def _read(model: Model, own: FeatureSets, options: FeaturesOptions, processes: Processes) -> ReadFeatures:
+def _read(model: Model, own: FeatureSets, options: FeaturesOptions, processes: Processes) -> ModelFeatures:
     run = options.run
     parts = [split for split in (own.test, own.bank, own.query, own.shown) if split is not None]
     with progress(f"Reading {model.alias}", sum(map(len, parts)), quiet=run.quiet) as advance:
 
-        def one(split: Split | None, *, kept: bool) -> Features | None:
+        def features_of(split: Split | None, *, cached: bool) -> Features | None:
             if split is None:
                 return None
             return extract(
@@ -168,10 +168,14 @@ def _read(model: Model, own: FeatureSets, options: FeaturesOptions, processes: P
                 norm=options.norm,
                 batch_size=run.batch_size,
                 precision=run.precision,
-                cache=run.data_dir / "features" if kept and options.cache else None,
-                processes=processes if kept else None,  # a query may be fewer images than there are processes
+                cache=run.data_dir / "features" if cached and options.cache else None,
+                processes=processes if cached else None,  # a query may be fewer images than there are processes
                 advance=advance,
             )
 
-        test, bank = one(own.test, kept=True), one(own.bank, kept=True)
-        return ReadFeatures(test, bank, one(own.query, kept=False), one(own.shown, kept=False))
+        return ModelFeatures(
+            test=features_of(own.test, cached=True),
+            bank=features_of(own.bank, cached=True),
+            query=features_of(own.query, cached=False),
+            shown=features_of(own.shown, cached=False),
+        )

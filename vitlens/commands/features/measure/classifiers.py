@@ -1,4 +1,4 @@
-"""What simple classifiers read in the features: k-NN and a probe at every layer, and paired tests between models."""
+"""Simple classifiers on the features: k-NN and a linear probe at every layer, and paired tests between models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from vitlens.commands.features.record import (
     DepthRow,
     FeatureNoteRow,
     FeaturePairRow,
-    MarkedRow,
+    MarkedErrorsRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.progress import progress
@@ -60,7 +60,7 @@ class LastLayer:
 
     @property
     def marks(self) -> tuple[Tensor, str] | None:
-        """Which images are misclassified, and by what; None where nothing classified them."""
+        """Which images are misclassified, and by which classifier; None without a classifier."""
         if self.own is not None:
             return ~self.own, f"by {self.alias} itself"
         for name, correct in reversed(list(self.classifiers.items())):
@@ -100,23 +100,23 @@ def write_classifiers(
         notes += [f"{model.alias}: {note}" for note in layers.notes]
         last_layers.append(LastLayer(model.alias, correct, layers.weighted))
     folder.write(DEPTH, rows)
-    folder.write(MARKS, [MarkedRow(one.alias, one.marks[1]) for one in last_layers if one.marks is not None])
+    folder.write(MARKS, [MarkedErrorsRow(last.alias, last.marks[1]) for last in last_layers if last.marks is not None])
     folder.write(NOTES, [FeatureNoteRow(note) for note in dict.fromkeys(notes)])
     return last_layers
 
 
 def write_pairs(folder: RunFolder, last_layers: Sequence[LastLayer], split: Split, *, seed: int) -> None:
-    """Compare the models two by two on the same images, for every classifier of the last layer (Holm's correction)."""
+    """Compare the models pairwise on the same images, for every classifier of the last layer (Holm's correction)."""
     compared: list[tuple[str, str, str, Estimate, float]] = []
     groups = None if split.groups is None else split.groups.cpu().numpy()
-    for one, two in combinations(last_layers, 2):
-        for name in (word for word in one.classifiers if word in two.classifiers):
-            first, second = one.classifiers[name], two.classifiers[name]
+    for layer, other in combinations(last_layers, 2):
+        for name in (word for word in layer.classifiers if word in other.classifiers):
+            first, second = layer.classifiers[name], other.classifiers[name]
             gap = bootstrap_difference(
                 100.0 * first.numpy(), 100.0 * second.numpy(), groups=groups, seed=seed, unit="points"
             )
             p = mcnemar(int((first & ~second).sum()), int((second & ~first).sum()))
-            compared.append((name, one.alias, two.alias, gap, p))
+            compared.append((name, layer.alias, other.alias, gap, p))
     rows = []
     for (name, first_name, second_name, gap, p), p_holm in zip(compared, holm([p for *_, p in compared])):
         aliases: dict[str, Any] = {"first": first_name, "second": second_name}
@@ -128,7 +128,8 @@ def write_pairs(folder: RunFolder, last_layers: Sequence[LastLayer], split: Spli
 
 
 def _own_answers(model: Model, split: Split, test: Features) -> Tensor | None:
-    """Whether the model's own predictions are correct, where it has a classifier and its classes are the data's."""
+    """Whether the model's own predictions are correct; None without a classifier, and where its classes are not the
+    data's."""
     if split.labels is None or not model.has_classifier:
         return None
     try:
@@ -143,7 +144,7 @@ def _accuracy(correct: Tensor, split: Split, options: FeaturesOptions) -> Estima
 
 
 class _Classifiers:
-    """The classifiers of one model's layers, one layer after another; of the last layer all answers are kept."""
+    """The classifiers of one model's layers, one layer after another; keeps which images the last layer's get right."""
 
     def __init__(
         self, split: Split, bank_split: Split, test: Features, bank: Features, options: FeaturesOptions
@@ -174,7 +175,7 @@ class _Classifiers:
             yield self._row(place, PROBE, probed.correct, c=probed.c)
 
     def metrics(self) -> Iterator[tuple[str, Estimate]]:
-        """Of the layer that was read last: accuracies, and the share of neighbours that are of the image's class."""
+        """For the layer classified last: accuracies, and the share of neighbours that are of the image's class."""
         alias, split, options = self.test.alias, self.split, self.options
         for name, correct in self.weighted.items():
             metric = PROBE_ACCURACY(model=alias) if name == PROBE else KNN(model=alias, k=_k(name))
@@ -228,18 +229,18 @@ class _Classifiers:
         )
 
     def _rare_classes(self) -> Iterator[str]:
-        """How many of the classes asked about have no training image, or one."""
+        """How many classes of the test images have no training image, or one."""
         counts = torch.bincount(self.bank_labels, minlength=len(self.split.classes))
-        asked = self.labels.unique()
-        for number, what in (
-            (0, "no training image, so that none of their images can be right"),
+        tested = self.labels.unique()
+        for number, description in (
+            (0, "no training image, so none of their images can be correct"),
             (1, "one training image"),
         ):
-            classes = int((counts[asked] == number).sum())
+            classes = int((counts[tested] == number).sum())
             if classes:
-                yield f"{classes} of the {len(asked)} classes that are asked about have {what}"
+                yield f"{classes} of the {len(tested)} classes of the test images have {description}"
 
 
 def _k(name: str) -> str:
-    """The neighbours of "knn-20"."""
+    """The number of neighbours in the name of a classifier: "20" of "knn-20"."""
     return name.partition("-")[2]

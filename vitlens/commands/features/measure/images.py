@@ -1,4 +1,4 @@
-"""The images whose features are read: those that are classified, and the training images that answer for them."""
+"""The images whose features are extracted: those that are classified, and the labelled training images (the bank)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.scaffold.expected import Part as WorkPart
-from vitlens.commands.scaffold.load import load_splits, say_data
+from vitlens.commands.scaffold.load import load_splits, print_data
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.unseen import KnownTrainingImages, seen, training_images_of
 from vitlens.data.catalogue import load_data, load_images
@@ -21,18 +21,19 @@ from vitlens.models.model import Model
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
 
-SHOWN = 6  # images of a sheet
-_LETTERS = 11  # of a file's name below its picture
-_TIMES = 10  # training images for each test image, where --limit is given and --bank is not
-_LEAST = 200  # of them: enough for 20 neighbours
+SHOWN = 6  # images in a figure
+_LETTERS = 11  # of a file's name below its image
+_BANK_RATIO = 10  # training images per test image, where --limit is given and --bank is not
+_SMALLEST_BANK = 200  # enough for 20 neighbours
 
 
 @dataclass(frozen=True)
 class FeatureSets:
-    """One model's images, as it takes them.
+    """One model's images, preprocessed for it.
 
-    test: those that are classified, mapped and compared; bank: labelled training images, or None; no_bank: why;
-    query: images whose neighbours are looked for, or None; shown: images that alone are drawn, or None for the test's.
+    test: those that are classified, mapped and compared; bank: labelled training images, or None; no_bank: why there
+    are none; query: images whose neighbours are searched, or None; shown: the only images to draw, or None for a sample
+    of the test images.
     """
 
     test: Split
@@ -43,13 +44,14 @@ class FeatureSets:
 
 
 def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[FeatureSets]:
-    """The same images for every model, read once for those that take them alike. Raises InputError or DataError."""
+    """The same images for every model, loaded once for models with the same preprocessing. Raises InputError or
+    DataError."""
     data, images, run = options.data, options.images, options.run
     if images or data is None:
         tests = load_splits(models, options=run, data=data, images=images)
     else:
         tests = [split.limit(run.limit, seed=run.seed) for split in _parts(models, data, "test", run)]
-        say_data(tests[0], run)
+        print_data(tests[0], run)
     banks, reason = _banks(models, options, tests)
     sets = []
     for model, test, bank in zip(models, tests, banks):
@@ -60,20 +62,20 @@ def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[Feature
 
 
 def features_parts(images: int, bank: int) -> tuple[WorkPart, ...]:
-    """What a model will do: the features of the test images, and of the training images that answer for them."""
-    answering = [WorkPart("features of the bank", bank, shorter="a smaller --bank")] if bank else []
-    return (WorkPart("features", images), *answering)
+    """The forward passes of one model: the features of the test images, and of the bank."""
+    of_bank = [WorkPart("features of the bank", bank, shorter="a smaller --bank")] if bank else []
+    return (WorkPart("features", images), *of_bank)
 
 
 def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) -> list[Split]:
-    """One part for each model. What a model was trained on is the training part; where that is nothing or everything,
-    a folder without parts is divided by seed, for all models alike."""
+    """One part of the data for each model. The training part holds the images that the models were trained on; where
+    that is none or all of them, a folder without parts is divided by seed, in the same way for all models."""
     known = training_images_of(models, seed=options.seed)
     read: dict[object, Split] = {}
     for model in models:
-        if _wants(model) not in read:
-            read[_wants(model)] = _part(model, data, part, known, options)
-    return [read[_wants(model)] for model in models]
+        if _preprocessing_key(model) not in read:
+            read[_preprocessing_key(model)] = _part(model, data, part, known, options)
+    return [read[_preprocessing_key(model)] for model in models]
 
 
 def _part(model: Model, data: str, part: Part, known: KnownTrainingImages, options: RunOptions) -> Split:
@@ -88,38 +90,38 @@ def _part(model: Model, data: str, part: Part, known: KnownTrainingImages, optio
         return drawn
     chosen = (trained if part == "train" else ~trained).nonzero().squeeze(1)
     note = (
-        f"the {len(whole) - int(trained.sum()):,} images that are no training images of {' and '.join(known.names)} "
-        f"(known by their content) are classified, the {int(trained.sum()):,} others answer for them"
+        f"the {len(whole) - int(trained.sum()):,} images that are not training images of {' and '.join(known.names)} "
+        f"(known by their content) are classified, and the {int(trained.sum()):,} others are the bank"
     )
     return replace(whole.pick(chosen), part=part, notes=(note, *whole.notes))
 
 
-def _wants(model: Model) -> object:
+def _preprocessing_key(model: Model) -> object:
     wanted: Preprocessing = model.preprocessing
     return wanted.size, wanted.resize, wanted.interpolation
 
 
 def _banks(models: Sequence[Model], options: FeaturesOptions, tests: Sequence[Split]) -> tuple[list[Split | None], str]:
-    """The labelled training images, or none and why."""
+    """The labelled training images of each model; or None for each, and why."""
     run = options.run
-    nothing: list[Split | None] = [None] * len(models)
+    no_banks: list[Split | None] = [None] * len(models)
     if options.images or tests[0].labels is None:
-        return nothing, "the images have no labels"
+        return no_banks, "the images have no labels"
     try:
         banks = _parts(models, options.data or "digits", "train", run)
     except DataError as error:
-        return nothing, f"there is no training part ({error})"
-    count = options.bank or (None if run.limit is None else bank_of(run.limit))
+        return no_banks, f"there is no training part ({error})"
+    count = options.bank or (None if run.limit is None else default_bank(run.limit))
     return [bank.limit(count, seed=run.seed) for bank in banks], ""
 
 
-def bank_of(limit: int) -> int:
-    """How many training images answer for so many test images, where nobody says it."""
-    return max(_TIMES * limit, _LEAST)
+def default_bank(limit: int) -> int:
+    """The default number of training images for this many test images."""
+    return max(_BANK_RATIO * limit, _SMALLEST_BANK)
 
 
 def _relabelled(test: Split, bank: Split) -> Split:
-    """The test images under the bank's numbers of classes. Raises InputError where a class is not in the bank."""
+    """The test images with labels that index the bank's classes. Raises InputError where a class is not in the bank."""
     if test.classes == bank.classes:
         return test
     missing = [name for name in test.classes if name not in bank.classes]
@@ -134,7 +136,7 @@ def _files(model: Model, paths: Sequence[str]) -> Split | None:
 
 
 def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
-    """The images asked for: files (or folders) of their own where all are paths, else the data's by name."""
+    """The images of --show: files or folders where all are paths, else images of the data by name."""
     if not options.show:
         return None
     if options.thumbnails:
@@ -144,15 +146,16 @@ def _shown(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
     return test.starting_with(options.show).pick(torch.arange(len(set(options.show))))
 
 
-def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:
-    """Sorted indices of at most so many of count images, drawn with the seed, as many of each class as there are."""
+def sample(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:
+    """Sorted indices of a seeded sample of at most `most` of count images, balanced over classes where there are
+    labels."""
     if most >= count:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     if labels is None:
         return order[:most].sort().values
     shuffled = labels.cpu()[order].long()
-    turn = torch.empty(count, dtype=torch.long)  # how many of an image's class come before it
+    turn = torch.empty(count, dtype=torch.long)  # how many images of the same class come before it
     for label in shuffled.unique():
         members = (shuffled == label).nonzero().squeeze(1)
         turn[members] = torch.arange(len(members))
@@ -160,7 +163,7 @@ def some(count: int, most: int, *, labels: Tensor | None, seed: int) -> Tensor:
 
 
 def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
-    """Pixels (n, 3, height, width) uint8 of some images, made smaller where a side has more than that many."""
+    """Pixels (n, 3, height, width) uint8 of some images, downscaled where a side is longer than `most`."""
     whole = split.source.read(indices)
     longest = max(whole.shape[-2:])
     if not len(whole) or longest <= most:
@@ -171,7 +174,7 @@ def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
 
 
 def names_of(split: Split, indices: Tensor) -> list[str]:
-    """What to call some images: their class, else their file, else their number from 1."""
+    """The labels of images in figures: their class, else their file name, else their number from 1."""
     chosen = [int(index) for index in indices]
     if split.labels is not None and split.classes:
         return [split.classes[int(split.labels[index])] for index in chosen]
@@ -179,5 +182,5 @@ def names_of(split: Split, indices: Tensor) -> list[str]:
 
 
 def _ending(name: str) -> str:
-    """A long name's end, which tells numbered files apart."""
+    """The end of a long name, where numbered files differ."""
     return name if len(name) <= _LETTERS else f"…{PurePath(name).stem[-_LETTERS + 1 :]}"

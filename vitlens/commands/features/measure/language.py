@@ -1,4 +1,4 @@
-"""Models that know texts: zero-shot accuracy by template of prompts, and relevance for a prompt."""
+"""Language-image models: zero-shot accuracy by prompt template, and relevance for a prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -12,15 +12,15 @@ from vitlens.analysis.attention.relevance import relevance
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.zero_shot import TemplateScore, chosen_templates, prompted, template_scores
 from vitlens.commands.features.arrays import PROMPT_ARRAYS, PromptArrays
-from vitlens.commands.features.measure.images import SHOWN, FeatureSets, names_of, pixels, some
+from vitlens.commands.features.measure.images import SHOWN, FeatureSets, names_of, pixels, sample
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import (
+    NO_ZERO_SHOT,
     PROMPTS,
-    SILENT,
     TEMPLATES,
     ZERO_SHOT,
+    NoZeroShotRow,
     PromptRow,
-    SilentRow,
     TemplateRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
@@ -36,7 +36,8 @@ _DEFAULT: Final = next(field.default for field in fields(FeaturesOptions) if fie
 
 
 def require_language(models: Sequence[Model], options: FeaturesOptions) -> None:
-    """Refuse prompts and templates that cannot be used: no text tower, no {} in a template, no chain of attention."""
+    """Refuse prompts and templates that cannot be used: without a text tower, {} in a template, or a chain of
+    attention."""
     with_texts = [model for model in models if has_text_tower(model)]
     if (options.prompts or options.templates != _DEFAULT) and not with_texts:
         text_tower(models[0])  # says which models have one
@@ -57,7 +58,7 @@ def write_language(
 ) -> None:
     """Zero-shot accuracy by template and of their ensemble, and maps for the prompts, of models with a text tower."""
     templates: list[TemplateRow] = []
-    silent: list[SilentRow] = []
+    no_zero_shot: list[NoZeroShotRow] = []
     prompts: list[PromptRow] = []
     for model, own, test in zip(models, sets, tests):
         if not has_text_tower(model):
@@ -65,27 +66,27 @@ def write_language(
         if own.test.labels is not None and own.test.classes:
             try:
                 scores = _scored(model, own.test, test, options)
-            except ModelError as error:  # no tokenizer; prompts that were asked for would have been refused before
-                silent.append(SilentRow(model.alias, str(error)))
+            except ModelError as error:  # no tokenizer; with --prompt it was refused before
+                no_zero_shot.append(NoZeroShotRow(model.alias, str(error)))
             else:
                 folder.metric(ZERO_SHOT(model=model.alias), scores[0].accuracy)
                 templates += [_row(model.alias, score) for score in scores]
         if options.prompts:
             prompts += _write_prompts(folder, model, own.shown or own.test, options)
     folder.write(TEMPLATES, templates)
-    folder.write(SILENT, silent)
+    folder.write(NO_ZERO_SHOT, no_zero_shot)
     folder.write(PROMPTS, prompts)
 
 
 def _templates(options: FeaturesOptions) -> tuple[str, ...]:
-    """The templates asked for: of the sets named, of files with one a line, and as they were typed."""
+    """The templates of the options: of named sets, of files with one per line, and as typed."""
     words: list[str] = []
-    for asked in options.templates:
-        file = Path(asked)
-        if asked not in TEMPLATE_SETS and "{}" not in asked and file.is_file():
+    for name in options.templates:
+        file = Path(name)
+        if name not in TEMPLATE_SETS and "{}" not in name and file.is_file():
             words += [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         else:
-            words.append(asked)
+            words.append(name)
     return chosen_templates(words, _template_sets(words))
 
 
@@ -98,7 +99,7 @@ def _template_sets(words: Sequence[str]) -> Mapping[str, Sequence[str]]:
 
 
 def _scored(model: Model, split: Split, test: Features, options: FeaturesOptions) -> tuple[TemplateScore, ...]:
-    assert split.labels is not None  # the caller has looked
+    assert split.labels is not None  # checked by the caller
     templates, names = _templates(options), prompt_names(split.classes)
     embeddings = []
     with progress(
@@ -132,17 +133,17 @@ def _row(alias: str, score: TemplateScore) -> TemplateRow:
 
 
 def _write_prompts(folder: RunFolder, model: Model, split: Split, options: FeaturesOptions) -> list[PromptRow]:
-    """Relevance of each prompt over a few images, and the cosine of image and prompt."""
+    """Relevance of each prompt over a few images, and the cosine similarity of image and prompt."""
     first = torch.arange(min(SHOWN, len(split)))
-    chosen = first if options.show else some(len(split), SHOWN, labels=split.labels, seed=options.run.seed)
+    chosen = first if options.show else sample(len(split), SHOWN, labels=split.labels, seed=options.run.seed)
     (batch,) = split.pick(chosen).batches(max(1, len(chosen)), device=model.device)
-    asking = prompted(model, options.prompts)
+    classifier = prompted(model, options.prompts)
     maps = []
     for index in range(len(options.prompts)):
         targets = torch.full((len(chosen),), index, device=model.device)
-        maps.append(relevance(asking, batch.images, targets=targets).float().cpu())
+        maps.append(relevance(classifier, batch.images, targets=targets).float().cpu())
     with torch.no_grad():
-        logits = asking(batch.images).float().cpu()
+        logits = classifier(batch.images).float().cpu()
     tower = text_tower(model)
     cosine = ((logits - tower.bias) / tower.scale).numpy()
     arrays = PromptArrays(pixels(split, chosen).numpy(), torch.stack(maps, 1).numpy())

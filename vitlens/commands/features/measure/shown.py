@@ -1,4 +1,4 @@
-"""What is drawn of single images: colours of patches, patches that match, nearest images, attention by head."""
+"""What is drawn of single images: colours of patches, matching patches, nearest images, attention by head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ from vitlens.commands.features.arrays import (
     MATCH_ARRAYS,
     RETRIEVAL_ARRAYS,
     SHOWN_ARRAYS,
+    LastLayerHeadsArrays,
     MatchArrays,
     PatchColourArrays,
-    ReadingHeadsArrays,
     RetrievalArrays,
     ShownArrays,
 )
-from vitlens.commands.features.measure.images import SHOWN, names_of, pixels, some
+from vitlens.commands.features.measure.images import SHOWN, names_of, pixels, sample
 from vitlens.commands.features.record import (
     HEADS,
     MATCHES,
     PATCHES,
     RETRIEVAL,
+    LastLayerHeadsRow,
     MatchesRow,
     PatchColoursRow,
-    ReadingHeadsRow,
     RetrievalRow,
 )
 from vitlens.commands.scaffold.folder import RunFolder
@@ -42,18 +42,18 @@ from vitlens.errors import UnsupportedError
 from vitlens.lens.stages import stages
 from vitlens.models.model import Model
 
-NEIGHBOURS = 7  # shown of each query
-_PAIRS = 2  # of images whose patches are matched
-_HEADED = 3  # images whose heads are shown
-_SIDE = 128  # pixels to which the pictures of a sheet are made smaller
+NEIGHBOURS = 7  # shown for each query
+_PAIRS = 2  # pairs of images whose patches are matched
+_HEAD_IMAGES = 3  # on which the attention of heads is shown
+_SIDE = 128  # pixels, at most, of a retrieved image
 
 
 @dataclass(frozen=True)
 class ShownImages:
-    """What one model's figures draw: images, and those among which their neighbours are found.
+    """The images of one model's figures, and those among which neighbours are searched.
 
-    bank: None where that is the images themselves; query: images whose neighbours are drawn in place of theirs; asked:
-    the user has named the images, in order.
+    bank: None where the images themselves are searched; query: images whose neighbours are drawn in place of theirs;
+    requested: whether the images are those of --show, in that order.
     """
 
     images: Split
@@ -62,13 +62,13 @@ class ShownImages:
     bank_features: Features | None
     query: Split | None
     query_features: Features | None
-    asked: bool = False
+    requested: bool = False
 
     @property
     def among(self) -> tuple[Literal["bank", "test", "shown"], Split, Features]:
-        """Where neighbours are looked for."""
+        """The images among which neighbours are searched, their name and features."""
         if self.bank is None or self.bank_features is None:
-            return "shown" if self.asked else "test", self.images, self.features
+            return "shown" if self.requested else "test", self.images, self.features
         return "bank", self.bank, self.bank_features
 
 
@@ -79,27 +79,27 @@ class _Rows:
     patches: list[PatchColoursRow]
     matches: list[MatchesRow]
     retrieval: list[RetrievalRow]
-    heads: list[ReadingHeadsRow]
+    heads: list[LastLayerHeadsRow]
 
 
 def write_shown(folder: RunFolder, models: Sequence[Model], shown: Sequence[ShownImages], *, seed: int) -> None:
-    """What is drawn and not counted, for the same few images: the first ones asked for, or drawn with the seed."""
+    """Write what is only drawn, for the same few images of all models: the first of --show, or a seeded sample."""
     images = shown[0].images
     first = torch.arange(min(SHOWN, len(images)))
-    chosen = first if shown[0].asked else some(len(images), SHOWN, labels=images.labels, seed=seed)
+    chosen = first if shown[0].requested else sample(len(images), SHOWN, labels=images.labels, seed=seed)
     folder.save(SHOWN_ARRAYS, ShownArrays(pixels(images, chosen).numpy()))
     rows = _Rows([], [], [], [])
     for model, own in zip(models, shown):
-        near = _write_retrieval(folder, model, own, chosen, rows)
+        neighbours = _write_retrieval(folder, model, own, chosen, rows)
         batch = _batch(own.images, chosen, model)
         if stages(model)[-1].grid is None:
             continue
         tokens = patch_tokens(model, batch)
         if tokens.shape[1] * tokens.shape[2] >= 4 and tokens.shape[3] >= 3:
             _write_colours(folder, model, tokens, rows)
-            if near is not None:
-                _write_matches(folder, model, own, near, chosen, tokens, rows)
-        _write_heads(folder, model, batch[:_HEADED], pixels(own.images, chosen[:_HEADED]), rows)
+            if neighbours is not None:
+                _write_matches(folder, model, own, neighbours, chosen, tokens, rows)
+        _write_heads(folder, model, batch[:_HEAD_IMAGES], pixels(own.images, chosen[:_HEAD_IMAGES]), rows)
     folder.write(PATCHES, rows.patches)
     folder.write(MATCHES, rows.matches)
     folder.write(RETRIEVAL, rows.retrieval)
@@ -112,7 +112,7 @@ def _batch(split: Split, indices: Tensor, model: Model) -> Tensor:
 
 
 def _write_colours(folder: RunFolder, model: Model, tokens: Tensor, rows: _Rows) -> None:
-    """The first three principal components of the patches as colours."""
+    """Write the first three principal components of the patches as colours."""
     components = patch_components(tokens)
     colours = components.colours().numpy().astype(np.float32)
     folder.save(COLOUR_ARRAYS, PatchColourArrays(colours), model=model.alias)
@@ -127,7 +127,7 @@ def _grid(tokens: Tensor) -> tuple[int, int]:
 def _write_retrieval(
     folder: RunFolder, model: Model, own: ShownImages, chosen: Tensor, rows: _Rows
 ) -> Neighbours | None:
-    """The neighbours of the queries, or of the images chosen; returns those of the images chosen."""
+    """Write the neighbours of the queries, or else of the chosen images; returns those of the chosen images."""
     where, among, features = own.among
     same = among is own.images
     count = min(NEIGHBOURS, len(features) - (1 if same else 0))
@@ -161,11 +161,17 @@ def _same_class(among: Split, queries: Split, indices: Tensor, places: Tensor) -
 
 
 def _write_matches(
-    folder: RunFolder, model: Model, own: ShownImages, near: Neighbours, chosen: Tensor, tokens: Tensor, rows: _Rows
+    folder: RunFolder,
+    model: Model,
+    own: ShownImages,
+    neighbours: Neighbours,
+    chosen: Tensor,
+    tokens: Tensor,
+    rows: _Rows,
 ) -> None:
-    """Patches of an image and of its nearest neighbour that are each other's best match."""
+    """Write the patches of an image and of its nearest neighbour that are each other's best match."""
     _, among, _ = own.among
-    ours, theirs = chosen[:_PAIRS], near.indices[:_PAIRS, 0].long()
+    ours, theirs = chosen[:_PAIRS], neighbours.indices[:_PAIRS, 0].long()
     other_tokens = patch_tokens(model, _batch(among, theirs, model))
     pairs = [correspond(mine, other) for mine, other in zip(tokens, other_tokens)]
     arrays = MatchArrays(
@@ -181,19 +187,20 @@ def _write_matches(
 
 
 def _write_heads(folder: RunFolder, model: Model, images: Tensor, drawn: Tensor, rows: _Rows) -> None:
-    """The last layer's attention of the CLS token (without one, of what the classifier reads), head by head."""
+    """Write the last layer's attention of the CLS token (without one, of the token that the classifier reads), by
+    head."""
     if model.anatomy.family != "vit":
         return
     try:
         maps, reading, layer = last_heads(model, images)
-    except UnsupportedError:  # attention that the lens does not know, or none of patches
+    except UnsupportedError:  # attention that the lens cannot observe, or none to patches
         return
-    folder.save(HEAD_ARRAYS, ReadingHeadsArrays(drawn.numpy(), maps.float().cpu().numpy()), model=model.alias)
-    rows.heads.append(ReadingHeadsRow(model.alias, reading, layer, maps.shape[1]))
+    folder.save(HEAD_ARRAYS, LastLayerHeadsArrays(drawn.numpy(), maps.float().cpu().numpy()), model=model.alias)
+    rows.heads.append(LastLayerHeadsRow(model.alias, reading, layer, maps.shape[1]))
 
 
 def last_heads(model: Model, images: Tensor) -> tuple[Tensor, str, int]:
-    """Maps (batch, heads, rows, columns), whose they are, and of which layer; raises UnsupportedError."""
+    """Maps (batch, heads, rows, columns), the query that they belong to, and their layer; raises UnsupportedError."""
     layout = model.anatomy.layout
     if layout is not None and layout.positions("cls") and model.anatomy.readout == "mean":
         # a CLS token that no classifier reads, as DINOv3's in timm

@@ -33,15 +33,16 @@ _POOLS: Final = {
     "cls+mean": "the CLS token and the mean of the patches, concatenated",
 }
 _BANK_LIMITS: Final = (
-    "What a probe or nearest neighbours can read is in the features; whether the model uses it is another question "
-    "(vitlens ablate). A probe is linear: what it cannot read may still be there.",
-    "The bank is the data's training part. The features of a model that was trained on these very images separate them "
-    "better: its neighbours are not those of unseen images, and its numbers do not compare with those of a model that "
-    "never saw them.",
+    "Information that a probe or nearest neighbours can read is present in the features; whether the model uses it is "
+    "a separate question (vitlens ablate). A probe is linear: information that it cannot read may still be present.",
+    "The bank is the training part of the data. A model that was trained on these images separates their features "
+    "better than those of unseen images, which changes their neighbours; its numbers are not comparable with those of "
+    "a model that was not trained on them.",
 )
 _LIMITS: Final = (
-    "Intervals are over test images; they do not say how much another training run or another bank would change.",
-    "Principal components, t-SNE and CKA describe these images, and are dominated by what varies most among them.",
+    "Intervals are over test images; they do not cover the variation between training runs or banks.",
+    "Principal components, t-SNE and CKA describe these images, and are dominated by the directions in which they vary "
+    "most.",
 )
 
 
@@ -76,12 +77,12 @@ def _summary(record: Record, data: FeatureDataRow) -> Iterator[Sentence]:
         yield from template_sentences([row for row in record.rows(TEMPLATES) if row.model == alias])
     yield from (Sentence(f"{row.note[:1].upper()}{row.note[1:]}.", (row,)) for row in record.rows(NOTES))
     if options.show:
-        yield Sentence("Every picture below is one of those named with `--show`, or given with `--query`.")
+        yield Sentence("All images shown below were named with `--show` or `--query`.")
     yield Sentence("Brackets hold 95 % intervals and the number of images.")
 
 
 def _reading(row: FeaturesRow) -> Sentence:
-    """How one model's features were read."""
+    """How one model's features were extracted."""
     pool = _POOLS[row.pool] if row.kind == "block" or row.pool != "mean" else "the mean of the map's cells"
     norm = f", after the model's final norm (`{row.norm}`)" if row.norm else ""
     return Sentence(
@@ -92,19 +93,19 @@ def _reading(row: FeaturesRow) -> Sentence:
 
 
 def _last_layer(record: Record, alias: str, options: FeaturesOptions, bank: int) -> Iterator[Sentence]:
-    """The accuracy of the last layer's neighbours and probe, beside the model's own classifier."""
+    """The accuracy of k-NN and probe on the last layer, and of the model's own classifier."""
     metrics = record.metrics
     named = {PROBE_ACCURACY(model=alias): classifier_name(PROBE)}
     named |= {KNN(model=alias, k=k): classifier_name(f"knn-{k}") for k in sorted(options.ks, reverse=True)}
-    known = {title: metrics[name] for name, title in named.items() if name in metrics}
+    accuracies = {title: metrics[name] for name, title in named.items() if name in metrics}
     own = metrics.get(ACCURACY(model=alias))
-    if not known:
+    if not accuracies:
         if own is not None:
             yield Sentence(f"`{alias}`: top-1 accuracy of the model's own classifier {in_words(own)}.")
         return
-    listed = ", ".join(f"{title} {in_words(estimate, with_n=False)}" for title, estimate in known.items())
+    listed = ", ".join(f"{title} {in_words(estimate, with_n=False)}" for title, estimate in accuracies.items())
     itself = "" if own is None else f"; of the model's own classifier {in_words(own, with_n=False)}"
-    count = next(iter(known.values())).n
+    count = next(iter(accuracies.values())).n
     yield Sentence(
         f"Top-1 accuracy with the features of `{alias}`'s last layer, on {count:,} test images with {bank:,} training "
         f"images: {listed}{itself}."
@@ -112,7 +113,7 @@ def _last_layer(record: Record, alias: str, options: FeaturesOptions, bank: int)
 
 
 def _compared(record: Record, options: FeaturesOptions) -> Iterator[Sentence]:
-    """Which model's features are classified more accurately, by the probe and by the most neighbours."""
+    """Which model's features are classified more accurately, by the probe and by k-NN with the most neighbours."""
     rows = record.rows(PAIRS)
     tests = f", corrected for {len(rows)} tests" if len(rows) > 1 else ""
     for row in rows:

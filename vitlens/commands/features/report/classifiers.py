@@ -8,19 +8,19 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import DEPTH, FEATURES, PAIRS, PROBE, DepthRow, FeaturePairRow
 from vitlens.records import Record
 from vitlens.report.document import Cell, FigureSpec, Section, Sentence, Table
-from vitlens.report.numbers import in_words
+from vitlens.report.numbers import in_words, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROWS: Final = 60  # of a table in the report; results.json has them all
+ROWS: Final = 60  # of a table in the report, at most; results.json has all of them
 _PANELS: Final = 3  # of the curves over depth: the probe, the most and the fewest neighbours
-_MOSTLY: Final = 0.9  # of the last layer's accuracy
+_NEARLY: Final = 0.9  # of the last layer's accuracy
 _CAPTION: Final = (
     "Accuracy on the test images with each layer's features alone: of a linear classifier trained on them, or of the "
     "votes of their nearest training images (cosine, weights exp(similarity / 0.07)). A layer with low accuracy may "
-    "still carry what later layers read. Layers of different models at the same share of depth need not correspond. "
-    "Dashed: always predicting the most frequent class."
+    "still hold information that later layers use. Layers of different models at the same relative depth need not "
+    "correspond. Dashed: always predicting the most frequent class."
 )
 
 
@@ -37,14 +37,14 @@ def depth_sections(record: Record, *, chance: float) -> Iterator[Section]:
     rows = record.rows(DEPTH)
     if not rows:
         return
-    said = [
+    sentences = [
         sentence
         for classifier in (PROBE, f"knn-{max(record.options(FeaturesOptions).ks)}")
         for alias in record.aliases
         for sentence in _over_depth(_curve(rows, classifier, alias))
     ]
     figure = FigureSpec("depth", _CAPTION, partial(_draw_depth, record, chance))
-    yield Section("Accuracy by layer", tuple(said), tuple(_tables(rows, record.rows(PAIRS))), (figure,))
+    yield Section("Accuracy by layer", tuple(sentences), tuple(_tables(rows, record.rows(PAIRS))), (figure,))
 
 
 def _curve(rows: Sequence[DepthRow], classifier: str, alias: str) -> list[DepthRow]:
@@ -55,22 +55,23 @@ def _curve(rows: Sequence[DepthRow], classifier: str, alias: str) -> list[DepthR
 
 
 def _over_depth(rows: Sequence[DepthRow]) -> Iterator[Sentence]:
-    """From which layer on a classifier is accurate."""
+    """The accuracy of a classifier at the first, the last and the best layer."""
     if len(rows) < 2:
         return
     first, last, best = rows[0], rows[-1], max(rows, key=lambda row: row.accuracy)
-    enough = next(row for row in rows if row.accuracy >= _MOSTLY * last.accuracy)
+    nearly = next(row for row in rows if row.accuracy >= _NEARLY * last.accuracy)
     where = "the highest of all layers" if best is last else f"highest in {best.title} with {in_words(best.estimate)}"
     yield Sentence(
         f"`{first.model}`, {classifier_name(first.classifier)}: accuracy {in_words(first.estimate)} in {first.title} "
-        f"and {in_words(last.estimate)} in {last.title}, {where}; nine tenths of the last layer's accuracy are reached "
-        f"in {enough.title}.",
-        (first, last, best, enough),
+        f"and {in_words(last.estimate)} in {last.title}, {where}; {percent(_NEARLY)} of the last layer's accuracy is "
+        f"first reached in {nearly.title}.",
+        (first, last, best, nearly),
     )
 
 
 def _tables(rows: Sequence[DepthRow], pairs: Sequence[FeaturePairRow]) -> Iterator[Table]:
-    """A line a layer, a column a classifier; plain majority apart, and the models pair by pair."""
+    """One row per layer and one column per classifier; a table for votes of equal weight, and one for pairs of
+    models."""
     count = f"on {rows[0].n:,} test images, by layer"
     weighted = [row for row in rows if row.weighting in (None, "dino")]
     # a single neighbour has all the votes either way

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.features.arrays import PROMPT_ARRAYS, PromptArrays
-from vitlens.commands.features.record import PROMPTS, SILENT, TEMPLATES, PromptRow, TemplateRow
+from vitlens.commands.features.record import NO_ZERO_SHOT, PROMPTS, TEMPLATES, PromptRow, TemplateRow
 from vitlens.commands.features.report.classifiers import ROWS
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence, Table
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 _TEMPLATES_CAPTION: Final = (
     "The same images and class names in different prompts. Filled dots differ from the ensemble by McNemar's exact "
-    "test after Holm's correction; the spread of the dots is what the wording alone does."
+    "test after Holm's correction; the spread of the dots is due to the wording alone."
 )
 _PROMPTS_CAPTION: Final = (
-    "Relevance (Chefer 2021) of the similarity of image and text. Regions that are bright for every prompt say more "
-    "about the image than about the text."
+    "Relevance (Chefer 2021) of the similarity of image and text. Regions that are bright for every prompt depend on "
+    "the image more than on the text."
 )
 
 
 def template_sentences(rows: Sequence[TemplateRow]) -> Iterator[Sentence]:
-    """What the wording of the prompt does to one model's accuracy; rows: the ensemble, then each template."""
+    """How the wording of the prompt changes one model's accuracy; rows: the ensemble, then each template."""
     if not rows:
         return
     ensemble, single = rows[0], rows[1:]
@@ -43,7 +43,7 @@ def template_sentences(rows: Sequence[TemplateRow]) -> Iterator[Sentence]:
         differing = sum(row.p_holm is not None and row.p_holm <= LEVEL for row in single)
         gap = number(100 * (best.accuracy - worst.accuracy), 1)
         yield Sentence(
-            f"Single templates reach from {in_words(worst.estimate, with_n=False)} (“{worst.template}”) to "
+            f"Single templates range from {in_words(worst.estimate, with_n=False)} (“{worst.template}”) to "
             f"{in_words(best.estimate, with_n=False)} (“{best.template}”): {gap} points by the wording alone, best and "
             f"worst being selected from the results. {differing or 'None'} of the {len(single)} differ significantly "
             "from the ensemble (McNemar, Holm).",
@@ -69,12 +69,11 @@ def language_sections(record: Record, *, chance: float) -> Iterator[Section]:
                 FigureSpec(f"prompts_{alias}", _PROMPTS_CAPTION, partial(_draw_prompts, alias, arrays, prompts))
             )
             tables.append(_cosine_table(alias, prompts))
-    said = [
-        Sentence(f"`{row.model}` was not asked by the names of the classes: {row.reason}.", (row,))
-        for row in record.rows(SILENT)
+    sentences = [
+        Sentence(f"`{row.model}` has no zero-shot accuracy: {row.reason}.", (row,)) for row in record.rows(NO_ZERO_SHOT)
     ]
-    if figures or said:
-        yield Section("Zero-shot classification and prompts", tuple(said), tuple(tables), tuple(figures))
+    if figures or sentences:
+        yield Section("Zero-shot classification and prompts", tuple(sentences), tuple(tables), tuple(figures))
 
 
 def _template_table(rows: Sequence[TemplateRow]) -> Table:
@@ -92,14 +91,16 @@ def _template_table(rows: Sequence[TemplateRow]) -> Table:
 
 
 def _cosine_table(alias: str, rows: Sequence[PromptRow]) -> Table:
-    """How similar each image drawn is to each prompt."""
+    """The similarity of each image shown to each prompt."""
     names = {row.image: row.name for row in rows}
     lines = tuple(
         (f"{image + 1}: {name}", *(f"{row.cosine:.3f}" for row in rows if row.image == image))
         for image, name in names.items()
     )
     columns = ("image", *(f"“{prompt}”" for prompt in _prompts(rows)))
-    return Table(f"Cosine of image and prompt in `{alias}`, from the top of the figure", columns, lines)
+    return Table(
+        f"Cosine similarity of image and prompt in `{alias}`; images from the top of the figure", columns, lines
+    )
 
 
 def _prompts(rows: Sequence[PromptRow]) -> list[str]:
@@ -130,6 +131,6 @@ def _draw_prompts(alias: str, arrays: PromptArrays, rows: Sequence[PromptRow]) -
         images=arrays.pixels / 255,
         maps=arrays.maps,
         titles=[prompt if len(prompt) < 24 else f"{prompt[:22]}…" for prompt in _prompts(rows)],
-        title=f"Relevance of the image, through attention, for a text, in {alias}",
+        title=f"Relevance of the patches of an image for a text, in {alias}",
         label="relevance",
     )

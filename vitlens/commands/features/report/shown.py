@@ -10,8 +10,8 @@ from vitlens.commands.features.arrays import (
     MATCH_ARRAYS,
     RETRIEVAL_ARRAYS,
     SHOWN_ARRAYS,
+    LastLayerHeadsArrays,
     MatchArrays,
-    ReadingHeadsArrays,
     RetrievalArrays,
 )
 from vitlens.commands.features.options import FeaturesOptions
@@ -21,9 +21,9 @@ from vitlens.commands.features.record import (
     PATCHES,
     RETRIEVAL,
     RETRIEVAL_PRECISION,
+    LastLayerHeadsRow,
     MatchesRow,
     PatchColoursRow,
-    ReadingHeadsRow,
     RetrievalRow,
 )
 from vitlens.commands.scaffold.sheets import sheets
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 _HEADS: Final = 6  # in a figure
 _COLOURS_CAPTION: Final = (
     "Patches of one colour have similar features, within an image and across images of the same row (Oquab 2023). "
-    "Colours mean nothing across models, and three components are a small part of the features (table below)."
+    "Colours are not comparable across models, and three components are a small part of the features (table below)."
 )
 _MATCHES_CAPTION: Final = (
-    "An arc joins two patches each of which is, of all patches of the other image, the most similar to the other "
-    "(cosine). At most 15 are drawn, the most similar. Arcs between corresponding parts suggest that the features "
-    "represent parts; position embeddings alone also join what lies at the same place."
+    "An arc joins two patches, one of each image, that are each other's most similar patch (cosine). At most 15 are "
+    "drawn, the most similar. Arcs between corresponding parts suggest that the features represent parts; position "
+    "embeddings alone also join patches at the same position."
 )
 _HEADS_CAPTION: Final = (
-    "The share of its attention that each head gives to each patch. A head that attends to a part of the image "
-    "need not use it: what that part does is shown by removing the head (vitlens ablate). In self-supervised ViTs some "
-    "heads separate object from background (Caron 2021)."
+    "The share of each head's attention on each patch. That a head attends to a part of the image does not show that "
+    "the prediction depends on it; ablating the head tests that (vitlens ablate). In self-supervised ViTs some heads "
+    "separate object from background (Caron 2021)."
 )
 _AMONG: Final = {
     "bank": "the {:,} training images",
@@ -102,7 +102,7 @@ def _draw_matches(alias: str, arrays: MatchArrays, rows: Sequence[MatchesRow]) -
             for place in places
         ],
         titles=[f"{rows[place].first} and {rows[place].second}" for place in places],
-        title=f"Patches that match best, of an image and its nearest neighbour, in {alias}",
+        title=f"Best-matching patches of an image and its nearest neighbour, in {alias}",
     )
 
 
@@ -117,7 +117,7 @@ def head_sections(record: Record) -> Iterator[Section]:
         yield Section("Attention of the last layer's heads", figures=tuple(figures))
 
 
-def _draw_heads(row: ReadingHeadsRow, arrays: ReadingHeadsArrays, part: slice) -> "Figure":
+def _draw_heads(row: LastLayerHeadsRow, arrays: LastLayerHeadsArrays, part: slice) -> "Figure":
     from vitlens.figures.overlays import overlay_rows
 
     return overlay_rows(
@@ -140,8 +140,8 @@ def retrieval_sections(record: Record) -> Iterator[Section]:
         figures.append(
             FigureSpec(f"retrieval_{row.model}", _retrieval_caption(row, arrays), partial(_draw_retrieval, row, arrays))
         )
-    said = [sentence for row in rows for sentence in _precision(record, row.model)]
-    yield Section("Nearest images", tuple(said), figures=tuple(figures))
+    sentences = [sentence for row in rows for sentence in _precision(record, row.model)]
+    yield Section("Nearest images", tuple(sentences), figures=tuple(figures))
 
 
 def _precision(record: Record, alias: str) -> Iterator[Sentence]:
@@ -152,14 +152,16 @@ def _precision(record: Record, alias: str) -> Iterator[Sentence]:
         if share is not None:
             parts.append(f"of the {k} nearest {in_words(share)}" if k > 1 else f"of the nearest {in_words(share)}")
     if parts:
-        yield Sentence(f"Neighbours of the test image's class in the last layer of `{alias}`: {', '.join(parts)}.")
+        yield Sentence(
+            f"Neighbours in the last layer of `{alias}` that are of the test image's class: {', '.join(parts)}."
+        )
 
 
 def _retrieval_caption(row: RetrievalRow, arrays: RetrievalArrays) -> str:
-    framed = "" if arrays.same is None else "; framed: whether they are of its class"
+    framed = "" if arrays.same is None else "; frames show whether they are of the query's class"
     return (
-        f"Each query's nearest among {_AMONG[row.among].format(row.images)}, the nearest first, with their cosine "
-        f"similarity{framed}. Even the nearest need not be near."
+        f"The nearest neighbours of each query among {_AMONG[row.among].format(row.images)}, nearest first, with their "
+        f"cosine similarity{framed}. Even the nearest image need not be similar."
     )
 
 

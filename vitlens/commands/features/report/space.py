@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 
 _METHODS: Final = {"tsne": "t-SNE", "pca": "PCA"}
 _CKA_CAPTION: Final = (
-    "Similarity that no rotation and no scale of the features changes: 1, the same but for these. Bright blocks are "
-    "layers with similar features; white dots: of the model across, the layer most similar to this one. It follows the "
-    "directions of greatest variance, not what a classifier reads."
+    "A similarity that is invariant to rotation and scale of the features; 1 means that they are equal up to these. "
+    "Bright blocks are layers with similar features; in maps of two models a white dot marks, for each row, the most "
+    "similar layer of the other model. CKA is dominated by the directions of greatest variance, which need not be "
+    "those that a classifier reads."
 )
 _RANK_CAPTION: Final = (
-    "Whether images that are far apart in one layer are so in the other, whatever the scale of distances (Spearman, "
-    "over pairs of images)."
+    "Whether images that are far apart in one layer are also far apart in the other, whatever the scale of distances "
+    "(Spearman, over pairs of images)."
 )
 _IMAGES_CAPTION: Final = (
-    "t-SNE keeps neighbours together: which points lie beside each other can be read, sizes of groups and distances "
-    "between them cannot. PCA shows the two directions of greatest variance. Trustworthiness is 1 where the neighbours "
+    "t-SNE keeps neighbours together: which points are neighbours is meaningful, sizes of groups and distances between "
+    "them are not. PCA shows the two directions of greatest variance. Trustworthiness is 1 where the neighbours "
     "in the map are those of the features, about 0.5 for points placed at random."
 )
-_PATCHES_CAPTION: Final = "Single patches of these images, drawn with the seed, on maps of the same kinds."
+_PATCHES_CAPTION: Final = "A seeded sample of patches of these images, on maps of the same kinds."
 
 
 def between_sentences(record: Record) -> Iterator[Sentence]:
-    """How similar the layers of each two models are."""
+    """The similarity of the layers of each pair of models."""
     for row in record.rows(SIMILARITY):
         if row.first == row.second or row.mean is None or row.most is None or row.most_layers is None:
             continue
@@ -51,15 +52,15 @@ def between_sentences(record: Record) -> Iterator[Sentence]:
 
 
 def similarity_sections(record: Record) -> Iterator[Section]:
-    """CKA and rank correlation of all layers; sentences of each model alone (of two the summary speaks)."""
+    """CKA and rank correlation of all layers; sentences on each model alone (those on pairs are in the summary)."""
     rows = record.rows(SIMILARITY)
     if rows:
-        said = [_within(row) for row in rows if row.first == row.second]
+        sentences = [_within(row) for row in rows if row.first == row.second]
         figures = (
             FigureSpec("cka", _CKA_CAPTION, partial(_draw_similarity, record, "cka")),
             FigureSpec("distances", _RANK_CAPTION, partial(_draw_similarity, record, "rank")),
         )
-        yield Section("Similarity of layers", tuple(said), figures=figures)
+        yield Section("Similarity of layers", tuple(sentences), figures=figures)
 
 
 def _within(row: SimilarityRow) -> Sentence:
@@ -95,15 +96,15 @@ def _draw_similarity(record: Record, measure: str) -> "Figure":
 
 
 def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
-    """The maps of each model's images and patches, and how far they can be trusted."""
-    said: list[Sentence] = []
+    """The maps of each model's images and patches, and their trustworthiness."""
+    sentences: list[Sentence] = []
     figures: list[FigureSpec] = []
     by = {row.model: row.by for row in record.rows(MARKS)}
     for alias in record.aliases:
         rows = [row for row in record.rows(SPACE) if row.model == alias]
         if not rows:
             continue
-        said += [_trust(alias, rows), *_without_tsne(record, alias, rows)]
+        sentences += [_trust(alias, rows), *_without_tsne(record, alias, rows)]
         arrays = record.arrays(SPACE_ARRAYS, model=alias)
         images, patches = ([row for row in rows if row.of == of] for of in ("images", "patches"))
         if images:
@@ -114,7 +115,7 @@ def space_sections(record: Record, *, masked: bool) -> Iterator[Section]:
             draw = partial(_draw_patches, alias, arrays, patches, masked)
             figures.append(FigureSpec(f"space_patches_{alias}", caption, draw))
     if figures:
-        yield Section("Maps of the last layer's features", tuple(said), figures=tuple(figures))
+        yield Section("Maps of the last layer's features", tuple(sentences), figures=tuple(figures))
 
 
 def _trust(alias: str, rows: Sequence[SpaceRow]) -> Sentence:
@@ -126,7 +127,7 @@ def _trust(alias: str, rows: Sequence[SpaceRow]) -> Sentence:
 
 
 def _without_tsne(record: Record, alias: str, rows: Sequence[SpaceRow]) -> Iterator[Sentence]:
-    """Why a map that would have been made by default is not there."""
+    """The reason why a map that is made by default is missing."""
     options = record.options(FeaturesOptions)
     images = [row for row in rows if row.of == "images"]
     if options.tsne is not False and images and not any(row.method == "tsne" for row in images):
@@ -138,7 +139,7 @@ def _without_tsne(record: Record, alias: str, rows: Sequence[SpaceRow]) -> Itera
 
 
 def _title(row: SpaceRow) -> str:
-    """A map with how far it can be trusted."""
+    """The title of a map, with its trustworthiness."""
     title = f"{_METHODS[row.method]}, {row.n:,} {row.of}, trustworthiness {row.trustworthiness:.3f}"
     if row.explained is not None:
         return f"{title}\n{100 * sum(row.explained):.0f} % of the variance"
@@ -153,18 +154,18 @@ def _draw_images(alias: str, arrays: SpaceArrays, rows: Sequence[SpaceRow], by: 
     wrong: Any = arrays.wrong_images
     clouds = [Cloud(_title(row), points[row.method], labels, wrong) for row in rows]
     if arrays.pixels is not None and arrays.pictures is not None:
-        few = arrays.pictures
+        thumbnails = arrays.pictures
         clouds.append(
             Cloud(
-                f"{_title(rows[0])}, {len(few)} of them as pictures",
-                points[rows[0].method][few],
-                None if labels is None else labels[few],
-                None if wrong is None else wrong[few],
+                f"{_title(rows[0])}, {len(thumbnails)} of them as thumbnails",
+                points[rows[0].method][thumbnails],
+                None if labels is None else labels[thumbnails],
+                None if wrong is None else wrong[thumbnails],
                 arrays.pixels / 255,
             )
         )
     classes = [str(name) for name in arrays.classes]
-    title = f"The last layer's features of {alias}, an image a point"
+    title = f"The last layer's features of {alias}, one point per image"
     return feature_space(clouds=clouds, classes=classes, title=title, wrong=by)
 
 
@@ -174,8 +175,8 @@ def _draw_patches(alias: str, arrays: SpaceArrays, rows: Sequence[SpaceRow], mas
     points: dict[str, Any] = {"tsne": arrays.tsne_patches, "pca": arrays.pca_patches}
     labels: Any = arrays.labels_patches
     clouds = [Cloud(_title(row), points[row.method], labels, named=False) for row in rows]
-    title = f"The last layer's features of {alias}, a patch a point"
+    title = f"The last layer's features of {alias}, one point per patch"
     if labels is not None and len(np.unique(labels)) <= NAMED:
-        title += ", coloured by " + ("what they lie on" if masked else "the class of their image")
+        title += ", coloured by " + ("object or background" if masked else "the class of their image")
     classes = ["background", "object"] if masked else [str(name) for name in arrays.classes]
     return feature_space(clouds=clouds, classes=classes, title=title)

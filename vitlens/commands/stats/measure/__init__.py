@@ -1,4 +1,4 @@
-"""Statistics of every head over any number of images, of one model or two, and over a training."""
+"""Statistics of every head over any number of images, for one model or two, and over a training."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import say_expected
+from vitlens.commands.scaffold.expected import print_expected
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import RunOptions
@@ -16,13 +16,14 @@ from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.stats.measure.differences import write_differences
 from vitlens.commands.stats.measure.expected import stats_parts
-from vitlens.commands.stats.measure.film import require_writer, write_film
 from vitlens.commands.stats.measure.heads import write_heads
-from vitlens.commands.stats.measure.streams import MOST, Streams
+from vitlens.commands.stats.measure.streams import MOST_MODELS, Streams
 from vitlens.commands.stats.measure.training import (
     as_training_arrays,
     kept_weights,
+    require_writer,
     statistics_over_training,
+    write_film,
     write_training,
 )
 from vitlens.commands.stats.options import NO_LABELS, StatsOptions
@@ -35,7 +36,7 @@ __all__ = ["measure"]
 
 
 def measure(options: StatsOptions) -> Path | None:
-    """Statistics of every head of one model, or of two on the same images, and the report; returns its path.
+    """Measure every head of one model, or of two on the same images, and write the report; returns its path.
 
     Of several processes each takes its share of the images; all but the first return None. Raises InputError for more
     than two models, and for a run that kept no weights.
@@ -43,8 +44,8 @@ def measure(options: StatsOptions) -> Path | None:
     if options.animate is not None and not options.over_training:
         raise InputError(f"expected --over-training with --animate {options.animate}, found --animate alone; add it")
     require_writer(options.animate)
-    kept = kept_weights(options.models) if options.over_training else ()
-    if len(options.models) > MOST:
+    checkpoints = kept_weights(options.models) if options.over_training else ()
+    if len(options.models) > MOST_MODELS:
         raise InputError(
             f"expected one model, or two to compare, found {len(options.models)}; run vitlens stats for each pair"
         )
@@ -55,22 +56,22 @@ def measure(options: StatsOptions) -> Path | None:
     if len({len(split) for split in splits}) > 1:
         raise InputError(f"expected the same images for both models, found {[len(split) for split in splits]}")
     streams = Streams([Stream(model, renormalise=options.renormalise) for model in models])
-    shares, split = [share_of(one, processes) for one in splits], splits[0]
+    shares, split = [share_of(whole, processes) for whole in splits], splits[0]
     if not processes.is_first:
-        _take_in(streams, shares, processes, run)
-        statistics_over_training(kept, split, processes, run, renormalise=options.renormalise)
+        _measure_images(streams, shares, processes, run)
+        statistics_over_training(checkpoints, split, processes, run, renormalise=options.renormalise)
         return None
-    works = [(model, own, stats_parts(len(own), moments=len(kept))) for model, own in zip(models, splits)]
-    say_expected(works, run, processes=processes.count)
+    works = [(model, own, stats_parts(len(own), checkpoints=len(checkpoints))) for model, own in zip(models, splits)]
+    print_expected(works, run, processes=processes.count)
     if options.predicted and not run.quiet:
         print(NO_LABELS, file=sys.stderr)  # noqa: T201
     with _folder(options, run, streams, split) as folder:
-        _take_in(streams, shares, processes, run)
+        _measure_images(streams, shares, processes, run)
         write_heads(folder, {model.alias: stream.result() for model, stream in zip(models, streams.streams)})
         write_differences(folder, streams)
-        moments = statistics_over_training(kept, split, processes, run, renormalise=options.renormalise)
-        arrays = as_training_arrays(moments)
-        write_training(folder, models[0].alias, moments, arrays)
+        over_training = statistics_over_training(checkpoints, split, processes, run, renormalise=options.renormalise)
+        arrays = as_training_arrays(over_training)
+        write_training(folder, models[0].alias, over_training, arrays)
         if options.animate is not None and arrays is not None:
             write_film(folder, arrays, name=models[0].alias, form=options.animate)
         return publish(folder)
@@ -90,8 +91,8 @@ def _folder(options: StatsOptions, run: RunOptions, streams: Streams, split: Spl
     )
 
 
-def _take_in(streams: Streams, splits: Sequence[Split], processes: Processes, run: RunOptions) -> None:
-    """Measure this process's images, and add up with the other processes."""
+def _measure_images(streams: Streams, splits: Sequence[Split], processes: Processes, run: RunOptions) -> None:
+    """Measure this process's images, and add up the statistics of all processes."""
     models = [stream.model for stream in streams.streams]
     size = run.batch_size or min(fitting_batch_size(model) for model in models)
     device = models[0].device

@@ -7,7 +7,7 @@ from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_i
 from vitlens.analysis.heads.statistics import per_head
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.stats.measure.estimates import estimate_of
-from vitlens.commands.stats.measure.streams import MOST, Streams
+from vitlens.commands.stats.measure.streams import MOST_MODELS, Streams
 from vitlens.commands.stats.record import (
     BACKBONES,
     CHANGES,
@@ -26,7 +26,7 @@ from vitlens.uncertainty import LEVEL, Estimate, holm
 
 def write_differences(folder: RunFolder, streams: Streams) -> None:
     """Write what two models have in common and how they differ; empty tables for one model."""
-    if len(streams.streams) < MOST:
+    if len(streams.streams) < MOST_MODELS:
         folder.write(BACKBONES, [])
         folder.write(DIFFERENCES, [])
         folder.write(CHANGES, [])
@@ -35,9 +35,9 @@ def write_differences(folder: RunFolder, streams: Streams) -> None:
     parameters = sum(value.numel() for value in backbone(first).values())
     row = BackbonesRow(streams.comparable, same_backbone(first, second), parameters)
     folder.write(BACKBONES, [row])
-    for name, known in head_statistics().items():
+    for name, statistic in head_statistics().items():
         if (name, 0) in streams.overall.sums:
-            estimate = estimate_of(streams.overall, (name, 0), 0, known.unit)
+            estimate = estimate_of(streams.overall, (name, 0), 0, statistic.unit)
             folder.metric(DIFFERENCE(first=first.alias, second=second.alias, statistic=name), estimate)
     _write_statistics(folder, streams.differences, depth=len(streams.streams[0].result().sites))
     changes = _changes(streams.differences)
@@ -55,7 +55,7 @@ def _write_statistics(folder: RunFolder, moments: Moments, *, depth: int) -> Non
     rows = []
     for name in head_statistics():
         keys = sorted(key for key in moments.sums if key[0] == name)
-        if not keys or moments.count < 2:  # one image says nothing of others
+        if not keys or moments.count < 2:  # one image has no interval
             continue
         p_values = [p for key in keys for p in moments.p_values(key)]
         adjusted = iter(holm(p_values))
@@ -70,7 +70,7 @@ def _write_statistics(folder: RunFolder, moments: Moments, *, depth: int) -> Non
 
 
 def _changes(moments: Moments) -> list[HeadDifferenceRow]:
-    """Every head's differences with their paired intervals; none of one image.
+    """Every head's differences with their paired intervals; empty for a single image.
 
     Holm's correction is over all heads and all of these statistics, so that the count of heads holds for all of them.
     """

@@ -8,7 +8,7 @@ from vitlens.uncertainty import Estimate
 
 
 def estimate_of(moments: Moments, key: Key, head: int, unit: str) -> Estimate:
-    """The mean over images with its 95 % interval; one image has no interval."""
+    """The mean over images with its 95 % interval; without one for a single image."""
     value, half = float(moments.mean(key)[head]), float(moments.half_width(key)[head])
     if not np.isfinite(half):
         return Estimate(value, n=moments.count, unit=unit)

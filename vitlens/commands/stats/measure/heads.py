@@ -33,7 +33,7 @@ from vitlens.commands.stats.record import (
 from vitlens.lens.site import NO_PLACE
 from vitlens.uncertainty import Estimate
 
-_LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most that is local
+_LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this share is local
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ def write_heads(folder: RunFolder, tables: Mapping[str, Statistics]) -> None:
 
 
 def _metrics(model: _Measured) -> Iterator[tuple[str, Estimate]]:
-    """Means over heads, and for the statistics that heads are known by, each head."""
+    """Means over heads, and single heads for the statistics that have a metric per head."""
     table = model.table
-    for name, known in head_statistics().items():
+    for name, statistic in head_statistics().items():
         if (name, 0) in table.overall.sums:
-            estimate = estimate_of(table.overall, (name, 0), 0, known.unit)
+            estimate = estimate_of(table.overall, (name, 0), 0, statistic.unit)
             yield MEAN(statistic=name, model=model.alias), estimate
     for name in shown_in("each head"):
         for key in sorted(key for key in table.moments.sums if key[0] == name):
@@ -116,17 +116,17 @@ def _layer_rows(model: _Measured) -> Iterator[AttentionLayerRow]:
 
 
 def _local_heads(alias: str, heads: Sequence[HeadRow], layers: Sequence[AttentionLayerRow]) -> Iterator[LocalHeadsRow]:
-    """The first and the last quarter of the layers that have a distance; nothing for a model without any."""
+    """Rows for the first and the last quarter of the layers that have a distance; none for a model without any."""
     uniform = {row.layer: row.uniform_distance for row in layers if row.model == alias}
     shares: dict[int, list[float]] = {}
     for row in heads:
-        distance, whole = row.statistics.get("distance"), uniform.get(row.layer)
-        if row.model == alias and distance is not None and whole:
-            shares.setdefault(row.layer, []).append(distance / whole)
-    known = sorted(shares)
-    quarter = max(1, len(known) // 4)
+        distance, of_uniform = row.statistics.get("distance"), uniform.get(row.layer)
+        if row.model == alias and distance is not None and of_uniform:
+            shares.setdefault(row.layer, []).append(distance / of_uniform)
+    placed = sorted(shares)
+    quarter = max(1, len(placed) // 4)
     parts: tuple[tuple[Literal["first", "last"], list[int]], ...]
-    parts = (("first", known[:quarter]), ("last", known[-quarter:]))
+    parts = (("first", placed[:quarter]), ("last", placed[-quarter:]))
     for part, chosen in parts:
         every = [share for layer in chosen for share in shares[layer]]
         if every:
@@ -150,5 +150,5 @@ def _write_arrays(folder: RunFolder, model: _Measured) -> None:
 
 
 def _by_layer(values: Sequence[Tensor | None]) -> dict[int, NDArray[np.float32]]:
-    """Those of the layers that have any, in single precision."""
-    return {layer: one.numpy().astype(np.float32) for layer, one in enumerate(values) if one is not None}
+    """The values of the layers that have any, in single precision."""
+    return {layer: tensor.numpy().astype(np.float32) for layer, tensor in enumerate(values) if tensor is not None}

@@ -10,7 +10,7 @@ from vitlens.analysis.heads.measure import BatchStatistics
 from vitlens.analysis.heads.statistics import Stream, over_heads
 from vitlens.models.identity import same_anatomy
 
-MOST = 2  # models: a figure of differences has two sides
+MOST_MODELS = 2  # differences are those of one pair
 
 
 @dataclass
@@ -25,22 +25,22 @@ class Streams:
     overall: Moments = field(default_factory=Moments)
 
     def add(self, images: Sequence[torch.Tensor]) -> None:
-        """Take in a batch, for each model as it takes it."""
+        """Add a batch of images, preprocessed for each model."""
         measured = [stream.add(batch) for stream, batch in zip(self.streams, images)]
-        if len(measured) == MOST:
+        if len(measured) == MOST_MODELS:
             first, second = measured
             if self.comparable:
                 self.differences.add(_differences(first, second), first.images)
-            one, two = over_heads(first.values), over_heads(second.values)
-            self.overall.add({key: one[key] - two[key] for key in one.keys() & two.keys()}, first.images)
+            means, others = over_heads(first.values), over_heads(second.values)
+            self.overall.add({key: means[key] - others[key] for key in means.keys() & others.keys()}, first.images)
 
     @property
     def comparable(self) -> bool:
         """Whether there are two models whose heads of the same number can be compared."""
-        return len(self.streams) == MOST and same_anatomy(self.streams[0].model, self.streams[1].model)
+        return len(self.streams) == MOST_MODELS and same_anatomy(self.streams[0].model, self.streams[1].model)
 
     def join(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Add up what several processes took in; total: the sum of a tensor over all of them."""
+        """Add up the statistics of several processes; total: sums a tensor over all of them."""
         for stream in self.streams:
             stream.join(total)
         self.differences.join(total)
@@ -48,7 +48,7 @@ class Streams:
 
 
 def _differences(first: BatchStatistics, second: BatchStatistics) -> dict[Key, torch.Tensor]:
-    """First minus second of every head; nothing where the models' attention is not of one shape."""
+    """First minus second of every head; empty where the models differ in their attention layers."""
     if first.sites != second.sites:
         return {}
     return {key: first.values[key] - second.values[key] for key in first.values if key in second.values}

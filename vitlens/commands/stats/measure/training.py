@@ -1,13 +1,16 @@
-"""`vitlens stats --over-training`: the statistics with the weights that a run kept, on one seeded choice of images."""
+"""`vitlens stats --over-training`: the statistics with the weights that a run kept, on one seeded sample of images, and
+their film."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import matplotlib
 import numpy as np
 import torch
 from jaxtyping import Float
+from matplotlib.animation import AbstractMovieWriter, FFMpegWriter, PillowWriter
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,31 +24,40 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.stats.measure.estimates import estimate_of, finite
 from vitlens.commands.stats.record import (
+    FILM,
     MEAN_IN_TRAINING,
     POSITIONS,
     TRAINING,
     TRAINING_ARRAYS,
-    HeadMomentRow,
-    PositionMomentRow,
+    HeadCheckpointRow,
+    PositionCheckpointRow,
     TrainingArrays,
 )
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
+from vitlens.figures.stats.film import learning_film
+from vitlens.figures.stats.training import near_offsets
+from vitlens.files import write_atomically
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
+from vitlens.names import AnimationFormat
 from vitlens.processes import Processes, share_of
 from vitlens.training.checkpoint import KeptWeights, weights_over_training
 
-IMAGES: Final = 200  # of those asked for, with the weights of each moment
-MOMENTS: Final = 50  # of those kept; more make no clearer curve, and a film that is long to wait for
+IMAGES: Final = 200  # at most, the same for all checkpoints
+CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer, and the film would take long to write
+_PANELS: Final = 2  # of statistics, in the film
+_DOTS_PER_INCH: Final = 110
+_SECONDS: Final = 12.0  # duration of the film, within _RATES
+_RATES: Final = (2, 8)  # frames per second, lowest and highest
 
 
 @dataclass(frozen=True)
-class Moment:
-    """After so many epochs: statistics of every head, and the similarity of positions by offset (None where none are
-    learned)."""
+class CheckpointStatistics:
+    """Statistics of every head with the weights of one checkpoint. epochs: those done at it; similarity: of the
+    position embeddings by offset, None where they are not learned."""
 
     epochs: int
     table: Statistics
@@ -53,42 +65,43 @@ class Moment:
 
 
 def kept_weights(models: Sequence[str]) -> tuple[KeptWeights, ...]:
-    """The weights that one run kept, and its last ones. Raises InputError where there are none."""
+    """The weights that one run kept, and its final ones. Raises InputError where it kept none."""
     if len(models) != 1:
         raise InputError(f"expected one run for --over-training, found {len(models)} models")
     folder = Path(parse_model(models[0]).name)
-    kept = weights_over_training(folder) if folder.is_dir() else ()
-    if len(kept) < 2:
+    checkpoints = weights_over_training(folder) if folder.is_dir() else ()
+    if len(checkpoints) < 2:
         raise InputError(
-            f"expected a run that kept its weights for --over-training, found {len(kept) or 'none'} kept in "
+            f"expected a run that kept its weights for --over-training, found {len(checkpoints) or 'none'} kept in "
             f"{models[0]}; train one with vitlens train PRESET --keep-every N"
         )
-    return kept
+    return checkpoints
 
 
 def statistics_over_training(
-    kept: Sequence[KeptWeights], split: Split, processes: Processes, run: RunOptions, *, renormalise: bool
-) -> tuple[Moment, ...]:
-    """Every moment's statistics, or MOMENTS evenly spaced ones with the first and last, on at most IMAGES images."""
+    weights: Sequence[KeptWeights], split: Split, processes: Processes, run: RunOptions, *, renormalise: bool
+) -> tuple[CheckpointStatistics, ...]:
+    """The statistics of all checkpoints, or of CHECKPOINTS evenly spaced ones with the first and last, on IMAGES images
+    at most."""
     images = share_of(split.limit(IMAGES, seed=run.seed), processes)
-    places = np.linspace(0, len(kept) - 1, min(len(kept), MOMENTS)).round().astype(int)
-    moments = []
-    with progress("Statistics over training", len(places), unit="moments", quiet=run.quiet) as advance:
-        for one in (kept[place] for place in places):
-            model = load(f"epoch-{one.epochs}={one.file}", device=processes.device)
+    places = np.linspace(0, len(weights) - 1, min(len(weights), CHECKPOINTS)).round().astype(int)
+    checkpoints = []
+    with progress("Statistics over training", len(places), unit="checkpoints", quiet=run.quiet) as advance:
+        for kept in (weights[place] for place in places):
+            model = load(f"epoch-{kept.epochs}={kept.file}", device=processes.device)
             stream = Stream(model, renormalise=renormalise)
             for batch in images.batches(run.batch_size or fitting_batch_size(model), device=model.device):
                 with autocast(model.device, run.precision):
                     stream.add(batch.images)
             stream.join(processes.total)
-            moments.append(Moment(one.epochs, stream.result(), similarity_by_offset(model)))
+            checkpoints.append(CheckpointStatistics(kept.epochs, stream.result(), similarity_by_offset(model)))
             advance(1)
-    return tuple(moments)
+    return tuple(checkpoints)
 
 
 def similarity_by_offset(model: Model) -> Float[Tensor, "down across"] | None:
     """Mean cosine similarity of all pairs of position embeddings by offset, (2 rows - 1, 2 columns - 1); None where
-    none are learned."""
+    they are not learned."""
     similarity = position_similarity(model)
     if similarity is None:
         return None
@@ -96,53 +109,56 @@ def similarity_by_offset(model: Model) -> Float[Tensor, "down across"] | None:
     return offset_sums(similarity.double().cpu(), grid) / offset_counts(grid)
 
 
-def as_training_arrays(moments: Sequence[Moment]) -> TrainingArrays | None:
-    """What figures and film are drawn from; None without moments."""
-    if not moments:
+def as_training_arrays(checkpoints: Sequence[CheckpointStatistics]) -> TrainingArrays | None:
+    """The arrays from which figures and film are drawn; None without checkpoints."""
+    if not checkpoints:
         return None
-    tables, names = [moment.table for moment in moments], _statistics_shown(moments)
-    maps = [moment.similarity for moment in moments if moment.similarity is not None]
+    tables, names = [checkpoint.table for checkpoint in checkpoints], _statistics_shown(checkpoints)
+    maps = [checkpoint.similarity for checkpoint in checkpoints if checkpoint.similarity is not None]
     return TrainingArrays(
-        epochs=np.array([moment.epochs for moment in moments]),
+        epochs=np.array([checkpoint.epochs for checkpoint in checkpoints]),
         mean={name: torch.stack([getattr(table, name) for table in tables]).numpy() for name in names},
         low={name: torch.stack([table.low(name) for table in tables]).numpy() for name in names},
         high={name: torch.stack([table.high(name) for table in tables]).numpy() for name in names},
         uniform_distance=tables[-1].uniform_distance().numpy(),
-        similarity=torch.stack(maps).numpy() if len(maps) == len(moments) else None,
+        similarity=torch.stack(maps).numpy() if len(maps) == len(checkpoints) else None,
     )
 
 
-def write_training(folder: RunFolder, alias: str, moments: Sequence[Moment], arrays: TrainingArrays | None) -> None:
-    """Means over heads as metrics, every head in a table, and the arrays; empty tables without moments."""
-    names = _statistics_shown(moments)
-    for moment in moments:
+def write_training(
+    folder: RunFolder, alias: str, checkpoints: Sequence[CheckpointStatistics], arrays: TrainingArrays | None
+) -> None:
+    """Means over heads as metrics, every head in a table, and the arrays; empty tables without checkpoints."""
+    names = _statistics_shown(checkpoints)
+    for checkpoint in checkpoints:
         for name in names:
-            estimate = estimate_of(moment.table.overall, (name, 0), 0, STATISTICS[name].unit)
-            folder.metric(MEAN_IN_TRAINING(model=alias, statistic=name, epochs=moment.epochs), estimate)
-    folder.write(TRAINING, [row for moment in moments for row in _rows(moment, names)])
+            estimate = estimate_of(checkpoint.table.overall, (name, 0), 0, STATISTICS[name].unit)
+            folder.metric(MEAN_IN_TRAINING(model=alias, statistic=name, epochs=checkpoint.epochs), estimate)
+    folder.write(TRAINING, [row for checkpoint in checkpoints for row in _rows(checkpoint, names)])
     similarity = None if arrays is None else arrays.similarity
     maps = () if similarity is None else similarity
-    folder.write(POSITIONS, [_by_distance(moment.epochs, one) for moment, one in zip(moments, maps)])
+    folder.write(POSITIONS, [_by_distance(checkpoint.epochs, values) for checkpoint, values in zip(checkpoints, maps)])
     if arrays is not None:
         folder.save(TRAINING_ARRAYS, arrays)
 
 
-def _statistics_shown(moments: Sequence[Moment]) -> list[str]:
-    """Of the statistics that are shown over training, those that the model has."""
-    measured = {name for moment in moments[-1:] for name, _ in moment.table.moments.sums}
+def _statistics_shown(checkpoints: Sequence[CheckpointStatistics]) -> list[str]:
+    """The statistics shown over training that the model has."""
+    measured = {name for checkpoint in checkpoints[-1:] for name, _ in checkpoint.table.moments.sums}
     return [name for name in shown_in("training") if name in measured]
 
 
-def _rows(moment: Moment, names: Sequence[str]) -> Iterator[HeadMomentRow]:
-    values = {name: getattr(moment.table, name) for name in names}
-    for site in moment.table.sites:
+def _rows(checkpoint: CheckpointStatistics, names: Sequence[str]) -> Iterator[HeadCheckpointRow]:
+    values = {name: getattr(checkpoint.table, name) for name in names}
+    for site in checkpoint.table.sites:
         for head in range(site.heads):
-            numbers = {name: finite(one[site.layer, head]) for name, one in values.items()}
-            yield HeadMomentRow(moment.epochs, site.layer, head, numbers)
+            numbers = {name: finite(table[site.layer, head]) for name, table in values.items()}
+            yield HeadCheckpointRow(checkpoint.epochs, site.layer, head, numbers)
 
 
-def _by_distance(epochs: int, similarity: NDArray[np.floating]) -> PositionMomentRow:
-    """Similarity of neighbours and of other pairs: means over offsets, each weighted by its number of pairs."""
+def _by_distance(epochs: int, similarity: NDArray[np.floating]) -> PositionCheckpointRow:
+    """The similarity of neighbours and of other pairs: means over offsets, each weighted by its number of
+    pairs."""
     down, across = (side // 2 for side in similarity.shape)
     counts = offset_counts((down + 1, across + 1)).numpy()
     rows, columns = np.indices(similarity.shape)
@@ -151,4 +167,34 @@ def _by_distance(epochs: int, similarity: NDArray[np.floating]) -> PositionMomen
         float(np.average(similarity[which], weights=counts[which])) if which.any() else None
         for which in (apart == 1, apart > 1)
     ]
-    return PositionMomentRow(epochs, *means)
+    return PositionCheckpointRow(epochs, *means)
+
+
+def require_writer(form: AnimationFormat | None) -> None:
+    """Raise InputError, which says what to install, where the film cannot be written."""
+    if form == "mp4" and not FFMpegWriter.isAvailable():
+        raise InputError("expected ffmpeg for --animate mp4, found none on the PATH; install it, or --animate gif")
+
+
+def write_film(folder: RunFolder, arrays: TrainingArrays, *, name: str, form: AnimationFormat) -> None:
+    """Write the film of a training, one frame per checkpoint; name: of the model."""
+    shown = [statistic for statistic in shown_in("training") if statistic in arrays.mean][:_PANELS]
+    film = learning_film(
+        epochs=[int(epoch) for epoch in arrays.epochs],
+        values={STATISTICS[statistic].label: arrays.mean[statistic] for statistic in shown},
+        similarity=None if arrays.similarity is None else near_offsets(arrays.similarity),
+        name=name,
+    )
+    rate = int(min(max(film.frames / _SECONDS, _RATES[0]), _RATES[1]))
+    path = folder.place(*FILM.format(form=form).split("/"))
+    with write_atomically(path) as temporary, matplotlib.rc_context({"savefig.bbox": None}):
+        writer = _writer(form, rate)
+        with writer.saving(film.figure, str(temporary), _DOTS_PER_INCH):
+            # the last checkpoint is shown for a second
+            for frame in [*range(film.frames), *[film.frames - 1] * (rate - 1)]:
+                film.show(frame)
+                writer.grab_frame()
+
+
+def _writer(form: AnimationFormat, rate: int) -> AbstractMovieWriter:
+    return PillowWriter(fps=rate) if form == "gif" else FFMpegWriter(fps=rate, codec="h264")

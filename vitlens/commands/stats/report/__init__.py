@@ -19,10 +19,10 @@ from vitlens.report.numbers import in_ranges, in_words, percent
 __all__ = ["report"]
 
 _LIMITS: Final = (
-    "Attention weights say which tokens a head reads, not what it takes from them, nor whether the prediction depends "
-    "on it.",
-    "Intervals are Student's 95 % intervals over images: how precise a mean is, not how much images differ.",
-    "Labels follow fixed thresholds: a head near one may have another label on other images. The scores of all rules "
+    "Attention weights show which tokens a head attends to, not what information it takes from them, nor whether the "
+    "prediction depends on it.",
+    "Intervals are Student's 95 % intervals over images: they show how precise a mean is, not how much images differ.",
+    "Labels follow fixed thresholds: a head near one may get another label on other images. The scores of all rules "
     "are in arrays/.",
 )
 
@@ -58,7 +58,7 @@ def _summary(record: Record, shown: tuple[ModelShown, ...]) -> Iterator[Sentence
 
 
 def _distance_sentences(record: Record, model: ModelShown) -> Iterator[Sentence]:
-    """The mean attention distance, and how local the first and the last layers are."""
+    """The mean attention distance, and how local the heads of the first and the last layers are."""
     mean = record.metrics.get(MEAN(statistic="distance", model=model.alias))
     rows = [row for row in record.rows(LOCAL) if row.model == model.alias]
     if mean is None or not rows:
@@ -89,7 +89,7 @@ def _token_sentences(model: ModelShown) -> Iterator[Sentence]:
         yield Sentence(
             f"Token norms of `{model.alias}`: the longest token of an image has at most {_norm_ratio(longest):.1f} "
             f"times the median norm (means over images, after block {longest.layer}); at most "
-            f"{_number(most, 'high_norm_patches'):.1f} patches an image are of high norm (after block {most.layer}).",
+            f"{_number(most, 'high_norm_patches'):.1f} patches per image have a high norm (after block {most.layer}).",
             (longest, most),
         )
 
@@ -99,21 +99,25 @@ def _norm_ratio(row: AttentionLayerRow) -> float:
 
 
 def _number(row: AttentionLayerRow, statistic: str) -> float:
-    """A statistic of the tokens after a block, 0 where it is unknown."""
+    """A statistic of the tokens after a block, 0 where it is not known."""
     return row.statistics.get(statistic) or 0.0
 
 
 def _definitions(record: Record) -> Section:
     measured = {name for row in record.rows(HEADS) for name in row.statistics}
-    known = [one for name, one in STATISTICS.items() if (name in measured or one.rows == "tokens") and not one.internal]
+    statistics = [
+        statistic
+        for name, statistic in STATISTICS.items()
+        if (name in measured or statistic.rows == "tokens") and not statistic.internal
+    ]
     table = Table.of(
-        "Each a mean over queries, then over images",
-        known,
+        "Each is a mean over queries, then over images",
+        statistics,
         {
-            "statistic": lambda one: one.title,
-            "unit": lambda one: one.unit or "–",
-            "definition": lambda one: one.meaning,
-            "reading": lambda one: one.reading,
+            "statistic": lambda statistic: statistic.title,
+            "unit": lambda statistic: statistic.unit or "–",
+            "definition": lambda statistic: statistic.meaning,
+            "reading": lambda statistic: statistic.reading,
         },
     )
     return Section("Definitions of the statistics", tables=(table,))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TITLE: Final = "Differences between the two models"
-_CHANGED: Final = 20  # heads of the report's table
+_CHANGED: Final = 20  # rows of the report's table
 
 
 def difference_section(record: Record) -> Section:
@@ -38,7 +38,7 @@ def difference_section(record: Record) -> Section:
         sentence = Sentence(
             f"All {common.parameters:,} parameters and buffers before the classifiers of `{first}` and `{second}` are "
             "equal (compared value by value), so their attention is identical by construction: there is no difference "
-            f"to measure, and what follows of `{first}` holds for both.",
+            f"to measure, and all numbers of `{first}` below hold for both.",
             (common,),
         )
         return Section(_TITLE, (sentence,))
@@ -53,7 +53,7 @@ def difference_section(record: Record) -> Section:
         {"statistic": lambda pair: title_of(pair[0]), f"{first} minus {second}": lambda pair: pair[1]},
     )
     if not record.has(DIFFERENCE_ARRAYS):
-        words = "The models are not of one shape (or there is one image), so heads are not compared one by one."
+        words = "The models differ in shape (or there is only one image), so heads are not compared individually."
         return Section(_TITLE, (Sentence(words, () if common is None else (common,)),), (means,))
     return Section(
         _TITLE, (_changed_sentence(record),), (means, *_head_tables(record)), tuple(_difference_figures(record))
@@ -87,10 +87,10 @@ def _head_tables(record: Record) -> Iterator[Table]:
     rows = [row for row in record.rows(CHANGES) if row.p_holm <= LEVEL]
     rows.sort(key=_half_widths, reverse=True)
     if rows:
-        some = f"{_CHANGED} of {len(rows)}, the largest relative to their intervals"
-        which = some if len(rows) > _CHANGED else f"all {len(rows)}"
+        largest = f"{_CHANGED} of {len(rows)}, the largest relative to their intervals"
+        shown = largest if len(rows) > _CHANGED else f"all {len(rows)}"
         yield Table.of(
-            f"Significant differences of single heads ({which}), layers and heads counted from 0",
+            f"Significant differences of single heads ({shown}), layers and heads counted from 0",
             rows[:_CHANGED],
             {
                 "layer": lambda row: row.layer,

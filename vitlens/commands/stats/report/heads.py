@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 _SHOWN: Final = 400  # heads in the report's table: more than a ViT-L has
 _ROWS: Final = {"patches": "rows of patches", "CLS": "row of CLS"}
 _MAPS_CAPTION: Final = (
-    "Each a mean over patches and images; layers and heads count from 0, and each panel has its own colour bar."
+    "Means over patches and images. Layers and heads count from 0; each panel has its own colour bar."
 )
-_DEPTH_CAPTION: Final = "How attention changes with depth; a wide band means that heads of a layer differ."
+_DEPTH_CAPTION: Final = "How attention changes with depth; a wide band means that the heads of a layer differ."
 _TOKENS_CAPTION: Final = (
-    "Norms of the residual stream before the final norm. A token is of high norm, and a key a sink, where it exceeds "
-    "the median of its image by 5 median absolute deviations; sinks that lie on the object are no artefact."
+    "Norms of the residual stream before the final norm. A token has a high norm, and a key is a sink, where its value "
+    "exceeds the median of its image by 5 median absolute deviations; sinks that lie on the object are not artefacts."
 )
 
 
@@ -48,8 +48,8 @@ def distance_figures(record: Record, shown: Sequence[ModelShown]) -> Iterator[Fi
     how = "on patches alone, scaled to 1" if renormalised else "with the mass on CLS counted as 0 px"
     caption = (
         f"Mean distance between a patch and the patches it attends to (Dosovitskiy 2021; Raghu 2021), attention {how}; "
-        "one dot a head. Dots far below the dashed line are local heads; dots on it attend uniformly, or to the same "
-        "few places from every patch: the distance does not tell which."
+        "one dot per head. Heads far below the dashed line are local; heads on it attend uniformly, or to the same few "
+        "positions from every patch: the distance does not distinguish the two."
     )
     several = record.config.data is not None and record.config.data.images > 1
     yield FigureSpec("distance", caption, partial(_draw_distance, models, intervals=several))
@@ -68,7 +68,7 @@ def _draw_distance(models: Sequence[ModelShown], *, intervals: bool) -> "Figure"
 
 
 def sharpness_section(record: Record, model: ModelShown) -> Section:
-    """Entropy, sparsity and masses over all heads: the extremes in a table, maps, courses over depth, token norms."""
+    """Entropy, sparsity and masses over all heads: a table of extremes, maps, curves over depth, token norms."""
     names = [name for name in shown_in("overview") if any(row.statistics.get(name) is not None for row in model.heads)]
     table = Table.of(
         "Over all heads, rows of patches",
@@ -109,7 +109,7 @@ def _draw_maps(model: ModelShown, names: Sequence[str]) -> "Figure":
 
 
 def _limits(name: str, values: Any) -> tuple[float, float]:
-    """Of a map's colours: the statistic's whole range, or up to its greatest value."""
+    """The limits of a map's colours: the statistic's whole range, or up to its greatest value."""
     least, greatest = STATISTICS[name].range
     if STATISTICS[name].whole_range:
         return least, greatest
@@ -139,7 +139,7 @@ def _draw_depth(model: ModelShown, panels: Sequence[str], names: Sequence[str]) 
 
 
 def _token_figures(model: ModelShown) -> Iterator[FigureSpec]:
-    """Only of a model with tokens after every block."""
+    """The norms of tokens; only for a model that has tokens after every block."""
     norms = model.arrays.mean.get("token_norm")
     if norms is not None and not np.isnan(norms).any():
         yield FigureSpec(f"tokens{model.suffix}", _TOKENS_CAPTION, partial(_draw_tokens, model))
@@ -159,7 +159,7 @@ def _draw_tokens(model: ModelShown) -> "Figure":
 
 
 def specialisation_section(record: Record, model: ModelShown) -> Section:
-    """The rules, every head with its label, and where its keys lie relative to the query."""
+    """The rules, every head with its label, and the offsets of the keys that it attends to."""
     rules = [(row.label, row.rule) for row in record.rows(RULES)]
     tables = [
         Table.of(
@@ -169,7 +169,7 @@ def specialisation_section(record: Record, model: ModelShown) -> Section:
         )
     ]
     common = backbones(record)
-    if common is None or not common.comparable:  # else the section on differences compares the two, head by head
+    if common is None or not common.comparable:  # else the section on differences compares them head by head
         tables.append(_head_table(model))
     more: list[Sentence] = []
     if len(model.heads) > _SHOWN:
@@ -199,9 +199,9 @@ def _statistic(name: str, row: HeadRow) -> float | None:
 def _offset_figures(record: Record, model: ModelShown) -> Iterator[FigureSpec]:
     if record.has(OFFSET_ARRAYS, model=model.alias):
         caption = (
-            "For each head, the mean weight of keys by their offset from the query patch (in the middle), in units of "
+            "For each head, the mean weight of keys by their offset from the query patch (in the centre), in units of "
             "uniform attention. Frame and code give the first rule that the head meets (score of at least "
-            f"{THRESHOLD}); the number is its score. A label summarises means, it does not show a mechanism."
+            f"{THRESHOLD}); the number is its score. A label summarises means; it does not show a mechanism."
             f"{_unplaced_words(model)}"
         )
         arrays = record.arrays(OFFSET_ARRAYS, model=model.alias)
@@ -226,12 +226,12 @@ def _draw_offsets(model: ModelShown, arrays: OffsetArrays) -> "Figure":
 
 
 def _unplaced_words(model: ModelShown) -> str:
-    """Which layers have no labels, and why; nothing where all have."""
+    """Which layers have no labels, and why; "" where all have labels."""
     without = sorted((row.unplaced, row.layer) for row in model.layers if row.unplaced is not None)
     if not without:
         return ""
     listed = "; ".join(
-        f"{in_ranges([layer for _, layer in some])} ({reason})"
-        for reason, some in groupby(without, key=lambda pair: pair[0])
+        f"{in_ranges([layer for _, layer in layers])} ({reason})"
+        for reason, layers in groupby(without, key=lambda pair: pair[0])
     )
-    return f" Without a label, as their attention has no known place in the image: {listed}."
+    return f" Layers without labels, as their tokens cannot be placed in the image: {listed}."

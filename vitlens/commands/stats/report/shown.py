@@ -25,7 +25,8 @@ _PANELS: Final = 6  # in a figure
 
 @dataclass(frozen=True)
 class ModelShown:
-    """One model of the report. suffix, of: what the names of its figures and their titles end in, of two models."""
+    """One model of the report. suffix, of: appended to the names and titles of its figures where there are two
+    models."""
 
     alias: str
     heads: tuple[HeadRow, ...]
@@ -41,7 +42,7 @@ class ModelShown:
 
 
 def backbones(record: Record) -> BackbonesRow | None:
-    """What two models have in common; None of one model."""
+    """What two models have in common; None for one model."""
     return next(iter(record.rows(BACKBONES)), None)
 
 
@@ -52,7 +53,7 @@ def are_identical(record: Record) -> bool:
 
 
 def models_shown(record: Record) -> tuple[ModelShown, ...]:
-    """The models; of two with the same backbone the first alone, as figures of the other would be the same."""
+    """The models; of two with the same backbone only the first, as the figures of the other would be the same."""
     several = len(record.aliases) > 1
     return tuple(
         ModelShown(
@@ -68,7 +69,7 @@ def models_shown(record: Record) -> tuple[ModelShown, ...]:
 
 
 def title_of(name: str) -> str:
-    """A statistic as figures and tables name it."""
+    """The name of a statistic in figures and tables."""
     return STATISTICS[name].title
 
 
@@ -78,16 +79,16 @@ def is_measured(values: Mapping[str, Any], name: str) -> bool:
 
 
 def measured_in(view: View, values: Mapping[str, Any]) -> list[str]:
-    """The statistics of a view that any head has."""
+    """The statistics of a view that at least one head has."""
     return [name for name in shown_in(view) if is_measured(values, name)]
 
 
 def panel_of(name: str) -> str:
-    """The statistic that a panel of curves over depth is of."""
+    """The statistic in whose panel of curves over depth this one is drawn."""
     return STATISTICS[name].beside or name
 
 
 def pages(name: str, panels: Sequence[str]) -> dict[str, Sequence[str]]:
-    """The panels of each figure, by its name: as many as a figure holds, the next ones in NAME-2 and so on."""
+    """The panels of each figure, by its name: as many as a figure holds, the rest in NAME-2 and so on."""
     starts = range(0, len(panels), _PANELS)
     return {f"{name}-{page}" if page > 1 else name: panels[at : at + _PANELS] for page, at in enumerate(starts, 1)}

@@ -14,7 +14,7 @@ from vitlens.commands.stats.record import (
     POSITIONS,
     TRAINING,
     TRAINING_ARRAYS,
-    PositionMomentRow,
+    PositionCheckpointRow,
     TrainingArrays,
 )
 from vitlens.commands.stats.report.shown import is_measured
@@ -25,16 +25,16 @@ from vitlens.report.numbers import in_words
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LINES: Final = 12  # of the table of means
-_MAPS: Final = 6  # of positions in their figure
+_ROWS: Final = 12  # of each table
+_MAPS: Final = 6  # of position embeddings, in their figure
 _POSITIONS_CAPTION: Final = (
-    "Mean over all pairs of positions by their offset, up to half the grid; the middle, 1, is a position with itself. "
-    "Random embeddings show no pattern; a cross means that embeddings of the same row or column became similar."
+    "Mean over all pairs of positions by their offset, up to half the grid; the centre, always 1, is a position with "
+    "itself. Random embeddings show no pattern; a cross means that embeddings of the same row or column became similar."
 )
 
 
 def training_sections(record: Record) -> Iterator[Section]:
-    """One section, where the weights of a training were measured."""
+    """One section where the checkpoints of a training were measured, none elsewhere."""
     if not record.has(TRAINING_ARRAYS):
         return
     arrays = record.arrays(TRAINING_ARRAYS)
@@ -45,31 +45,32 @@ def training_sections(record: Record) -> Iterator[Section]:
     positions = record.rows(POSITIONS)
     if positions:
         tables.append(_position_table(positions))
-    said = tuple(_sentences(record, epochs, names))
-    yield Section("Heads over training", said, tuple(tables), tuple(_figures(arrays)))
+    sentences = tuple(_sentences(record, epochs, names))
+    yield Section("Heads over training", sentences, tuple(tables), tuple(_figures(arrays)))
 
 
 def _sentences(record: Record, epochs: Sequence[int], names: Sequence[str]) -> Iterator[Sentence]:
     (alias,) = record.aliases
-    ends = {
+    means = {
         name: [record.metric(MEAN_IN_TRAINING(model=alias, statistic=name, epochs=epoch)) for epoch in epochs]
         for name in names
     }
-    images, rows = next(iter(ends.values()))[0].n, record.rows(TRAINING)
+    images, rows = next(iter(means.values()))[0].n, record.rows(TRAINING)
     yield Sentence(
-        f"The weights of {len(epochs)} moments, after {epochs[0]} to {epochs[-1]} epochs, on {images} images, the same "
-        "for all moments (a seeded choice, as many of each class). Weights kept during training are in half precision.",
+        f"The weights of {len(epochs)} checkpoints, after {epochs[0]} to {epochs[-1]} epochs, on {images} images, the "
+        "same for all checkpoints (a seeded sample, balanced over classes). Weights kept during training are in half "
+        "precision.",
         rows,
     )
-    for name, course in ends.items():
+    for name, curve in means.items():
         yield Sentence(
-            f"Mean {STATISTICS[name].title}: {in_words(course[0])} after {epochs[0]} epochs, {in_words(course[-1])} "
+            f"Mean {STATISTICS[name].title}: {in_words(curve[0])} after {epochs[0]} epochs, {in_words(curve[-1])} "
             f"after {epochs[-1]}."
         )
     form = record.options(StatsOptions).animate
     if form is not None:
         place = FILM.format(form=form)
-        yield Sentence(f"As a film, all scales fixed: `{place}`.")
+        yield Sentence(f"A film of the training, with fixed scales: `{place}`.")
 
 
 def _mean_table(record: Record, epochs: Sequence[int], names: Sequence[str]) -> Table:
@@ -80,14 +81,14 @@ def _mean_table(record: Record, epochs: Sequence[int], names: Sequence[str]) -> 
 
     columns: dict[str, Callable[[int], Cell]] = {"epoch": lambda epoch: epoch}
     columns |= {STATISTICS[name].title: partial(mean, name) for name in names}
-    chosen = [epochs[place] for place in _evenly(len(epochs), _LINES)]
+    chosen = [epochs[place] for place in _evenly(len(epochs), _ROWS)]
     return Table.of("Mean of all heads, with 95 % intervals over images", chosen, columns)
 
 
-def _position_table(rows: Sequence[PositionMomentRow]) -> Table:
+def _position_table(rows: Sequence[PositionCheckpointRow]) -> Table:
     return Table.of(
         "Cosine similarity of position embeddings, means over pairs",
-        [rows[place] for place in _evenly(len(rows), _LINES)],
+        [rows[place] for place in _evenly(len(rows), _ROWS)],
         {
             "epoch": lambda row: row.epochs,
             "four neighbours": lambda row: row.neighbours,
@@ -100,12 +101,12 @@ def _figures(arrays: TrainingArrays) -> Iterator[FigureSpec]:
     for name in shown_in("training"):
         if is_measured(arrays.mean, name):
             caption = f"Epoch 0 is before training. {STATISTICS[name].reading}"
-            yield FigureSpec(f"learning_{name}", caption, partial(_draw_course, arrays, name))
+            yield FigureSpec(f"learning_{name}", caption, partial(_draw_curve, arrays, name))
     if arrays.similarity is not None:
         yield FigureSpec("learning_positions", _POSITIONS_CAPTION, partial(_draw_positions, arrays))
 
 
-def _draw_course(arrays: TrainingArrays, name: str) -> "Figure":
+def _draw_curve(arrays: TrainingArrays, name: str) -> "Figure":
     from vitlens.figures.stats.training import heads_over_training
 
     title = STATISTICS[name].title
@@ -129,5 +130,5 @@ def _draw_positions(arrays: TrainingArrays) -> "Figure":
 
 
 def _evenly(count: int, most: int) -> list[int]:
-    """At most so many of count places, evenly spaced, with the first and the last."""
+    """At most this many of count indices, evenly spaced, with the first and the last."""
     return [int(place) for place in np.linspace(0, count - 1, min(count, most)).round()]

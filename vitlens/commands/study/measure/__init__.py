@@ -1,13 +1,36 @@
-"""A whole study, or a controlled comparison of small models."""
+"""A whole study (presets are trained, all models evaluated and compared, the ViTs analysed), or a controlled
+comparison."""
 
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold.budgets import write_trainings
+from vitlens.commands.scaffold.describe import settings
+from vitlens.commands.scaffold.folder import RunFolder
+from vitlens.commands.scaffold.load import load_models, load_split
+from vitlens.commands.scaffold.publish import publish, read
+from vitlens.commands.scaffold.targets import require_labelled
+from vitlens.commands.study.measure.chapters import Chapters, StudyImages, trained_first
 from vitlens.commands.study.measure.points import measure_points
-from vitlens.commands.study.measure.whole import measure_whole
 from vitlens.commands.study.options import WHOLE, StudyOptions
-from vitlens.errors import InputError
+from vitlens.commands.study.record import CHAPTERS, LEFT_OUT, TABLES, ChapterRow, LeftOutRow, left_out_words
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.files import read_run
+from vitlens.models.assembly import default_classes
+from vitlens.models.loading import untrained
+from vitlens.models.model import Model
+from vitlens.models.naming import ModelName, parse_models, require_rule
+from vitlens.models.support import require_supported
+from vitlens.uncertainty import Estimate
 
 __all__ = ["measure"]
+
+DEFAULT_MODELS: Final = ("vit-micro", "resnet20")
+NEED_LABELS: Final = ("evaluate", "compare", "features")  # chapters that are left out without labels
 
 
 def measure(options: StudyOptions) -> Path:
@@ -25,4 +48,102 @@ def measure(options: StudyOptions) -> Path:
         return measure_points(options)
     if options.seeds is not None:
         raise InputError(f"expected --kind with --seeds {options.seeds}, found a whole study; try --kind architecture")
-    return measure_whole(options)
+    return _measure_whole(options)
+
+
+def _measure_whole(options: StudyOptions) -> Path:
+    """Run all chapters, each a run folder of its own; returns the report's path."""
+    names = options.models or DEFAULT_MODELS
+    require_rule(names)
+    named = parse_models(names)
+    if options.images and options.data:
+        raise InputError("expected --images or --data, found both; leave one out")
+    studied = _studied(named, options)
+    data = None if options.images else options.data or "digits"
+    images = StudyImages(data, options.images, options.predicted)
+    labelled = not (options.images or options.predicted) or _are_labelled(named, images, options)
+    data_name = options.data or ("images" if options.images else "digits")
+    run = options.run
+    with RunFolder.create(
+        "study",
+        name_parts=(*(model.alias for model in named), data_name),
+        title=f"Study of {' and '.join(model.alias for model in named)} on {Path(data_name).name}",
+        out=run.out,
+        overwrite=run.overwrite,
+        config=settings(options, run),
+        formats=run.formats,
+    ) as folder:
+        for table in TABLES:
+            folder.write(table, [])
+        chapters = Chapters(folder.path, images, options.model_options, replace(run, overwrite=True))
+        ready = [chapters.trained(model, options.epochs) for model in named]
+        models = chapters.load(ready)
+        write_trainings(folder, models)
+        chapters.check_ahead(models)
+        chapters.analyse(ready, [name for name, model in zip(ready, named) if model in studied], labelled=labelled)
+        left_out = [] if labelled else [LeftOutRow(word) for word in NEED_LABELS]
+        folder.write(LEFT_OUT, left_out)
+        if left_out and not run.quiet:
+            print(left_out_words(left_out), file=sys.stderr)  # noqa: T201
+        folder.write(CHAPTERS, chapters.done)
+        for name, estimate in _metrics(folder.path, chapters.done):
+            folder.metric(name, estimate)
+        return publish(folder)
+
+
+def _metrics(path: Path, chapters: Sequence[ChapterRow]) -> Iterator[tuple[str, Estimate]]:
+    """The metrics of the chapters; where two have the same one, the first chapter's, as later ones use fewer images."""
+    names: set[str] = set()
+    for chapter in chapters:
+        if chapter.word == "train":
+            continue  # evaluate measures the same images again
+        run = read_run(path / chapter.folder)
+        record = read(run)
+        predicted = getattr(record.options(COMMANDS[chapter.word].options), "predicted", False)
+        for name, estimate in record.metrics.items():
+            of_predictions = predicted and name.split("/")[0] == "accuracy"  # 1 by construction
+            if name not in names and not of_predictions:
+                names.add(name)
+                yield name, estimate
+
+
+def _studied(named: Sequence[ModelName], options: StudyOptions) -> list[ModelName]:
+    """The models that are analysed; the others are compared with them.
+
+    Raises UnsupportedError where there is none, and for a model that cannot be compared.
+    """
+    models = [_unloaded_or_untrained(model, options) for model in named]
+    for model in models:
+        require_supported(model, "compare")
+    reasons = [model.supports("study") for model in models]
+    if all(reasons):
+        raise UnsupportedError(str(reasons[0]))
+    return [model for model, reason in zip(named, reasons) if reason is None]
+
+
+def _unloaded_or_untrained(model: ModelName, options: StudyOptions) -> Model:
+    """The model (of a preset: untrained), to ask which commands it supports."""
+    if trained_first(model, options.model_options):
+        return untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
+    return load_models([model], model_options=options.model_options, options=options.run)[0]
+
+
+def _are_labelled(named: Sequence[ModelName], images: StudyImages, options: StudyOptions) -> bool:
+    """Whether the images have labels, checked before anything is written.
+
+    Raises InputError for a preset that would have to be trained on images without labels, DataError for such images
+    without --predicted.
+    """
+    presets = [model.name for model in named if trained_first(model, options.model_options)]
+    if presets:
+        if not images.images:
+            return True  # trained on them, so labelled
+        raise InputError(
+            f"expected trained models with --images, found {' and '.join(presets)}, trained on labelled data; try "
+            "vitlens study vit-digits --images ..., timm:NAME or a run folder"
+        )
+    (first,) = load_models([named[0]], model_options=options.model_options, options=options.run)
+    split = load_split(first, options=replace(options.run, quiet=True), **images.options)
+    if not images.predicted:
+        require_labelled(split, doing="study")
+    return split.labels is not None

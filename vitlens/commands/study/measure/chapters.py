@@ -18,12 +18,12 @@ from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.parts import explain_parts
-from vitlens.commands.features.measure.images import bank_of, features_parts
+from vitlens.commands.features.measure.images import default_bank, features_parts
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.scaffold.expected import Part, say_expected
+from vitlens.commands.scaffold.expected import Part, print_expected
 from vitlens.commands.scaffold.load import load_models, load_splits
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.stats.measure.expected import stats_parts
@@ -117,7 +117,7 @@ class Chapters:
         parts = [
             [replace(part, shorter="") for part in _parts(model, len(split))] for model, split in zip(models, splits)
         ]
-        say_expected(list(zip(models, splits, parts)), self.run)
+        print_expected(list(zip(models, splits, parts)), self.run)
 
     def analyse(self, models: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> None:
         """All chapters of analysis: of each ViT, of a ViT compared with another model, and of all models together."""
@@ -139,20 +139,22 @@ class Chapters:
 
     def _analyse_vit(self, model: ModelName) -> None:
         """Attention, rollout, statistics, ablation and explanations of one model."""
-        shared: dict[str, Any] = {**self.images.options, "model_options": self.model_options}
+        common: dict[str, Any] = {**self.images.options, "model_options": self.model_options}
         name, alias = as_typed(model), model.alias
-        one, several = self._line("{}", [name]), (name,)
+        template = self._line("{}", [name])
         predicted = self.images.predicted
         line = f"ablate {name} {self.images.typed_with_labels}"
-        self._run("attention", alias, one.format("attention"), lambda run: AttentionOptions(name, run=run, **shared))
-        self._run("rollout", alias, one.format("rollout"), lambda run: RolloutOptions(name, run=run, **shared))
-        self._run("stats", alias, one.format("stats"), lambda run: StatsOptions(several, run=run, **shared))
-        self._run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **shared))
+        self._run(
+            "attention", alias, template.format("attention"), lambda run: AttentionOptions(name, run=run, **common)
+        )
+        self._run("rollout", alias, template.format("rollout"), lambda run: RolloutOptions(name, run=run, **common))
+        self._run("stats", alias, template.format("stats"), lambda run: StatsOptions((name,), run=run, **common))
+        self._run("ablate", alias, line, lambda run: AblateOptions(name, predicted=predicted, run=run, **common))
         limit = self._at_most(CHECKED)
-        line = f"{one.format('explain')} --method {','.join(EXPLAINED)} --verify --limit {limit}"
+        line = f"{template.format('explain')} --method {','.join(EXPLAINED)} --verify --limit {limit}"
         self._run(
             "explain", alias, line,
-            lambda run: ExplainOptions(several, method=EXPLAINED, verify=True, run=replace(run, limit=limit), **shared),
+            lambda run: ExplainOptions((name,), method=EXPLAINED, verify=True, run=replace(run, limit=limit), **common),
         )  # fmt: skip
 
     def _compare(self, first: str, second: str) -> None:
@@ -184,7 +186,7 @@ class Chapters:
     def _features(self, names: Sequence[str]) -> None:
         """The features of all models, layer by layer."""
         limit = self._at_most(FEATURED)
-        bank = min(BANK, bank_of(limit))
+        bank = min(BANK, default_bank(limit))
         line = f"features {' '.join(names)} --data {self.images.data} --limit {limit} --bank {bank} --no-cache"
         self._run(
             "features", "", line,
@@ -223,9 +225,9 @@ def _parts(model: Model, images: int) -> Iterator[Part]:
     featured = min(images, FEATURED)
     yield Part("answers", images)
     if model.anatomy.family == "vit":
-        yield from stats_parts(images, moments=0)
+        yield from stats_parts(images, checkpoints=0)
         yield from ablate_parts(units_of(model), images, AblateOptions(model.alias))
         yield from explain_parts(EXPLAINED, min(images, CHECKED), verify=True, counterfactuals=True)
     attacks = AttackOptions((model.alias,), attacks=ATTACKS, corruptions=False)
     yield from attack_parts(attacks, min(images, ATTACKED))
-    yield from features_parts(featured, min(BANK, bank_of(featured)))
+    yield from features_parts(featured, min(BANK, default_bank(featured)))

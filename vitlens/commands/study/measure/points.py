@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import say_expected, train_parts
+from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions, begun_with
 from vitlens.commands.scaffold.publish import publish
 from vitlens.commands.scaffold.training_progress import training_progress
 from vitlens.commands.scaffold.unseen import keep_training_images
 from vitlens.commands.study.kinds import KINDS, SEEDS, Kind, Point, epochs_for
-from vitlens.commands.study.measure.trial import Shared, Trial, run_trial
+from vitlens.commands.study.measure.trial import StudySetup, Trial, run_trial
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import (
     ACCURACY,
@@ -53,7 +53,7 @@ from vitlens.schema import Between, Text, read_as
 from vitlens.uncertainty import holm
 
 _PARTS: tuple[Part, ...] = ("train", "test")
-_HINT = "study anew"
+_HINT = "begin anew without --resume"
 
 
 @dataclass(frozen=True)
@@ -78,27 +78,27 @@ def measure_points(options: StudyOptions) -> Path:
     if options.seeds is not None and options.seeds < 1:
         raise InputError(f"expected --seeds of at least 1, found {options.seeds}; try --seeds {SEEDS}")
     plan, run = (_planned(options), options.run) if options.resume is None else _resumed(options.resume, options)
-    shared = _shared(plan, run)
+    setup = _setup(plan, run)
     points = KINDS[plan.kind].points
-    for point in points:  # refuses what cannot be built or trained before anything is written
-        shared.model(point, seed=0)
-        shared.recipe(point)
+    for point in points:  # refuses points that cannot be built or trained before anything is written
+        setup.model(point, seed=0)
+        setup.recipe(point)
         if point.share is not None:
-            images_in(shared.train, point.share)
-    parts = train_parts(len(shared.train), len(shared.test), epochs=plan.epochs * plan.seeds, evaluations=plan.seeds)
-    works = [(shared.model(point, seed=0).to(shared.device), shared.train, parts) for point in points]
-    say_expected(works, run)
-    with _folder(plan, options, shared, run) as folder:
-        keep_training_images(folder.path, shared.train, data=plan.data)
+            images_in(setup.train, point.share)
+    parts = train_parts(len(setup.train), len(setup.test), epochs=plan.epochs * plan.seeds, evaluations=plan.seeds)
+    works = [(setup.model(point, seed=0).to(setup.device), setup.train, parts) for point in points]
+    print_expected(works, run)
+    with _folder(plan, options, setup, run) as folder:
+        keep_training_images(folder.path, setup.train, data=plan.data)
         for table in TABLES:
             folder.write(table, [])
-        trials = dict(_trials(folder.path, points, shared, plan, resume=options.resume is not None))
-        _write(folder, plan, shared, trials)
+        trials = dict(_trials(folder.path, points, setup, plan, resume=options.resume is not None))
+        _write(folder, plan, setup, trials)
         return publish(folder)
 
 
 def _refuse_models(options: StudyOptions) -> None:
-    """Refuse options of models and weights, as the points are fixed."""
+    """Refuse MODEL arguments and options of weights, as the points are fixed."""
     option = f"--kind {options.kind}" if options.kind else "--resume"
     if options.models:
         raise InputError(f"expected no MODEL with {option}, whose points are fixed, found {', '.join(options.models)}")
@@ -141,7 +141,7 @@ def _resumed(resume: Path, options: StudyOptions) -> tuple[PointsPlan, RunOption
     return plan, begun_with(record.config, options.run, source, hint=_HINT)
 
 
-def _shared(plan: PointsPlan, run: RunOptions) -> Shared:
+def _setup(plan: PointsPlan, run: RunOptions) -> StudySetup:
     """The images, loaded once for all points, and the device."""
     # the input's size decides how photographs are cropped; it is the same for all points
     first = KINDS[plan.kind].points[0]
@@ -152,19 +152,19 @@ def _shared(plan: PointsPlan, run: RunOptions) -> Shared:
         )
         for part in _PARTS
     )
-    return Shared(plan.data, train, test, plan.epochs, plan.image_size, resolve_device(run.device), run)
+    return StudySetup(plan.data, train, test, plan.epochs, plan.image_size, resolve_device(run.device), run)
 
 
-def _folder(plan: PointsPlan, options: StudyOptions, shared: Shared, run: RunOptions) -> RunFolder:
-    """The study's folder: a new one, or the one to go on in."""
+def _folder(plan: PointsPlan, options: StudyOptions, setup: StudySetup, run: RunOptions) -> RunFolder:
+    """The study's folder: new, or that of --resume."""
     kind = KINDS[plan.kind]
     config = {
         # of a resumed study the run options that it began with, so that it can be resumed again
-        **settings(replace(options, run=run), run, split=shared.test),
-        "device": str(shared.device),
+        **settings(replace(options, run=run), run, split=setup.test),
+        "device": str(setup.device),
         "plan": asdict(plan),
         "points": _described_points(kind),
-        "recipes": _recipes(kind, shared),
+        "recipes": _recipes(kind, setup),
     }
     if options.resume is not None:
         needs = dict.fromkeys(("data", "points", "recipes", "plan"))
@@ -172,7 +172,7 @@ def _folder(plan: PointsPlan, options: StudyOptions, shared: Shared, run: RunOpt
     return RunFolder.create(
         "study",
         name_parts=(plan.kind, plan.data),
-        title=f"{kind.title}, on {shared.test.title or shared.test.name}",
+        title=f"{kind.title}, on {setup.test.title or setup.test.name}",
         out=run.out,
         overwrite=run.overwrite,
         config=config,
@@ -180,14 +180,14 @@ def _folder(plan: PointsPlan, options: StudyOptions, shared: Shared, run: RunOpt
     )
 
 
-def _recipes(kind: Kind, shared: Shared) -> dict[str, dict[str, object]]:
+def _recipes(kind: Kind, setup: StudySetup) -> dict[str, dict[str, object]]:
     """The settings of each preset's recipe."""
-    recipes = {point.preset: shared.recipe(point) for point in kind.points}
+    recipes = {point.preset: setup.recipe(point) for point in kind.points}
     return {preset: {**recipe.numbers(), "source": recipe.source} for preset, recipe in recipes.items()}
 
 
 def _described_points(kind: Kind) -> list[dict[str, object]]:
-    """The points as JSON holds them."""
+    """The points in the form of config.json."""
     return [
         {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(point).items()}
         for point in kind.points
@@ -195,34 +195,34 @@ def _described_points(kind: Kind) -> list[dict[str, object]]:
 
 
 def _trials(
-    path: Path, points: Sequence[Point], shared: Shared, plan: PointsPlan, *, resume: bool
+    path: Path, points: Sequence[Point], setup: StudySetup, plan: PointsPlan, *, resume: bool
 ) -> Iterator[tuple[str, list[Trial]]]:
     """The trials of each point, seed by seed, by the point's label."""
     for number, point in enumerate(points, start=1):
         trials = []
         for turn in range(plan.seeds):
-            seed = shared.options.seed + turn
+            seed = setup.options.seed + turn
             description = f"point {number} of {len(points)}, {point.words}, seed {turn + 1} of {plan.seeds}"
-            progress = training_progress(description, quiet=shared.options.quiet)
+            progress = training_progress(description, quiet=setup.options.quiet)
             folder = path / POINTS_FOLDER / point.label / f"seed-{seed}"
-            trials.append(run_trial(shared, point, folder, seed=seed, resume=resume, progress=progress))
+            trials.append(run_trial(setup, point, folder, seed=seed, resume=resume, progress=progress))
         yield point.label, trials
 
 
-def _write(folder: RunFolder, plan: PointsPlan, shared: Shared, trials: Mapping[str, Sequence[Trial]]) -> None:
+def _write(folder: RunFolder, plan: PointsPlan, setup: StudySetup, trials: Mapping[str, Sequence[Trial]]) -> None:
     """Accuracies over seeds, differences, sizes, costs and speeds; trials: of each point by its label, one a seed."""
-    kind, seed = KINDS[plan.kind], shared.options.seed
+    kind, seed = KINDS[plan.kind], setup.options.seed
     correct = {label: np.stack([trial.correct for trial in of_point]) for label, of_point in trials.items()}
     for label, table in correct.items():
         folder.metric(ACCURACY(model=label), accuracy_over_seeds(table))
-    folder.write(DESIGN, [DesignRow(plan.kind, plan.epochs, plan.seeds, len(shared.train), len(shared.test.classes))])
+    folder.write(DESIGN, [DesignRow(plan.kind, plan.epochs, plan.seeds, len(setup.train), len(setup.test.classes))])
     folder.write(POINTS, [_point_row(point, trials[point.label]) for point in kind.points])
     folder.write(TRIALS, [row for label, of_point in trials.items() for row in _trial_rows(label, of_point, seed)])
     folder.write(
         RECIPES,
         [
             PointSettingRow(preset, setting, str(value))
-            for preset, numbers in _recipes(kind, shared).items()
+            for preset, numbers in _recipes(kind, setup).items()
             for setting, value in numbers.items()
         ],
     )
@@ -237,23 +237,23 @@ def _write(folder: RunFolder, plan: PointsPlan, shared: Shared, trials: Mapping[
 
 def _point_row(point: Point, trials: Sequence[Trial]) -> PointRow:
     """A point's size, cost and training speed; speeds are medians over seeds, robust to a busy machine."""
-    one = trials[0]
+    first = trials[0]
     return PointRow(
         label=point.label,
         words=point.words,
         preset=point.preset,
         place=point.place,
-        parameters=one.parameters,
-        flops=one.flops,
-        steps=one.steps,
-        train_images=one.train_images,
+        parameters=first.parameters,
+        flops=first.flops,
+        steps=first.steps,
+        train_images=first.train_images,
         images_per_second=float(np.median([trial.images_per_second for trial in trials])),
         seconds=float(np.median([trial.seconds for trial in trials])),
     )
 
 
 def _trial_rows(label: str, trials: Sequence[Trial], seed: int) -> list[TrialRow]:
-    """Each training of a point by itself."""
+    """One row for each training of a point."""
     return [
         TrialRow(label, seed + turn, float(trial.correct.mean()), trial.seconds, trial.images_per_second)
         for turn, trial in enumerate(trials)

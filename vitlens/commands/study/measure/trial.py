@@ -1,4 +1,4 @@
-"""One point of a study with one seed: trained in its own folder, and done once its result is written."""
+"""One point of a study trained with one seed in its own folder; it is done once its result is written."""
 
 import shutil
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _TrialNumbers:
     """The numbers of a trial, as read from its file."""
 
     seconds: Annotated[float, Between(0, 1e10)]
@@ -66,8 +66,8 @@ class _Numbers:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What all trainings of a study share: the images, the epochs, the size of the input, and the options."""
+class StudySetup:
+    """The settings of all trainings of a study: the images, the epochs, the size of the input, and the options."""
 
     data: str
     train: Split
@@ -94,8 +94,8 @@ class Shared:
     def recipe(self, point: Point) -> Recipe:
         """The point's recipe: the preset's for this data, with the study's epochs and one evaluation at the end.
 
-        Without stochastic depth, which would confound the number of blocks. Smaller batches where
-        there are few images, unless --batch-size says how large.
+        Without stochastic depth, which would confound the number of blocks. Batches are smaller where there are few
+        images, unless --batch-size sets their size.
         """
         changes = {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0, **point.recipe}
         if self.options.batch_size is not None:
@@ -108,15 +108,17 @@ class Shared:
         return self.train if point.share is None else share_of(self.train, point.share, seed=seed)
 
 
-def run_trial(shared: Shared, point: Point, folder: Path, *, seed: int, resume: bool, progress: ShownProgress) -> Trial:
+def run_trial(
+    setup: StudySetup, point: Point, folder: Path, *, seed: int, resume: bool, progress: ShownProgress
+) -> Trial:
     """Train a point with a seed in its folder, or read the result that an earlier run finished there.
 
     resume: use a finished result, or continue from a checkpoint. The weights stay in the folder, the checkpoint does
     not.
     """
-    trial = _read(folder / RESULT, images=len(shared.test)) if resume else None
+    trial = _read(folder / RESULT, images=len(setup.test)) if resume else None
     if trial is None:
-        trial = _trained(shared, point, folder, seed=seed, resume=resume, progress=progress)
+        trial = _trained(setup, point, folder, seed=seed, resume=resume, progress=progress)
         _write(folder / RESULT, trial)
     # if a run is killed between the result and this, the next run removes it
     shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
@@ -125,30 +127,32 @@ def run_trial(shared: Shared, point: Point, folder: Path, *, seed: int, resume: 
     return trial
 
 
-def _trained(shared: Shared, point: Point, folder: Path, *, seed: int, resume: bool, progress: ShownProgress) -> Trial:
-    model = shared.model(point, seed=seed).to(shared.device)
-    images = shared.images(point, seed=seed)
+def _trained(
+    setup: StudySetup, point: Point, folder: Path, *, seed: int, resume: bool, progress: ShownProgress
+) -> Trial:
+    model = setup.model(point, seed=seed).to(setup.device)
+    images = setup.images(point, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     with progress as on_progress:
         result = fit(
             model,
             images,
-            shared.test,
-            recipe=shared.recipe(point),
+            setup.test,
+            recipe=setup.recipe(point),
             directory=folder,
             seed=seed,
-            device=shared.device,
-            precision=shared.options.precision,
+            device=setup.device,
+            precision=setup.options.precision,
             resume=resume,
             on_progress=on_progress,
         )
-    answers = evaluate(model, shared.test, batch_size=shared.options.batch_size)
+    answers = evaluate(model, setup.test, batch_size=setup.options.batch_size)
     return Trial(
         correct=answers.correct.numpy(),
         seconds=result.seconds,
         images_per_second=float(np.median([epoch.images_per_second for epoch in result.history])),
         steps=result.history[-1].step,
-        train_images=len(shared.train) if point.share is None else images_in(shared.train, point.share),
+        train_images=len(setup.train) if point.share is None else images_in(setup.train, point.share),
         parameters=model.parameter_count(),
         flops=sum(flops_by_part(model).values()),
     )
@@ -166,10 +170,13 @@ def _read(path: Path, *, images: int) -> Trial | None:
     require_forms(arrays, {"correct": Form("b", (None,)), **dict.fromkeys(_FIELDS, Form("iuf"))}, path)
     if len(arrays["correct"]) != images:
         raise InputError(
-            f"expected the {len(arrays['correct'])} test images that {path} is about, found {images}; "
+            f"expected the {len(arrays['correct'])} test images of {path}, found {images}; "
             "resume with the data that the study began with"
         )
     numbers = read_as(
-        _Numbers, {name: arrays[name].item() for name in _FIELDS}, source=str(path), hint="begin anew without --resume"
+        _TrialNumbers,
+        {name: arrays[name].item() for name in _FIELDS},
+        source=str(path),
+        hint="begin anew without --resume",
     )
     return Trial(correct=arrays["correct"].astype(bool), **vars(numbers))

@@ -1,4 +1,4 @@
-"""The report of one question: points trained with several seeds, compared on the same images."""
+"""The report of a controlled comparison: points trained with several seeds, compared on the same images."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
 
     from vitlens.figures.study_points import StudyPoint
 
-_MUCH: Final = 1.2  # times the operations, from which on a difference of cost is worth a sentence
+_COST_RATIO: Final = 1.2  # from which on the summary states the difference in cost
 _SERIES: Final = {"vit": "ViT", "resnet": "CNN"}
 _BARS: Final = (
     "Accuracy on the test images, the mean over seeds, with a 95 % interval that covers seeds and test images; "
-    "dashed: guessing."
+    "dashed: chance level."
 )
 _COSTS: Final = (
-    "Operations are those of one image's forward pass; pace is that of training on this machine, with whatever else "
-    "ran on it."
+    "Operations are those of one image's forward pass; training speed is that of this machine, including the effect of "
+    "other programs that ran on it."
 )
 _ROWS: Final = (
-    f"{_BARS} Grey ticks: each training by itself. {_COSTS} Intervals that overlap do not show that two points are "
+    f"{_BARS} Grey ticks: single trainings. {_COSTS} Intervals that overlap do not show that two points are "
     "equal: the table tests their difference on the same images."
 )
 _LINE: Final = f"{_BARS} The axis is logarithmic; points of two lines at one place are drawn side by side."
-_HOW_SURE: Final = (
-    "Intervals take the seeds of training and the test images both as drawn at random (two-way random effects over the "
-    "table of predictions, Student's t with Satterthwaite's degrees of freedom), so they hold for another seed and "
-    "other images of this kind. A difference is between predictions on the same images with the same seeds; p (Holm) "
-    "is its p corrected for the number of differences in its table."
+_INTERVALS: Final = (
+    "Intervals treat both training seeds and test images as random (two-way random effects over the table of "
+    "predictions, Student's t with Satterthwaite's degrees of freedom), so they apply to other seeds and other images "
+    "of this kind. A difference is between predictions on the same images with the same seeds; p (Holm) is "
+    "its p corrected for the number of differences in its table."
 )
-_HOW_SURE_OF_ONE: Final = (
+_INTERVALS_OF_ONE_SEED: Final = (
     "There was one seed: intervals (Wilson's, and the paired bootstrap for differences) and p (McNemar's exact test) "
-    "cover the choice of test images alone. Another seed gives other accuracies; add --seeds 3. p (Holm) is p "
-    "corrected for the number of differences in its table."
+    "cover only the choice of test images. Another seed gives other accuracies; add --seeds 3. p (Holm) is p corrected "
+    "for the number of differences in its table."
 )
 _COMPARED: Final = (
     (DIFFERENCES, DIFFERENCE, "of points", "Paired differences of accuracy"),
@@ -64,7 +64,7 @@ _COMPARED: Final = (
 
 
 def points_report(record: Record) -> Document:
-    """The accuracies, how the points differ, how they were trained, and what that does not show."""
+    """The accuracies of the points, their differences, how they were trained, and the limits."""
     (design,) = record.rows(DESIGN)
     sections = (
         Section(
@@ -85,21 +85,22 @@ def _summary(record: Record, design: DesignRow) -> Iterator[Sentence]:
     worst, best = rows[0], rows[-1]
     overlap = apart(_accuracy(record, best), _accuracy(record, worst)) is not Side.ABOVE
     yield Sentence(
-        f"{len(rows)} points, each trained with {_length(design)}. Highest: `{best.words}`, top-1 accuracy "
+        f"{len(rows)} points, each trained with {_seeds_and_epochs(design)}. Highest: `{best.words}`, top-1 accuracy "
         f"{in_words(_accuracy(record, best))}; lowest: `{worst.words}`, {in_words(_accuracy(record, worst))}"
         f"{'; their intervals overlap.' if overlap else '.'}",
         (best, worst),
     )
-    cheap, dear = (choose(record.rows(POINTS), key=lambda row: row.flops) for choose in (min, max))
-    if dear.flops > _MUCH * cheap.flops:
+    cheap, expensive = (choose(record.rows(POINTS), key=lambda row: row.flops) for choose in (min, max))
+    if expensive.flops > _COST_RATIO * cheap.flops:
         yield Sentence(
-            f"`{dear.words}` takes {number(dear.flops / cheap.flops)} times the operations of `{cheap.words}`, whose "
-            f"training was {number(cheap.images_per_second / dear.images_per_second)} times as fast (images a second).",
-            (cheap, dear),
+            f"`{expensive.words}` takes {number(expensive.flops / cheap.flops)} times the operations of "
+            f"`{cheap.words}`, whose training processed "
+            f"{number(cheap.images_per_second / expensive.images_per_second)} times as many images per second.",
+            (cheap, expensive),
         )
 
 
-def _length(design: DesignRow) -> str:
+def _seeds_and_epochs(design: DesignRow) -> str:
     """ "3 seeds, 6 epochs"."""
     counts = ((design.seeds, "seed"), (design.epochs, "epoch"))
     return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
@@ -115,22 +116,22 @@ def _point_table(record: Record) -> Table:
         columns["training images"] = lambda row: row.train_images
     columns |= {
         "parameters": lambda row: row.parameters,
-        "MFLOPs an image": lambda row: row.flops / 1e6,
+        "MFLOPs per image": lambda row: row.flops / 1e6,
         "training, images/s": lambda row: round(row.images_per_second),
-        "seconds a training": lambda row: round(row.seconds, 1),
+        "seconds per training": lambda row: round(row.seconds, 1),
     }
-    return Table.of("Every point: accuracy with its 95 % interval, size, cost and pace", rows, columns)
+    return Table.of("Every point: accuracy with its 95 % interval, size, cost and training speed", rows, columns)
 
 
 def _figure(record: Record, design: DesignRow) -> FigureSpec:
     if not KINDS[design.kind].axis:
         return FigureSpec("points", _ROWS, partial(_draw_rows, record, design))
-    costs = not _one_cost(record)
+    costs = not _has_one_cost(record)
     return FigureSpec("points", f"{_LINE} {_COSTS}" if costs else _LINE, partial(_draw_along, record, design))
 
 
-def _one_cost(record: Record) -> bool:
-    """Whether nothing but the accuracy changes along the axis."""
+def _has_one_cost(record: Record) -> bool:
+    """Whether preset and cost are the same for all points of a line."""
     rows = record.rows(POINTS)
     return len({(row.preset, row.flops) for row in rows}) == len({_series(row) for row in rows})
 
@@ -139,7 +140,9 @@ def _draw_rows(record: Record, design: DesignRow) -> "Figure":
     from vitlens.figures.study_points import points_in_rows
 
     points = [_point(record, row) for row in record.rows(POINTS)]
-    return points_in_rows(points=points, chance=1 / design.classes, title=f"{record.config.title}: {_length(design)}")
+    return points_in_rows(
+        points=points, chance=1 / design.classes, title=f"{record.config.title}: {_seeds_and_epochs(design)}"
+    )
 
 
 def _draw_along(record: Record, design: DesignRow) -> "Figure":
@@ -151,8 +154,8 @@ def _draw_along(record: Record, design: DesignRow) -> "Figure":
         places={name: [row.place or 0.0 for row in rows] for name, rows in series.items()},
         axis=KINDS[design.kind].axis,
         chance=1 / design.classes,
-        title=f"{record.config.title}: {_length(design)}",
-        costs=not _one_cost(record),
+        title=f"{record.config.title}: {_seeds_and_epochs(design)}",
+        costs=not _has_one_cost(record),
     )
 
 
@@ -173,22 +176,22 @@ def _point(record: Record, row: PointRow) -> "StudyPoint":
 
 
 def _series(row: PointRow) -> str:
-    """Which line of a figure a point belongs to."""
+    """The line of a figure that a point belongs to."""
     return next(name for start, name in _SERIES.items() if row.preset.startswith(start))
 
 
 def _differences(record: Record) -> Iterator[Sentence]:
-    words = _words(record)
+    names = _names(record)
     for table, metric, which, _ in _COMPARED:
         rows = record.rows(table)
         if not rows:
             continue
-        sure = significant(rows)
-        count = f"{len(sure) or 'None'} of {len(rows)} comparison{'' if len(rows) == 1 else 's'} {which}"
-        if sure:
-            listed = "; ".join(_difference(record, metric, row, words) for row in sure)
-            verb = "is" if len(sure) == 1 else "are"
-            yield Sentence(f"{count} {verb} significant after Holm's correction: {listed}.", tuple(sure))
+        differing = significant(rows)
+        count = f"{len(differing) or 'None'} of {len(rows)} comparison{'' if len(rows) == 1 else 's'} {which}"
+        if differing:
+            listed = "; ".join(_difference(record, metric, row, names) for row in differing)
+            verb = "is" if len(differing) == 1 else "are"
+            yield Sentence(f"{count} {verb} significant after Holm's correction: {listed}.", tuple(differing))
         else:
             yield Sentence(
                 f"{count} is significant after Holm's correction; that does not show that there is no difference.",
@@ -201,15 +204,15 @@ def significant(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     return [row for row in rows if row.p_holm <= LEVEL]
 
 
-def _difference(record: Record, metric: MetricName, row: ComparisonRow, words: dict[str, str]) -> str:
+def _difference(record: Record, metric: MetricName, row: ComparisonRow, names: dict[str, str]) -> str:
     estimate = record.metric(metric(model=row.label, against=row.against))
     side = "above" if estimate.value > 0 else "below"
     size = f"{abs(estimate.value):.1f} points{_size(estimate)}"
-    return f"`{words[row.label]}` is {size} {side} `{words[row.against]}`"
+    return f"`{names[row.label]}` is {size} {side} `{names[row.against]}`"
 
 
 def _size(estimate: Estimate) -> str:
-    """The interval of a difference's size: from 0 where the interval of the difference holds 0; "" without one."""
+    """The interval of a difference's size: from 0 where the interval of the difference contains 0; "" without one."""
     if estimate.low is None or estimate.high is None:
         return ""
     low, high = sorted((abs(estimate.low), abs(estimate.high)))
@@ -223,13 +226,13 @@ def _comparisons(record: Record) -> Iterator[Table]:
 
 
 def _comparison_table(record: Record, table: TableOf[ComparisonRow], metric: MetricName, caption: str) -> Table:
-    words = _words(record)
+    names = _names(record)
     return Table.of(
         caption,
         record.rows(table),
         {
-            "point": lambda row: words[row.label],
-            "against": lambda row: words[row.against],
+            "point": lambda row: names[row.label],
+            "against": lambda row: names[row.against],
             "difference": lambda row: in_words(
                 record.metric(metric(model=row.label, against=row.against)), with_n=False
             ),
@@ -249,7 +252,7 @@ def _training(record: Record, design: DesignRow) -> Iterator[Sentence]:
         "training are in `points/`, in a folder that every command takes as a MODEL."
     )
     yield from sentences(*KINDS[design.kind].notes)
-    yield Sentence(_HOW_SURE if design.seeds > 1 else _HOW_SURE_OF_ONE)
+    yield Sentence(_INTERVALS if design.seeds > 1 else _INTERVALS_OF_ONE_SEED)
 
 
 def _recipes(record: Record) -> Iterator[Table]:
@@ -260,18 +263,18 @@ def _recipes(record: Record) -> Iterator[Table]:
 
 def _limits(design: DesignRow) -> Iterator[str]:
     yield (
-        f"These are short trainings: {design.epochs} epochs rank the points for that budget alone. A larger model "
-        "often learns more slowly and may win with more; see --epochs."
+        f"The trainings are short: {design.epochs} epochs rank the points for this budget only. A larger model often "
+        "learns more slowly and may be better with more epochs (--epochs)."
     )
     yield (
-        "One recipe serves all points of a preset. Its learning rate was chosen for a whole model, so a point that "
-        "lacks parts may do better with a rate of its own."
+        "All points of a preset are trained with one recipe. Its learning rate was chosen for the whole model, so a "
+        "point that lacks parts may do better with another learning rate."
     )
     yield (
-        "Operations are counted by torch (matrix products and convolutions); the pace is this machine's while it "
-        "trained, and other work on the machine slows it."
+        "Operations are counted by torch (matrix products and convolutions). Training speed was measured on this "
+        "machine; other programs running on it reduce it."
     )
 
 
-def _words(record: Record) -> dict[str, str]:
+def _names(record: Record) -> dict[str, str]:
     return {row.label: row.words for row in record.rows(POINTS)}

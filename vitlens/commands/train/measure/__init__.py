@@ -7,9 +7,9 @@ from typing import Any
 
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
 from vitlens.commands.scaffold.describe import settings
-from vitlens.commands.scaffold.expected import say_expected, train_parts
+from vitlens.commands.scaffold.expected import print_expected, train_parts
 from vitlens.commands.scaffold.folder import RunFolder
-from vitlens.commands.scaffold.load import say_data
+from vitlens.commands.scaffold.load import print_data
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.processes import join_run
 from vitlens.commands.scaffold.progress import progress
@@ -26,7 +26,7 @@ from vitlens.commands.train.measure.distillation import (
     other_models,
     write_distillation,
 )
-from vitlens.commands.train.measure.start import Start, prepare, started, usual_recipe
+from vitlens.commands.train.measure.start import Start, base_recipe, fine_tuned_row, prepare
 from vitlens.commands.train.options import TrainOptions, require_together
 from vitlens.commands.train.plan import TrainPlan, plan_of, resumed
 from vitlens.commands.train.record import (
@@ -35,12 +35,12 @@ from vitlens.commands.train.record import (
     CLASSES,
     COMPUTED,
     CONFUSION,
+    FINE_TUNED,
     HISTORY,
     IMAGES,
-    PACE,
+    IMAGES_PER_SECOND,
     RECIPE,
     SECONDS,
-    STARTED,
     TABLES,
     ComputedRow,
     ConfusionArrays,
@@ -77,15 +77,15 @@ def measure(options: TrainOptions) -> Path | None:
         start = prepare(plan, run, processes=processes.count)
         distillation = distillation_of(plan.teaching, start.model, start.recipe, start.train, run)
     compute_teacher_outputs(distillation, start.train, quiet=run.quiet)
-    if not processes.is_first:  # only the first writes
+    if not processes.is_first:  # the others train without writing
         silent = replace(options, track=())
         _fit(plan, start, options.resume or Path("runs"), silent, run, distillation)
         return None
-    say_data(start.train, run)
+    print_data(start.train, run)
     evaluations = -(-start.recipe.epochs // start.recipe.evaluate_every)
     images, frozen = (len(start.train), len(start.test)), plan.tuning.freeze
     parts = train_parts(*images, epochs=start.recipe.epochs, evaluations=evaluations, frozen=frozen)
-    say_expected([(start.model, start.train, parts)], run, processes=processes.count)
+    print_expected([(start.model, start.train, parts)], run, processes=processes.count)
     with _folder(plan, start, options, run, distillation) as folder:
         keep_training_images(folder.path, start.train, data=plan.data, start=None if start.fresh else start.model)
         for table in TABLES:
@@ -101,7 +101,7 @@ def measure(options: TrainOptions) -> Path | None:
 def _folder(
     plan: TrainPlan, start: Start, options: TrainOptions, run: RunOptions, distillation: DistillationSetup | None
 ) -> RunFolder:
-    """The run's folder: a new one, or that of --resume."""
+    """The run's folder: new, or that of --resume."""
     split, recipe = start.train, start.recipe
     config = {
         # of a resumed run the run options that it began with, so that it can be resumed again
@@ -169,23 +169,23 @@ def _write(
     folder: RunFolder, plan: TrainPlan, start: Start, run: RunOptions, result: TrainingResult, answers: Evaluation
 ) -> None:
     """Write the metrics, tables and arrays of the report."""
-    alias, split, recipe, usual = start.model.alias, start.test, start.recipe, usual_recipe(plan)
+    alias, split, recipe, base = start.model.alias, start.test, start.recipe, base_recipe(plan)
     folder.metric(ACCURACY(model=alias), accuracy(answers.correct, groups=answers.groups))
     folder.metric(BEST_ACCURACY(model=alias), Estimate(result.best_accuracy, n=len(split)))
     folder.metric(SECONDS(model=alias), Estimate(result.seconds, unit="s"))
-    folder.metric(PACE(model=alias), Estimate(result.history[-1].images_per_second, unit="images/s"))
+    folder.metric(IMAGES_PER_SECOND(model=alias), Estimate(result.history[-1].images_per_second, unit="images/s"))
     folder.write(COMPUTED, [ComputedRow(note) for note in result.notes])
     folder.write(HISTORY, result.history)
     folder.write(CLASSES, _class_rows(answers, split))
     chosen = run.batch_size is not None or "batch_size" in plan.recipe
     images = ImagesRow(
-        len(start.train), len(split), recipe.batch_size, recipe.learning_rate, usual.batch_size, usual.learning_rate,
+        len(start.train), len(split), recipe.batch_size, recipe.learning_rate, base.batch_size, base.learning_rate,
         chosen,
     )  # fmt: skip
     folder.write(IMAGES, [images])
     numbers = {**recipe.numbers(), "source": recipe.source}
     folder.write(RECIPE, [SettingRow(name, str(value)) for name, value in numbers.items()])
-    folder.write(STARTED, [] if start.fresh else [started(start.model, plan.tuning)])
+    folder.write(FINE_TUNED, [] if start.fresh else [fine_tuned_row(start.model, plan.tuning)])
     counts = confusion(answers.labels, answers.predictions, count=len(answers.classes)).numpy()
     folder.save(CONFUSION, ConfusionArrays(counts))
 

@@ -23,13 +23,13 @@ from vitlens.commands.train.record import (
     DIFFERENCE,
     EPOCH_SECONDS,
     HISTORY,
-    REACHED,
     SECONDS,
     TABLES,
     TEST_ACCURACIES,
+    TIMES_TO_ACCURACY,
     WAYS,
-    ReachedRow,
     TestAccuracyRow,
+    TimeToAccuracyRow,
 )
 from vitlens.errors import InputError
 from vitlens.files import read_run
@@ -39,7 +39,7 @@ from vitlens.processes import Processes
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate, bootstrap_difference
 
-SHARES: Final = (0.9, 0.95, 0.99)  # of the best accuracy that either reaches
+SHARES: Final = (0.9, 0.95, 0.99)  # of the highest accuracy of the two
 Train = Callable[[TrainOptions], Path | None]
 _NEW, _BEGUN, _DONE = range(3)
 
@@ -85,7 +85,7 @@ def compare_ways(train: Train, plan: TrainPlan, options: TrainOptions, run: RunO
 
 
 def _folder(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> RunFolder:
-    """The folder of both: a new one, or that of --resume."""
+    """The folder of both: new, or that of --resume."""
     if options.resume is not None:
         return RunFolder.reopen(options.resume, needs={})
     alias = parse_model(plan.model).alias
@@ -103,7 +103,7 @@ def _folder(plan: TrainPlan, options: TrainOptions, run: RunOptions) -> RunFolde
 def _train_one_way(
     train: Train, way: str, parent: Path, plan: TrainPlan, run: RunOptions, processes: Processes, *, begun: bool
 ) -> None:
-    """One way of training, unless it is done; if it has begun, it is resumed. The first process decides for all."""
+    """Train in one way: resume it if it has begun, skip it if it is done. The first process decides for all."""
     place = parent / way
     status = _status(place) if processes.is_first and begun else _NEW
     status = int(processes.total(torch.tensor(status)).item())
@@ -161,7 +161,7 @@ def _write(folder: RunFolder, ways: Sequence[WayTrained], *, seed: int) -> None:
     difference = bootstrap_difference(first, second, groups=groups, seed=seed, unit="points")
     folder.metric(DIFFERENCE(first="full", second="frozen"), difference)
     folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([trained.answers for trained in ways])])
-    folder.write(REACHED, [row for trained in ways for row in _reached(trained, best)])
+    folder.write(TIMES_TO_ACCURACY, [row for trained in ways for row in _times_to_accuracy(trained, best)])
     folder.write(TEST_ACCURACIES, [row for trained in ways for row in trained.evaluations])
 
 
@@ -171,9 +171,9 @@ def _seconds_an_epoch(history: Sequence[EpochMetrics]) -> float:
     return float(images / history[-1].images_per_second)
 
 
-def _reached(trained: WayTrained, best: float) -> Iterator[ReachedRow]:
+def _times_to_accuracy(trained: WayTrained, best: float) -> Iterator[TimeToAccuracyRow]:
     """When a way first reached each share of the best accuracy of both; None where it never did."""
     for share in SHARES:
         first = next((row for row in trained.evaluations if row.accuracy >= share * best), None)
         epochs, seconds = (None, None) if first is None else (first.epochs, first.seconds)
-        yield ReachedRow(trained.way, share, share * best, epochs, seconds)
+        yield TimeToAccuracyRow(trained.way, share, share * best, epochs, seconds)

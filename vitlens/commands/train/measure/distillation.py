@@ -13,8 +13,15 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.pairs import PAIRS, PairRow
 from vitlens.commands.scaffold.progress import progress
-from vitlens.commands.train.options import Teaching
-from vitlens.commands.train.record import ACCURACY, AGREEMENT, BESIDE, TAUGHT, BesideRow, TaughtRow
+from vitlens.commands.train.options import TeacherOptions
+from vitlens.commands.train.record import (
+    ACCURACY,
+    AGREEMENT,
+    DISTILLATION,
+    STUDENT_AND_TEACHER,
+    DistillationRow,
+    StudentTeacherRow,
+)
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.models.loading import load
@@ -39,8 +46,9 @@ from vitlens.uncertainty import Estimate
 class DistillationSetup:
     """The teacher and the objective of a distillation.
 
-    teacher: the model; objective: of the student; plain: a model to compare with, or None; forms: of each training
-    image on which the teacher's outputs are computed once (0: computed on the student's images in every step).
+    teacher: the model; objective: of the student; plain: a model to compare with, or None; forms: how many versions
+    of each training image the teacher's outputs are computed on, once (0: computed on the student's images in every
+    step).
     """
 
     teacher: Model
@@ -50,15 +58,15 @@ class DistillationSetup:
 
 
 def distillation_of(
-    teaching: Teaching, student: Model, recipe: Recipe, train: Split, run: RunOptions
+    teaching: TeacherOptions, student: Model, recipe: Recipe, train: Split, run: RunOptions
 ) -> DistillationSetup | None:
     """The distillation of the options, or None without a teacher.
 
-    Raises InputError where teacher, or the model to compare with, knows other classes than the student.
+    Raises InputError where the teacher, or the model to compare with, has other classes than the student.
     """
     if teaching.teacher is None:
         return None
-    how = _completed(teaching, able=has_distillation_token(student))
+    how = _completed(teaching, has_token=has_distillation_token(student))
     Student(student, token=how.token)  # refuses a token that the student does not have
     model = load(teaching.teacher, device=student.device)
     precision = choose(student.device, precision=run.precision, compiling="off", steps=1).precision
@@ -73,15 +81,15 @@ def distillation_of(
     return DistillationSetup(model, objective, plain, forms)
 
 
-def _completed(teaching: Teaching, *, able: bool) -> Distillation:
-    """The distillation with all its numbers; able: whether the student has a distillation token.
+def _completed(teaching: TeacherOptions, *, has_token: bool) -> Distillation:
+    """The distillation with all its settings; has_token: whether the student has a distillation token.
 
     Raises InputError for a number out of range.
     """
     kind = teaching.kind or "hard"
     weight = WEIGHTS[kind] if teaching.weight is None else teaching.weight
     temperature = TEMPERATURE if teaching.temperature is None else teaching.temperature
-    return Distillation(kind, weight, temperature, able if teaching.token is None else teaching.token)
+    return Distillation(kind, weight, temperature, has_token if teaching.token is None else teaching.token)
 
 
 def compute_teacher_outputs(distillation: DistillationSetup | None, train: Split, *, quiet: bool) -> None:
@@ -111,8 +119,10 @@ def write_distillation(
 ) -> None:
     """Write the settings, and the student compared with its teacher and the model trained without one."""
     how = distillation.objective.how
-    taught = TaughtRow(distillation.teacher.alias, how.kind, how.weight, how.temperature, how.token, distillation.forms)
-    folder.write(TAUGHT, [taught])
+    row = DistillationRow(
+        distillation.teacher.alias, how.kind, how.weight, how.temperature, how.token, distillation.forms
+    )
+    folder.write(DISTILLATION, [row])
     compared = [("student", student), ("teacher", predictions_of(distillation.teacher, data, run))]
     if distillation.plain is not None:
         compared.append(("plain", predictions_of(distillation.plain, data, run)))
@@ -121,11 +131,13 @@ def write_distillation(
         (role, replace(answers, alias=f"{answers.alias}-{role}") if aliases.count(answers.alias) > 1 else answers)
         for role, answers in compared
     ]
-    folder.write(BESIDE, _beside_rows(folder, named, seed=run.seed))
+    folder.write(STUDENT_AND_TEACHER, _student_teacher_rows(folder, named, seed=run.seed))
     folder.write(PAIRS, [PairRow(**asdict(pair)) for pair in pairs([answers for _, answers in named])])
 
 
-def _beside_rows(folder: RunFolder, named: Sequence[tuple[str, Evaluation]], *, seed: int) -> list[BesideRow]:
+def _student_teacher_rows(
+    folder: RunFolder, named: Sequence[tuple[str, Evaluation]], *, seed: int
+) -> list[StudentTeacherRow]:
     """The accuracy of each model and its agreement with the teacher, as rows and metrics."""
     teacher = next(answers for role, answers in named if role == "teacher")
     rows = []
@@ -137,11 +149,11 @@ def _beside_rows(folder: RunFolder, named: Sequence[tuple[str, Evaluation]], *, 
             folder.metric(AGREEMENT(model=answers.alias), same)
         agreement = (None, None, None) if role == "teacher" else (same.value, same.low, same.high)
         count = len(answers.labels)
-        rows.append(BesideRow(answers.alias, role, count, correct.value, correct.low, correct.high, *agreement))
+        rows.append(StudentTeacherRow(answers.alias, role, count, correct.value, correct.low, correct.high, *agreement))
     return rows
 
 
-def _same_class(one: Evaluation, other: Evaluation) -> Bool[Tensor, " batch"]:
+def _same_class(first: Evaluation, second: Evaluation) -> Bool[Tensor, " batch"]:
     """Whether both predict the same class; the data's classes come first in both, in the same order."""
-    same: Tensor = one.predictions == other.predictions
+    same: Tensor = first.predictions == second.predictions
     return same

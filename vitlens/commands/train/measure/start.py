@@ -8,9 +8,9 @@ from typing import Final
 import torch
 
 from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.train.options import Teaching, Tuning
+from vitlens.commands.train.options import TeacherOptions, Tuning
 from vitlens.commands.train.plan import TrainPlan
-from vitlens.commands.train.record import StartRow
+from vitlens.commands.train.record import FineTunedRow
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
@@ -28,7 +28,7 @@ from vitlens.training.head import require_cacheable
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
 
 _PARTS: Final[tuple[Part, ...]] = ("train", "test")
-_OF_DIGITS: Final = ("digits", "mnist", "svhn")  # of digits, which mirroring would change
+_OF_DIGITS: Final = ("digits", "mnist", "svhn")  # data sets of digits, which mirroring would change
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def prepare(plan: TrainPlan, run: RunOptions, *, processes: int) -> Start:
     """The model, data and recipe of a training. Raises InputError where they do not fit together."""
     device = resolve_device(run.device)
     changes = dict(plan.recipe) if run.batch_size is None else {**plan.recipe, "batch_size": run.batch_size}
-    recipe = override(usual_recipe(plan), changes)
+    recipe = override(base_recipe(plan), changes)
     if not from_scratch(plan.model, plan.tuning):
         model, train, test = _trained(plan, recipe, device, run)
         return Start(model, train, test, _for_images(recipe, changes, train, processes), fresh=False)
@@ -69,7 +69,7 @@ def from_scratch(model: str, tuning: Tuning) -> bool:
     return model in PRESETS and tuning.weights is None
 
 
-def usual_recipe(plan: TrainPlan) -> Recipe:
+def base_recipe(plan: TrainPlan) -> Recipe:
     """The recipe before changes: the preset's, the named one, or that of fine-tuning."""
     if plan.named is not None or from_scratch(plan.model, plan.tuning):
         return recipe_for(plan.model, plan.data, named=plan.named)
@@ -78,18 +78,18 @@ def usual_recipe(plan: TrainPlan) -> Recipe:
     return replace(FINE_TUNING, flip=False) if plan.data in _OF_DIGITS else FINE_TUNING
 
 
-def shape_with_token(model: str, shape: Overrides, teaching: Teaching) -> Overrides:
+def shape_with_token(model: str, shape: Overrides, teaching: TeacherOptions) -> Overrides:
     """A preset's shape with a distillation token; ViTs that read CLS have one unless --no-distill-token."""
-    able = model in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
-    wanted = teaching.teacher is not None and teaching.token is not False and able
+    has_cls = model in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
+    wanted = teaching.teacher is not None and teaching.token is not False and has_cls
     return {**shape, "distillation": True} if wanted else shape
 
 
-def started(model: Model, tuning: Tuning) -> StartRow:
+def fine_tuned_row(model: Model, tuning: Tuning) -> FineTunedRow:
     """The model that is fine-tuned, and which part of it."""
     trained, whole = trained_share(model, last=tuning.trained)
     origin = model.provenance
-    return StartRow(
+    return FineTunedRow(
         Path(origin.name).name, Path(origin.weights).name, tuning.trained, trained, whole, "; ".join(origin.notes)
     )
 

@@ -5,29 +5,33 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from vitlens.commands.scaffold.pairs import PAIRS, pair_table
 from vitlens.commands.train.plan import TrainPlan
 from vitlens.commands.train.record import (
     ACCURACY,
-    BESIDE,
     CLASSES,
     COMPUTED,
     CONFUSION,
+    DIFFERENCE,
+    EPOCH_SECONDS,
+    FINE_TUNED,
     HISTORY,
     IMAGES,
-    PACE,
+    IMAGES_PER_SECOND,
     RECIPE,
     SECONDS,
-    STARTED,
+    STUDENT_AND_TEACHER,
     TEST_ACCURACIES,
+    TIMES_TO_ACCURACY,
+    WAYS,
     ConfusionArrays,
+    FineTunedRow,
     ImagesRow,
-    StartRow,
 )
-from vitlens.commands.train.report.beside import beside
-from vitlens.commands.train.report.compared import compared
+from vitlens.commands.train.report.distillation import distillation_section
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.numbers import in_words
+from vitlens.report.numbers import in_words, percent
 from vitlens.training.defaults import KEPT_FOLDER, LEAST_STEPS
 
 if TYPE_CHECKING:
@@ -38,19 +42,24 @@ __all__ = ["report"]
 _LIMIT: Final = (
     "This is one run with one seed. The interval covers the choice of test images, not the variation between seeds."
 )
+_COMPARISON_LIMIT: Final = (
+    "One run of each with one seed: the intervals cover the choice of test images, not other seeds. Each has its own "
+    "recipe (see `frozen/report.md` and `full/report.md`); neither was tuned on these data. This folder is "
+    "not a MODEL; `frozen/` and `full/` are."
+)
 _TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wandb sync FOLDER/wandb/*"))
 
 
 def report(record: Record) -> Document:
     """The result, the accuracy by class, and the recipe; or the comparison of two ways of training."""
     if record.rows(TEST_ACCURACIES):
-        return compared(record)
+        return _comparison(record)
     result = (
         *_images(record),
         _accuracy(record),
-        *(_started(row) for row in record.rows(STARTED)),
-        *_kept(record),
-        *_tracked(record),
+        *(_fine_tuned(row) for row in record.rows(FINE_TUNED)),
+        *_kept_weights(record),
+        *_tracker_logs(record),
     )
     computed = ", ".join(row.how for row in record.rows(COMPUTED))
     settings = Table.of(
@@ -60,7 +69,7 @@ def report(record: Record) -> Document:
     )
     sections = [
         Section("Result", result, figures=(_curves(record),), leading=True),
-        *([beside(record)] if record.rows(BESIDE) else []),
+        *([distillation_section(record)] if record.rows(STUDENT_AND_TEACHER) else []),
         Section("By class", figures=tuple(_by_class(record))),
         Section("Recipe", sentences(f"Computed with {computed}." if computed else None), (settings,)),
     ]
@@ -69,10 +78,10 @@ def report(record: Record) -> Document:
 
 def _accuracy(record: Record) -> Sentence:
     alias = record.aliases[0]
-    accuracy, seconds, pace = (record.metric(metric(model=alias)) for metric in (ACCURACY, SECONDS, PACE))
+    accuracy, seconds, speed = (record.metric(metric(model=alias)) for metric in (ACCURACY, SECONDS, IMAGES_PER_SECOND))
     return Sentence(
         f"`{alias}`: top-1 accuracy {in_words(accuracy)} on the test images after {_epochs(record)}, "
-        f"which took {in_words(seconds)} ({in_words(pace)} in the last one). Its weights are in `model.safetensors`; "
+        f"which took {in_words(seconds)} ({in_words(speed)} in the last one). Its weights are in `model.safetensors`; "
         "every command takes this folder as a MODEL."
     )
 
@@ -104,7 +113,7 @@ def fitted_words(row: ImagesRow) -> Iterator[str]:
         )
 
 
-def _started(row: StartRow) -> Sentence:
+def _fine_tuned(row: FineTunedRow) -> Sentence:
     """The model that was fine-tuned, and which part of it."""
     blocks = f"its last {row.last} blocks and its head"
     part = {None: "all weights", 0: "its head alone", 1: "its last block and its head"}.get(row.last, blocks)
@@ -116,7 +125,7 @@ def _started(row: StartRow) -> Sentence:
     )
 
 
-def _kept(record: Record) -> Iterator[Sentence]:
+def _kept_weights(record: Record) -> Iterator[Sentence]:
     every = record.section("plan", TrainPlan).keep_every
     if every is None:
         return
@@ -131,7 +140,7 @@ def _kept(record: Record) -> Iterator[Sentence]:
     )
 
 
-def _tracked(record: Record) -> Iterator[Sentence]:
+def _tracker_logs(record: Record) -> Iterator[Sentence]:
     for place, command in _TRACKED:
         if (record.folder / place).is_dir():
             yield Sentence(f"The log of the training is in `{place}/`; show it with `{command}`.")
@@ -156,8 +165,8 @@ def _draw_curves(record: Record) -> "Figure":
 def _by_class(record: Record) -> Iterator[FigureSpec]:
     yield FigureSpec(
         "per_class",
-        "Accuracy of each class on the test images with its 95 % interval. Overlapping intervals are no evidence that "
-        "one class is harder.",
+        "Accuracy of each class on the test images with its 95 % interval. Overlapping intervals give no "
+        "evidence that one class is harder than another.",
         partial(_draw_classes, record),
     )
     yield FigureSpec(
@@ -186,3 +195,63 @@ def _draw_confusion(record: Record, arrays: ConfusionArrays) -> "Figure":
 
     classes = [row.class_name for row in record.rows(CLASSES)]
     return confusion_matrix(counts=arrays.counts, classes=classes, model=record.aliases[0])
+
+
+def _comparison(record: Record) -> Document:
+    """The accuracy and the time of training with a frozen backbone and of training all weights."""
+    figure = FigureSpec(
+        "compared",
+        "Accuracy on the test images at each evaluation, by epoch and by time since the start (with the backbone "
+        "frozen, one pass of it over all images comes first). One run of each with one seed, each with its own recipe.",
+        partial(_draw_comparison, record),
+    )
+    times = Table.of(
+        "First evaluation at which each reached a share of the best accuracy",
+        record.rows(TIMES_TO_ACCURACY),
+        {
+            "way": lambda row: WAYS[row.way],
+            "share of the best": lambda row: percent(row.share_of_best),
+            "accuracy": lambda row: percent(row.accuracy, 1),
+            "epochs": lambda row: row.epochs,
+            "seconds": lambda row: row.seconds,
+        },
+    )
+    note = "A dash: not reached. The best is the highest accuracy of either at any evaluation."
+    sections = (
+        Section("Frozen against full", _comparison_summary(record), figures=(figure,), leading=True),
+        Section("Time to accuracy", sentences(note), (times, pair_table(record.rows(PAIRS)))),
+    )
+    return Document(record.config.title, sections, limits=sentences(_COMPARISON_LIMIT))
+
+
+def _comparison_summary(record: Record) -> tuple[Sentence, ...]:
+    seconds = {way: record.metric(EPOCH_SECONDS(model=way)).value for way in WAYS}
+    ways = sentences(
+        *(
+            f"With {words} (`{way}/`): top-1 accuracy {in_words(record.metric(ACCURACY(model=way)))}, after "
+            f"{in_words(record.metric(SECONDS(model=way)))} in all."
+            for way, words in WAYS.items()
+        )
+    )
+    (pair,) = record.rows(PAIRS)
+    difference = in_words(record.metric(DIFFERENCE(first="full", second="frozen")))
+    return (
+        *ways,
+        Sentence(
+            f"Training all weights instead of the head changes accuracy by {difference}; McNemar's exact p on the "
+            f"images that only one predicts correctly is {pair.p:.2g}. An epoch of the head alone takes "
+            f"{seconds['frozen']:.2g} s, an epoch of all weights {seconds['full']:.2g} s: "
+            f"{seconds['full'] / seconds['frozen']:,.0f} times as long.",
+            (pair,),
+        ),
+    )
+
+
+def _draw_comparison(record: Record) -> "Figure":
+    from vitlens.figures.train_compared import learning_compared
+
+    ways = {
+        words: [(row.epochs, row.seconds, row.accuracy) for row in record.rows(TEST_ACCURACIES) if row.way == way]
+        for way, words in WAYS.items()
+    }
+    return learning_compared(ways=ways, title=record.config.title)

@@ -1,10 +1,10 @@
-"""A student compared with its teacher, and with the same model trained without one."""
+"""The section on a distillation: the student compared with its teacher, and with the same model trained without one."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitlens.commands.scaffold.pairs import PAIRS, pair_table
-from vitlens.commands.train.record import BESIDE, TAUGHT, BesideRow, TaughtRow
+from vitlens.commands.train.record import DISTILLATION, STUDENT_AND_TEACHER, DistillationRow, StudentTeacherRow
 from vitlens.records import Record
 from vitlens.report.document import FigureSpec, Section, Sentence
 from vitlens.report.numbers import in_words
@@ -20,7 +20,7 @@ _PAIRED: Final = (
 )
 
 
-def beside(record: Record) -> Section:
+def distillation_section(record: Record) -> Section:
     """The accuracies, the agreement with the teacher, and the paired tests."""
     figure = FigureSpec(
         "beside",
@@ -30,14 +30,14 @@ def beside(record: Record) -> Section:
     )
     pairs = record.rows(PAIRS)
     sentences = (
-        *(_taught(row) for row in record.rows(TAUGHT)),
-        *(_model(row) for row in record.rows(BESIDE)),
+        *(_settings(row) for row in record.rows(DISTILLATION)),
+        *(_accuracy(row) for row in record.rows(STUDENT_AND_TEACHER)),
         Sentence(_PAIRED, pairs),
     )
     return Section("Student and teacher", sentences, (pair_table(pairs),), (figure,))
 
 
-def _taught(row: TaughtRow) -> Sentence:
+def _settings(row: DistillationRow) -> Sentence:
     """The settings of the distillation."""
     head = "through a distillation token with its own head" if row.token else "through the head of the labels"
     target = (
@@ -58,7 +58,7 @@ def _taught(row: TaughtRow) -> Sentence:
     )
 
 
-def _model(row: BesideRow) -> Sentence:
+def _accuracy(row: StudentTeacherRow) -> Sentence:
     accuracy = in_words(Estimate(row.accuracy, row.low, row.high, row.n))
     agreement = ""
     if row.agreement is not None:
@@ -70,9 +70,9 @@ def _model(row: BesideRow) -> Sentence:
 def _draw(record: Record) -> "Figure":
     from vitlens.figures.train_beside import Bar, side_by_side
 
-    rows = record.rows(BESIDE)
+    rows = record.rows(STUDENT_AND_TEACHER)
     accuracy = [
-        Bar(row.model, _ROLES[row.role], row.accuracy, _or(row.low, row.accuracy), _or(row.high, row.accuracy))
+        Bar(row.model, _ROLES[row.role], row.accuracy, _end(row.low, row.accuracy), _end(row.high, row.accuracy))
         for row in rows
     ]
     agreement = [
@@ -80,8 +80,8 @@ def _draw(record: Record) -> "Figure":
             row.model,
             _ROLES[row.role],
             row.agreement,
-            _or(row.agreement_low, row.agreement),
-            _or(row.agreement_high, row.agreement),
+            _end(row.agreement_low, row.agreement),
+            _end(row.agreement_high, row.agreement),
         )
         for row in rows
         if row.agreement is not None
@@ -89,6 +89,6 @@ def _draw(record: Record) -> "Figure":
     return side_by_side(accuracy=accuracy, agreement=agreement, n=rows[0].n, title="Student and teacher")
 
 
-def _or(end: float | None, value: float) -> float:
-    """The end of an interval; where there is none, the value."""
+def _end(end: float | None, value: float) -> float:
+    """The end of an interval; the value where there is no interval."""
     return value if end is None else end
