@@ -42,13 +42,15 @@ class Table:
 class FigureSpec:
     """A figure by its name (figures/<name>.png), to be drawn when the report is written.
 
-    caption: what it shows and what it does not; alt: the alternative text.
+    caption: what it shows and what it does not; alt: the alternative text; chapter: the folder below the run's own of
+    the chapter whose figure this is, and its name there ("" and "" for a figure of the run itself).
     """
 
     name: str
     caption: str
     draw: "Callable[[], Figure]"
     alt: str = ""
+    chapter: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)

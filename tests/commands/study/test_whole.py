@@ -17,7 +17,7 @@ from vitlens.commands.study.report import report
 from vitlens.errors import InputError
 from vitlens.files import read_run
 
-OPTIONS = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True, command="vitlens study mine resnet20")
+OPTIONS = RunOptions(device="cpu", limit=10, batch_size=5, quiet=True, command="vitlens study mine resnet20")
 
 
 def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
@@ -38,7 +38,7 @@ def test_a_preset_is_trained_and_then_looked_into(tiny_vit, tmp_path):
         assert results["metrics"][f"accuracy/{alias}"] == evaluated[f"accuracy/{alias}"]
     assert "localisation/mine/pointing/rollout-mean" in results["metrics"]
     assert results["metrics"]["parameters/resnet20"]["value"] == 269_722
-    assert results["metrics"]["faithfulness/mine/gap/relevance"]["n"] == 12
+    assert results["metrics"]["faithfulness/mine/gap/relevance"]["n"] == 10
     assert "agreement/mine/resnet20/spearman" in results["metrics"]
     [summary, *chapters] = report(read(read_run(out))).sections
     rows = {type(row): row for sentence in summary.sentences for row in sentence.rows}

@@ -1,7 +1,8 @@
 """Figures and report.md from a run's folder alone: every command makes them at its end, `vitlens report` again."""
 
 import errno
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
 from vitlens.places import inside
 from vitlens.records import Record
-from vitlens.report.document import Document
+from vitlens.report.document import Document, FigureSpec
 from vitlens.report.markdown import markdown
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def publish(folder: RunFolder) -> Path:
     """
     record = read(folder.record())
     document = COMMANDS[record.command].report(record)
-    save_figures(document, record)
+    save_figures(document, record, copy=True)
     return _write(document, read(folder.finish()), folder.seconds)
 
 
@@ -58,19 +59,39 @@ def read(run: RunRecord) -> Record:
     return Record(run, COMMANDS[run.command].contents)
 
 
-def save_figures(document: Document, record: Record) -> None:
-    """Save every figure, one at a time, as png and in the run's other formats."""
+def save_figures(document: Document, record: Record, *, copy: bool = False) -> None:
+    """Save every figure, one at a time, as png and in the run's other formats.
+
+    copy: copy the figures that chapters of this run have drawn, where they are there, rather than draw them again.
+    """
+    formats = tuple(dict.fromkeys(["png", *record.config.formats]))
+    for spec in document.figures:
+        files = _files(record.folder, "figures", spec.name, formats)
+        chapter, name = spec.chapter
+        drawn = _files(record.folder, f"{chapter}/figures", name, formats) if copy and chapter else ()
+        if drawn and all(path.is_file() for path in drawn):
+            for path, source in zip(files, drawn, strict=True):
+                with write_atomically(path) as temporary:
+                    shutil.copyfile(source, temporary)
+        else:
+            _draw(spec, dict(zip(formats, files, strict=True)), record.folder)
+
+
+def _files(folder: Path, below: str, name: str, formats: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(inside(folder, below, named_file(name, f".{form}")) for form in formats)
+
+
+def _draw(spec: FigureSpec, files: Mapping[str, Path], folder: Path) -> None:
+    """Draw one figure into its files, by format."""
     from matplotlib import rc_context
 
-    for spec in document.figures:
-        figure = spec.draw()
-        _require_bounded(figure, spec.name, record.folder)
-        unprotect(figure)
-        for form in dict.fromkeys(["png", *record.config.formats]):
-            path = inside(record.folder, "figures", named_file(spec.name, f".{form}"))
-            # without a salt, the ids inside an svg are drawn at random
-            with write_atomically(path) as temporary, rc_context({"svg.hashsalt": spec.name}):
-                figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
+    figure = spec.draw()
+    _require_bounded(figure, spec.name, folder)
+    unprotect(figure)
+    for form, path in files.items():
+        # without a salt, the ids inside an svg are drawn at random
+        with write_atomically(path) as temporary, rc_context({"svg.hashsalt": "vitlens"}):
+            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=_undated(form))
 
 
 def unprotect(figure: "Figure") -> None:

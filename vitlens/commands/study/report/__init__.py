@@ -74,7 +74,11 @@ def _placed(row: ChapterRow, section: Section) -> Section:
     """A chapter's section, its title and the names of its figures extended by those of the chapter."""
     of = f" of {row.alias}" if row.alias else ""
     figures = tuple(
-        replace(figure, name="_".join(part for part in (row.word, row.alias, figure.name) if part))
+        replace(
+            figure,
+            name="_".join(part for part in (row.word, row.alias, figure.name) if part),
+            chapter=(row.folder, figure.name),
+        )
         for figure in section.figures
     )
     title = f"{TITLES[row.word]}{of}: {section.title[0].lower()}{section.title[1:]}"
