@@ -54,6 +54,10 @@ BY_HAND = (
     "features",
     "profile by patch size",
     "attention of a patch",
+    "every method",
+    "explain by every method",
+    "stats of pictures",
+    "train frozen and full",
 )
 
 

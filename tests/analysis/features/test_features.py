@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_said():
     with pytest.raises(UnsupportedError, match=r"expected a CLS token .*'cls'.*found none in resnet20 \(cnn\); try"):
         features(model, images(), pool="cls")
     with pytest.raises(UnknownNameError, match="no pooling of features 'max'"):
-        resolve_pool.__wrapped__(model, "max")  # past beartype, as from the command line
+        resolve_pool(model, "max")
     with pytest.raises(InputError, match="expected a layer from 0 to 2 of resnet20, found 3"):
         features(model, images(), layer=3)
     with pytest.raises(InputError, match="batch > 0"):

@@ -8,6 +8,7 @@ import pytest
 from tests.contracts.throw_away import ENTRY, WORD
 from tests.contracts.throw_away.record import BRIGHTNESS, IMAGES, ROWS, BrightnessArrays, BrightnessRow
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.scaffold import publish as publishing
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.publish import publish, report
 from vitlens.errors import InputError, UnknownNameError
@@ -15,9 +16,13 @@ from vitlens.files import read_run
 from vitlens.uncertainty import Estimate
 
 
+RESOLUTION = publishing._DOTS_PER_INCH  # before the tests' fixture lowers it
+
+
 @pytest.fixture(autouse=True)
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMMANDS, WORD, ENTRY)
+    monkeypatch.setattr(publishing, "_DOTS_PER_INCH", RESOLUTION)
 
 
 @pytest.fixture
