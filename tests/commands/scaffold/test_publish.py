@@ -15,7 +15,6 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import read_run
 from vitlens.uncertainty import Estimate
 
-
 RESOLUTION = publishing._DOTS_PER_INCH  # before the tests' fixture lowers it
 
 
