@@ -69,12 +69,12 @@ def test_numbers_are_those_of_the_function_at_every_checkpoint(trained, record):
     assert arrays.epochs.tolist() == [0, 2, 4, 5]
     rows = {(row.epochs, row.layer, row.head): row.statistics for row in record.rows(TRAINING)}
     assert len(rows) == 4 * 2 * 2
-    for moment, (epochs, file) in enumerate(files.items()):
+    for checkpoint, (epochs, file) in enumerate(files.items()):
         table = statistics(load(str(file)), batch.images)
         for name in ("distance", "normalised_entropy", "cls_normalised_entropy"):
             expected = getattr(table, name)
-            np.testing.assert_allclose(arrays.mean[name][moment], expected.numpy(), rtol=1e-5)
-            np.testing.assert_allclose(arrays.low[name][moment], table.low(name).numpy(), rtol=1e-4)
+            np.testing.assert_allclose(arrays.mean[name][checkpoint], expected.numpy(), rtol=1e-5)
+            np.testing.assert_allclose(arrays.low[name][checkpoint], table.low(name).numpy(), rtol=1e-4)
             assert rows[epochs, 1, 0][name] == pytest.approx(expected[1, 0].item(), abs=1e-5)
             mean = record.metric(MEAN_IN_TRAINING(model="taught", statistic=name, epochs=epochs))
             assert mean.value == pytest.approx(expected.mean().item(), rel=1e-5)
@@ -87,12 +87,12 @@ def test_few_checkpoints_on_the_same_few_images(trained, monkeypatch):
     monkeypatch.setattr(training, "IMAGES", 4)
     monkeypatch.setattr(training, "CHECKPOINTS", 2)
     alone, split = Processes(0, 1, torch.device("cpu")), digits("test").limit(12)
-    moments = statistics_over_training(kept_weights([str(trained)]), split, alone, OPTIONS, renormalise=True)
-    assert [moment.epochs for moment in moments] == [0, 5]
+    checkpoints = statistics_over_training(kept_weights([str(trained)]), split, alone, OPTIONS, renormalise=True)
+    assert [checkpoint.epochs for checkpoint in checkpoints] == [0, 5]
     (batch,) = split.limit(4).batches(4)
     table = statistics(load(str(trained)), batch.images)
-    assert moments[1].table.images == 4
-    torch.testing.assert_close(moments[1].table.distance, table.distance, rtol=1e-5, atol=1e-6)
+    assert checkpoints[1].table.images == 4
+    torch.testing.assert_close(checkpoints[1].table.distance, table.distance, rtol=1e-5, atol=1e-6)
 
 
 def test_two_processes_find_what_one_does(trained, monkeypatch):
@@ -144,12 +144,12 @@ def test_the_report_shows_it_and_can_be_made_again(record):
 def test_the_film_has_one_frame_per_checkpoint_and_one_scale(record):
     file = record.folder / "animations" / "learning.gif"
     assert file.stat().st_size < 3e6
-    with Image.open(file) as film:
+    with Image.open(file) as animation:
         frames = []
-        for index in range(film.n_frames):
-            film.seek(index)
-            frames.append(np.asarray(film.convert("RGB")).astype(int))
-        assert "duration" in film.info
+        for index in range(animation.n_frames):
+            animation.seek(index)
+            frames.append(np.asarray(animation.convert("RGB")).astype(int))
+        assert "duration" in animation.info
     assert len({frame.shape for frame in frames}) == 1
     assert len(frames) == 4  # equal frames at the end are one that stays
     edge = int(0.9 * frames[0].shape[1])  # the colour bar and its numbers

@@ -4,7 +4,7 @@ from matplotlib import colormaps
 
 from tests.figures.reading import colour_at, cut_off, overlapping, texts
 from vitlens.errors import InputError
-from vitlens.figures.stats.film import learning_film
+from vitlens.figures.stats.animation import training_animation
 from vitlens.figures.stats.training import heads_over_training, positions_over_training
 from vitlens.figures.style import SERIES, SIGNED
 
@@ -55,8 +55,8 @@ def test_a_layer_without_values_is_left_out_and_uniform_attention_is_a_line_wher
     ("options", "message"),
     [
         ({"values": np.full((4, 2, 2), NAN)}, "number in values, found only NaN"),
-        ({"values": np.ones((4, 2))}, r"values of shape \(moments, layers, heads\)"),
-        ({"values": np.ones((3, 2, 2))}, "3 epochs, one for each of the moments of values, found 4"),
+        ({"values": np.ones((4, 2))}, r"values of shape \(checkpoints, layers, heads\)"),
+        ({"values": np.ones((3, 2, 2))}, "3 epochs, one for each of the checkpoints of values, found 4"),
         ({"uniform": [1.0]}, "2 layers of uniform"),
         ({"epochs": [0, 5, 5, 6]}, "ascending epochs"),
     ],
@@ -66,15 +66,15 @@ def test_courses_refused(options, message):
         heads_over_training(**{"epochs": EPOCHS, "values": np.ones((4, 2, 2)), "title": "x", "label": "y", **options})
 
 
-def similar(moments, random, shape=(5, 7)):
-    maps = random.uniform(-0.5, 0.5, (moments, *shape))
+def similar(checkpoints, random, shape=(5, 7)):
+    maps = random.uniform(-0.5, 0.5, (checkpoints, *shape))
     maps[:, shape[0] // 2, shape[1] // 2] = 1.0
     return maps
 
 
-@pytest.mark.parametrize(("moments", "shape"), [(1, (1, 1)), (6, (5, 27)), (2, (27, 5))])
-def test_position_maps_are_not_cut_off(moments, shape, random):
-    figure = positions_over_training(epochs=list(range(moments)), similarity=similar(moments, random, shape))
+@pytest.mark.parametrize(("checkpoints", "shape"), [(1, (1, 1)), (6, (5, 27)), (2, (27, 5))])
+def test_position_maps_are_not_cut_off(checkpoints, shape, random):
+    figure = positions_over_training(epochs=list(range(checkpoints)), similarity=similar(checkpoints, random, shape))
     assert not cut_off(figure)
     assert not overlapping(figure)
     assert figure.get_figwidth() <= 7.21
@@ -96,27 +96,27 @@ def test_position_maps_share_a_scale_that_leaves_the_middle_out():
 @pytest.mark.parametrize(
     ("similarity", "message"),
     [
-        (np.ones((2, 4, 3)), r"\(moments, 2 down \+ 1, 2 across \+ 1\), found \(2, 4, 3\)"),
+        (np.ones((2, 4, 3)), r"\(checkpoints, 2 down \+ 1, 2 across \+ 1\), found \(2, 4, 3\)"),
         (np.full((2, 3, 3), 1.5), r"\[-1, 1\], found 1.5"),
-        (np.ones((3, 3, 3)), "3 epochs, one for each of the moments"),
+        (np.ones((3, 3, 3)), "3 epochs, one for each of the checkpoints"),
     ],
 )
 def test_position_maps_refused(similarity, message):
     with pytest.raises(InputError, match=message):
         positions_over_training(epochs=[0, 1], similarity=similarity)
-    with pytest.raises(InputError, match="1 to 6 moments, found 7"):
+    with pytest.raises(InputError, match="1 to 6 checkpoints, found 7"):
         positions_over_training(epochs=range(7), similarity=np.ones((7, 3, 3)))
 
 
-def film(random, **options):
+def animation(random, **options):
     values = {"distance (px)": random.uniform(1, 9, (4, 3, 2)), "entropy": random.uniform(0, 1, (4, 3, 2))}
-    return values, learning_film(
+    return values, training_animation(
         **{"epochs": EPOCHS, "values": values, "similarity": similar(4, random), "name": "vit", **options}
     )
 
 
 def test_a_film_changes_its_numbers_and_nothing_else(random):
-    values, shown = film(random)
+    values, shown = animation(random)
     assert shown.frames == 4
     first, second, third = shown.figure.axes[:3]
     limits, norms, bars = set(), set(), []
@@ -139,7 +139,7 @@ def test_a_film_shows_each_moments_positions(random):
     maps = np.zeros((4, 3, 3))
     maps[:, 1, 1] = 1.0
     maps[2, 0, 0] = 0.3
-    _, shown = film(random, similarity=maps)
+    _, shown = animation(random, similarity=maps)
     panel = shown.figure.axes[2]
     colours = []
     for frame in range(4):
@@ -151,7 +151,7 @@ def test_a_film_shows_each_moments_positions(random):
 
 
 def test_a_film_without_positions_has_no_map(random):
-    _, shown = film(random, similarity=None)
+    _, shown = animation(random, similarity=None)
     assert len(shown.figure.axes) == 2
     assert not cut_off(shown.figure)
 
@@ -160,10 +160,10 @@ def test_a_film_without_positions_has_no_map(random):
     ("options", "message"),
     [
         ({"values": {}}, "1 or 2 statistics, found 0"),
-        ({"values": {"a": np.ones((3, 2, 2))}}, "4 moments of a, one for each of the epochs, found 3"),
-        ({"similarity": np.ones((3, 3, 3))}, "4 moments of similarity"),
+        ({"values": {"a": np.ones((3, 2, 2))}}, "4 checkpoints of a, one for each of the epochs, found 3"),
+        ({"similarity": np.ones((3, 3, 3))}, "4 checkpoints of similarity"),
     ],
 )
 def test_films_refused(random, options, message):
     with pytest.raises(InputError, match=message):
-        film(random, **options)
+        animation(random, **options)

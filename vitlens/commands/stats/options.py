@@ -22,7 +22,7 @@ class StatsOptions:
     """models: one, or two to compare on the same images; predicted: accepted as in the commands that need labels,
     though it changes nothing here, which the report says; renormalise: whether distances are of the attention on
     patches alone; over_training: also measure the weights that the model's run kept during training; animate: also
-    write them as a film."""
+    write them as an animation."""
 
     models: tuple[str, ...] = several_models()
     data: str | None = data_option()
@@ -37,7 +37,10 @@ class StatsOptions:
         "--over-training", "Also measure the weights that a run with --keep-every kept.", default=False
     )
     animate: AnimationFormat | None = option(
-        "--animate", "Also write the training as a film to animations/; mp4 needs ffmpeg.", default=None, shown=False
+        "--animate",
+        "Also write the training as an animation to animations/; mp4 needs ffmpeg.",
+        default=None,
+        shown=False,
     )
     model_options: ModelOptions = bundle(ModelOptions)
     run: RunOptions = bundle(RunOptions)

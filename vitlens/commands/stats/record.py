@@ -13,7 +13,7 @@ from vitlens.archives import Form
 from vitlens.records import ArraysOf, Columns, Contents, MetricName, TableOf
 from vitlens.uncertainty import Estimate
 
-FILM: Final = "animations/learning.{form}"  # the film of a training
+ANIMATION: Final = "animations/learning.{form}"  # the animation of a training
 
 Numbers: TypeAlias = Annotated[Mapping[str, float | None], Columns()]
 """Values by statistic, one column each; None where a head or block has no such value."""

@@ -17,8 +17,8 @@ from vitlens.figures.inputs import Array, as_array, require_length
 from vitlens.figures.overlay import Scale, colour_bar
 from vitlens.figures.style import BLUE, GREY, LABEL, SERIES, SIGNED, WIDE, heading, sheet, styled
 
-MOMENTS: Final = 6  # most maps of positions side by side
-_AXES: Final = ("moments", "layers", "heads")
+MOST_MAPS: Final = 6  # most maps of positions side by side
+_AXES: Final = ("checkpoints", "layers", "heads")
 _FAINT: Final = 0.2  # least similarity of the full colour, so that random embeddings stay pale
 _MEAN: Final[dict[str, Any]] = {"color": "black", "linewidth": 1.6}
 _ALIKE: Final[dict[str, Any]] = {"color": BLUE, "linewidth": 0.6, "alpha": 0.85}  # too many heads for a colour each
@@ -31,10 +31,10 @@ def heads_over_training(
 ) -> Figure:
     """One statistic of every head over a training: a panel per layer, a line per head, all with one vertical axis.
 
-    epochs: done at each moment, ascending; values: (moments, layers, heads), NaN where there is no such head; label:
-    the statistic and its unit; uniform: (layers,), its value under uniform attention, NaN where undefined. Up to six
-    heads have a colour each; more are thin lines of one colour. Layers and heads are labelled from 0; a layer without
-    values is left out. Raises InputError when shapes do not fit, for infinite numbers and where all are NaN.
+    epochs: done at each checkpoint, ascending; values: (checkpoints, layers, heads), NaN where there is no such head;
+    label: the statistic and its unit; uniform: (layers,), its value under uniform attention, NaN where undefined. Up to
+    six heads have a colour each; more are thin lines of one colour. Layers and heads are labelled from 0; a layer
+    without values is left out. Raises InputError when shapes do not fit, for infinite numbers and where all are NaN.
     """
     measured = as_measured(values, name="values", axes=_AXES)
     places = _ascending(epochs, len(measured))
@@ -95,17 +95,17 @@ def _legend(figure: Figure, heads: int, *, uniform: bool) -> None:
 
 @styled
 def positions_over_training(*, epochs: Sequence[int], similarity: ArrayLike) -> Figure:
-    """The similarity of positions by their offset, at up to six moments of a training, with one colour scale.
+    """The similarity of positions by their offset, at up to six checkpoints of a training, with one colour scale.
 
-    epochs: done at each moment, ascending; similarity: (moments, 2 down + 1, 2 across + 1), mean cosine similarity of
-    all pairs of position embeddings by offset, offset 0 in the middle, where it is 1. Colours are symmetric around 0,
-    up to the greatest similarity elsewhere and at least 0.2. Raises InputError for other shapes, more moments, or
-    values beyond [-1, 1].
+    epochs: done at each checkpoint, ascending; similarity: (checkpoints, 2 down + 1, 2 across + 1), mean cosine
+    similarity of all pairs of position embeddings by offset, offset 0 in the middle, where it is 1. Colours are
+    symmetric around 0, up to the greatest similarity elsewhere and at least 0.2. Raises InputError for other shapes,
+    more checkpoints, or values beyond [-1, 1].
     """
     maps = as_similarity(similarity)
     places = _ascending(epochs, len(maps))
-    if len(maps) > MOMENTS:
-        raise InputError(f"expected 1 to {MOMENTS} moments, found {len(maps)}; choose some of them")
+    if len(maps) > MOST_MAPS:
+        raise InputError(f"expected 1 to {MOST_MAPS} checkpoints, found {len(maps)}; choose some of them")
     scale, ratio = similarity_scale(maps), maps.shape[1] / maps.shape[2]
     wide = min(1.5, (WIDE - 0.5 - BAR_ROOM) / len(maps) - 0.1)
     drawn = board(
@@ -127,20 +127,21 @@ def positions_over_training(*, epochs: Sequence[int], similarity: ArrayLike) -> 
 
 
 def near_offsets(similarity: ArrayLike) -> Array:
-    """Maps (moments, 2 rows - 1, 2 columns - 1) by offset, cropped to offsets within half the grid; beyond, the means
+    """Crop maps (checkpoints, 2 rows - 1, 2 columns - 1) by offset to offsets within half the grid, beyond which means
     are of few pairs."""
-    maps = as_array(similarity, name="similarity", axes=("moments", "2 rows - 1", "2 columns - 1"))
+    maps = as_array(similarity, name="similarity", axes=("checkpoints", "2 rows - 1", "2 columns - 1"))
     rows, columns = ((side + 1) // 2 for side in maps.shape[1:])
     down, across = rows // 2, columns // 2
     return maps[:, rows - 1 - down : rows + down, columns - 1 - across : columns + across]
 
 
 def as_similarity(values: ArrayLike) -> Array:
-    """Maps (moments, down, across) with odd sides, within [-1, 1]. Raises InputError for others."""
-    maps = as_array(values, name="similarity", axes=("moments", "down", "across"))
+    """Maps (checkpoints, down, across) with odd sides, within [-1, 1]. Raises InputError for others."""
+    maps = as_array(values, name="similarity", axes=("checkpoints", "down", "across"))
     if not maps.shape[1] % 2 == maps.shape[2] % 2 == 1:
         raise InputError(
-            f"expected similarity of shape (moments, 2 down + 1, 2 across + 1), found {maps.shape}; sum it by offset"
+            "expected similarity of shape (checkpoints, 2 down + 1, 2 across + 1), found "
+            f"{maps.shape}; sum it by offset"
         )
     if np.abs(maps).max() > 1 + 1e-3:
         raise InputError(f"expected cosine similarity in [-1, 1], found {np.abs(maps).max():.3g}")
@@ -166,9 +167,9 @@ def draw_offsets(axes: Axes, values: Array, *, scale: Scale) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _ascending(epochs: Sequence[int], moments: int) -> Array:
-    require_length(len(epochs), moments, name="epochs", of="the moments of values")
-    places = as_array(list(epochs), name="epochs", axes=("moments",))
+def _ascending(epochs: Sequence[int], checkpoints: int) -> Array:
+    require_length(len(epochs), checkpoints, name="epochs", of="the checkpoints of values")
+    places = as_array(list(epochs), name="epochs", axes=("checkpoints",))
     if (np.diff(places) <= 0).any():
         raise InputError(f"expected ascending epochs, found {list(epochs)}")
     return places

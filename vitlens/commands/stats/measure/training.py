@@ -1,5 +1,5 @@
 """`vitlens stats --over-training`: the statistics with the weights that a run kept, on one seeded sample of images, and
-their film."""
+their animation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.progress import progress
 from vitlens.commands.stats.measure.estimates import estimate_of, finite
 from vitlens.commands.stats.record import (
-    FILM,
+    ANIMATION,
     MEAN_IN_TRAINING,
     POSITIONS,
     TRAINING,
@@ -36,7 +36,7 @@ from vitlens.commands.stats.record import (
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
-from vitlens.figures.stats.film import learning_film
+from vitlens.figures.stats.animation import training_animation
 from vitlens.figures.stats.training import near_offsets
 from vitlens.files import write_atomically
 from vitlens.models.loading import load
@@ -47,10 +47,10 @@ from vitlens.processes import Processes, share_of
 from vitlens.training.checkpoint import KeptWeights, weights_over_training
 
 IMAGES: Final = 200  # at most, the same for all checkpoints
-CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer, and the film would take long to write
-_PANELS: Final = 2  # of statistics, in the film
+CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer, and the animation would take long to write
+_PANELS: Final = 2  # of statistics, in the animation
 _DOTS_PER_INCH: Final = 110
-_SECONDS: Final = 12.0  # duration of the film, within _RATES
+_SECONDS: Final = 12.0  # duration of the animation, within _RATES
 _RATES: Final = (2, 8)  # frames per second, lowest and highest
 
 
@@ -110,7 +110,7 @@ def similarity_by_offset(model: Model) -> Float[Tensor, "down across"] | None:
 
 
 def as_training_arrays(checkpoints: Sequence[CheckpointStatistics]) -> TrainingArrays | None:
-    """The arrays from which figures and film are drawn; None without checkpoints."""
+    """The arrays from which figures and animation are drawn; None without checkpoints."""
     if not checkpoints:
         return None
     tables, names = [checkpoint.table for checkpoint in checkpoints], _statistics_shown(checkpoints)
@@ -171,28 +171,28 @@ def _by_distance(epochs: int, similarity: NDArray[np.floating]) -> PositionCheck
 
 
 def require_writer(form: AnimationFormat | None) -> None:
-    """Raise InputError, which says what to install, where the film cannot be written."""
+    """Raise InputError, which says what to install, where the animation cannot be written."""
     if form == "mp4" and not FFMpegWriter.isAvailable():
         raise InputError("expected ffmpeg for --animate mp4, found none on the PATH; install it, or --animate gif")
 
 
 def write_film(folder: RunFolder, arrays: TrainingArrays, *, name: str, form: AnimationFormat) -> None:
-    """Write the film of a training, one frame per checkpoint; name: of the model."""
+    """Write the animation of a training, one frame per checkpoint; name: of the model."""
     shown = [statistic for statistic in shown_in("training") if statistic in arrays.mean][:_PANELS]
-    film = learning_film(
+    animation = training_animation(
         epochs=[int(epoch) for epoch in arrays.epochs],
         values={STATISTICS[statistic].label: arrays.mean[statistic] for statistic in shown},
         similarity=None if arrays.similarity is None else near_offsets(arrays.similarity),
         name=name,
     )
-    rate = int(min(max(film.frames / _SECONDS, _RATES[0]), _RATES[1]))
-    path = folder.place(*FILM.format(form=form).split("/"))
+    rate = int(min(max(animation.frames / _SECONDS, _RATES[0]), _RATES[1]))
+    path = folder.place(*ANIMATION.format(form=form).split("/"))
     with write_atomically(path) as temporary, matplotlib.rc_context({"savefig.bbox": None}):
         writer = _writer(form, rate)
-        with writer.saving(film.figure, str(temporary), _DOTS_PER_INCH):
+        with writer.saving(animation.figure, str(temporary), _DOTS_PER_INCH):
             # the last checkpoint is shown for a second
-            for frame in [*range(film.frames), *[film.frames - 1] * (rate - 1)]:
-                film.show(frame)
+            for frame in [*range(animation.frames), *[animation.frames - 1] * (rate - 1)]:
+                animation.show(frame)
                 writer.grab_frame()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from vitlens.analysis.heads.registry import STATISTICS, shown_in
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import (
-    FILM,
+    ANIMATION,
     MEAN_IN_TRAINING,
     POSITIONS,
     TRAINING,
@@ -69,8 +69,8 @@ def _sentences(record: Record, epochs: Sequence[int], names: Sequence[str]) -> I
         )
     form = record.options(StatsOptions).animate
     if form is not None:
-        place = FILM.format(form=form)
-        yield Sentence(f"A film of the training, with fixed scales: `{place}`.")
+        place = ANIMATION.format(form=form)
+        yield Sentence(f"An animation of the training, with fixed scales: `{place}`.")
 
 
 def _mean_table(record: Record, epochs: Sequence[int], names: Sequence[str]) -> Table:

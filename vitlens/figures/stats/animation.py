@@ -18,12 +18,12 @@ from vitlens.figures.overlay import colour_bar
 from vitlens.figures.stats.training import as_similarity, draw_offsets, similarity_scale
 from vitlens.figures.style import BLUE, SIGNED, WIDE, styled
 
-_AXES = ("moments", "layers", "heads")
+_AXES = ("checkpoints", "layers", "heads")
 _MOST = 2  # statistics beside the positions
 
 
 @dataclass(frozen=True)
-class Film:
+class Animation:
     """figure: the figure that changes; frames: their number; show: updates the figure to a frame, from 0."""
 
     figure: Figure
@@ -31,31 +31,31 @@ class Film:
     show: Callable[[int], None]
 
 
-def learning_film(
+def training_animation(
     *,
     epochs: Sequence[int],
     values: Mapping[str, ArrayLike],
     similarity: ArrayLike | None = None,
     name: str = "",
-) -> Film:
+) -> Animation:
     """Each head as a dot at its layer and the mean of heads as a line; beside them the similarity of positions.
 
-    epochs: done at each evaluation; values: one or two statistics by name and unit, (moments, layers, heads), NaN where
-    there is no such head; similarity: (moments, 2 down + 1, 2 across + 1) as in positions_over_training, or None;
-    name: of the model. Axes and colours are the same in all frames. Raises InputError when shapes do not fit.
+    epochs: done at each evaluation; values: one or two statistics by name and unit, (checkpoints, layers, heads), NaN
+    where there is no such head; similarity: (checkpoints, 2 down + 1, 2 across + 1) as in positions_over_training, or
+    None; name: of the model. Axes and colours are the same in all frames. Raises InputError when shapes do not fit.
     """
     measured = {key: as_measured(value, name=key, axes=_AXES) for key, value in values.items()}
     if not 1 <= len(measured) <= _MOST:
         raise InputError(f"expected 1 or {_MOST} statistics, found {len(measured)}")
     maps = None if similarity is None else as_similarity(similarity)
     for key, array in {**measured, **({} if maps is None else {"similarity": maps})}.items():
-        require_length(len(array), len(epochs), name=f"moments of {key}", of="the epochs")
+        require_length(len(array), len(epochs), name=f"checkpoints of {key}", of="the epochs")
     of = f"{name}: " if name else ""
     words = [f"{of}epoch {epoch} of {epochs[-1]} (dots: heads; line: their mean)" for epoch in epochs]
-    return _film(measured, maps, words)
+    return _animated(measured, maps, words)
 
 
-def _film(values: Mapping[str, Array], maps: Array | None, words: Sequence[str]) -> Film:
+def _animated(values: Mapping[str, Array], maps: Array | None, words: Sequence[str]) -> Animation:
     figure, changes = _panels(values, maps, words[-1])
 
     def show(frame: int) -> None:
@@ -64,7 +64,7 @@ def _film(values: Mapping[str, Array], maps: Array | None, words: Sequence[str])
             change(frame)
 
     show(0)
-    return Film(figure, len(words), show)
+    return Animation(figure, len(words), show)
 
 
 def _panels(
