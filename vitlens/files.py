@@ -163,10 +163,6 @@ class RunRecord:
         """The arrays of arrays/<name>.npz. Raises InputError when they are missing or broken."""
         return read_arrays(self._place(name))
 
-    def has_arrays(self, name: str) -> bool:
-        """Whether the run wrote arrays/<name>.npz."""
-        return self._place(name).is_file()
-
     def table(self, name: str) -> list[dict[str, object]]:
         """The rows of one table. Raises InputError when there is none of that name."""
         tables = self.results["tables"]

@@ -25,7 +25,6 @@ Projection = Literal["tsne", "pca"]
 Replacement = Literal["mean", "zero", "resample"]
 UnitKind = Literal["head", "mlp", "block"]
 DistillKind = Literal["soft", "hard"]
-Device = Literal["auto", "cpu", "cuda", "mps"]  # and cuda:N
 Precision = Literal["auto", "fp32", "bf16"]
 OptimiserName = Literal["adamw", "muon"]
 RecipeName = Literal["course", "short", "deit"]

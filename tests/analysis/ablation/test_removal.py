@@ -1,6 +1,8 @@
 """Curves and orders of removal, against full forwards and against trying everything."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,6 @@ from vitlens.analysis.ablation.greedy import greedy_order
 from vitlens.analysis.ablation.removal import (
     AblationCurve,
     random_order,
-    removal_curve,
     removal_curves,
     share_removable,
     steps,
@@ -33,6 +34,13 @@ LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
 
 def seen() -> Tensor:
     return images((32, 48), batch=6)
+
+
+def removal_curve(
+    model: Model, pictures: Tensor, labels: Tensor, order: Sequence[Unit], **options: Any
+) -> AblationCurve:
+    """The curve of one order on one batch."""
+    return removal_curves(model, pictures, labels, {"": order}, **options)[""]
 
 
 def loss_without(model: Model, units: tuple[Unit, ...], by: Replacement, pictures: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from tests.lens.tiny import images, ours
 from vitlens.analysis.faithfulness.deletion import (
     Faithfulness,
     RemovalCurve,
-    area_estimate,
     both_orders,
     faithfulness,
     removal_counts,
@@ -22,6 +21,7 @@ from vitlens.analysis.faithfulness.map_shares import map_faults
 from vitlens.analysis.faithfulness.masking import pixel_masks, substrate_images
 from vitlens.errors import InputError
 from vitlens.models.model import Model
+from vitlens.uncertainty import bootstrap_mean
 
 
 @torch.no_grad()
@@ -101,7 +101,7 @@ def test_a_map_at_random_has_no_gap_and_its_reverse_has_the_opposite():
     targets = torch.zeros(200, dtype=torch.long)
     chance = random_maps(200, GRID, seed=1)
     found, back = faithfulness(model, batch, targets, [chance, -chance], steps=8, substrate="black")
-    gap = area_estimate(found.gaps)
+    gap = bootstrap_mean(found.gaps.double().numpy())
     assert gap.low < 0 < gap.high
     assert gap.high - gap.low < 0.05
     torch.testing.assert_close(found.gaps, -back.gaps)

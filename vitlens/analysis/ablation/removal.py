@@ -118,24 +118,6 @@ def removal_curves(
     return curves
 
 
-def removal_curve(
-    model: Model,
-    images: Images,
-    labels: Labels,
-    order: Sequence[Unit],
-    *,
-    removed: Sequence[int] | None = None,
-    replace: Replacement = "mean",
-    means: MeanOutputs | None = None,
-    seed: int = 0,
-) -> AblationCurve:
-    """The curve of one order on one batch; other arguments as removal_curves."""
-    curves = removal_curves(
-        model, images, labels, {"": order}, removed=removed, replace=replace, means=means, seed=seed
-    )
-    return curves[""]
-
-
 def share_removable(
     curve: AblationCurve, *, points: float = 1.0, groups: Tensor | None = None, seed: int = 0
 ) -> Estimate:

@@ -79,7 +79,6 @@ MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
     }
 )
 OBJECT_SIZE: Final = "object_size"
-OBJECT_SIZE_DESCRIPTION: Final = "share of the image that the object's mask covers"
 
 
 def image_traits(split: Split) -> dict[str, Trait]:

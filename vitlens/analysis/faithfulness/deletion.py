@@ -19,7 +19,6 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels
-from vitlens.uncertainty import Estimate, bootstrap_mean
 
 STEPS = 20  # from no patch to all, about 5 % of the patches each
 _ANSWERS = 20_000_000  # logits held at a time
@@ -180,12 +179,6 @@ def removal_counts(patches: int, steps: int | None, *, keep_one: bool = False) -
 def removed_sets(ranks: Ranks, counts: Int[Tensor, " points"]) -> Bool[Tensor, "batch points patches"]:
     """Which patches are removed at each point."""
     return ranks.unsqueeze(1) < counts.to(ranks.device)[:, None]
-
-
-def area_estimate(values: Float[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
-    """The mean of one number per image with its bootstrap interval, over groups where images share one."""
-    shared = None if groups is None else groups.cpu().numpy()
-    return bootstrap_mean(values.double().cpu().numpy(), groups=shared, seed=seed)
 
 
 def _curve(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Generator, Tensor
@@ -12,8 +12,6 @@ from vitlens.shapes import Images
 from vitlens.startup import import_without_compiler
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
-
-Corruption = Literal["noise", "blur", "shuffle", "mean"]  # the keys of CORRUPTIONS
 
 NOISE = 0.5  # standard deviation, pixels in [0, 1]
 
