@@ -13,7 +13,7 @@ from vitlens.uncertainty import Side, apart
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CURVES: Final = 6  # that can be told apart in one figure
+CURVES: Final = 6  # at most in one figure, to be distinguishable
 
 
 def fastest_sentences(record: Record, models: Sequence[CostRow]) -> Iterator[Sentence]:

@@ -84,7 +84,7 @@ def measured_in(view: View, values: Mapping[str, Any]) -> list[str]:
 
 
 def panel_of(name: str) -> str:
-    """The statistic in whose panel of curves over depth this one is drawn."""
+    """The statistic whose panel of the curves over depth also shows this one."""
     return STATISTICS[name].beside or name
 
 
