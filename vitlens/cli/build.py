@@ -2,7 +2,7 @@
 
 Typer reads a function's signature. `command_function` makes one in which each field of the options dataclass, and of
 the bundles in it, is a parameter; called, it makes the options from its arguments and runs the command. Functions that
-complete words in the shell are free of torch, so that they are instant.
+complete words in the shell are free of torch, so that they are instant; what only some lines need is imported there.
 """
 
 import dataclasses
@@ -18,11 +18,6 @@ from vitlens.cli.terminal import print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
 from vitlens.commands.scaffold.flags import Flag, flags_of
-from vitlens.commands.scaffold.options import RunOptions
-from vitlens.commands.study.kinds import KINDS
-from vitlens.commands.study.options import WHOLE
-from vitlens.data.registry import SETS
-from vitlens.models.sources.registry import SOURCES
 
 _RUN: Final = "Run and report"
 _DEBUG: Final = inspect.Parameter(
@@ -35,6 +30,8 @@ _DEBUG: Final = inspect.Parameter(
 
 def complete_model(incomplete: str) -> list[str]:
     """The names of each source of models, or its prefix, and the run folders below runs/."""
+    from vitlens.models.sources.registry import SOURCES
+
     sources = SOURCES.values()
     names = [name for source in sources for name in (*source.names, *([source.prefix] if source.prefix else []))]
     folders = sorted(str(file.parent) for source in sources if source.glob for file in Path().glob(source.glob))
@@ -43,11 +40,16 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_kind(incomplete: str) -> list[str]:
     """The kinds of study."""
+    from vitlens.commands.study.kinds import KINDS
+    from vitlens.commands.study.options import WHOLE
+
     return [name for name in (WHOLE, *KINDS) if name.startswith(incomplete)]
 
 
 def complete_data(incomplete: str) -> list[str]:
     """The named sets, and the folders and .npz files in the current folder."""
+    from vitlens.data.registry import SETS
+
     here = sorted(str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".npz")
     return [name for name in SETS if name.startswith(incomplete)] + here
 
@@ -72,6 +74,16 @@ def command_function(command: Command) -> Callable[..., None]:
     call.__name__, call.__doc__, call.__annotations__ = command.word, command.help, {}
     # arguments first, then the command's own options, then those of the bundles
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def named_function(command: Command) -> Callable[[], None]:
+    """A function with a command's name and help alone, where its options, which take time to import, are not needed."""
+
+    def call() -> None:
+        raise NotImplementedError(f"the command line was built without the options of {command.word}")
+
+    call.__name__, call.__doc__ = command.word, command.help
     return call
 
 
@@ -129,6 +141,8 @@ def _as_text(default: Any) -> Any:
 
 def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
     """The options that were typed. Raises InputError for a text that cannot be read."""
+    from vitlens.commands.scaffold.options import RunOptions
+
     made: dict[str, Any] = {}
     for field, annotation, flag in flags_of(kind):
         if flag is None:

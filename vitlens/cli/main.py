@@ -2,14 +2,16 @@
 
 import gc
 import logging
+import os
 import sys
 import traceback
 import warnings
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
 
-from vitlens.cli.build import command_function
+from vitlens.cli.build import command_function, named_function
 from vitlens.cli.failures import describe_error
 from vitlens.cli.terminal import close, output_failed, print_error, print_result, replace_unencodable, stream_error
 from vitlens.cli.words import Commands, OneCommand
@@ -37,8 +39,11 @@ def options(
     """Read the options before the command."""
 
 
-def application() -> typer.Typer:
-    """The command line of all commands that the registry lists now."""
+def application(words: Collection[str] | None = None) -> typer.Typer:
+    """The command line of all commands that the registry lists now.
+
+    words: the commands whose options are needed (None: all); the others only have their names and help.
+    """
     app = typer.Typer(
         cls=Commands,
         help="Train or load a vision transformer, and explain it: attention, attribution, ablation, robustness.",
@@ -46,8 +51,9 @@ def application() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(options)
-    for entry in COMMANDS.values():
-        app.command(entry.word, cls=OneCommand, epilog=f"Example: {entry.example}")(command_function(entry))
+    for word, entry in COMMANDS.items():
+        function = command_function(entry) if words is None or word in words else named_function(entry)
+        app.command(word, cls=OneCommand, epilog=f"Example: {entry.example}")(function)
     return app
 
 
@@ -89,9 +95,10 @@ def run(arguments: list[str]) -> int:
 
 def _invoke(arguments: list[str]) -> int:
     try:
-        return int(
-            typer.main.get_command(application()).main(arguments, prog_name="vitlens", standalone_mode=False) or 0
-        )
+        # a shell that completes a line gives its words in the environment
+        words = None if "_VITLENS_COMPLETE" in os.environ else COMMANDS.keys() & set(arguments)
+        command = typer.main.get_command(application(words))
+        return int(command.main(arguments, prog_name="vitlens", standalone_mode=False) or 0)
     except SystemExit as stop:  # of Typer or rich, where a pipe was closed while they wrote help; or of completion
         sys.stdout = getattr(sys.stdout, "wrapped", sys.stdout)  # Typer put another stream in its place
         sys.stderr = getattr(sys.stderr, "wrapped", sys.stderr)
