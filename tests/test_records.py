@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitlens.archives import Form
 from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.errors import InputError
-from vitlens.files import read_run
+from vitlens.files import read_arrays, read_run
 from vitlens.records import ArraysOf, Columns, Contents, MetricName, Record, TableOf, UntrustedName
 from vitlens.uncertainty import Estimate
 
@@ -112,7 +112,7 @@ def test_several_arrays_of_one_form_come_back_by_name(tmp_path):
     with RunFolder.create("rollout", out=tmp_path / "run") as folder:
         folder.write(POINTS, [])
         folder.save(arrays, Named({"own weight": np.zeros(2), "x_low": np.ones(3)}, {"x": np.ones(1)}))
-    assert set(np.load(tmp_path / "run" / "arrays" / "named.npz")) == {"mean_own weight", "mean_x_low", "low_x"}
+    assert set(read_arrays(tmp_path / "run" / "arrays" / "named.npz")) == {"mean_own weight", "mean_x_low", "low_x"}
     named = Record(read_run(tmp_path / "run"), CONTENTS).arrays(arrays)
     assert ({*named.mean}, {*named.low}) == ({"own weight", "x_low"}, {"x"})
 

@@ -18,6 +18,7 @@ from vitlens.commands.models.measure import model_table
 from vitlens.commands.registry import COMMANDS
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError
+from vitlens.files import read_arrays
 from vitlens.models.support import supported
 
 TESTS = Path(__file__).parents[1]
@@ -63,7 +64,7 @@ def test_it_leaves_a_whole_folder_of_what_it_declares(made):
     results = json.loads((made / "results.json").read_text())
     assert results["metrics"][f"{WORD}/tiny-vit"]["value"] == pytest.approx(2 * batch.images.mean().item(), rel=1e-5)
     assert len(results["tables"]["images"]) == 4
-    stored = np.load(made / "arrays" / f"{WORD}-tiny-vit.npz")["rows"]
+    stored = read_arrays(made / "arrays" / f"{WORD}-tiny-vit.npz")["rows"]
     np.testing.assert_allclose(stored, 2 * batch.images.mean((1, 3)).numpy(), rtol=1e-6)
 
 

@@ -19,6 +19,7 @@ from vitlens.analysis.heads.rows import Rows
 from vitlens.analysis.heads.specialisation import Head, specialise
 from vitlens.cli.main import application
 from vitlens.data.digits import digits
+from vitlens.files import read_arrays
 from vitlens.lens.capture import capture
 from vitlens.models.loading import load
 from vitlens.references import resolved
@@ -115,7 +116,7 @@ def test_the_command_writes_it_and_its_report_shows_it(added, tiny_vit, tmp_path
     (batch,) = digits("test").limit(6).batches(6)
     table = vitlens.statistics(load(str(tiny_vit)), batch.images)
     rows = results["tables"]["heads"]
-    arrays = np.load(tmp_path / "out" / "arrays" / "stats-tiny-vit.npz")
+    arrays = read_arrays(tmp_path / "out" / "arrays" / "stats-tiny-vit.npz")
     for name in NEW:
         values = getattr(table, name)
         assert results["metrics"][f"{name}/tiny-vit"]["value"] == pytest.approx(values.mean().item(), rel=1e-5)

@@ -16,6 +16,7 @@ from tests.damage import damage_bytes, damaged, every, refused, served_or_refuse
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.progress_store import ProgressStore
+from vitlens.files import read_arrays
 
 STATE = "checkpoint/state.safetensors"
 
@@ -112,7 +113,7 @@ def test_a_damaged_checkpoint_is_refused(stopped, tmp_path, capsys):
 def test_damaged_progress_is_refused(stopped, tmp_path, capsys, name):
     line, folder = resumed(stopped, name, tmp_path / "x")
     file = next((folder / "progress").iterdir())
-    good = dict(np.load(file))
+    good = read_arrays(file)
     odds = (None, np.array(1.0), np.zeros((2, 2), complex), np.zeros((1,) * 5), np.array(["x"] * 3))
     for key, odd in zip(good, odds):
         rest = {other: value for other, value in good.items() if other != key}

@@ -1,13 +1,13 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from vitlens.data.folder import list_folder, list_images, load_folder
 from vitlens.errors import DataError
+from vitlens.files import read_arrays
 from vitlens.labels import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 
@@ -183,7 +183,7 @@ def test_listing_what_is_not_there_is_refused(tmp_path):
 
 def test_deit_sees_its_photographs_as_it_should(real_data):
     """The stored reference's files and labels are those that we list."""
-    reference = np.load(real_data / "deit_tiny_reference.npz")
+    reference = read_arrays(real_data / "deit_tiny_reference.npz")
     listing = list_folder(real_data / "photos", part="test", whole=True)
     ours = {path.name: label for path, label in zip(listing.paths, listing.labels)}
     theirs = {str(name).split("/")[-1]: int(label) for name, label in zip(reference["files"], reference["labels"])}

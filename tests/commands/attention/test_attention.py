@@ -18,6 +18,7 @@ from vitlens.commands.attention.report.maps import SHARED
 from vitlens.commands.scaffold.options import ModelOptions, RunOptions
 from vitlens.commands.scaffold.sheets import DRAWN, sheets
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.files import read_arrays
 from vitlens.models.loading import load
 from vitlens.models.saved import save
 
@@ -34,7 +35,7 @@ def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **
 def test_the_maps_are_the_cls_rows(tiny_vit, pictures, tmp_path):
     results = run(tiny_vit, tmp_path / "out", images=(str(pictures),))
     assert [row["layer"] for row in results["tables"]["layers"]] == [0, 1]
-    arrays = np.load(tmp_path / "out" / "arrays" / "attention.npz")
+    arrays = read_arrays(tmp_path / "out" / "arrays" / "attention.npz")
     import vitlens
 
     model = load(str(tiny_vit))
@@ -59,7 +60,7 @@ def test_a_cnn_is_refused_in_one_line(tiny_cnn, pictures, tmp_path):
 
 def test_all_images_asked_for_are_drawn_on_as_many_sheets_as_it_takes(tiny_vit, tmp_path):
     run(tiny_vit, tmp_path / "out", data="digits", run=replace(OPTIONS, limit=9, out=tmp_path / "out"))
-    assert len(np.load(tmp_path / "out" / "arrays" / "attention.npz")["images"]) == 9
+    assert len(read_arrays(tmp_path / "out" / "arrays" / "attention.npz")["images"]) == 9
     assert {"evolution_1", "evolution_2", "last_layer_1", "last_layer_2"} <= figures(tmp_path / "out")
 
 
@@ -68,10 +69,10 @@ def test_the_number_of_images_left_out_is_reported(tiny_vit, pictures, tmp_path,
     monkeypatch.setattr("vitlens.commands.attention.measure.DRAWN", 2)
     line = ["attention", str(tiny_vit), "--images", str(pictures), "--device", "cpu"]
     assert main([*line, "--out", str(tmp_path / "two")]) == 0
-    assert len(np.load(tmp_path / "two" / "arrays" / "attention.npz")["images"]) == 2
+    assert len(read_arrays(tmp_path / "two" / "arrays" / "attention.npz")["images"]) == 2
     assert "2 of the 3 images" in capsys.readouterr().err
     assert main([*line, "--limit", "3", "--out", str(tmp_path / "three")]) == 0  # what is asked for is done
-    assert len(np.load(tmp_path / "three" / "arrays" / "attention.npz")["images"]) == 3
+    assert len(read_arrays(tmp_path / "three" / "arrays" / "attention.npz")["images"]) == 3
     assert "of the 3 images" not in capsys.readouterr().err
 
 
@@ -100,10 +101,10 @@ def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
     results = run(tiny_vit, out, images=(str(pictures),), query=(1, 2), key=(0, 3), head=(1, 0))
     assert figures(out) == OVERVIEW | {"query", "query_head", "key", "key_head"}
     model = load(str(tiny_vit))
-    images = torch.from_numpy(np.load(out / "arrays" / "attention.npz")["images"]).float() / 255
+    images = torch.from_numpy(read_arrays(out / "arrays" / "attention.npz")["images"]).float() / 255
     views = query_maps(model, images, query=(1, 2))
     for name, expected in (("query", views), ("key", key_maps(model, images, key=(0, 3)))):
-        arrays = np.load(out / "arrays" / f"{name}.npz")
+        arrays = read_arrays(out / "arrays" / f"{name}.npz")
         for layer, view in enumerate(expected):
             np.testing.assert_allclose(arrays[f"mean{layer}"], view.maps.mean(1), atol=1e-7)
             np.testing.assert_allclose(arrays[f"head{layer}"], view.maps[:, 0], atol=1e-7)
@@ -132,7 +133,7 @@ def test_a_windowed_models_patch_is_followed_through_its_stages(pictures, tmp_pa
     assert all(row["prefix_mass"] is None for row in rows)
     assert "on padding" not in (tmp_path / "out" / "report.md").read_text()
     # head 20 is there in the last stage alone
-    assert {name for name in np.load(tmp_path / "out" / "arrays" / "query.npz") if "head" in name} == {
+    assert {name for name in read_arrays(tmp_path / "out" / "arrays" / "query.npz") if "head" in name} == {
         "head10",
         "head11",
     }
@@ -200,8 +201,8 @@ def test_a_head_over_training(kept_run, pictures, tmp_path):
     assert [row["epochs"] for row in rows] == [0, 1, 3, 4, 6, 7]
     assert rows[0]["file"] == "epoch-0000.safetensors"
     assert rows[-1]["file"] == "model.safetensors"
-    maps = np.load(out / "arrays" / "training.npz")["maps"]
-    overview = np.load(out / "arrays" / "attention.npz")
+    maps = read_arrays(out / "arrays" / "training.npz")["maps"]
+    overview = read_arrays(out / "arrays" / "attention.npz")
     assert maps.shape == (3, 6, 4, 4)
     np.testing.assert_allclose(maps[:, -1], overview["layer1"][:, 0], atol=1e-6)
     first = load(str(kept_run / "kept" / "epoch-0000.safetensors"))

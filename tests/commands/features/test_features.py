@@ -48,7 +48,7 @@ from vitlens.commands.scaffold.options import RunOptions
 from vitlens.commands.scaffold.publish import read as typed
 from vitlens.data.digits import digits
 from vitlens.errors import DataError, InputError, UnsupportedError
-from vitlens.files import read_run
+from vitlens.files import read_arrays, read_run
 from vitlens.models.loading import load
 from vitlens.records import Record
 
@@ -164,7 +164,7 @@ def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
     options = replace(FAST, show=shown, ks=(1,))
     record = run([str(tiny_vit)], tmp_path / "out", options)
     images = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in shown]
-    arrays = [np.load(path) for path in (tmp_path / "out" / "arrays").glob("*.npz")]
+    arrays = [read_arrays(path) for path in (tmp_path / "out" / "arrays").glob("*.npz")]
     drawn = [array for file in arrays for array in file.values() if array.dtype == np.uint8]
     assert len(drawn) >= 5  # colours, queries, neighbours, both sides of the matches, heads
     assert {image.tobytes() for array in drawn for image in array.reshape(-1, *array.shape[-3:])} == {

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,7 @@ from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.files import read_run
+from vitlens.files import read_arrays, read_run
 from vitlens.models.loading import load
 from vitlens.models.saved import save
 
@@ -42,7 +41,7 @@ def test_metrics_are_the_pointing_game_on_the_masks(tiny_vit, tmp_path):
     assert metric["n"] == 12
     area = results["metrics"]["localisation/tiny-vit/pointing/mask-area"]
     assert area["value"] == pytest.approx(mask_areas(split.masks).mean().item(), abs=1e-6)
-    kept = np.load(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
+    kept = read_arrays(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
     assert torch.from_numpy(kept[:, 0]).allclose(maps, atol=1e-6)
 
 
@@ -75,7 +74,7 @@ def test_every_method_is_the_function_of_its_name(tiny_vit, tmp_path):
     split, model = digits("test").limit(12), load(str(tiny_vit))
     ways = [MethodSettings(name, "min" if name == "rollout" else "mean") for name in methods]
     found = [maps_in_one_pass(model, batch.images, ways, targets=batch.labels) for batch in split.batches(12)]
-    kept = np.load(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
+    kept = read_arrays(tmp_path / "out" / "arrays" / "rollout.npz")["maps"]
     for index, maps in enumerate(found[0].maps):
         torch.testing.assert_close(torch.from_numpy(kept[:, index]), maps.float(), atol=1e-6, rtol=1e-4)
     assert [row["method"] for row in results["tables"]["methods"]] == ["rollout-min", *methods[1:]]
