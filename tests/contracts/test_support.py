@@ -58,8 +58,8 @@ MODELS: dict[str, Callable[[], Model]] = {
     "no-projection": partial(library, "levit_128s", size=224),
     "hybrid": partial(library, "vit_tiny_r_s16_p8_224", img_size=64),
     "resnet20": lambda: model_of(build_resnet("resnet20", classes=10, image_size=(32, 32)), alias="resnet20"),
-    "torchvision-vit": torchvision_vit,
-    "torchvision-swin": torchvision_swin,
+    "torchvision-vit": partial(torchvision_vit, classes=10),
+    "torchvision-swin": partial(torchvision_swin, classes=10),
     "torchvision-resnet": lambda: model_of(shaken(lambda: torchvision_resnet18(num_classes=10)), size=(64, 64)),
 }
 QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channels", "resnet20")

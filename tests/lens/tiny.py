@@ -73,7 +73,7 @@ def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
     )
 
 
-def torchvision_vit() -> Model:
+def torchvision_vit(classes: int = 5) -> Model:
     build = partial(
         TorchvisionViT,
         image_size=32,
@@ -82,12 +82,12 @@ def torchvision_vit() -> Model:
         num_heads=2,
         hidden_dim=32,
         mlp_dim=64,
-        num_classes=5,
+        num_classes=classes,
     )
     return model_of(shaken(build), alias="torchvision-vit")
 
 
-def torchvision_swin(size: tuple[int, int] = (32, 32)) -> Model:
+def torchvision_swin(size: tuple[int, int] = (32, 32), classes: int = 5) -> Model:
     build = partial(
         SwinTransformer,
         patch_size=[2, 2],
@@ -95,7 +95,7 @@ def torchvision_swin(size: tuple[int, int] = (32, 32)) -> Model:
         depths=[2, 2],
         num_heads=[2, 4],
         window_size=[4, 4],
-        num_classes=5,
+        num_classes=classes,
     )
     return model_of(shaken(build), alias="torchvision-swin", size=size)
 
