@@ -6,6 +6,7 @@ annotations are mypy's.
 """
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,8 +17,12 @@ _jaxtyped = jaxtyping.jaxtyped
 
 
 def install(package: str) -> None:
-    """Check the shapes in all modules of a package that are imported from now on."""
-    jaxtyping.jaxtyped = _decorator
+    """Check the shapes in all modules of a package that are imported from now on.
+
+    With VITLENS_CHECK_ALL in the environment, every annotation, as slowly as jaxtyping's own hook does.
+    """
+    if "VITLENS_CHECK_ALL" not in os.environ:
+        jaxtyping.jaxtyped = _decorator
     jaxtyping.install_import_hook(package, "beartype.beartype")
 
 
