@@ -109,11 +109,11 @@ def positions_read(
             if not logits.requires_grad or leaves[-1].dim() != 3:
                 return ()
             mix = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
-            (gradient,) = torch.autograd.grad((logits * mix).sum(), leaves[-1], allow_unused=True)
+            (gradient,) = torch.autograd.grad(
+                (logits * mix).sum(), leaves[-1], allow_unused=True, materialize_grads=True
+            )
     finally:
         handle.remove()
-    if gradient is None:
-        return ()
     if len(gradient) != 2:  # (tokens, batch, width)
         gradient = gradient.transpose(0, 1)
     return tuple((gradient.abs().amax((0, 2)) > 0).nonzero().flatten().tolist())
