@@ -112,6 +112,7 @@ class AttentionObserver(TorchFunctionMode):
         super().__init__()
         self.name = name
         self.heads = heads
+        self.unused: tuple[str, ...] = ()  # modules whose attention is not reported
         self.reducer = reducer
         self.explicit = explicit
         self.sites: list[Site] = []
@@ -125,7 +126,7 @@ class AttentionObserver(TorchFunctionMode):
     ) -> Any:
         """Report attention calls; pass every call through."""
         kwargs = kwargs or {}
-        if not self._stack:
+        if not self._stack or (self.unused and any(name in self.unused for name, _, _ in self._stack)):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._fused(*args, **kwargs)
@@ -266,6 +267,7 @@ def observing(model: Model | nn.Module, reducer: Reducer, *, explicit: bool = Fa
     else:
         module, parts, name = model, read_attention(model), "the model"
     observer = AttentionObserver(reducer, {part.module: part.heads for part in parts}, explicit=explicit, name=name)
+    observer.unused = model.anatomy.unused if isinstance(model, Model) else ()
     with observer.watching(module), observer:
         yield observer
 

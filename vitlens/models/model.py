@@ -45,7 +45,8 @@ class Anatomy:
     family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other"; blocks: module names of
     its blocks in forward order; layout: of the token sequence (None where there is none); readout: the classifier's
     input (None for a CNN); attention: its modules with heads, in the order of the module tree (None: `Model` reads them
-    from the modules' attributes); unread: why the token layout could not be read from a forward pass.
+    from the modules' attributes); unread: why the token layout could not be read from a forward pass; unused: attention
+    modules that run, but on which the logits do not depend.
     """
 
     family: Family
@@ -54,6 +55,7 @@ class Anatomy:
     readout: Readout | None = None
     attention: tuple[AttentionPart, ...] | None = None
     unread: str = ""
+    unused: tuple[str, ...] = ()
 
     @cached_property
     def parts(self) -> Mapping[str, AttentionPart]:

@@ -118,7 +118,11 @@ def _with_tokens(
     if isinstance(order, Unread):
         return replace(anatomy, unread=f"{order.reason}; say grid=(rows, columns) and prefix=('cls', ...)")
     last, names = list(whole)[-1], list(calls)
-    later = [calls[name] for name in names[names.index(last) + 1 :]]
+    after = names[names.index(last) + 1 :]
+    unused = tuple(name for name in after if not positions_read(module, name, images, logits_of))
+    later = [calls[name] for name in after if name not in unused]
+    parts = tuple(part for part in anatomy.attention or () if part.module not in unused)
+    anatomy = replace(anatomy, attention=parts, unused=unused)
     read = () if later else positions_read(module, last, images, logits_of)
     prefix = prefix_kinds(order.prefix, read) if told.prefix is None else told.prefix
     layout = TokenLayout(order.grid, _patch_size(module, order.grid, images), prefix)

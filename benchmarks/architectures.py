@@ -1,0 +1,232 @@
+"""What works on which architecture, each tried: writes docs/architectures.md, one row a model.
+
+    python benchmarks/architectures.py [--out docs/architectures.md] [--only PATTERN]
+
+Random weights, two images of noise; models of transformers and of the hand-written styles are tiny, those of timm,
+torchvision and open_clip the smallest of their family. "works" means: attention: the lens's self-check passed (weights
+@ value is the module's output, rows sum to 1, logits unchanged, every attention module seen); ablation: three heads
+replaced by zero in a replay give the logits of full forwards, to 1e-4 of the largest; the others: finite maps that are
+not constant, and images within epsilon. A model of transformers is also compared with its own eager attention.
+"""
+
+import argparse
+import fnmatch
+import importlib.metadata
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from tests.models import handwritten
+from vitlens.errors import VitlensError
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import HeadReplaced
+from vitlens.lens.layers import layers
+from vitlens.lens.observe import survey
+from vitlens.lens.replay import replaying
+from vitlens.models.model import Model
+
+TIMM = (
+    "vit_tiny_patch16_224", "vit_wee_patch16_reg1_gap_256", "deit_tiny_distilled_patch16_224",
+    "deit3_small_patch16_224", "vit_small_patch14_reg4_dinov2", "vit_small_patch16_dinov3",
+    "vit_base_patch16_siglip_224", "vit_relpos_small_patch16_224", "naflexvit_base_patch16_gap",
+    "beit_base_patch16_224", "eva02_tiny_patch14_224", "cait_xxs24_224", "xcit_nano_12_p16_224", "convit_tiny",
+    "crossvit_tiny_240", "pit_ti_224", "volo_d1_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256",
+    "swinv2_cr_tiny_224", "hiera_tiny_224", "mvitv2_tiny", "pvt_v2_b0", "twins_svt_small", "nest_tiny", "davit_tiny",
+    "coat_lite_tiny", "maxvit_tiny_tf_224", "levit_128s", "mobilevit_xxs", "edgenext_xx_small", "efficientformer_l1",
+    "vitamin_small_224", "mixer_s16_224", "convnext_atto", "resnet18",
+)  # fmt: skip
+TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny")
+OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
+COLUMNS = ("source", "model", "layers", "attention", "rollout", "relevance", "ablation", "explain", "attack", "note")
+WORKS, TOLERANCE = "works", 1e-4
+
+
+def of_transformers() -> dict[str, Callable[[str], nn.Module]]:
+    """Tiny models of transformers, by name; each is built with a kind of attention."""
+    import transformers as hub
+
+    shape = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+        "image_size": 32, "patch_size": 8, "num_labels": 5,
+    }  # fmt: skip
+    swin = {
+        "image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4,
+        "num_labels": 5,
+    }  # fmt: skip
+    towers = {"vision_config": shape, "num_labels": 5}
+    kinds = {
+        "ViTForImageClassification": hub.ViTConfig(**shape),
+        "DeiTForImageClassification": hub.DeiTConfig(**shape),
+        "DeiTForImageClassificationWithTeacher": hub.DeiTConfig(**shape),
+        "BeitForImageClassification": hub.BeitConfig(**shape),
+        "Dinov2ForImageClassification": hub.Dinov2Config(**shape),
+        "Dinov2WithRegistersForImageClassification": hub.Dinov2WithRegistersConfig(**shape),
+        "DINOv3ViTModel": hub.DINOv3ViTConfig(**shape, num_register_tokens=4),
+        "CLIPForImageClassification": hub.CLIPConfig(**towers),
+        "CLIPVisionModel": hub.CLIPVisionConfig(**shape),
+        "SiglipForImageClassification": hub.SiglipConfig(**towers),
+        "SiglipVisionModel": hub.SiglipVisionConfig(**shape),
+        "SwinForImageClassification": hub.SwinConfig(**swin),
+        "Swinv2ForImageClassification": hub.Swinv2Config(**swin),
+        "ConvNextForImageClassification": hub.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
+    }
+
+    def builder(name: str) -> Callable[[str], nn.Module]:
+        def build(kernel: str) -> nn.Module:
+            config = kinds[name]
+            torch.manual_seed(0)
+            eager = {} if name.startswith("ConvNext") else {"attn_implementation": kernel}
+            model: nn.Module = getattr(hub, name)._from_config(config, **eager).eval()
+            return shaken(model)
+
+        return build
+
+    return {name: builder(name) for name in kinds}
+
+
+def kernel_of(name: str) -> str:
+    """The attention that transformers loads by default: Swin v2's has no fused form."""
+    return "eager" if name.startswith("Swinv2") else "sdpa"
+
+
+def shaken(module: nn.Module) -> nn.Module:
+    """The module with noise on its weights: no zero bias and no head of zeros that would hide a mistake."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return module.eval()
+
+
+def models() -> dict[tuple[str, str], Callable[[], Model]]:
+    """How to make every model, by source and name."""
+    half = (0.5, 0.5, 0.5)
+
+    def loaded(name: str) -> Callable[[], Model]:
+        return lambda: vitlens.load(name, random_weights=True)
+
+    made: dict[tuple[str, str], Callable[[], Model]] = {}
+    for style in handwritten.STYLES:
+        made["hand-written", style.__name__] = lambda style=style: vitlens.wrap(
+            shaken(style()), image_size=handwritten.SIZE, mean=half, std=half
+        )
+    for name, build in of_transformers().items():
+        made["transformers", name] = lambda name=name, build=build: vitlens.wrap(
+            build(kernel_of(name)), image_size=32, mean=half, std=half
+        )
+    made |= {("timm", name): loaded(f"timm:{name}") for name in TIMM}
+    made |= {("torchvision", name): loaded(f"torchvision:{name}") for name in TORCHVISION}
+    made |= {("open_clip", name): loaded(f"open-clip:{name}") for name in OPEN_CLIP}
+    return made
+
+
+def tried(job: Callable[[], str]) -> str:
+    """What a job says, or the reason for which it is refused."""
+    try:
+        return job()
+    except VitlensError as error:
+        return str(error).partition("; ")[0]
+
+
+def map_of(maps: Tensor) -> str:
+    spread = (maps.flatten(1).amax(1) - maps.flatten(1).amin(1)).min().item()
+    return WORKS if torch.isfinite(maps).all() and spread > 0 else "finite maps expected, found constant ones"
+
+
+def replays(model: Model, images: Tensor) -> str:
+    """Three heads replaced by zero, by replay and by full forwards."""
+    known = [layer for layer in layers(model) if layer.head_dim]
+    vitlens.ablate(model, images, torch.zeros(len(images), dtype=torch.long))
+    chosen = [HeadReplaced(layer.index, layer.heads - 1) for layer in (known[0], known[len(known) // 2], known[-1])]
+    with replaying(model, images) as replay:
+        logits, exact = replay.run(chosen), replay.exact
+    full = []
+    for change in chosen:
+        with torch.no_grad(), intervened(model, change):
+            full.append(model(images))
+    difference = (logits - torch.stack(full)).abs().max().item() / max(1.0, torch.stack(full).abs().max().item())
+    if difference > TOLERANCE:
+        return f"differs by {difference:.1e} from full forwards"
+    return WORKS if exact else f"{WORKS}, by full forwards"
+
+
+def attacks(model: Model, images: Tensor) -> str:
+    labels = model(images).argmax(1)
+    found = vitlens.attack(model, images, labels, method="pgd", epsilon=4 / 255)
+    return WORKS if (found.images - images).abs().max() <= 4 / 255 + 1e-6 else "outside epsilon"
+
+
+def eager_difference(name: str, model: Model, images: Tensor) -> str:
+    """The largest difference from the weights that transformers' eager attention returns."""
+    eager = of_transformers()[name]("eager")
+    with torch.no_grad():
+        own = eager(model.prepare(images), output_attentions=True).attentions
+    observed = vitlens.attention(model, images)[: len(own)]
+    largest = max((ours - theirs).abs().max().item() for ours, theirs in zip(observed, own, strict=True))
+    return f"eager's own weights to {largest:.0e}"
+
+
+def row(source: str, name: str, build: Callable[[], Model]) -> tuple[str, ...]:
+    model = build()
+    images = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
+    targets = torch.zeros(2, dtype=torch.long)
+    count = tried(lambda: str(len({site.layer for site in survey(model, images)})))
+    attention = tried(lambda: WORKS if vitlens.attention(model, images) else "")
+    cells = [
+        attention,
+        tried(lambda: map_of(vitlens.rollout(model, images))),
+        tried(lambda: map_of(vitlens.relevance(model, images, targets=targets))),
+        tried(lambda: replays(model, images)),
+        tried(lambda: map_of(vitlens.explain(model, images, targets=targets, method="saliency"))),
+        tried(lambda: attacks(model, images)) if model.has_classifier else "no classifier",
+    ]
+    note = ""
+    if source == "transformers" and attention == WORKS and model.anatomy.family == "vit":
+        note = tried(lambda: eager_difference(name, model, images))
+    return (source, name, count if count.isdigit() else "-", *cells, note)
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    packages = ("torch", "timm", "torchvision", "transformers", "open_clip_torch")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    reasons = list(dict.fromkeys(cell for row in rows for cell in row[3:9] if not cell.startswith(WORKS)))
+    numbered = {reason: f"({number})" for number, reason in enumerate(reasons, start=1)}
+    lines = [f"| {' | '.join(numbered.get(cell, cell) for cell in row)} |" for row in rows]
+    head = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
+    notes = "\n".join(f"{number} {reason}" + "  " for reason, number in numbered.items())
+    about = (__doc__ or "").split("\n\n", 2)[2].strip()
+    return f"""# What works on which architecture
+
+Written by `python benchmarks/architectures.py` with {versions}.
+
+{about}
+
+{chr(10).join([*head, *lines])}
+
+{notes}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("docs/architectures.md"))
+    parser.add_argument("--only", default="*")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    rows = []
+    for (source, name), build in models().items():
+        if not fnmatch.fnmatch(f"{source}:{name}", options.only):
+            continue
+        begin = time.perf_counter()
+        rows.append(row(source, name, build))
+        print(f"{time.perf_counter() - begin:5.1f} s  {' | '.join(cell[:60] for cell in rows[-1])}", flush=True)
+    options.out.write_text(table(rows))
+
+
+if __name__ == "__main__":
+    main()
