@@ -159,6 +159,16 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         texts=True,
         own_input=True,
     ),
+    ModelSource(
+        kind="hf",
+        usage="hf:REPO|FOLDER",
+        help="transformers' vision models: a repository of the hub, or a folder of save_pretrained.",
+        example="hf:google/vit-base-patch16-224",
+        prefix="hf:",
+        build="vitlens.models.sources.huggingface.module:build",
+        load="vitlens.models.sources.huggingface.loading:load",
+        extra="hf",
+    ),
 )
 SOURCES: Final[Mapping[str, ModelSource]] = {source.kind: source for source in _ENTRIES}
 
