@@ -96,15 +96,15 @@ def find(name: str, short: str, *, weights: bool) -> Folder:
     Raises ModelError for a name that is neither, and where the hub cannot be reached.
     """
     path = Path(short).expanduser()
-    if path.is_dir():
+    if short and path.is_dir():
         if (path / "adapter_config.json").exists():
             raise ModelError(
                 f"expected a whole model in {name}, found adapter_config.json, an adapter; merge it into its model "
                 "first (merge_and_unload of peft)"
             )
         return Folder(path, name)
-    if path.exists() or short.startswith((".", "~", "/")) or not _REPO.fullmatch(short) or ".." in short:
-        there = "a file" if path.exists() else "nothing there"
+    if not short or path.exists() or short.startswith((".", "~", "/")) or not _REPO.fullmatch(short) or ".." in short:
+        there = "a file" if path.is_file() else "nothing there"
         raise ModelError(f"expected hf:FOLDER, or hf:REPO as OWNER/NAME on {ADDRESS}, found {there} at {short[:200]!r}")
     advice = "download it where there is a network, and give its folder: hf:FOLDER"
     with quietly(), pretrained_download(name, f"{ADDRESS}/{short}", advice=advice):

@@ -32,7 +32,7 @@ class TransformersModule(nn.Module):
 
     def __init__(self, model: nn.Module, output: Output, classes: int | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.network = model
         self.output = output
         self.native = native_size(model.config)
         parameters = inspect.signature(model.forward).parameters
@@ -46,8 +46,8 @@ class TransformersModule(nn.Module):
         """Where its classifiers are, as timm says it."""
         if self.output != "logits":
             return {"classifier": ("head",)}
-        known = next((names for names in _HEADS if hasattr(self.model, names[0])), ())
-        linear = tuple(f"model.{name}" for name in known if isinstance(getattr(self.model, name), nn.Linear))
+        known = next((names for names in _HEADS if hasattr(self.network, names[0])), ())
+        linear = tuple(f"network.{name}" for name in known if isinstance(getattr(self.network, name), nn.Linear))
         return {"classifier": linear}
 
     def reset_classifier(self, classes: int) -> None:
@@ -61,13 +61,13 @@ class TransformersModule(nn.Module):
 
     def _width(self) -> int:
         """The number of features, measured."""
-        device = next(self.model.parameters()).device
+        device = next(self.network.parameters()).device
         with torch.no_grad():
             return int(self._features(torch.zeros(1, 3, *self.native, device=device)).shape[-1])
 
     def _features(self, images: Tensor) -> Tensor:
         other = self.interpolates and tuple(images.shape[-2:]) != self.native
-        result: Any = self.model(pixel_values=images, **({"interpolate_pos_encoding": True} if other else {}))
+        result: Any = self.network(pixel_values=images, **({"interpolate_pos_encoding": True} if other else {}))
         if self.output == "cls":
             tokens: Tensor = result.last_hidden_state
             return tokens[:, 0]
@@ -134,6 +134,7 @@ def create(
             else:
                 model, info = kind.from_pretrained(
                     None, config=config, state_dict=dict(state), dtype=torch.float32, output_loading_info=True,
+                    ignore_mismatched_sizes=True,
                     local_files_only=True, use_safetensors=True, trust_remote_code=False, **options, **extra,
                 )  # fmt: skip
                 missing = _misfit(info)
