@@ -16,6 +16,8 @@ def recognises(name: str) -> bool:
 def load(request: ModelRequest) -> Model:
     """The model in a run folder, with its weights or random ones. Raises ModelError for a folder without a model."""
     file = Path(request.name) / WEIGHTS_FILE
+    if not file.is_file() and (Path(request.name) / "preprocessor_config.json").is_file():
+        raise ModelError(f"expected a run folder, found one of transformers; write hf:{request.name}")
     if not file.is_file():
         raise ModelError(
             f"expected a run folder with {WEIGHTS_FILE}, found none in {request.name}; "

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.models.sources.huggingface.tiny import FAMILIES, FEATURES, LABELS, TOWERS, save_family
 
 import vitlens
+from tests.models.sources.huggingface.tiny import FAMILIES, FEATURES, LABELS, TOWERS, save_family
 from vitlens.data.decode import fit
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.labels import imagenet_classes
@@ -64,7 +64,7 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
         ours = model(images)
     assert model.input_size == (32, 32)
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
-    classifier = "Classification" in FAMILIES[name][0]
+    classifier = "Classification" in FAMILIES[name][1]
     assert model.classes == (LABELS if classifier else ())
     assert any("features:" in note for note in model.provenance.notes) != classifier
 
@@ -93,7 +93,9 @@ def test_another_image_size_interpolates_positions(folders, name):
         torch.testing.assert_close(model(pixels(size=48)), expected.detach(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "size"), [("vit", (40, 60)), ("clip", (40, 60)), ("convnext", (60, 40)), ("dinov2", (33, 50))])
+@pytest.mark.parametrize(
+    ("name", "size"), [("vit", (40, 60)), ("clip", (40, 60)), ("convnext", (60, 40)), ("dinov2", (33, 50))]
+)
 def test_a_photograph_is_prepared_as_by_transformers(folders, name, size):
     folder, _ = folders(name)
     model = vitlens.load(f"hf:{folder}")
@@ -139,7 +141,7 @@ def test_weights_from_a_file(folders):
 def test_labels(changed):
     numbered = {str(index): f"LABEL_{index}" for index in range(5)}
     assert vitlens.load(f"hf:{changed(id2label=numbered)}").classes == ("0", "1", "2", "3", "4")
-    with pytest.raises(ModelError, match="do not fit .* of another shape"):
+    with pytest.raises(ModelError, match=r"do not fit .* of another shape"):
         vitlens.load(f"hf:{changed(id2label={'0': 'one'})}")
     with pytest.raises(ModelError, match="no '1'"):
         vitlens.load(f"hf:{changed(id2label={'0': 'one', '2': 'two'})}")
@@ -259,7 +261,7 @@ def test_names_that_are_refused(tmp_path):
 def test_a_repository_without_a_network(monkeypatch, tmp_path):
     from vitlens.models.sources import hub
 
-    monkeypatch.setattr(hub, "_answers", lambda address: False)
+    monkeypatch.setattr(hub, "_answers", lambda _: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match=r"found no network; .*hf:FOLDER"):
         vitlens.load("hf:google/vit-base-patch16-224")

@@ -19,30 +19,40 @@ _TEXTS = {
 _SQUARE = {"size": {"height": 32, "width": 32}}
 _CROP = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
 
-# name -> (class, configuration class, configuration, image processor, its options)
+_TWO = {"vision_config": _MLP, "text_config": _TEXTS}
+_CLASSIFIER = "ForImageClassification"
+
+# name -> (beginning of the class, its end, configuration, image processor, its options)
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
-    "vit": ("ViTForImageClassification", "ViTConfig", _MLP | _NAMES, "ViTImageProcessor", _SQUARE),
-    "vit-features": ("ViTModel", "ViTConfig", _MLP, "ViTImageProcessor", _SQUARE),
-    "deit": ("DeiTForImageClassification", "DeiTConfig", _MLP | _NAMES, "DeiTImageProcessor", _CROP),
-    "deit-distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", _MLP | _NAMES, "DeiTImageProcessor", _CROP),
-    "beit": ("BeitForImageClassification", "BeitConfig", _MLP | _NAMES | {"use_relative_position_bias": True}, "BeitImageProcessor", _SQUARE),
-    "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", _BLOCKS | _NAMES, "BitImageProcessor", _CROP),
-    "dinov2-features": ("Dinov2Model", "Dinov2Config", _BLOCKS, "BitImageProcessor", _CROP),
-    "dinov2-registers": ("Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", _BLOCKS | _NAMES | {"num_register_tokens": 2}, "BitImageProcessor", _CROP),
-    "dinov3": ("DINOv3ViTModel", "DINOv3ViTConfig", _MLP | {"num_register_tokens": 4}, "DINOv3ViTImageProcessor", _SQUARE),
-    "clip-vision": ("CLIPVisionModel", "CLIPVisionConfig", _MLP, "CLIPImageProcessor", _CROP),
-    "clip-projected": ("CLIPVisionModelWithProjection", "CLIPVisionConfig", _MLP | {"projection_dim": 16}, "CLIPImageProcessor", _CROP),
-    "clip": ("CLIPModel", "CLIPConfig", {"vision_config": _MLP, "text_config": _TEXTS, "projection_dim": 16}, "CLIPImageProcessor", _CROP),
-    "clip-classifier": ("CLIPForImageClassification", "CLIPConfig", {"vision_config": _MLP, "text_config": _TEXTS, "projection_dim": 16} | _NAMES, "CLIPImageProcessor", _CROP),
-    "siglip-vision": ("SiglipVisionModel", "SiglipVisionConfig", _MLP, "SiglipImageProcessor", _SQUARE),
-    "siglip": ("SiglipModel", "SiglipConfig", {"vision_config": _MLP, "text_config": _TEXTS}, "SiglipImageProcessor", _SQUARE),
-    "siglip-classifier": ("SiglipForImageClassification", "SiglipConfig", {"vision_config": _MLP, "text_config": _TEXTS} | _NAMES, "SiglipImageProcessor", _SQUARE),
-    "swin": ("SwinForImageClassification", "SwinConfig", _STAGES | _NAMES, "ViTImageProcessor", _SQUARE),
-    "swinv2": ("Swinv2ForImageClassification", "Swinv2Config", _STAGES | _NAMES, "ViTImageProcessor", _SQUARE),
-    "swin-features": ("SwinModel", "SwinConfig", _STAGES, "ViTImageProcessor", _SQUARE),
-    "convnext": ("ConvNextForImageClassification", "ConvNextConfig", _CNN | _NAMES, "ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
-    "convnextv2": ("ConvNextV2ForImageClassification", "ConvNextV2Config", _CNN | _NAMES, "ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
-}  # fmt: skip
+    "vit": ("ViT", _CLASSIFIER, _MLP | _NAMES, "ViT", _SQUARE),
+    "vit-features": ("ViT", "Model", _MLP, "ViT", _SQUARE),
+    "deit": ("DeiT", _CLASSIFIER, _MLP | _NAMES, "DeiT", _CROP),
+    "deit-distilled": ("DeiT", f"{_CLASSIFIER}WithTeacher", _MLP | _NAMES, "DeiT", _CROP),
+    "beit": ("Beit", _CLASSIFIER, _MLP | _NAMES | {"use_relative_position_bias": True}, "Beit", _SQUARE),
+    "beit-shared": ("Beit", "Model", _MLP | {"use_shared_relative_position_bias": True}, "Beit", _SQUARE),
+    "dinov2": ("Dinov2", _CLASSIFIER, _BLOCKS | _NAMES, "Bit", _CROP),
+    "dinov2-features": ("Dinov2", "Model", _BLOCKS, "Bit", _CROP),
+    "dinov2-registers": (
+        "Dinov2WithRegisters",
+        _CLASSIFIER,
+        _BLOCKS | _NAMES | {"num_register_tokens": 2},
+        "Bit",
+        _CROP,
+    ),
+    "dinov3": ("DINOv3ViT", "Model", _MLP | {"num_register_tokens": 4}, "DINOv3ViT", _SQUARE),
+    "clip-vision": ("CLIPVision", "Model", _MLP, "CLIP", _CROP),
+    "clip-projected": ("CLIPVision", "ModelWithProjection", _MLP | {"projection_dim": 16}, "CLIP", _CROP),
+    "clip": ("CLIP", "Model", _TWO | {"projection_dim": 16}, "CLIP", _CROP),
+    "clip-classifier": ("CLIP", _CLASSIFIER, _TWO | {"projection_dim": 16} | _NAMES, "CLIP", _CROP),
+    "siglip-vision": ("SiglipVision", "Model", _MLP, "Siglip", _SQUARE),
+    "siglip": ("Siglip", "Model", _TWO, "Siglip", _SQUARE),
+    "siglip-classifier": ("Siglip", _CLASSIFIER, _TWO | _NAMES, "Siglip", _SQUARE),
+    "swin": ("Swin", _CLASSIFIER, _STAGES | _NAMES, "ViT", _SQUARE),
+    "swin-features": ("Swin", "Model", _STAGES, "ViT", _SQUARE),
+    "swinv2": ("Swinv2", _CLASSIFIER, _STAGES | _NAMES, "ViT", _SQUARE),
+    "convnext": ("ConvNext", _CLASSIFIER, _CNN | _NAMES, "ConvNext", {"size": {"shortest_edge": 32}}),
+    "convnextv2": ("ConvNextV2", _CLASSIFIER, _CNN | _NAMES, "ConvNext", {"size": {"shortest_edge": 32}}),
+}
 FEATURES = {  # what the models without a classifier give, by transformers' own output
     "vit-features": lambda output: output.last_hidden_state[:, 0],
     "dinov2-features": lambda output: output.last_hidden_state[:, 0],
@@ -51,6 +61,7 @@ FEATURES = {  # what the models without a classifier give, by transformers' own 
     "clip-projected": lambda output: output.image_embeds,
     "siglip-vision": lambda output: output.pooler_output,
     "swin-features": lambda output: output.pooler_output,
+    "beit-shared": lambda output: output.pooler_output,
 }
 TOWERS: dict[str, Callable[[Any], Any]] = {
     "clip": lambda model: model.vision_model,
@@ -62,12 +73,12 @@ def save_family(name: str, folder: Path) -> Any:
     """Save a tiny model and its image processor; returns the model of transformers, in evaluation mode."""
     import transformers
 
-    class_name, config_name, fields, processor, options = FAMILIES[name]
+    family, kind, fields, processor, options = FAMILIES[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, class_name)(getattr(transformers, config_name)(**fields)).eval()
+        model = getattr(transformers, family + kind)(getattr(transformers, f"{family}Config")(**fields)).eval()
         for parameter in model.parameters():  # so that no head and no layer scale is zero
             parameter.data += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    getattr(transformers, processor)(**options).save_pretrained(folder)
+    getattr(transformers, f"{processor}ImageProcessor")(**options).save_pretrained(folder)
     return model

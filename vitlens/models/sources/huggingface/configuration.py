@@ -104,7 +104,9 @@ def describe(folder: Folder) -> Description:
     """The description of a folder. Raises ModelError, one line, for what cannot be loaded."""
     fields = folder.read(CONFIG)
     if fields is None:
-        raise ModelError(f"expected {CONFIG} in {folder.name}, found none; a folder of transformers' save_pretrained has it")
+        raise ModelError(
+            f"expected {CONFIG} in {folder.name}, found none; a folder of transformers' save_pretrained has it"
+        )
     return describe_fields(fields, folder.name)
 
 
@@ -131,7 +133,9 @@ def described_again(class_name: str, text: str) -> Description:
         raise ModelError("expected a configuration of transformers, found something else; take another copy")
     found = describe_fields(fields | {"architectures": [class_name]}, class_name)
     if found.class_name != class_name:
-        raise ModelError(f"expected {class_name[:60]!r} in the description, found {found.class_name}; take another copy")
+        raise ModelError(
+            f"expected {class_name[:60]!r} in the description, found {found.class_name}; take another copy"
+        )
     return found
 
 
@@ -152,9 +156,7 @@ def _require_loadable(fields: Mapping[str, Any], kind: str, name: str) -> None:
         )
 
 
-def _class_of(
-    fields: Mapping[str, Any], kind: str, wanted: str, name: str
-) -> tuple[str, Output, Mapping[str, Any]]:
+def _class_of(fields: Mapping[str, Any], kind: str, wanted: str, name: str) -> tuple[str, Output, Mapping[str, Any]]:
     """The class, what its model gives, and its own configuration."""
     if wanted in _classifiers(kind):
         return wanted, "logits", fields
@@ -219,7 +221,9 @@ def _labels(labels: object, name: str) -> tuple[str, ...]:
     try:
         ordered = [labels[str(index)] for index in range(len(labels))]
     except KeyError as error:
-        raise ModelError(f"expected id2label from 0 to {len(labels) - 1} in {CONFIG} of {name}, found no {error}") from error
+        raise ModelError(
+            f"expected id2label from 0 to {len(labels) - 1} in {CONFIG} of {name}, found no {error}"
+        ) from error
     if not all(isinstance(label, str | int) and len(str(label)) <= 1000 for label in ordered):
         raise ModelError(f"expected labels of at most 1,000 characters in {CONFIG} of {name}, found others")
     texts = tuple(str(label) for label in ordered)

@@ -100,7 +100,9 @@ def build(
     """
     class_name, text = architecture.overrides.get("class"), architecture.overrides.get("config")
     if not isinstance(class_name, str) or not isinstance(text, str):
-        raise ModelError(f"expected the class and the configuration of {architecture.name}, found none; take another copy")
+        raise ModelError(
+            f"expected the class and the configuration of {architecture.name}, found none; take another copy"
+        )
     found = described_again(class_name, text)
     module = create(found, classes=architecture.classes)
     if state is not None:
@@ -139,7 +141,9 @@ def create(
                 )  # fmt: skip
                 missing = _misfit(info)
             if missing:
-                raise ModelError(f"weights do not fit {found.class_name} ({name}): {missing}; check the files of the folder")
+                raise ModelError(
+                    f"weights do not fit {found.class_name} ({name}): {missing}; check the files of the folder"
+                )
             return TransformersModule(model, found.output, classes)
     except VitlensError:
         raise
@@ -147,7 +151,9 @@ def create(
         if lacks_memory(error):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        raise ModelError(f"expected transformers to build {found.class_name}, found: {reason}; check config.json") from error
+        raise ModelError(
+            f"expected transformers to build {found.class_name}, found: {reason}; check config.json"
+        ) from error
 
 
 def _require_room(

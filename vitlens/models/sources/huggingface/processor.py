@@ -44,7 +44,9 @@ def read_processor(folder: Folder, model_type: str, native: Size | None, image_s
     values = _defaults(kind) | {key: value for key, value in (stored or {}).items() if value is not None}
     for step in _OTHER_STEPS:
         if values.get(step):
-            raise UnsupportedError(f"expected images that are resized, cropped and normalised, found {step} in {folder.name}")
+            raise UnsupportedError(
+                f"expected images that are resized, cropped and normalised, found {step} in {folder.name}"
+            )
     notes = [] if stored is not None else [f"no {PROCESSORS[0]}: preprocessing by transformers' {kind}"]
     try:
         size, resize, more = _sizes(kind, values, fallback=native if stored is None else None)
@@ -57,9 +59,17 @@ def read_processor(folder: Folder, model_type: str, native: Size | None, image_s
     if image_size is not None and image_size != size:
         size, resize = image_size, None
     mean, std = _normalisation(values, folder.name)
-    fields = {"size": size, "resize": resize, "interpolation": _interpolation(values, folder.name), "mean": mean, "std": std}
+    fields = {
+        "size": size,
+        "resize": resize,
+        "interpolation": _interpolation(values, folder.name),
+        "mean": mean,
+        "std": std,
+    }
     try:
-        return Read(read_as(Preprocessing, fields, source=f"{PROCESSORS[0]} of {folder.name}", error=ModelError), tuple(notes))
+        return Read(
+            read_as(Preprocessing, fields, source=f"{PROCESSORS[0]} of {folder.name}", error=ModelError), tuple(notes)
+        )
     except InputError as error:
         raise ModelError(str(error)) from error
 
@@ -75,7 +85,7 @@ def _stored(folder: Folder) -> Mapping[str, Any] | None:
 
 
 def _kind(stored: Mapping[str, Any] | None, model_type: str, name: str) -> str:
-    """The processor's class, without the suffixes of its back ends. Raises UnsupportedError for one that is not plain."""
+    """The processor's class, without its back end. Raises UnsupportedError for one that is not plain."""
     typed = (stored or {}).get("image_processor_type") or (stored or {}).get("feature_extractor_type")
     if isinstance(typed, str):
         kind = typed.removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
@@ -178,5 +188,7 @@ def _channels(values: Any, name: str) -> Iterator[float]:
     numbers = [values] * 3 if isinstance(values, int | float) else values
     plain = isinstance(numbers, list | tuple) and len(numbers) == 3
     if not plain or not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
-        raise ModelError(f"expected image_mean and image_std of three numbers in {PROCESSORS[0]} of {name}, found others")
+        raise ModelError(
+            f"expected image_mean and image_std of three numbers in {PROCESSORS[0]} of {name}, found others"
+        )
     yield from (float(number) for number in numbers)
