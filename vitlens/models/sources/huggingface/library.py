@@ -30,7 +30,7 @@ def transformers(part: str = "") -> Any:
 def quietly() -> Iterator[None]:
     """Inside, transformers and the hub's client print nothing and send no telemetry; their settings are restored."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     log, telemetry, bars = transformers("utils.logging"), constants.HF_HUB_DISABLE_TELEMETRY, _bars_shown()
     hub_bars = not are_progress_bars_disabled()

@@ -36,7 +36,8 @@ class TransformersModule(nn.Module):
         self.output = output
         self.native = native_size(model.config)
         parameters = inspect.signature(model.forward).parameters
-        self.interpolates = "interpolate_pos_encoding" in parameters or model.config.model_type == "clip"
+        config: Any = model.config
+        self.interpolates = "interpolate_pos_encoding" in parameters or config.model_type == "clip"
         self.head: nn.Module = nn.Identity()
         if classes and output != "logits":
             self.reset_classifier(classes)
