@@ -33,7 +33,8 @@ class ModelSource:
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
     its models also embed texts; own_input: whether --mean and --std are refused; any_size: whether a built model
-    accepts images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself.
+    accepts images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself;
+    traced: whether the anatomy of its models is read from forward passes, not from attributes of their modules.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class ModelSource:
     own_input: bool = False
     any_size: bool = False
     resizes_weights: bool = False
+    traced: bool = False
 
     def has(self, name: str) -> bool:
         """Whether a name belongs to this source, by its form alone: the model itself may not exist."""
@@ -171,6 +173,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         build="vitlens.models.sources.huggingface.module:build",
         load="vitlens.models.sources.huggingface.loading:load",
         extra="hf",
+        traced=True,
     ),
     ModelSource(
         kind="code",

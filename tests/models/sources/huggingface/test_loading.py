@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import vitlens
-from tests.models.sources.huggingface.tiny import FAMILIES, FEATURES, LABELS, TOWERS, save_family
+from tests.models.sources.huggingface.tiny import FAMILIES, FEATURES, LABELS, TOWERS
 from vitlens.data.decode import fit
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.labels import imagenet_classes
@@ -17,20 +17,6 @@ from vitlens.models.saved import load_file, save
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory):
-    """Folder and model of transformers by family, made once."""
-    made = {}
-
-    def folder(name):
-        if name not in made:
-            path = tmp_path_factory.mktemp("hf") / name
-            made[name] = (path, save_family(name, path))
-        return made[name]
-
-    return folder
 
 
 @pytest.fixture

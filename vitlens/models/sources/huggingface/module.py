@@ -12,6 +12,7 @@ from vitlens.errors import ModelError, VitlensError, lacks_memory
 from vitlens.models.assembly import Architecture
 from vitlens.models.sources.huggingface.configuration import Description, Output, described_again
 from vitlens.models.sources.huggingface.library import quietly, transformers
+from vitlens.models.tracing.anatomy import Told
 from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import Preprocessing
 
@@ -41,6 +42,12 @@ class TransformersModule(nn.Module):
         self.head: nn.Module = nn.Identity()
         if classes and output != "logits":
             self.reset_classifier(classes)
+
+    @property
+    def told(self) -> Told | None:
+        """What of its structure shapes do not show: DeiT's second token is for distillation, whatever reads it."""
+        config: Any = self.network.config
+        return Told(prefix=("cls", "distillation")) if config.model_type == "deit" else None
 
     @property
     def pretrained_cfg(self) -> dict[str, tuple[str, ...]]:
