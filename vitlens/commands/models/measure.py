@@ -35,7 +35,7 @@ def model_table(pattern: str = "") -> Iterator[str]:
         source = SOURCES[kind]
         if source.prefix and not source.list_names:
             if not pattern or pattern.startswith(source.prefix):
-                yield _line(source.usage, "not listed", f"{source.help} Any of them: {source.example}")
+                yield _line(source.usage, "not listed", f"{source.help} Such as {source.example}")
         elif source.prefix and not pattern:
             yield _count(source, len(names))
         else:

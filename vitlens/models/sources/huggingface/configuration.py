@@ -34,6 +34,7 @@ _HEADLESS: Final[Mapping[str, tuple[str, Output]]] = {
     "convnextv2": ("ConvNextV2Model", "pooler"),
 }
 _TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
+WHOLE: Final = ("CLIPModel", "SiglipModel")  # with a text tower
 _PROJECTED: Final = "CLIPVisionModelWithProjection"
 _REFUSED: Final = {
     "siglip2": "SigLIP 2 NaFlex, whose images have no fixed size; take a fixed resolution (siglip2-base-patch16-224)",
@@ -107,18 +108,18 @@ def describe(folder: Folder) -> Description:
         raise ModelError(
             f"expected {CONFIG} in {folder.name}, found none; a folder of transformers' save_pretrained has it"
         )
-    return describe_fields(fields, folder.name)
+    return describe_fields(fields, folder.name, texts=folder.has_tokenizer)
 
 
-def describe_fields(fields: Mapping[str, Any], name: str) -> Description:
-    """The description of a configuration. name: of the model, for messages."""
+def describe_fields(fields: Mapping[str, Any], name: str, *, texts: bool = False) -> Description:
+    """The description of a configuration. name: of the model, for messages; texts: whether its texts can be read."""
     kind = fields.get("model_type")
     architectures = fields.get("architectures") or []
     if not isinstance(kind, str) or not isinstance(architectures, list):
         raise ModelError(f"expected {CONFIG} of transformers in {name}, found one without a model_type")
     wanted = str(architectures[0])[:100] if architectures else ""
     _require_loadable(fields, kind, name)
-    class_name, output, inner = _class_of(fields, kind, wanted, name)
+    class_name, output, inner = _class_of(fields, kind, wanted, name, texts=texts)
     inner = {key: value for key, value in inner.items() if key not in _DROPPED}
     _require_bounds(inner, name)
     notes = tuple(_notes(fields, class_name, output, wanted))
@@ -156,10 +157,14 @@ def _require_loadable(fields: Mapping[str, Any], kind: str, name: str) -> None:
         )
 
 
-def _class_of(fields: Mapping[str, Any], kind: str, wanted: str, name: str) -> tuple[str, Output, Mapping[str, Any]]:
+def _class_of(
+    fields: Mapping[str, Any], kind: str, wanted: str, name: str, *, texts: bool
+) -> tuple[str, Output, Mapping[str, Any]]:
     """The class, what its model gives, and its own configuration."""
     if wanted in _classifiers(kind):
         return wanted, "logits", fields
+    if texts and wanted in WHOLE:
+        return wanted, "embedding", fields
     if kind in _TOWERS:
         tower, inner = _TOWERS[kind], fields.get("vision_config")
         if not isinstance(inner, dict):
@@ -201,7 +206,9 @@ def _notes(fields: Mapping[str, Any], class_name: str, output: Output, wanted: s
         "pooler": "features: transformers' pooler_output",
         "embedding": "features: the image embedding, transformers' image_embeds",
     }
-    if output != "logits":
+    if class_name in WHOLE:
+        yield f"the towers of images and texts of {class_name}"
+    elif output != "logits":
         yield f"{class_name} has no classifier; {texts[output]}"
     if wanted and wanted != class_name:
         yield f"took {class_name} from {wanted}"

@@ -23,9 +23,10 @@ PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _LIMIT: Final = Limit(size=16 << 20, values=500_000)  # ImageNet-21k's labels, twice, are 2 MB
+_TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
 _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
 _REPO: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?")
-_SETTINGS: Final = (CONFIG, *PROCESSORS)
+_SETTINGS: Final = (CONFIG, *PROCESSORS, *_TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 _SHARDS: Final = (WEIGHTS, INDEX, "model-?????-of-?????.safetensors")
 
 
@@ -44,6 +45,11 @@ class Folder:
     name: str
     from_hub: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether texts can be read."""
+        return any((self.path / file).is_file() for file in _TOKENIZERS)
 
     def read(self, file: str) -> dict[str, object] | None:
         """The object in a JSON file; None where there is no such file. Raises ModelError for anything else."""

@@ -2,15 +2,18 @@
 
 from importlib.metadata import version
 
+from torch import nn
+
 from vitlens.errors import ModelError, VitlensError, lacks_memory
 from vitlens.files import sha256
 from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
 from vitlens.models.model import Model, Provenance
-from vitlens.models.sources.huggingface.configuration import Description, describe
+from vitlens.models.sources.huggingface.configuration import WHOLE, Description, describe
 from vitlens.models.sources.huggingface.folder import find
 from vitlens.models.sources.huggingface.library import transformers
-from vitlens.models.sources.huggingface.module import TransformersModule, architecture_of, create, native_size
+from vitlens.models.sources.huggingface.module import architecture_of, create, native_size
 from vitlens.models.sources.huggingface.processor import read_processor
+from vitlens.models.sources.huggingface.texts import with_texts
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
 
@@ -37,8 +40,11 @@ def load(request: ModelRequest) -> Model:
     processor = read_processor(folder, found.model_type, native, request.image_size)
     size = processor.preprocessing.size
     with seeded(request.seed):
-        module = create(found, state=state, name=request.name)
-    outputs = _outputs(module, size, request)
+        if found.class_name in WHOLE:
+            module: nn.Module = with_texts(found, folder, state=state)
+        else:
+            module = create(found, state=state, name=request.name)
+    outputs = _outputs(module, size, native, request)
     if size != native:
         notes.append(f"images of {size[0]}x{size[1]} px, position embeddings of {native[0]}x{native[1]} px")
     classes = _classes(found, outputs, request.name)
@@ -53,7 +59,7 @@ def load(request: ModelRequest) -> Model:
     return assemble(module, architecture, processor.preprocessing, classes, request.alias, provenance).eval()
 
 
-def _outputs(module: TransformersModule, size: tuple[int, int], request: ModelRequest) -> int:
+def _outputs(module: nn.Module, size: tuple[int, int], native: tuple[int, int], request: ModelRequest) -> int:
     """The number of outputs, measured. Raises ModelError for a size at which the model does not run."""
     try:
         return count_classes(module, size)
@@ -63,9 +69,9 @@ def _outputs(module: TransformersModule, size: tuple[int, int], request: ModelRe
         if lacks_memory(error):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-        native = "{}x{}".format(*module.native)
+        made_for = "{}x{}".format(*native)
         raise ModelError(
-            f"expected {request.name} at {size[0]}x{size[1]} px to run, found: {reason}; it was made for {native} px: "
+            f"expected {request.name} at {size[0]}x{size[1]} px to run, found: {reason}; it was made for {made_for} px: "
             "check --image-size"
         ) from error
 

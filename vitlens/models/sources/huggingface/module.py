@@ -127,7 +127,14 @@ def architecture_of(found: Description, name: str, classes: int, size: tuple[int
 def create(
     found: Description, *, classes: int | None = None, state: Mapping[str, Tensor] | None = None, name: str = ""
 ) -> TransformersModule:
-    """The module of a description, with weights as transformers stores them, or random ones.
+    """The module of a description. Raises what `network` raises."""
+    return TransformersModule(network(found, classes=classes, state=state, name=name), found.output, classes)
+
+
+def network(
+    found: Description, *, classes: int | None = None, state: Mapping[str, Tensor] | None = None, name: str = ""
+) -> nn.Module:
+    """transformers' model of a description, with weights as transformers stores them, or random ones.
 
     Raises ModelError for a configuration that cannot be built, and for weights that are missing or do not fit.
     """
@@ -152,7 +159,7 @@ def create(
                 raise ModelError(
                     f"weights do not fit {found.class_name} ({name}): {missing}; check the files of the folder"
                 )
-            return TransformersModule(model, found.output, classes)
+            return model  # type: ignore[no-any-return]
     except VitlensError:
         raise
     except Exception as error:  # transformers raises a dozen types for configurations and weights that do not fit
