@@ -167,6 +167,31 @@ def test_normalisation_of_pixels_from_0_to_1(changed, fields, mean, std):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_processors_as_earlier_versions_wrote_them(changed):
+    earlier = {"image_processor_type": None, "rescale_factor": None, "do_rescale": None}
+    plain = changed(file="preprocessor_config.json", size=32, **earlier)
+    assert vitlens.load(f"hf:{plain}").preprocessing == vitlens.load(f"hf:{changed()}").preprocessing
+    squashed = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 40, "crop_size": 32, "do_center_crop": True}
+    model = vitlens.load(f"hf:{changed(file='preprocessor_config.json', **earlier | squashed)}")
+    assert (model.preprocessing.size, model.preprocessing.resize) == ((32, 32), 40)
+    assert any("whatever the proportions" in note for note in model.provenance.notes)
+    convnext = changed(
+        "convnext", "preprocessor_config.json", feature_extractor_type="ConvNextFeatureExtractor", size=32
+    )
+    assert vitlens.load(f"hf:{convnext}").preprocessing.resize == int(32 / (224 / 256))
+    full = changed("convnext", "preprocessor_config.json", size={"shortest_edge": 384})
+    assert vitlens.load(f"hf:{full}", image_size=(384, 384)).preprocessing.resize is None
+
+
+def test_a_configuration_that_is_too_long_to_be_saved_is_not_trained(changed):
+    from vitlens.models.new_head import for_classes
+
+    model = vitlens.load(f"hf:{changed(more=['x' * 100] * 50)}")
+    assert model.classes == LABELS
+    with pytest.raises(InputError, match="hf-unsaved"):
+        for_classes(model, ("a", "b"))
+
+
 PROCESSORS = {
     "resampling": ({"resample": 1}, "found Lanczos"),
     "padding": ({"do_pad": True}, "found do_pad"),

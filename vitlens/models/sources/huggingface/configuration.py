@@ -89,16 +89,14 @@ class Description:
                 f"expected a configuration of {self.class_name}, found: {_line(error)}; check {CONFIG}"
             ) from error
 
-    def serialised(self) -> str:
-        """The configuration as JSON without labels, for models that are saved."""
-        fields = {key: value for key, value in self.fields.items() if key != "id2label"}
-        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-        if len(text) > _SERIALISED:
-            raise UnsupportedError(
-                f"expected a configuration of at most {_SERIALISED:,} characters, found {len(text):,}; "
-                "choose another model"
-            )
-        return text
+    def serialised(self) -> str | None:
+        """The configuration as JSON, as far as it differs from transformers' defaults and without labels, for models
+        that are saved; None where it is too long for that."""
+        with quietly():
+            changed = self.config().to_diff_dict()
+        fields = {key: value for key, value in changed.items() if key not in (*_DROPPED, "id2label", "architectures")}
+        text = json.dumps(fields | {"model_type": self.model_type}, sort_keys=True, separators=(",", ":"))
+        return text if len(text) <= _SERIALISED else None
 
 
 def describe(folder: Folder) -> Description:

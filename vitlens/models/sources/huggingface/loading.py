@@ -6,7 +6,7 @@ from torch import nn
 
 from vitlens.errors import ModelError, VitlensError, lacks_memory
 from vitlens.files import sha256
-from vitlens.models.assembly import assemble, count_classes, default_classes, seeded, versions
+from vitlens.models.assembly import count_classes, default_classes, seeded, versions
 from vitlens.models.model import Model, Provenance
 from vitlens.models.sources.huggingface.configuration import WHOLE, Description, describe
 from vitlens.models.sources.huggingface.folder import find
@@ -16,6 +16,7 @@ from vitlens.models.sources.huggingface.processor import read_processor
 from vitlens.models.sources.huggingface.texts import with_texts
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
+from vitlens.models.wrap import wrapped
 
 
 def load(request: ModelRequest) -> Model:
@@ -48,6 +49,7 @@ def load(request: ModelRequest) -> Model:
     if size != native:
         notes.append(f"images of {size[0]}x{size[1]} px, position embeddings of {native[0]}x{native[1]} px")
     classes = _classes(found, outputs, request.name)
+    told = getattr(module, "told", None)
     architecture = architecture_of(found, request.alias, len(classes), size)
     provenance = Provenance(
         request.name,
@@ -56,7 +58,7 @@ def load(request: ModelRequest) -> Model:
         versions() | {"transformers": version("transformers")},
         (*folder.notes, *notes, *processor.notes),
     )
-    return assemble(module, architecture, processor.preprocessing, classes, request.alias, provenance).eval()
+    return wrapped(module, architecture, processor.preprocessing, classes, request.alias, provenance, told=told).eval()
 
 
 def _outputs(module: nn.Module, size: tuple[int, int], native: tuple[int, int], request: ModelRequest) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitlens.errors import ModelError, VitlensError, lacks_memory
 from vitlens.models.assembly import Architecture
-from vitlens.models.sources.huggingface.configuration import Description, Output, described_again
+from vitlens.models.sources.huggingface.configuration import WHOLE, Description, Output, described_again
 from vitlens.models.sources.huggingface.library import quietly, transformers
 from vitlens.models.tracing.anatomy import Told
 from vitlens.models.weights import load_strictly
@@ -118,10 +118,14 @@ def build(
     return module, Preprocessing(architecture.image_size or module.native)
 
 
-def architecture_of(found: Description, name: str, classes: int, size: tuple[int, int]) -> Architecture:
-    """The architecture from which `build` makes the same model."""
-    overrides = {"class": found.class_name, "config": found.serialised()}
-    return Architecture("hf", name, classes, size, overrides)
+def architecture_of(
+    found: Description, name: str, classes: int, size: tuple[int, int]
+) -> Architecture | dict[str, object]:
+    """The architecture from which `build` makes the same model; one that is refused for a model that is not saved."""
+    text = None if found.class_name in WHOLE else found.serialised()
+    if text is None:
+        return {"kind": "hf-unsaved", "name": name, "pruned": {}}
+    return Architecture("hf", name, classes, size, {"class": found.class_name, "config": text})
 
 
 def create(
