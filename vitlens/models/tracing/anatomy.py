@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -10,10 +10,13 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.models.anatomy import residual_blocks
+from vitlens.models.attention_parts import AttentionPart
 from vitlens.models.model import Anatomy
 from vitlens.models.tracing.calls import ForwardTrace, TracedAttention, trace_forward
 from vitlens.models.tracing.parts import read_blocks, read_parts
 from vitlens.models.tracing.tokens import Grid, TokenOrder, positions_read, prefix_kinds, read_order, readout_of
+
+_PREFIX: Final = 16  # most tokens before the patches, where their number follows from that of the patches
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,24 @@ def _with_tokens(
     calls = dict(zip((part.module for part in anatomy.attention or ()), _first_calls(trace, anatomy)))
     whole = {name: call for name, call in calls.items() if call.queries == call.keys and call.batch == count}
     if any(call.batch > count for call in calls.values()):
-        return replace(anatomy, family="windowed", readout="mean")
+        known = any(_has_windows(module, part) for part in anatomy.attention or ())
+        unread = "" if known else "its attention is in windows whose place in the image is not known"
+        return replace(
+            anatomy, family="windowed" if known else "other", readout="mean" if known else None, unread=unread
+        )
     lengths = {call.queries for call in whole.values()}
-    if len(lengths) != 1:
-        return replace(anatomy, unread=f"its attention layers have {sorted(lengths)} tokens, not one number")
+    pooled = [name for name, call in calls.items() if name not in whole and call.queries > 1]
+    if len(lengths) != 1 or pooled:
+        number = (
+            f"{sorted(lengths)} tokens, not one number"
+            if len(lengths) != 1
+            else f"fewer keys than queries ({pooled[0]})"
+        )
+        return replace(anatomy, unread=f"its attention layers have {number}")
     (tokens,) = lengths
     order = _told_order(told, tokens, module) or read_order(module, next(iter(whole)), images)
+    if isinstance(order, str):
+        order = _from_map(trace, next(iter(whole)), tokens) or order
     if isinstance(order, str):
         return replace(anatomy, unread=f"{order}; say grid=(rows, columns) and prefix=('cls', ...)")
     last, names = list(whole)[-1], list(calls)
@@ -109,6 +124,26 @@ def _with_tokens(
     layout = TokenLayout(order.grid, _patch_size(module, order.grid, images), prefix)
     readout = readout_of(layout, read, pooled=any(call.queries < call.keys for call in later))
     return replace(anatomy, family="vit", layout=layout, readout=readout)
+
+
+def _has_windows(module: nn.Module, part: AttentionPart) -> bool:
+    """Whether the attention module or its block says its windows as Swin's do."""
+    owners = (module.get_submodule(name) for name in (part.module, part.module.rpartition(".")[0]))
+    return any(hasattr(owner, "window_size") for owner in owners)
+
+
+def _from_map(trace: ForwardTrace, attention: str, tokens: int) -> TokenOrder | None:
+    """The order of tokens that come from the last map before the first attention (a CNN's, which sees everywhere)."""
+    begin = trace.modules[attention][0].begin
+    maps = [
+        call for calls in trace.modules.values() for call in calls
+        if call.end < begin and call.output is not None and call.output.dim() == 4
+    ]  # fmt: skip
+    if not maps:
+        return None
+    rows, columns = max(maps, key=lambda call: call.end).output.shape[2:]  # type: ignore[union-attr]
+    prefix = tokens - rows * columns
+    return TokenOrder(prefix, (rows, columns)) if 0 <= prefix <= _PREFIX else None
 
 
 def _batch(trace: ForwardTrace) -> int:

@@ -1,7 +1,7 @@
 """One observed forward pass: its attention calls, its linear layers, and the modules that made them.
 
 Attention is recognised by what is computed: scaled dot-product attention, nn.MultiheadAttention, or a softmax over the
-last axis whose result is a factor of a following matrix product or einsum.
+last axis whose result is a factor of a following matrix product or einsum, or is (batch, heads, tokens, tokens).
 """
 
 from collections.abc import Callable, Iterator
@@ -30,10 +30,11 @@ class TracedAttention:
     """One attention call.
 
     stack: the modules that were running; batch: the length of the first axis of queries or weights; heads: None where
-    batch and heads share that axis; queries, keys: their numbers; joined: ways in which the heads' outputs may be
-    concatenated, (.., tokens, heads x head_dim), until the output projection is known; projection: its weight;
-    projection_stack: the modules that were running when it was applied; layout: why the axes are not (batch, heads,
-    query, key), empty where they are.
+    batch and heads share that axis; queries, keys: their numbers; joined: for each order that the axes may have, the
+    number of heads and their outputs concatenated, (.., tokens, heads x head_dim), until the projection is known;
+    projection: the weight of the output projection; projection_stack: the modules that were running when it was
+    applied; layout: why the axes are not (batch, heads, query, key), empty where they are; weights: the result of a
+    softmax until a product uses it.
     """
 
     stack: Stack
@@ -41,10 +42,11 @@ class TracedAttention:
     heads: int | None
     queries: int
     keys: int
-    joined: tuple[Tensor, ...] = ()
+    joined: tuple[tuple[int, Tensor], ...] = ()
     projection: Tensor | None = None
     projection_stack: Stack = ()
     layout: str = ""
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,11 @@ def trace_forward(module: nn.Module, images: Tensor) -> ForwardTrace:
     tracer = _Tracer(len(images))
     with torch.no_grad(), tracer.watching(module), tracer:
         tracer.trace.output = module(images)
-    for call in tracer.trace.attention:
-        call.joined = ()
-    return tracer.trace
+    trace = tracer.trace
+    trace.attention = [call for call in trace.attention if call.weights is None or _is_square(call.weights)]
+    for call in trace.attention:
+        call.joined, call.weights = (), None
+    return trace
 
 
 class _Tracer(TorchFunctionMode):
@@ -88,7 +92,6 @@ class _Tracer(TorchFunctionMode):
         self._images = images
         self._clock = 0
         self._stack: list[tuple[str, int]] = []
-        self._weights: list[tuple[Tensor, Stack]] = []  # results of softmax that may be attention weights
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
@@ -123,7 +126,7 @@ class _Tracer(TorchFunctionMode):
         elif func in _SOFTMAX and isinstance(result, Tensor) and result.dim() >= 3:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if dim in (-1, result.dim() - 1) and result.shape[-1] > 1:
-                self._weights.append((result, self._names()))
+                self._see_softmax(result)
         elif func in _PRODUCTS and isinstance(result, Tensor):
             operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             operands += [value for each in args if isinstance(each, list | tuple) for value in each]
@@ -137,8 +140,12 @@ class _Tracer(TorchFunctionMode):
         self._clock += 1
         self.trace.linear.append((self._clock, self._names(), weight))
         last = self.trace.attention[-1] if self.trace.attention else None
-        if last is not None and last.projection is None and any(_equal(tokens, each) for each in last.joined):
-            last.projection, last.projection_stack, last.joined = weight, self._names(), ()
+        if last is None or last.projection is not None:
+            return
+        for heads, each in last.joined:
+            if _equal(tokens, each):
+                last.heads, last.projection, last.projection_stack, last.joined = heads, weight, self._names(), ()
+                return
 
     def _see_multihead(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> None:
         """Arguments of F.multi_head_attention_forward: queries and keys (tokens, batch, dim)."""
@@ -156,22 +163,30 @@ class _Tracer(TorchFunctionMode):
             shape = (len(query), None if len(query) > self._images else 1, query.shape[1], key.shape[1])
         else:
             shape = (query.shape[:-3].numel(), query.shape[-3], query.shape[-2], key.shape[-2])
-        self._add(TracedAttention(self._names(), *shape), output)
+        self._add(TracedAttention(self._names(), *shape))
+        self._see_output(output)
+
+    def _see_softmax(self, weights: Tensor) -> None:
+        if weights.dim() == 3:
+            shape = (len(weights), None if len(weights) > self._images else 1, *weights.shape[1:])
+        else:
+            shape = (weights.shape[:-3].numel(), *weights.shape[-3:])
+        self._add(TracedAttention(self._names(), *shape, weights=weights))
 
     def _see_product(self, operands: list[Tensor], output: Tensor) -> None:
         """A product whose factor is a result of softmax (after dropout or a cast, reshaped or not): attention."""
-        for weights, stack in reversed(self._weights):
-            if not any(_equal(operand, weights) for operand in operands):
-                continue
-            if weights.dim() == 3:
-                shape = (len(weights), None if len(weights) > self._images else 1, *weights.shape[1:])
-            else:
-                shape = (weights.shape[:-3].numel(), *weights.shape[-3:])
-            self._weights.clear()
-            self._add(TracedAttention(stack, *shape), output)
-            return
+        last = self.trace.attention[-1] if self.trace.attention else None
+        if last is not None and last.weights is not None:
+            weights = last.weights
+            if any(_equal(operand, weights) for operand in operands):
+                last.weights = None
+                self._see_output(output)
 
-    def _add(self, call: TracedAttention, output: Tensor) -> None:
+    def _see_output(self, output: Tensor) -> None:
+        last = self.trace.attention[-1]
+        last.joined = tuple(_concatenations(output, last.heads or 1))
+
+    def _add(self, call: TracedAttention) -> None:
         images = self._images
         if call.heads is None and call.batch % images == 0:
             call.heads, call.batch = call.batch // images, images
@@ -179,23 +194,31 @@ class _Tracer(TorchFunctionMode):
             call.layout = (
                 f"expected attention (batch, heads, query, key), found {call.batch} on the axis of a batch of {images}"
             )
-        call.joined = tuple(_concatenations(output, call.heads or 1))
         self.trace.attention.append(call)
 
 
-def _concatenations(output: Tensor, heads: int) -> Iterator[Tensor]:
-    """The heads' outputs concatenated, for a product of shape (.., heads, tokens, x) or (.., tokens, heads, x)."""
+def _is_square(weights: Tensor) -> bool:
+    """Whether a result of softmax is (batch, heads, tokens, tokens): attention, though mixed before it is used."""
+    return weights.dim() == 4 and weights.shape[2] == weights.shape[3]
+
+
+def _concatenations(output: Tensor, heads: int) -> Iterator[tuple[int, Tensor]]:
+    """The heads' outputs concatenated, with the number of heads, for each order that the axes may have.
+
+    (.., heads, tokens, x), (.., tokens, heads, x), or with windows (batch, heads, windows, tokens, x).
+    """
     if output.dim() == 3 and heads > 1 and len(output) % heads == 0:
         output = output.unflatten(0, (-1, heads))
     if output.dim() == 3:
-        yield output
+        yield heads, output
     elif output.dim() >= 4:
         if output.shape[-3] == heads:
-            yield output.transpose(-3, -2).flatten(-2)
+            yield heads, output.transpose(-3, -2).flatten(-2)
         if output.shape[-2] == heads:
-            yield output.flatten(-2)
-        if output.dim() == 5 and output.shape[1] == heads:  # Hiera: (batch, heads, windows, query, x)
-            yield output.permute(0, 2, 3, 1, 4).flatten(-2)
+            yield heads, output.flatten(-2)
+        if output.dim() == 5:
+            yield output.shape[1], output.permute(0, 2, 3, 1, 4).flatten(-2)
+            yield output.shape[1], output.transpose(1, 3).flatten(-2)  # Hiera
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -134,6 +134,8 @@ def _passes(block: nn.Module, call: ModuleCall, stream: Tensor) -> bool:
 class _LinearAtZero(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Zeros for the result of a linear layer, a convolution or nn.MultiheadAttention; other calls as they are."""
+        if func is F.linear and len(args) > 1:
+            return args[0].new_zeros(*args[0].shape[:-1], len(args[1]))
         result = func(*args, **(kwargs or {}))
         if func not in _LINEAR:
             return result
