@@ -198,6 +198,8 @@ PROCESSORS = {
     "another processor": ({"image_processor_type": "Owlv2ImageProcessor"}, "Owlv2ImageProcessor"),
     "size": ({"size": {"longest_edge": 5}}, "sizes in pixels"),
     "huge size": ({"size": {"height": 10**6, "width": 32}}, "4096"),
+    "factor": ({"rescale_factor": "x"}, "positive rescale_factor"),
+    "crop": ({"image_processor_type": "ConvNextImageProcessor", "size": 32, "crop_pct": 0}, "sizes in pixels"),
     "mean": ({"image_mean": ["a", 0, 0]}, "three numbers"),
     "std": ({"image_std": [0, 0, 0]}, "std"),
 }

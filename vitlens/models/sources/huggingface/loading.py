@@ -73,7 +73,7 @@ def _outputs(module: nn.Module, size: tuple[int, int], native: tuple[int, int], 
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         made_for = "{}x{}".format(*native)
         raise ModelError(
-            f"expected {request.name} at {size[0]}x{size[1]} px to run, found: {reason}; it was made for {made_for} px: "
+            f"expected {request.name} at {size[0]}x{size[1]} px to run, found: {reason}; made for {made_for} px: "
             "check --image-size"
         ) from error
 

@@ -50,7 +50,7 @@ def read_processor(folder: Folder, model_type: str, native: Size | None, image_s
     notes = [] if stored is not None else [f"no {PROCESSORS[0]}: preprocessing by transformers' {kind}"]
     try:
         size, resize, more = _sizes(kind, values, fallback=native if stored is None else None)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(f"expected sizes in pixels in {PROCESSORS[0]} of {folder.name}, found {error}") from error
     notes += more
     if not values.get("do_resize", True) and native is not None:
@@ -174,13 +174,14 @@ def _interpolation(values: Mapping[str, Any], name: str) -> Interpolation:
 
 def _normalisation(values: Mapping[str, Any], name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation for pixels in [0, 1]: (255 x factor - mean) / std, with the file's factor, mean and std."""
-    factor = 255 * float(values.get("rescale_factor", 1 / 255)) if values.get("do_rescale", True) else 255.0
+    stored = values.get("rescale_factor", 1 / 255) if values.get("do_rescale", True) else 1.0
+    if isinstance(stored, bool) or not isinstance(stored, int | float) or not stored > 0:
+        raise ModelError(f"expected a positive rescale_factor in {PROCESSORS[0]} of {name}, found {short(str(stored))}")
+    factor = 255.0 * stored
     factor = 1.0 if math.isclose(factor, 1, rel_tol=1e-9) else factor
     normalised = values.get("do_normalize", True)
     mean = tuple(_channels(values.get("image_mean"), name)) if normalised else (0.0, 0.0, 0.0)
     std = tuple(_channels(values.get("image_std"), name)) if normalised else (1.0, 1.0, 1.0)
-    if not factor > 0:
-        raise ModelError(f"expected a positive rescale_factor in {PROCESSORS[0]} of {name}, found {factor / 255:g}")
     return tuple(value / factor for value in mean), tuple(value / factor for value in std)
 
 
