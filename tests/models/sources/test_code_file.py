@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import vitlens
 from vitlens.cli.main import application, run
-from vitlens.errors import InputError, ModelError
+from vitlens.errors import InputError
 from vitlens.files import sha256
 from vitlens.models.naming import parse_model
 from vitlens.models.sources.code_file import recognises
@@ -32,6 +32,16 @@ def random():
 def module():
     import torch
     return torch.nn.Linear(3, 3)
+
+def wrapped(size=32):
+    own = vitlens.load("vit-digits")
+    return vitlens.wrap(own.module, image_size=size, mean=(0.5,) * 3, std=(0.5,) * 3, classes=own.classes)
+
+def unfit():
+    return wrapped(size=30)
+
+def unknown():
+    return vitlens.load("vit-dgits")
 
 def needs(argument):
     return argument
@@ -97,6 +107,8 @@ ERRORS = {
     "my.py:raises": "found KeyError: 'two",
     "my.py:exits": "found SystemExit: 0",
     "my.py:module": r"found torch\.nn\.modules\.linear\.Linear; return vitlens\.wrap",
+    "my.py:unfit": r"30x30 px.* \(in my\.py:unfit\)",
+    "my.py:unknown": r"no model 'vit-dgits'; did you mean 'vit-digits'\?",
     "my.py": "expected FILE.py:FUNCTION",
     "my.py:": "expected FILE.py:FUNCTION",
     "my.py:a.b": "expected FILE.py:FUNCTION",
@@ -109,7 +121,7 @@ ERRORS = {
 def test_errors_are_one_line(here, name):
     (here / "broken.py").write_text("def vit(:\n")
     (here / "raising.py").write_text("1 / 0\n")
-    with pytest.raises(ModelError, match=ERRORS[name]) as caught:
+    with pytest.raises(InputError, match=ERRORS[name]) as caught:
         load(name)
     assert "\n" not in str(caught.value)
 
@@ -131,6 +143,14 @@ def test_the_form_of_the_names():
     assert all(recognises(name) for name in ("my.py:vit", "a/b.py:c", "my.py"))
     assert not any(recognises(name) for name in ("my.pyc:vit", "timm:x", ".py", "runs/py"))
     assert parse_model("a/my.py:vit").alias == "vit"
+
+
+def test_a_wrapped_module_has_the_attention_of_the_model_itself(here):
+    model, own, images = load("my.py:wrapped"), vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(vitlens.rollout(model, images), vitlens.rollout(own, images), rtol=1e-5, atol=1e-6)
+    line = "rollout --model-file my.py:wrapped --data digits --limit 2 --out out --quiet"
+    assert run(line.split()) == 0
+    assert (here / "out" / "report.md").is_file()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from vitlens.errors import InputError, ModelError, VitlensError, lacks_memory, nearest
+from vitlens.errors import InputError, ModelError, UnknownNameError, VitlensError, lacks_memory, nearest
 from vitlens.files import sha256
 from vitlens.models.assembly import seeded, versions
 from vitlens.models.model import Model
@@ -56,13 +56,14 @@ def load(request: ModelRequest) -> Model:
         try:
             made = function()
         except VitlensError as error:  # of vitlens.wrap, whose line says what to do
-            raise type(error)(f"{error} (in {shown})") from error
+            kind = InputError if isinstance(error, UnknownNameError) else type(error)
+            raise kind(f"{error} (in {shown})") from error
         except (Exception, SystemExit) as error:
             raise _failed(f"{shown}() to return a model", error) from error
     if not isinstance(made, Model):
-        kind = f"{type(made).__module__}.{type(made).__qualname__}".removeprefix("builtins.")
+        found = f"{type(made).__module__}.{type(made).__qualname__}".removeprefix("builtins.")
         raise ModelError(
-            f"expected {shown}() to return a vitlens.Model, found {kind}; "
+            f"expected {shown}() to return a vitlens.Model, found {found}; "
             "return vitlens.wrap(module, image_size=..., mean=..., std=...)"
         )
     model = copy.copy(made)  # the function may return one object each time it is called
