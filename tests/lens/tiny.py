@@ -77,7 +77,7 @@ def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
 
 def handwritten() -> Model:
     """A user's own module, its weights not frozen."""
-    module = shaken(lambda: SoftmaxViT(depth=2, classes=5))
+    module = shaken(lambda: SoftmaxViT(depth=2, classes=5, drop=0.0))
     return wrap(module, image_size=SIZE, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), classes=CLASSES, alias="wrapped")
 
 
