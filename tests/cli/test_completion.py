@@ -7,7 +7,7 @@ from vitlens.names import BUNDLED, PRESETS
 
 def test_every_name_is_offered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert {*PRESETS, *BUNDLED, "timm:", "torchvision:", "open-clip:"} == set(complete_model(""))
+    assert {*PRESETS, *BUNDLED, "timm:", "torchvision:", "open-clip:", "hf:"} == set(complete_model(""))
     assert complete_data("") == list(SETS)
     assert complete_model("resnet") == ["resnet20", "resnet18", "resnet50"]
 

@@ -208,7 +208,7 @@ UNKNOWN = {
     "timm:": "no timm model ''",
     "torchvision:vit_b_23": "no torchvision model 'vit_b_23'; did you mean 'vit_b_32'",
     "torchvision:maskrcnn_resnet50_fpn": "no torchvision model",
-    "hf:google/vit": "nothing at hf:google/vit",
+    "hugging:google/vit": "nothing at hugging:google/vit",
     "runs/none": "nothing at runs/none; see vitlens models",
     "none.safetensors": "expected a weights file, found nothing at none.safetensors",
     "timm:vit_tiny_patch16_224@none.safetensors": "found nothing at none.safetensors; give --weights FILE",

@@ -3,13 +3,15 @@
 import shlex
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.errors import InputError, Interrupted, UnknownNameError
 
+_MODEL_FILE: Final = "--model-file"
+_MODELS: Final = ("model", "models")  # the names of the argument MODEL
 COMMAND_LINE: ContextVar[str] = ContextVar("command_line", default="")  # as it was typed, for config.json
 
 
@@ -39,11 +41,47 @@ class Commands(TyperGroup):
 
 
 class OneCommand(TyperCommand):
-    """One command: `--images` takes every word up to the next option."""
+    """One command: `--images` takes every word up to the next option; --model-file alone is the MODEL."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the line, with one --images before each image."""
-        return super().parse_args(ctx, list(one_option_per_image(args)))
+        """Parse the line, with one --images before each image, and with --model-file's models where no MODEL is named.
+
+        Raises InputError for a --model-file that no MODEL names.
+        """
+        words, files = list(one_option_per_image(args)), list(_values(args, _MODEL_FILE))
+        argument = next((param for param in self.params if param.name in _MODELS), None)
+        if not files or argument is None:
+            return super().parse_args(ctx, words)
+        required, argument.required = argument.required, False
+        try:
+            rest = super().parse_args(ctx, words)
+        finally:
+            argument.required = required
+        named = ctx.params.get(argument.name)
+        if not named:
+            if argument.nargs == 1 and len(files) > 1:
+                raise InputError(f"expected one MODEL, found {len(files)} of {_MODEL_FILE}; name one")
+            ctx.params[argument.name] = files[0] if argument.nargs == 1 else files
+            return rest
+        texts = [named] if isinstance(named, str) else named
+        for file in files:
+            if not any(text == file or text.endswith(f"={file}") for text in texts):
+                raise InputError(
+                    f"expected MODEL {file} beside {_MODEL_FILE} {file}, found {', '.join(texts)}; name it, too"
+                )
+        return rest
+
+
+def _values(words: Iterable[str], option: str) -> Iterator[str]:
+    """The values of an option that the words give, each of them once."""
+    found, before = [], ""
+    for word in words:
+        if before == option:
+            found.append(word)
+        elif word.startswith(f"{option}="):
+            found.append(word.partition("=")[2])
+        before = word
+    yield from dict.fromkeys(found)
 
 
 def _refuse_empty(args: list[str]) -> None:

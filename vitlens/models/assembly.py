@@ -69,7 +69,13 @@ def assemble(
     alias: str,
     provenance: Provenance,
 ) -> Model:
-    """A Model around a module, whose anatomy is read from the module."""
+    """A Model around a module, whose anatomy is read from the module, or from forward passes of a source's modules
+    that have no attributes to read it from."""
+    if SOURCES[architecture.kind].traced:
+        traced: Model = resolved("vitlens.models.wrap:wrapped")(
+            module, architecture, preprocessing, classes, alias, provenance, told=getattr(module, "told", None)
+        )
+        return traced
     return Model(
         module,
         alias=alias,

@@ -1,5 +1,6 @@
 """From a name to a Model."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,15 +31,17 @@ def load(
     classes: tuple[str, ...] | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    code_files: Sequence[str] = (),
 ) -> Model:
     """The model for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
 
     NAME: vit-digits, cnn-digits, a run folder, a weights file (with arch), timm:NAME, torchvision:NAME,
-    open-clip:ARCH/TAG, or a preset with weights; "random" instead of the weights: the same architecture, untrained. A
-    `ModelName` (from `parse_model`) is used as it is.
+    open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with weights; "random" instead of the weights: the same
+    architecture, untrained. A `ModelName` (from `parse_model`) is used as it is.
     image_size: (height, width) in pixels; mean, std: of the model's training, for pixels in [0, 1]; classes: names of
-    the logits. A model without a classifier (timm's num_classes=0) has no classes; its outputs are features. Raises
-    UnknownNameError and ModelError, and UnsupportedError for classes of a model without a classifier.
+    the logits; code_files: each FILE.py:FUNCTION that may be a name, and whose code is run then. A model without a
+    classifier (timm's num_classes=0) has no classes; its outputs are features. Raises UnknownNameError and ModelError,
+    and UnsupportedError for classes of a model without a classifier.
     """
     if isinstance(name, str):
         require_rule([name])
@@ -48,7 +51,7 @@ def load(
     source = request.source
     if (mean or std) and source.own_input:
         raise InputError(f"expected no --mean and no --std for {name.name}, whose weights define them; leave them out")
-    request = replace(request, arch=arch, image_size=image_size, seed=seed)
+    request = replace(request, arch=arch, image_size=image_size, seed=seed, code_files=tuple(code_files))
     model: Model = resolved(source.load)(request)
     if mean or std:
         preprocessing = model.preprocessing

@@ -9,6 +9,7 @@ from torch import nn
 from vitlens.errors import InputError, ModelError
 from vitlens.layout import PrefixKind
 from vitlens.models.assembly import Architecture, default_classes, versions
+from vitlens.models.kernels import require_observable_attention
 from vitlens.models.model import Model, Provenance
 from vitlens.models.tracing.anatomy import Told, trace_anatomy
 from vitlens.models.tracing.output import output_form
@@ -85,6 +86,7 @@ def wrapped(
     Raises what `wrap` raises.
     """
     _require_eager(module)
+    require_observable_attention(module)
     device, dtype = _place(module)
     _require_channels(module)
     height, width = preprocessing.size

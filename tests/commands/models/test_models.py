@@ -11,7 +11,7 @@ def names(pattern: str) -> list[str]:
 
 
 def test_without_a_pattern_every_own_name_and_both_hubs_are_listed():
-    assert names("") == [*BUNDLED, *PRESETS, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG"]
+    assert names("") == [*BUNDLED, *PRESETS, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG", "hf:REPO|FOLDER"]
 
 
 def test_a_part_of_a_name_and_a_pattern_both_find():

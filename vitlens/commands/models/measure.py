@@ -33,15 +33,21 @@ def model_table(pattern: str = "") -> Iterator[str]:
     in_library = sum(len(names) for kind, names in matching.items() if SOURCES[kind].prefix)
     for kind, names in matching.items():
         source = SOURCES[kind]
-        if source.prefix and not pattern:
+        if source.prefix and not source.list_names:
+            if not pattern or pattern.startswith(source.prefix):
+                yield _line(source.usage, "not listed", f"{source.help} Such as {source.example}")
+        elif source.prefix and not pattern:
             yield _count(source, len(names))
-            continue
-        for name in names:
-            described = not source.prefix or in_library <= _DESCRIBED_AT_MOST
-            yield _line(name, *_described(source, name)) if described else name
+        else:
+            for name in names:
+                described = not source.prefix or in_library <= _DESCRIBED_AT_MOST
+                yield _line(name, *_described(source, name)) if described else name
     if pattern and in_library > _DESCRIBED_AT_MOST:
         yield f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which commands each supports"
-    if not any(matching.values()):
+    unlisted = any(
+        source.prefix and not source.list_names and pattern.startswith(source.prefix) for source in SOURCES.values()
+    )
+    if not any(matching.values()) and not unlisted:
         known = (name for source in SOURCES.values() if not source.extra for name in source.all_names())
         raise UnknownNameError("model", pattern, known, hint="vitlens models")
 

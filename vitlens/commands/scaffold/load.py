@@ -53,6 +53,7 @@ def load_models(
             classes=classes,
             device=device,
             seed=options.seed,
+            code_files=model_options.model_file,
         )
         for name in names
     )

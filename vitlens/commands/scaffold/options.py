@@ -60,7 +60,8 @@ class ModelOptions:
     """What a weights file does not say itself.
 
     weights: a file for the one model named; random_weights: untrained ones; arch: the architecture of a weights file;
-    image_size: pixels (height, width); mean, std: per channel, in [0, 1]; classes: a file with one name a line.
+    image_size: pixels (height, width); mean, std: per channel, in [0, 1]; classes: a file with one name a line;
+    model_file: each FILE.py:FUNCTION that a MODEL may name, as it runs the code of that file.
     """
 
     weights: Path | None = option(
@@ -98,6 +99,15 @@ class ModelOptions:
     )
     classes: Path | None = option(
         "--classes", "A file of class names, one a line.", default=None, metavar="FILE", panel=_MODEL
+    )
+    model_file: tuple[str, ...] = option(
+        "--model-file",
+        "Run your code: MODEL may be FILE.py:FUNCTION, whose function, called without arguments, returns "
+        "vitlens.wrap(module, ...). Alone, it is the MODEL. May be repeated.",
+        default=(),
+        metavar="FILE.py:FUNCTION",
+        panel=_MODEL,
+        shown=False,
     )
 
 

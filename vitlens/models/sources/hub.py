@@ -15,8 +15,10 @@ TIMEOUT = 5  # seconds until the first response; usually there within one
 
 
 @contextmanager
-def pretrained_download(name: str, address: str) -> Iterator[None]:
-    """Inside, pretrained weights are downloaded or read from the cache.
+def pretrained_download(
+    name: str, address: str, *, advice: str = "give --weights FILE, or --random-weights for a sanity check"
+) -> Iterator[None]:
+    """Inside, pretrained weights are downloaded or read from the cache; advice: what to do instead, at the error's end.
 
     Without a network the hub's client retries for most of a minute; here only the cache is read, and weights that are
     not cached raise ModelError.
@@ -30,8 +32,7 @@ def pretrained_download(name: str, address: str) -> Iterator[None]:
     except (OSError, HTTPException, RuntimeError) as error:
         reason = "found no network" if not online else f"the download failed ({str(error).splitlines()[0][:120]})"
         raise ModelError(
-            f"expected pretrained weights of {name} from {address} or the cache, {reason}; "
-            "give --weights FILE, or --random-weights for a sanity check"
+            f"expected pretrained weights of {name} from {address} or the cache, {reason}; {advice}"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = before

@@ -27,12 +27,14 @@ class ModelSource:
 
     build: (architecture, *, state, pretrained) -> module and preprocessing, with the weights of a state dict, the
     hub's, or random ones; empty for a source whose models cannot be saved. load: (request) -> Model; by default an
-    architecture is built and given its weights. list_names: () -> all names, without the prefix.
+    architecture is built and given its weights. list_names: () -> all names, without the prefix; empty where they are
+    in `names`, and where they cannot be listed (paths, the hub's repositories).
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
     its models also embed texts; own_input: whether --mean and --std are refused; any_size: whether a built model
-    accepts images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself.
+    accepts images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself;
+    traced: whether the anatomy of its models is read from forward passes, not from attributes of their modules.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class ModelSource:
     own_input: bool = False
     any_size: bool = False
     resizes_weights: bool = False
+    traced: bool = False
 
     def has(self, name: str) -> bool:
         """Whether a name belongs to this source, by its form alone: the model itself may not exist."""
@@ -71,7 +74,8 @@ class ModelRequest:
     """A request for one model.
 
     name: without alias and weights; file: of weights, if any; random: untrained; arch: the architecture of a file that
-    does not contain it; image_size: (height, width) in pixels, None for the model's own; seed: of random weights.
+    does not contain it; image_size: (height, width) in pixels, None for the model's own; seed: of random weights;
+    code_files: each FILE.py:FUNCTION whose code may be run.
     """
 
     source: ModelSource
@@ -82,6 +86,7 @@ class ModelRequest:
     arch: str | None = None
     image_size: tuple[int, int] | None = None
     seed: int = 0
+    code_files: tuple[str, ...] = ()
 
     @property
     def short(self) -> str:
@@ -157,6 +162,27 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         list_names="vitlens.models.sources.open_clip:open_clip_names",
         extra="clip",
         texts=True,
+        own_input=True,
+    ),
+    ModelSource(
+        kind="hf",
+        usage="hf:REPO|FOLDER",
+        help="transformers' vision models: a repository of the hub, or a folder of save_pretrained.",
+        example="hf:google/vit-base-patch16-224",
+        prefix="hf:",
+        build="vitlens.models.sources.huggingface.module:build",
+        load="vitlens.models.sources.huggingface.loading:load",
+        extra="hf",
+        traced=True,
+    ),
+    ModelSource(
+        kind="code",
+        usage="FILE.py:FUNCTION with --model-file",
+        help="A model that a function of yours returns (vitlens.wrap makes one of any module).",
+        example="my_model.py:build --model-file my_model.py:build",
+        recognises="vitlens.models.sources.code_file:recognises",
+        load="vitlens.models.sources.code_file:load",
+        weights="own",
         own_input=True,
     ),
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from vitlens.commands.profile.options import ProfileOptions
@@ -16,11 +15,10 @@ from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.resizing import untrained_at
+from vitlens.models.sources.registry import source_of
 from vitlens.models.vit_config import VIT_PRESETS
-from vitlens.names import BUNDLED
 
 FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the model's own image side
-_SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def load_for_cost(options: ProfileOptions) -> tuple[tuple[Model, ...], dict[str, list[str]]]:
@@ -51,8 +49,8 @@ def load_for_cost(options: ProfileOptions) -> tuple[tuple[Model, ...], dict[str,
 
 
 def _loaded(model: ModelName, model_options: ModelOptions, options: RunOptions) -> Model:
-    has_own = model.weights or model.name in BUNDLED or Path(model.name).is_dir() or model.name.endswith(_SUFFIXES)
-    if not has_own:
+    source = source_of(model.name)
+    if not model.weights and (source is None or source.weights != "own"):
         model_options = replace(model_options, random_weights=True)
     (loaded,) = load_models([model], model_options=model_options, options=options)
     return loaded

@@ -1,0 +1,318 @@
+"""Models of transformers against transformers itself: logits, labels, sizes, and every file that is refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitlens
+from tests.models.sources.huggingface.tiny import FAMILIES, FEATURES, LABELS, TOWERS
+from vitlens.data.decode import fit
+from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.labels import imagenet_classes
+from vitlens.models.saved import load_file, save
+from vitlens.models.sources.registry import SOURCES, ModelRequest
+
+transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
+
+
+@pytest.fixture
+def changed(folders, tmp_path):
+    """A copy of a family's folder with other fields in a JSON file; None removes one."""
+
+    def copy(name="vit", file="config.json", **fields):
+        target = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(folders(name)[0], target)
+        content = json.loads((target / file).read_text()) | fields
+        (target / file).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+        return target
+
+    return copy
+
+
+def pixels(seed=0, size=32):
+    return torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(folders, name):
+    folder, own = folders(name)
+    model = vitlens.load(f"hf:{folder}")
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    images = pixels()
+    inputs = processor(list(images), do_rescale=False, do_resize=False, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        theirs = TOWERS.get(name, lambda whole: whole)(own)(pixel_values=inputs)
+        expected = FEATURES[name](theirs) if name in FEATURES else theirs.get("logits", theirs.get("pooler_output"))
+        ours = model(images)
+    assert model.input_size == (32, 32)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    classifier = "Classification" in FAMILIES[name][1]
+    assert model.classes == (LABELS if classifier else ())
+    assert any("features:" in note for note in model.provenance.notes) != classifier
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_saved_and_loaded_again_without_the_folder(folders, name, tmp_path):
+    model = vitlens.load(f"hf:{folders(name)[0]}")
+    save(model, tmp_path / "model.safetensors")
+    again = vitlens.load(str(tmp_path / "model.safetensors"))
+    assert again.classes == model.classes
+    assert again.preprocessing == model.preprocessing
+    with torch.no_grad():
+        assert torch.equal(again(pixels()), model(pixels()))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_another_image_size_interpolates_positions(folders, name):
+    folder, own = folders(name)
+    model = vitlens.load(f"hf:{folder}", image_size=(48, 48))
+    assert model.input_size == (48, 48)
+    with torch.no_grad():
+        assert model(pixels(size=48)).shape == vitlens.load(f"hf:{folder}")(pixels()).shape
+    if name == "vit":
+        inputs = (pixels(size=48) - 0.5) / 0.5
+        expected = own(pixel_values=inputs, interpolate_pos_encoding=True).logits
+        torch.testing.assert_close(model(pixels(size=48)), expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("vit", (40, 60)), ("clip", (40, 60)), ("convnext", (60, 40)), ("dinov2", (33, 50))]
+)
+def test_a_photograph_is_prepared_as_by_transformers(folders, name, size):
+    folder, _ = folders(name)
+    model = vitlens.load(f"hf:{folder}")
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
+    photo = photo.resize((size[1] * 4, size[0] * 4), Image.Resampling.BICUBIC)
+    theirs = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")(photo, return_tensors="pt")
+    ours = model.prepare(fit(photo, model.preprocessing)[None].float() / 255)
+    torch.testing.assert_close(ours[0], theirs["pixel_values"][0], rtol=0, atol=0.02)
+
+
+def test_provenance_has_the_sha256_of_one_file_and_of_several(folders, tmp_path):
+    import hashlib
+
+    folder, own = folders("vit")
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert vitlens.load(f"hf:{folder}").provenance.sha256 == digest
+    own.save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    model = vitlens.load(f"hf:{tmp_path}")
+    assert model.provenance.sha256 == hashlib.sha256(b"".join(shard.read_bytes() for shard in shards)).hexdigest()
+    with torch.no_grad():
+        assert torch.equal(model(pixels()), vitlens.load(f"hf:{folder}")(pixels()))
+
+
+def test_random_weights_are_seeded_and_need_no_weights_file(folders, changed):
+    folder = changed()
+    (folder / "model.safetensors").unlink()
+    first, second = (vitlens.load(f"hf:{folder}", random_weights=True, seed=seed) for seed in (0, 1))
+    again = vitlens.load(f"hf:{folder}@random", seed=0)
+    with torch.no_grad():
+        assert torch.equal(first(pixels()), again(pixels()))
+        assert not torch.equal(first(pixels()), second(pixels()))
+
+
+def test_weights_from_a_file(folders):
+    folder, _ = folders("vit")
+    file = folder / "model.safetensors"
+    with torch.no_grad():
+        assert torch.equal(vitlens.load(f"hf:{folder}@{file}")(pixels()), vitlens.load(f"hf:{folder}")(pixels()))
+
+
+def test_labels(changed):
+    numbered = {str(index): f"LABEL_{index}" for index in range(5)}
+    assert vitlens.load(f"hf:{changed(id2label=numbered)}").classes == ("0", "1", "2", "3", "4")
+    with pytest.raises(ModelError, match=r"do not fit .* of another shape"):
+        vitlens.load(f"hf:{changed(id2label={'0': 'one'})}")
+    with pytest.raises(ModelError, match="no '1'"):
+        vitlens.load(f"hf:{changed(id2label={'0': 'one', '2': 'two'})}")
+
+
+def test_imagenet_labels_get_the_names_of_every_other_model():
+    from vitlens.models.sources.huggingface.configuration import _labels
+
+    longer = {str(index): f"{name}, another name" for index, name in enumerate(imagenet_classes())}
+    assert _labels(longer | {"999": "toilet tissue, toilet paper"}, "x") == imagenet_classes()
+
+
+def test_without_a_processor_the_defaults_of_the_family_are_used_and_said(changed):
+    folder = changed()
+    (folder / "preprocessor_config.json").unlink()
+    model = vitlens.load(f"hf:{folder}")
+    assert model.input_size == (32, 32)
+    assert any("no preprocessor_config.json" in note and "ViTImageProcessor" in note for note in model.provenance.notes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "mean", "std"),
+    [
+        ({"do_normalize": False}, 0, 1),
+        ({"do_rescale": False}, 0.5 / 255, 0.5 / 255),
+        ({"rescale_factor": 2 / 255}, 0.25, 0.25),
+    ],
+)
+def test_normalisation_of_pixels_from_0_to_1(changed, fields, mean, std):
+    folder = changed(file="preprocessor_config.json", **fields)
+    model = vitlens.load(f"hf:{folder}")
+    assert model.preprocessing.mean == pytest.approx((mean,) * 3)
+    assert model.preprocessing.std == pytest.approx((std,) * 3)
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+    theirs = transformers.AutoImageProcessor.from_pretrained(folder)(photo, return_tensors="pt")["pixel_values"]
+    ours = model.prepare(fit(photo, model.preprocessing)[None].float() / 255)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_processors_as_earlier_versions_wrote_them(changed):
+    earlier = {"image_processor_type": None, "rescale_factor": None, "do_rescale": None}
+    plain = changed(file="preprocessor_config.json", size=32, **earlier)
+    assert vitlens.load(f"hf:{plain}").preprocessing == vitlens.load(f"hf:{changed()}").preprocessing
+    squashed = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 40, "crop_size": 32, "do_center_crop": True}
+    model = vitlens.load(f"hf:{changed(file='preprocessor_config.json', **earlier | squashed)}")
+    assert (model.preprocessing.size, model.preprocessing.resize) == ((32, 32), 40)
+    assert any("whatever the proportions" in note for note in model.provenance.notes)
+    convnext = changed(
+        "convnext", "preprocessor_config.json", feature_extractor_type="ConvNextFeatureExtractor", size=32
+    )
+    assert vitlens.load(f"hf:{convnext}").preprocessing.resize == int(32 / (224 / 256))
+    full = changed("convnext", "preprocessor_config.json", size={"shortest_edge": 384})
+    assert vitlens.load(f"hf:{full}", image_size=(384, 384)).preprocessing.resize is None
+
+
+def test_a_configuration_that_is_too_long_to_be_saved_is_not_trained(changed):
+    from vitlens.models.new_head import for_classes
+
+    model = vitlens.load(f"hf:{changed(more=['x' * 100] * 50)}")
+    assert model.classes == LABELS
+    with pytest.raises(InputError, match="hf-unsaved"):
+        for_classes(model, ("a", "b"))
+
+
+PROCESSORS = {
+    "resampling": ({"resample": 1}, "found Lanczos"),
+    "padding": ({"do_pad": True}, "found do_pad"),
+    "another processor": ({"image_processor_type": "Owlv2ImageProcessor"}, "Owlv2ImageProcessor"),
+    "size": ({"size": {"longest_edge": 5}}, "sizes in pixels"),
+    "huge size": ({"size": {"height": 10**6, "width": 32}}, "4096"),
+    "factor": ({"rescale_factor": "x"}, "positive rescale_factor"),
+    "crop": ({"image_processor_type": "ConvNextImageProcessor", "size": 32, "crop_pct": 0}, "sizes in pixels"),
+    "mean": ({"image_mean": ["a", 0, 0]}, "three numbers"),
+    "std": ({"image_std": [0, 0, 0]}, "std"),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_processors_that_are_refused(changed, case):
+    fields, text = PROCESSORS[case]
+    with pytest.raises(InputError, match=text) as caught:
+        vitlens.load(f"hf:{changed(file='preprocessor_config.json', **fields)}")
+    assert "\n" not in str(caught.value)
+
+
+CONFIGS = {
+    "no model_type": ({"model_type": None}, "without a model_type"),
+    "remote code": ({"model_type": "mine", "auto_map": {"AutoModel": "m.M"}}, "never run"),
+    "unknown": ({"model_type": "bert"}, "vision model"),
+    "naflex": ({"model_type": "siglip2"}, "NaFlex"),
+    "timm": ({"model_type": "timm_wrapper"}, "timm:NAME"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    "sigmoid": ({"problem_type": "multi_label_classification"}, "exclude each other"),
+    "channels": ({"num_channels": 1}, "3 channels"),
+    "layers": ({"num_hidden_layers": 10**6}, "at most 1,000"),
+    "huge": ({"hidden_size": 2**20, "intermediate_size": 2**20}, "at most"),
+    "type": ({"hidden_size": "wide"}, "config.json"),
+    "activation": ({"hidden_act": "none"}, "config.json"),
+    "shape": ({"hidden_size": 64}, "do not fit"),
+    "more layers": ({"num_hidden_layers": 3}, "missing"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_configurations_that_are_refused(changed, case):
+    fields, text = CONFIGS[case]
+    with pytest.raises(InputError, match=text) as caught:
+        vitlens.load(f"hf:{changed(**fields)}")
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_that_are_refused(changed, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ModelError, match=r"expected config\.json"):
+        vitlens.load(f"hf:{empty}")
+    pickled = changed()
+    (pickled / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"expected model\.safetensors .* found none"):
+        vitlens.load(f"hf:{pickled}")
+    torch.save({}, pickled / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin alone.*save_pretrained"):
+        vitlens.load(f"hf:{pickled}")
+    adapter = changed()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="adapter"):
+        vitlens.load(f"hf:{adapter}")
+    index = changed()
+    (index / "model.safetensors").unlink()
+    (index / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../vit/model.safetensors"}}))
+    with pytest.raises(ModelError, match="name that can be part of a file name"):
+        vitlens.load(f"hf:{index}")
+    (index / "config.json").write_text("{" * 100)
+    with pytest.raises(ModelError, match="JSON"):
+        vitlens.load(f"hf:{index}")
+
+
+def test_names_that_are_refused(tmp_path):
+    for name in ("hf:", "hf:owner/..", "hf:./nothing", "hf:a/b/c", "hf:a b", f"hf:{tmp_path}/none"):
+        with pytest.raises(ModelError, match=r"hf:FOLDER, or hf:REPO"):
+            vitlens.load(name)
+
+
+def test_a_repository_without_a_network(monkeypatch, tmp_path):
+    from vitlens.models.sources import hub
+
+    monkeypatch.setattr(hub, "_answers", lambda _: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match=r"found no network; .*hf:FOLDER"):
+        vitlens.load("hf:google/vit-base-patch16-224")
+
+
+def test_remote_code_beside_a_class_of_transformers_is_not_run(changed):
+    folder = changed(auto_map={"AutoModelForImageClassification": "evil.Model"})
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    model = vitlens.load(f"hf:{folder}")
+    assert any("was not run" in note for note in model.provenance.notes)
+
+
+def test_flash_attention_in_a_configuration_is_replaced_and_said(changed):
+    model = vitlens.load(f"hf:{changed(attn_implementation='flash_attention_2')}")
+    assert any("flash_attention_2" in note for note in model.provenance.notes)
+    assert {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
+
+
+def test_nothing_is_printed(folders, capfd):
+    vitlens.load(f"hf:{folders('clip')[0]}")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_new_head_for_fine_tuning(folders):
+    from vitlens.models.new_head import for_classes
+
+    for name in ("vit", "deit-distilled", "vit-features", "swin", "convnext"):
+        model = for_classes(vitlens.load(f"hf:{folders(name)[0]}"), ("a", "b", "c"))
+        assert model.classes == ("a", "b", "c")
+        assert torch.equal(model(pixels()), torch.zeros(2, 3))
+
+
+def test_a_saved_file_that_is_not_what_vitlens_wrote(folders, tmp_path):
+    model = vitlens.load(f"hf:{folders('vit')[0]}")
+    overrides = model.architecture["overrides"]
+    for changes in ({"class": "AutoModel"}, {"config": "[]"}, {"config": '{"model_type": "bert"}'}, {"class": 3}):
+        model.architecture["overrides"] = overrides | changes
+        save(model, tmp_path / "model.safetensors")
+        with pytest.raises((ModelError, UnsupportedError)) as caught:
+            load_file(tmp_path / "model.safetensors", ModelRequest(SOURCES["run"], "x", "x"), weights="x")
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,118 @@
+"""What the lens sees of transformers' models: attention under sdpa equals transformers' own eager attention."""
+
+import pytest
+import torch
+
+import vitlens
+from tests.models.sources.huggingface.tiny import FAMILIES, TOWERS
+from vitlens.lens.capture import capture
+
+transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
+
+SEQUENCES = {  # family -> the prefix of its tokens, and what reads them
+    "vit": (("cls",), "cls"),
+    "vit-features": (("cls",), "cls"),
+    "deit": (("cls", "distillation"), "cls"),
+    "deit-distilled": (("cls", "distillation"), "cls+distillation"),
+    "beit": (("cls",), "mean"),
+    "beit-shared": (("cls",), "mean"),
+    "dinov2": (("cls",), "cls"),
+    "dinov2-features": (("cls",), "cls"),
+    "dinov2-registers": (("cls", "register", "register"), "cls"),
+    "dinov3": (("cls", *["register"] * 4), "cls"),
+    "clip-vision": (("cls",), "cls"),
+    "clip-projected": (("cls",), "cls"),
+    "clip": (("cls",), "cls"),
+    "clip-classifier": (("cls",), "mean"),
+    "siglip-vision": ((), "pool"),
+    "siglip": ((), "pool"),
+    "siglip-classifier": ((), None),
+}
+OTHERS = {"swin": "windowed", "swin-features": "windowed", "swinv2": "windowed", "convnext": "cnn", "convnextv2": "cnn"}
+
+
+def pixels():
+    return torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_every_family_is_listed():
+    assert {*SEQUENCES, *OTHERS} == {*FAMILIES}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_attention_under_sdpa_is_transformers_own_eager_attention(folders, name):
+    folder, own = folders(name)
+    model = vitlens.load(f"hf:{folder}")
+    prefix, readout = SEQUENCES[name]
+    assert model.layout.prefix == prefix
+    assert model.layout.grid == (4, 4)
+    assert readout in (None, model.anatomy.readout)
+    assert len(model.anatomy.blocks) == 2
+    own.set_attn_implementation("eager")
+    eager = TOWERS.get(name, lambda whole: whole)(own)
+    with torch.no_grad():
+        expected = eager(pixel_values=model.prepare(pixels()), output_attentions=True).attentions
+        observed = vitlens.attention(model, pixels())
+    own.set_attn_implementation("sdpa")
+    kernels = {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")}
+    assert kernels == {"sdpa"}
+    pooled = model.anatomy.readout == "pool"  # by attention of one query, which transformers does not return
+    assert [layer.shape[-2] for layer in observed] == [layer.shape[-2] for layer in expected] + [1] * pooled
+    for theirs, ours in zip(expected, observed):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_families_without_one_sequence_of_tokens(folders, name):
+    model = vitlens.load(f"hf:{folders(name)[0]}")
+    assert model.anatomy.family == OTHERS[name]
+    for command in ("explain", "features", "profile"):
+        assert model.supports(command) is None
+    assert (model.supports("stats") is None) == (OTHERS[name] == "windowed")
+
+
+@pytest.mark.parametrize("name", ["swin", "swinv2"])
+def test_windows_under_the_default_kernel_are_transformers_own_eager_attention(folders, name):
+    folder, own = folders(name)
+    model = vitlens.load(f"hf:{folder}")
+    before = own.config._attn_implementation
+    own.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = own(pixel_values=model.prepare(pixels()), output_attentions=True).attentions
+        observed = capture(model, pixels()).layers
+    own.set_attn_implementation(before)
+    assert len(observed) == 4
+    for theirs, ours in zip(expected, observed[1::2]):  # transformers returns the last block of each stage
+        torch.testing.assert_close(ours.reshape(theirs.shape), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in SEQUENCES if "Classification" in FAMILIES[name][1]])
+def test_a_classifier_supports_every_command(folders, name):
+    from vitlens.models.support import model_commands, supported
+
+    assert supported(vitlens.load(f"hf:{folders(name)[0]}")) == model_commands()
+
+
+def test_rollout_relevance_and_ablation_of_a_vit_of_transformers(folders):
+    model, images = vitlens.load(f"hf:{folders('vit')[0]}"), pixels()
+    labels = torch.tensor([0, 3])
+    assert vitlens.rollout(model, images).shape == (2, 4, 4)
+    assert vitlens.relevance(model, images, targets=labels).abs().sum() > 0
+    effect = vitlens.ablate(model, images, labels, replace="zero")
+    assert effect.delta_loss.shape == (2, 2)
+    assert effect.delta_loss.abs().min() > 0
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention_2", "flex_attention", "kernels-community/flash-attn"])
+def test_a_kernel_that_cannot_be_observed_is_refused_by_name(folders, kernel):
+    _, own = folders("vit")
+    before = own.config._attn_implementation
+    try:
+        own.config._attn_implementation_internal = kernel
+        with pytest.raises(vitlens.errors.UnsupportedError, match=f"found '{kernel}'.*set_attn_implementation"):
+            vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    finally:
+        own.config._attn_implementation_internal = before
+    wrapped = vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with torch.no_grad():
+        assert torch.equal(wrapped(pixels()), own((pixels() - 0.5) / 0.5).logits)

@@ -1,0 +1,204 @@
+"""--model-file FILE.py:FUNCTION: the user's code, run only where the option names it; every error is one line."""
+
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import vitlens
+from vitlens.cli.main import application, run
+from vitlens.errors import InputError
+from vitlens.files import sha256
+from vitlens.models.naming import parse_model
+from vitlens.models.sources.code_file import recognises
+
+CODE = """
+import neighbour
+import vitlens
+
+print("to stderr")
+
+def vit():
+    return vitlens.load(neighbour.NAME)
+
+def cnn(name="cnn-digits"):
+    return vitlens.load(name)
+
+def random():
+    return vitlens.load("vit-micro@random", seed=__import__("torch").randint(1000, ()).item())
+
+def module():
+    import torch
+    return torch.nn.Linear(3, 3)
+
+def wrapped(size=32):
+    own = vitlens.load("vit-digits")
+    return vitlens.wrap(own.module, image_size=size, mean=(0.5,) * 3, std=(0.5,) * 3, classes=own.classes)
+
+def unfit():
+    return wrapped(size=30)
+
+def unknown():
+    return vitlens.load("vit-dgits")
+
+def needs(argument):
+    return argument
+
+def raises():
+    raise KeyError("two\\nlines")
+
+def exits():
+    raise SystemExit(0)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with my.py and a module that it imports; the current folder."""
+    (tmp_path / "my.py").write_text(CODE)
+    (tmp_path / "neighbour.py").write_text("NAME = 'vit-digits'\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("neighbour", None)
+
+
+def load(name, **more):
+    return vitlens.load(name, code_files=(name,), **more)
+
+
+def test_the_function_s_model_under_its_own_name(here, capsys):
+    model = load("my.py:vit")
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(model(images), vitlens.load("vit-digits")(images))
+    assert (model.alias, model.provenance.name, model.provenance.weights) == ("vit", "my.py:vit", "my.py")
+    assert model.provenance.sha256 == sha256(here / "my.py")
+    assert any("code was run" in note for note in model.provenance.notes)
+    assert capsys.readouterr() == ("", "to stderr\n")
+    assert str(here) not in sys.path
+
+
+def test_the_code_runs_once_and_is_read_again_when_it_changes(here, capsys):
+    load("my.py:vit")
+    assert load("./my.py:cnn").alias == "cnn"
+    assert capsys.readouterr().err == "to stderr\n"
+    (here / "my.py").write_text(CODE.replace("vit-digits", "cnn-digits") + "NAME = 1\n")
+    load("my.py:vit")
+    assert capsys.readouterr().err == "to stderr\n"
+
+
+def test_random_weights_follow_the_seed_and_the_caller_s_random_state_is_kept(here):
+    state = torch.random.get_rng_state()
+    first, second, again = (load("my.py:random", seed=seed).module.state_dict() for seed in (0, 1, 0))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
+ERRORS = {
+    "none.py:vit": "found nothing at none.py",
+    "my.py:vti": "it has vit",
+    "my.py:number": "a function number",
+    "my.py:needs": "missing a required argument: 'argument'",
+    "my.py:raises": "found KeyError: 'two",
+    "my.py:exits": "found SystemExit: 0",
+    "my.py:module": r"found torch\.nn\.modules\.linear\.Linear; return vitlens\.wrap",
+    "my.py:unfit": r"30x30 px.* \(in my\.py:unfit\)",
+    "my.py:unknown": r"no model 'vit-dgits'; did you mean 'vit-digits'\?",
+    "my.py": "expected FILE.py:FUNCTION",
+    "my.py:": "expected FILE.py:FUNCTION",
+    "my.py:a.b": "expected FILE.py:FUNCTION",
+    "broken.py:vit": "found SyntaxError",
+    "raising.py:vit": "found ZeroDivisionError: division by zero",
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_one_line(here, name):
+    (here / "broken.py").write_text("def vit(:\n")
+    (here / "raising.py").write_text("1 / 0\n")
+    with pytest.raises(InputError, match=ERRORS[name]) as caught:
+        load(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_is_run_only_where_the_option_names_it(here):
+    (here / "my.py").write_text("raise SystemError('run')")
+    for allowed in ((), ("my.py:other",), ("your.py:vit",)):
+        with pytest.raises(InputError, match="add it where you trust the file"):
+            vitlens.load("my.py:vit", code_files=allowed)
+
+
+@pytest.mark.parametrize("more", [{"weights": "w.safetensors"}, {"random_weights": True}, {"image_size": (64, 64)}])
+def test_options_that_the_function_decides_are_refused(here, more):
+    with pytest.raises(InputError, match="leave out"):
+        load("my.py:vit", **more)
+
+
+def test_the_form_of_the_names():
+    assert all(recognises(name) for name in ("my.py:vit", "a/b.py:c", "my.py"))
+    assert not any(recognises(name) for name in ("my.pyc:vit", "timm:x", ".py", "runs/py"))
+    assert parse_model("a/my.py:vit").alias == "vit"
+
+
+def test_a_wrapped_module_has_the_attention_of_the_model_itself(here):
+    model, own, images = load("my.py:wrapped"), vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(vitlens.rollout(model, images), vitlens.rollout(own, images), rtol=1e-5, atol=1e-6)
+    line = "rollout --model-file my.py:wrapped --data digits --limit 2 --out out --quiet"
+    assert run(line.split()) == 0
+    assert (here / "out" / "report.md").is_file()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "predict --model-file my.py:vit --limit 2",
+        "predict my.py:vit --model-file my.py:vit --limit 2",
+        "predict vit=my.py:vit --limit 2 --model-file=my.py:vit",
+    ],
+)
+def test_the_option_names_the_model(here, line, capsys):
+    assert run([*line.split(), "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("image 0: ")
+
+
+def test_beside_another_model_and_recorded(here):
+    line = "evaluate my.py:vit cnn-digits --model-file my.py:vit --limit 20 --out out --quiet"
+    assert run(line.split()) == 0
+    config = json.loads((here / "out" / "config.json").read_text())
+    assert config["options"]["model_options"]["model_file"] == ["my.py:vit"]
+    assert config["models"][0]["name"] == "my.py:vit"
+    assert config["models"][0]["sha256"] == sha256(here / "my.py")
+    assert [model["alias"] for model in config["models"]] == ["vit", "cnn-digits"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("predict my.py:vit", "expected --model-file my.py:vit"),
+        ("predict vit-digits --model-file my.py:vit", "expected MODEL my.py:vit"),
+        ("predict --model-file my.py:vit --model-file my.py:cnn", "expected one MODEL, found 2"),
+        ("predict", "Missing argument 'MODEL'"),
+        ("train my.py:vit", "cannot save"),
+    ],
+)
+def test_lines_that_are_refused(here, line, says, capsys):
+    assert run(line.split()) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_the_help_says_that_code_is_run():
+    assert "Run your code" in CliRunner().invoke(application(), ["predict", "--help"]).output
+
+
+def test_debug_shows_where_the_code_failed(here, capsys):
+    assert run(["predict", "--model-file", "my.py:raises", "--debug"]) == 2
+    error = capsys.readouterr().err
+    assert 'raise KeyError("two' in error
+    assert "Traceback" in error

@@ -1,0 +1,137 @@
+"""Models that a function in a Python file makes (`FILE.py:FUNCTION`), run only where --model-file names it."""
+
+import copy
+import hashlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from vitlens.errors import InputError, ModelError, UnknownNameError, VitlensError, lacks_memory, nearest
+from vitlens.files import sha256
+from vitlens.models.assembly import seeded, versions
+from vitlens.models.model import Model
+from vitlens.models.sources.registry import ModelRequest
+
+_FORM: Final = re.compile(r".+\.py(:.*)?", re.DOTALL)
+_SHOWN: Final = 200  # characters of an exception's message
+
+
+def recognises(name: str) -> bool:
+    """Whether a name has the form FILE.py:FUNCTION; a file without a function is refused in `load`."""
+    return _FORM.fullmatch(name) is not None
+
+
+def load(request: ModelRequest) -> Model:
+    """The model that the function returns. Runs the code of the file, so request.code_files must name it.
+
+    Raises InputError where it is not named, ModelError for a file or function that is missing, takes arguments, raises
+    or returns something else than a `vitlens.Model`.
+    """
+    text, _, name = request.name.rpartition(".py:")
+    path, shown = Path(f"{text}.py"), request.name
+    if not text or not name.isidentifier():
+        raise ModelError(f"expected FILE.py:FUNCTION, found {shown!r}; name the function that returns the model")
+    if os.path.normpath(shown) not in map(os.path.normpath, request.code_files):
+        raise InputError(
+            f"expected --model-file {shown} for {shown}, as the code of that file is run; add it where you trust the "
+            "file (vitlens train cannot save such a model)"
+        )
+    if request.file is not None or request.random or request.image_size is not None:
+        raise InputError(
+            f"expected {shown} alone, whose function sets weights and size; leave out --weights, --random-weights and "
+            "--image-size"
+        )
+    if not path.is_file():
+        raise ModelError(f"expected a Python file, found nothing at {path}; check --model-file")
+    with seeded(request.seed), _running(path):
+        function = _function(path, name, shown)
+        try:
+            made = function()
+        except VitlensError as error:  # of vitlens.wrap, whose line says what to do
+            kind = InputError if isinstance(error, UnknownNameError) else type(error)
+            raise kind(f"{error} (in {shown})") from error
+        except (Exception, SystemExit) as error:
+            raise _failed(f"{shown}() to return a model", error) from error
+    if not isinstance(made, Model):
+        found = f"{type(made).__module__}.{type(made).__qualname__}".removeprefix("builtins.")
+        raise ModelError(
+            f"expected {shown}() to return a vitlens.Model, found {found}; "
+            "return vitlens.wrap(module, image_size=..., mean=..., std=...)"
+        )
+    model = copy.copy(made)  # the function may return one object each time it is called
+    model.alias = request.alias
+    notes = (*made.provenance.notes, f"made by {name}() of {path.name}, whose code was run (--model-file)")
+    model.provenance = replace(
+        made.provenance, name=shown, weights=path.name, sha256=sha256(path), versions=versions(), notes=notes
+    )
+    return model
+
+
+def _function(path: Path, name: str, shown: str) -> Callable[[], Any]:
+    """The function of the file, which takes no arguments. Raises ModelError."""
+    module = _module(path, shown)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [
+            known for known, value in vars(module).items() if inspect.isfunction(value) and not known.startswith("_")
+        ]
+        near = nearest(name, own) or own[:6]
+        raise ModelError(
+            f"expected a function {name} in {path}, found none; it has {', '.join(near) or 'no functions'}"
+        )
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ModelError(f"expected {shown} to need no arguments, found: {error}; give each a default value") from error
+    except ValueError:  # a callable that does not give its signature
+        pass
+    return function  # type: ignore[no-any-return]
+
+
+def _module(path: Path, shown: str) -> ModuleType:
+    """The file as a module, executed once a process and content."""
+    digest = hashlib.sha256(f"{path.resolve()}\0".encode() + path.read_bytes()).hexdigest()[:16]
+    unique = f"_vitlens_model_file_{digest}"
+    if unique in sys.modules:
+        return sys.modules[unique]
+    spec = spec_from_file_location(unique, path)
+    assert spec is not None  # of a name that ends in .py
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[unique] = module  # dataclasses and pickles look for it there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[unique]
+        raise _failed(f"the code of {shown} to run", error) from error
+    return module
+
+
+def _failed(what: str, error: BaseException) -> Exception:
+    """The error for code of the user that raised."""
+    if lacks_memory(error):
+        assert isinstance(error, Exception)
+        return error
+    reason = " ".join(str(error).split())[:_SHOWN]
+    named = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+    return ModelError(f"expected {what}, found {named}; --debug shows where")
+
+
+@contextmanager
+def _running(path: Path) -> Iterator[None]:
+    """Inside, the file imports its neighbours as a script does, and prints on stderr: stdout has results alone."""
+    before = list(sys.path)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.path[:] = before
