@@ -110,7 +110,7 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
     if not has_map(site, model):
         return None
     if site.windows is not None:
-        maps = received(call.weights(), site.windows)
+        maps = received(call.placed(), site.windows)
         return LayerMaps(site, maps, maps.new_zeros(maps.shape[:2]), "mean over the patches of a window")
     if site.kind == "class" and layout is not None:
         return _of_row(site, call.weights()[:, :, 0], layout.grid, "the pooling query")
