@@ -2,8 +2,8 @@
 
 For a ViT it is the module whose output the last block's attention reads (norm1): where the classifier reads CLS, the
 gradient at the patches of the last block's output is exactly 0. For a CNN it is the last map with more than one cell,
-before the pooling; for a hierarchy of stages its last norm (Swin) or its last block. All are found by observing one forward pass, which also covers post-norm blocks, registers and
-grids of any shape.
+before the pooling; for a hierarchy of stages its last norm (Swin) or its last block. All are found by observing one
+forward pass, which also covers post-norm blocks, registers and grids of any shape.
 """
 
 from collections.abc import Callable, Iterator
@@ -180,8 +180,9 @@ def _map_layer(model: Model) -> TargetLayer | None:
             continue
         if model.anatomy.family == "windowed":
             module = model.module.get_submodule(name)
-            if isinstance(module, nn.LayerNorm):
-                return TargetLayer(name, None, channel_axis=3 if output.shape[3] == module.normalized_shape[0] else 1)
+            axis = 3 if isinstance(module, nn.LayerNorm) and output.shape[3] == module.normalized_shape[0] else 1
+            if isinstance(module, nn.LayerNorm) and output[0].numel() > output.shape[axis]:
+                return TargetLayer(name, None, channel_axis=axis)
         elif model.anatomy.family == "cnn" and output.shape[2] * output.shape[3] > 1:
             return TargetLayer(name, None, channel_axis=1)
     return None

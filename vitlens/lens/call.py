@@ -10,6 +10,7 @@ from torch import Tensor
 from vitlens.lens.site import Site, Windows
 from vitlens.shapes import Weights
 
+Placed = Float[Tensor, "batch heads _ key"]
 _AT_ONCE = 1 << 19  # weights: 2 MiB in fp32, which fits a core's cache
 
 
@@ -61,7 +62,7 @@ class AttentionCall:
             return self.computed  # not a slice: gradients are taken with respect to this tensor
         return self.rows(slice(None))
 
-    def placed(self) -> Weights:
+    def placed(self) -> Placed:
         """All weights with the queries and keys of each window row by row (see `row_by_row`)."""
         return row_by_row(self.weights(), self.site.windows)
 
@@ -162,7 +163,7 @@ def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads quer
     return tensor if tensor.dim() == 4 else tensor.flatten(0, tensor.dim() - 4)
 
 
-def row_by_row(weights: Weights, windows: Windows | None) -> Weights:
+def row_by_row(weights: Weights, windows: Windows | None) -> Placed:
     """Weights, or their gradient, with the queries and keys of each window row by row, whatever the model's order.
 
     A query that was pooled from several patches stands for each of them: its row is repeated.

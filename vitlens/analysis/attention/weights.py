@@ -125,8 +125,12 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
 
 
 def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
-    """The mean over heads of a layer's maps (layer from 0, None: the last). Raises UnsupportedError for one without."""
-    chosen = chain.calls[-1].site.layer if layer is None else layer
+    """The mean over heads of a layer's maps (layer from 0, None: the last that has one).
+
+    Raises UnsupportedError for a layer without a map.
+    """
+    placed = [call.site.layer for call in chain.calls if has_map(call.site, chain.model)]
+    chosen = (placed or [chain.calls[-1].site.layer])[-1] if layer is None else layer
     read = layer_map(next(call for call in reversed(chain.calls) if call.site.layer == chosen), chain.model)
     if read is None:
         raise UnsupportedError(
