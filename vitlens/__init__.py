@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitlens.attribution.explain import explain as explain
     from vitlens.models.loading import load as load
     from vitlens.models.model import Model as Model
+    from vitlens.models.wrap import wrap as wrap
     from vitlens.training.loop import fit as train
 
 _HOMES = {
@@ -46,6 +47,7 @@ _HOMES = {
     "similarity": ("vitlens.analysis.features.similarity", "similarity"),
     "statistics": ("vitlens.analysis.heads.statistics", "statistics"),
     "train": ("vitlens.training.loop", "fit"),
+    "wrap": ("vitlens.models.wrap", "wrap"),
     "zero_shot": ("vitlens.analysis.features.zero_shot", "zero_shot"),
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "similarity",
     "statistics",
     "train",
+    "wrap",
     "zero_shot",
 ]
 

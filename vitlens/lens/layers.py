@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.hooks import Arguments, Joined, Key, inside_attention, watching
+from vitlens.lens.hooks import Arguments, Joined, Key, attention_module, inside_attention, watching
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
 from vitlens.models.memo import once_per_model
@@ -24,7 +24,8 @@ class Layer:
     attention: module name; unit: the block that contains it, or attention itself where none does (SigLIP's pooling);
     mlp: the block's MLP, or None; head_dim: 0 where there is no output projection over all heads; windows: calls per
     image; queries, keys: of one call; stream: the argument of the unit that is the residual stream, or None; tokens:
-    their number in the stream; removable: whether the unit's output has the shape of that argument.
+    their number in the stream; removable: whether the unit's output has the shape of that argument; tokens_first:
+    whether the stream is (tokens, batch, width), as nn.TransformerEncoderLayer's default is, and cannot be changed.
     """
 
     index: int
@@ -39,6 +40,7 @@ class Layer:
     stream: Key | None
     tokens: int
     removable: bool
+    tokens_first: bool = False
 
 
 @once_per_model
@@ -51,14 +53,14 @@ def layers(model: Model) -> tuple[Layer, ...]:
     sites = {site.layer: site for site in reversed(survey(model, image))}  # a layer's first call
     units = [_unit(model, sites[index].module) for index in range(len(sites))]
     joined: dict[str, tuple[int, ...]] = {}
-    streams: dict[str, tuple[Key | None, int, bool]] = {}
+    streams: dict[str, tuple[Key | None, int, bool, bool]] = {}
 
     def see_stream(unit: str, arguments: Arguments, output: Any) -> None:
         streams[unit] = _stream(arguments, output)
 
     with ExitStack() as stack:
         for site in sites.values():
-            attention = model.module.get_submodule(site.module)
+            attention = attention_module(model, site.module)
             stack.enter_context(inside_attention(attention, joined=_keep_shape(joined, site.module)))
         stack.enter_context(watching(model.module, dict.fromkeys(units), see_stream))
         with evaluating(model), torch.no_grad():
@@ -83,11 +85,16 @@ def probe_images(model: Model, count: int) -> Images:
     return noise.to(model.device)
 
 
-def _layer(model: Model, site: Site, unit: str, joined: tuple[int, ...], stream: tuple[Key | None, int, bool]) -> Layer:
+def _layer(
+    model: Model, site: Site, unit: str, joined: tuple[int, ...], stream: tuple[Key | None, int, bool, bool]
+) -> Layer:
     """joined: the shape of the output projection's input, (calls, tokens, heads x head_dim)."""
     block = model.module.get_submodule(unit)
     calls, _, width = joined
-    mlp = f"{unit}.mlp" if isinstance(getattr(block, "mlp", None), nn.Module) else None
+    part = model.anatomy.parts.get(site.module)
+    mlp = part.mlp if part is not None else None
+    if mlp is None and isinstance(getattr(block, "mlp", None), nn.Module):
+        mlp = f"{unit}.mlp"
     size = (site.heads, width // site.heads, calls, site.queries, site.keys)
     return Layer(site.layer, site.module, unit, mlp, *size, *stream)
 
@@ -105,9 +112,12 @@ def _keep_shape(shapes: dict[str, tuple[int, ...]], name: str) -> Joined:
     return joined
 
 
-def _stream(arguments: Arguments, output: Any) -> tuple[Key | None, int, bool]:
-    """Which argument of a block is the residual stream, how many tokens it has, and if the output has its shape."""
+def _stream(arguments: Arguments, output: Any) -> tuple[Key | None, int, bool, bool]:
+    """Which argument of a block is the residual stream, how many tokens it has, if the output has its shape, and if
+    its first axis is that of tokens, for one image."""
     tensors = {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
     same = [key for key, value in tensors.items() if value.shape == getattr(output, "shape", None)]
     key = next(iter((*same, *tensors)), None)
-    return key, 0 if key is None else tensors[key].shape[1:-1].numel(), bool(same)
+    if key is not None and tensors[key].dim() == 3 and len(tensors[key]) > 1 == tensors[key].shape[1]:
+        return None, len(tensors[key]), False, True
+    return key, 0 if key is None else tensors[key].shape[1:-1].numel(), bool(same), False

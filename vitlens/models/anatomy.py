@@ -6,6 +6,7 @@ from typing import Any, cast
 from torch import nn
 
 from vitlens.layout import PrefixKind, TokenLayout
+from vitlens.models.attention_parts import heads_of
 from vitlens.models.model import Anatomy, Family
 from vitlens.names import Readout
 
@@ -17,9 +18,9 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
         family: Family = "cnn" if any(isinstance(module, nn.Conv2d) for module in model.modules()) else "other"
         layout = read_layout(model, image_size)
         if layout is None:  # a ViT built without attention still has tokens
-            return Anatomy(family, tuple(_residual_blocks(model)))
+            return Anatomy(family, tuple(residual_blocks(model)))
         return Anatomy("vit", tuple(_numbered(model, "blocks")), layout, _readout(model, layout))
-    blocks = tuple(name.rpartition(".")[0] for name in attention if "." in name)
+    blocks = tuple(_block_of(model, name) for name in attention if "." in name)
     windows = any(hasattr(model.get_submodule(name), "window_size") for name in attention)
     if windows and read_prefix(model) is None:  # timm's BEiT has a window_size too, of the whole grid
         return Anatomy("windowed", blocks, None, "mean")
@@ -27,6 +28,13 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
     if layout is None:
         return Anatomy("other", blocks)
     return Anatomy("vit", blocks, layout, _readout(model, layout))
+
+
+def _block_of(model: nn.Module, attention: str) -> str:
+    """The module that contains an attention module, or the sequence in which it is (torchvision's MaxViT)."""
+    block = attention.rpartition(".")[0]
+    inner = isinstance(model.get_submodule(block), nn.Sequential) and "." in block
+    return block.rpartition(".")[0] if inner else block
 
 
 def is_headless(model: nn.Module) -> bool:
@@ -40,7 +48,7 @@ def is_headless(model: nn.Module) -> bool:
 
 def attention_modules(model: nn.Module) -> Iterator[str]:
     """Names of the modules that hold attention heads, innermost only, in order."""
-    names = [name for name, module in model.named_modules() if has_heads(module)]
+    names = [name for name, module in model.named_modules() if heads_of(module) is not None]
     for name in names:
         if not any(other.startswith(f"{name}.") for other in names):
             yield name
@@ -97,17 +105,6 @@ def _joins_late(model: nn.Module) -> bool:
     return hasattr(model, "blocks_token_only") or hasattr(model, "cls_attn_blocks")
 
 
-def has_heads(module: nn.Module) -> bool:
-    """Whether a module has an attribute that counts attention heads."""
-    return heads_of(module) is not None
-
-
-def heads_of(module: nn.Module) -> int | None:
-    """The number of attention heads of a module by its own attributes; None where it has no such attribute."""
-    counts = (getattr(module, name, None) for name in ("num_heads", "heads"))
-    return next((count for count in counts if isinstance(count, int)), None)
-
-
 def _patch_size(model: nn.Module) -> tuple[int, int] | None:
     embed = getattr(model, "patch_embed", None)
     size = getattr(embed, "patch_size", None) or getattr(model, "patch_size", None)
@@ -124,7 +121,7 @@ def _numbered(model: nn.Module, name: str) -> Iterator[str]:
         yield from (f"{name}.{index}" for index in range(len(container)))
 
 
-def _residual_blocks(model: nn.Module) -> Iterator[str]:
+def residual_blocks(model: nn.Module) -> Iterator[str]:
     """The repeated units of a CNN: the children of its stages."""
     for name, module in model.named_modules():
         if (
