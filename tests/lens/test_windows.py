@@ -138,7 +138,7 @@ def test_patches_that_lie_apart_are_no_neighbours():
     for site, geometry in zip(table.sites, table.geometries, strict=True):
         assert geometry is not None
         assert geometry == geometry_of(site, model)
-        (down, across), rows = geometry.spacing, geometry.span[0]
+        down, rows = geometry.spacing[0], geometry.span[0]
         mass = table.offset_mass[site.layer]
         assert mass is not None
         torch.testing.assert_close(mass.sum((1, 2)), torch.ones_like(mass[:, 0, 0]), atol=1e-5, rtol=0)

@@ -218,8 +218,8 @@ def received(
 ) -> Float[Tensor, "batch heads rows columns"]:
     """The attention that each patch receives, mean over the query patches of its window, in image coordinates.
 
-    weights: row by row. All patches of the window count, masked or not: uniform attention then gives a uniform map, also where a shifted
-    window is cut into parts.
+    weights: row by row. All patches of the window count, masked or not: uniform attention then gives a uniform map,
+    also where a shifted window is cut into parts.
     """
     index = window_index(windows).to(weights.device)
     count, patches = len(index), windows.resolution[0] * windows.resolution[1]

@@ -33,8 +33,8 @@ class Windows:
     resolution: (rows, columns) of the map; window, shift: (rows, columns); pad_first: padded before it was shifted
     (torchvision) or after (timm); dilated: the patches of a window lie as far apart as there are windows on that axis,
     rather than side by side (MaxViT's grids). queries, keys: the index of the query and of the key at each place of the
-    window, counted row by row; empty where both are row by row. Hiera sorts its tokens otherwise, and pools queries: one
-    stands at the place of each patch that it was pooled from.
+    window, counted row by row; empty where both are row by row. Hiera sorts its tokens otherwise, and pools queries:
+    one stands at the place of each patch that it was pooled from.
     """
 
     resolution: tuple[int, int]

@@ -1,7 +1,7 @@
 """The windows of an attention call: which patches of the map are in each, read from the modules that are calling.
 
-Known are the windows of Swin and Swin v2, DaViT and TinyViT, the blocks and grids of MaxViT, the mask units of Hiera, and
-the windows of SAM 2's Hiera. Of other families the windows are observed, but not where in the image they are.
+Known are the windows of Swin and Swin v2, DaViT and TinyViT, the blocks and grids of MaxViT, the mask units of Hiera,
+and the windows of SAM 2's Hiera. Of other families the windows are observed, but not where in the image they are.
 """
 
 import math
@@ -19,9 +19,7 @@ Pair = tuple[int, int]
 _UNSHIFTED = {"TinyVitBlock": 1, "SpatialBlock": 2}  # timm's class -> the axis of its input that holds the rows
 
 
-def windows_of(
-    model: nn.Module, callers: Sequence[Caller], *, calls: int, queries: int, keys: int
-) -> Windows | None:
+def windows_of(model: nn.Module, callers: Sequence[Caller], *, calls: int, queries: int, keys: int) -> Windows | None:
     """The windows of a call (a single one where it covers the whole map), or None where they are not known.
 
     callers: the modules that are calling, the innermost last; calls: windows an image; queries, keys: of one window.

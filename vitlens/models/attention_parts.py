@@ -31,7 +31,8 @@ def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:
 
 def heads_of(module: nn.Module) -> int | None:
     """The number of attention heads of a module by its own attributes; None where it has no such attribute."""
-    counts = (getattr(module, name, None) for name in ("num_heads", "heads", "n_heads"))  # n_heads: torchvision's MaxViT
+    # n_heads: torchvision's MaxViT
+    counts = (getattr(module, name, None) for name in ("num_heads", "heads", "n_heads"))
     return next((count for count in counts if isinstance(count, int)), None)
 
 

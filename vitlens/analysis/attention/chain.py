@@ -189,15 +189,16 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
         and any(size > step for size, step in zip(module.kernel_size, module.stride, strict=True))
     ]
     order: list[str] = []
-    with watching(model.module, [*mixing, *attention], lambda name, *_: order.append(name)), evaluating(model):
-        with torch.no_grad():
-            model(probe_images(model, 1))
+    seen = watching(model.module, [*mixing, *attention], lambda name, *_: order.append(name))
+    with seen, evaluating(model), torch.no_grad():
+        model(probe_images(model, 1))
     places = [place for place, name in enumerate(order) if name in attention]
     between = [name for name in order[places[0] : places[-1]] if name not in attention]
     if between:
         raise UnsupportedError(
-            f"expected attention layers with nothing between them that mixes patches, found {len(between)} convolutions "
-            f"in {model.alias} (first {between[0]!r}); try --method attention, or vitlens attention, stats or ablate"
+            f"expected attention layers with nothing between them that mixes patches, found {len(between)} "
+            f"convolutions in {model.alias} (first {between[0]!r}); try --method attention, or vitlens attention, "
+            "stats or ablate"
         )
 
 

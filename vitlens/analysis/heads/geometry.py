@@ -1,8 +1,9 @@
 """The positions of an attention layer's queries and keys in the image: grid, distances in pixels, sums by offset.
 
-A windowed layer is treated window by window: within a window, offsets are those in the image (where the patches of a
-window lie apart, as in MaxViT's grids, multiples of their spacing), except across the seam of a shifted window, where the model masks attention (but for timm's Swin on a padded map, whose mask misses the seam:
-distances are then those in the image, and such pairs are left out of the offsets).
+A windowed layer is treated window by window: within a window, offsets are those in the image (multiples of the spacing
+where the patches of a window lie apart, as in MaxViT's grids), except across the seam of a shifted window, where the
+model masks attention (but for timm's Swin on a padded map, whose mask misses the seam: distances are then those in the
+image, and such pairs are left out of the offsets).
 """
 
 from dataclasses import dataclass, replace
