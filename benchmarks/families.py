@@ -106,7 +106,7 @@ def words_of(prefix: tuple[str, ...]) -> str:
 
 
 def reason(error: VitlensError) -> str:
-    return "none" if "with softmax attention" in str(error) else f"refused: {error}"
+    return "none" if "expected softmax attention" in str(error) else f"refused: {error}"
 
 
 def rolls_out(model: Model, image: torch.Tensor) -> str:
@@ -132,7 +132,8 @@ what, and in how many attention calls of one forward pass:
 {kinds}
 
 *Logits bit-equal*: the logits under observation are bit-equal to those of the unobserved model. *Rollout*: defined
-where every layer is patch attention over one sequence of tokens, or class attention after it. *None*: no softmax
+where every layer is patch attention over one sequence of tokens (or class attention after it), or in windows whose
+place is known, with nothing else between them that mixes patches. *None*: no softmax
 attention. Of models that mix their heads (CaiT), the weights are those of the softmax, before mixing.
 
 {chr(10).join(lines)}

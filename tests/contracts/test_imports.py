@@ -42,13 +42,17 @@ def test_a_map_of_one_photograph_imports_no_more_than_it_uses(tmp_path):
     line = ["rollout", "timm:vit_tiny_patch16_224", "--random-weights", "--images", str(tmp_path / "photo.png")]
     unused = (
         "torch._dynamo",
+        "torch._inductor",
+        "torch.distributed.fsdp",
         "sympy",
-        "scipy.stats",
-        "scipy.sparse",
+        "scipy",
         "sklearn",
         "accelerate",
         "pandas",
-        "torch.distributed.fsdp",
+        "matplotlib.pyplot",
+        "transformers",
+        "open_clip",
+        "captum",
     )
     program = PROGRAM.format(
         first=f"from vitlens.cli.main import run\nassert run({[*line, '--out', str(tmp_path / 'out')]}) == 0",

@@ -93,7 +93,7 @@ def _from_attention(name: str, **fields: Any) -> Attribution:
         resolution="patch",
         signed=False,
         needs=method.needs,
-        families=("vit", "windowed"),
+        families=("vit", "windowed", "other"),
         needs_class=method.gradients,
         forwards=method.forwards,
         backwards=method.backwards,

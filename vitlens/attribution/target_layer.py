@@ -2,8 +2,8 @@
 
 For a ViT it is the module whose output the last block's attention reads (norm1): where the classifier reads CLS, the
 gradient at the patches of the last block's output is exactly 0. For a CNN it is the last map with more than one cell,
-before the pooling. Both are found by observing one forward pass, which also covers post-norm blocks, registers and
-grids of any shape.
+before the pooling; for a hierarchy of stages its last norm (Swin) or its last block. All are found by observing one
+forward pass, which also covers post-norm blocks, registers and grids of any shape.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.devices import evaluating
-from vitlens.errors import UnsupportedError
+from vitlens.errors import LensError, UnsupportedError
 from vitlens.layout import TokenLayout
+from vitlens.lens.layers import probe_images
+from vitlens.lens.observe import survey
+from vitlens.lens.stages import stages
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
@@ -62,7 +66,7 @@ def target_layer(model: Model) -> TargetLayer:
     Raises UnsupportedError for a model that has neither one sequence of tokens nor a map before its pooling.
     """
     layout = model.anatomy.layout
-    layer = _map_layer(model) if layout is None else _token_layer(model, layout)
+    layer = (_map_layer(model) or _last_block(model)) if layout is None else _token_layer(model, layout)
     if layer is None:
         raise UnsupportedError(
             f"expected tokens of patches, or a map before the pooling, found neither in {model.alias} "
@@ -180,8 +184,26 @@ def _map_layer(model: Model) -> TargetLayer | None:
             continue
         if model.anatomy.family == "windowed":
             module = model.module.get_submodule(name)
-            if isinstance(module, nn.LayerNorm):
-                return TargetLayer(name, None, channel_axis=3 if output.shape[3] == module.normalized_shape[0] else 1)
+            axis = 3 if isinstance(module, nn.LayerNorm) and output.shape[3] == module.normalized_shape[0] else 1
+            if isinstance(module, nn.LayerNorm) and output[0].numel() > output.shape[axis]:
+                return TargetLayer(name, None, channel_axis=axis)
         elif model.anatomy.family == "cnn" and output.shape[2] * output.shape[3] > 1:
             return TargetLayer(name, None, channel_axis=1)
     return None
+
+
+def _last_block(model: Model) -> TargetLayer | None:
+    """The last block, where its output is a map (MaxViT, PVT), or tokens in a known order (Hiera, LeViT)."""
+    try:
+        block, site = stages(model)[-1], survey(model, probe_images(model, 1))[-1]
+    except (LensError, UnsupportedError):
+        return None
+    if block.grid is not None:
+        known = block.grid if site.windows is None else site.windows.resolution
+        return TargetLayer(block.module, None, block.channel_axis) if block.grid == known != (1, 1) else None
+    place = geometry_of(site, model)
+    if place is None or max(place.grid) == 1 or (place.windows is not None and place.windows.count > 1):
+        return None
+    size = model.input_size[0] // place.grid[0], model.input_size[1] // place.grid[1]
+    row_by_row = place.windows is None or not place.windows.keys
+    return TargetLayer(block.module, TokenLayout(place.grid, size), channel_axis=2) if row_by_row else None

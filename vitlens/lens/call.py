@@ -10,6 +10,7 @@ from torch import Tensor
 from vitlens.lens.site import Site, Windows
 from vitlens.shapes import Weights
 
+Placed = Float[Tensor, "batch heads _ key"]
 _AT_ONCE = 1 << 19  # weights: 2 MiB in fp32, which fits a core's cache
 
 
@@ -60,6 +61,10 @@ class AttentionCall:
         if self.computed is not None:
             return self.computed  # not a slice: gradients are taken with respect to this tensor
         return self.rows(slice(None))
+
+    def placed(self) -> Placed:
+        """All weights with the queries and keys of each window row by row (see `row_by_row`)."""
+        return row_by_row(self.weights(), self.site.windows)
 
     def rows(self, rows: Sequence[int] | slice) -> Weights:
         """The weights of some query rows alone; the cost is rows x keys instead of queries x keys."""
@@ -158,9 +163,23 @@ def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads quer
     return tensor if tensor.dim() == 4 else tensor.flatten(0, tensor.dim() - 4)
 
 
+def row_by_row(weights: Weights, windows: Windows | None) -> Placed:
+    """Weights, or their gradient, with the queries and keys of each window row by row, whatever the model's order.
+
+    A query that was pooled from several patches stands for each of them: its row is repeated.
+    """
+    if windows is None or not windows.keys:
+        return weights
+    queries, keys = (torch.tensor(each, device=weights.device) for each in (windows.queries, windows.keys))
+    return weights[..., queries, :][..., keys]
+
+
 def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
-    """The index of the patch (row by row) at each position of each window; -1 for padding."""
+    """The index of the patch (row by row) at each position (row by row) of each window; -1 for padding."""
     (rows, columns), (height, width) = windows.resolution, windows.window
+    if windows.dilated:
+        grid = torch.arange(rows * columns).view(height, rows // height, width, columns // width)
+        return grid.permute(1, 3, 0, 2).reshape(-1, height * width)
     down, across = -rows % height, -columns % width
     shift = tuple(
         0 if window >= size else step  # one window covers the whole map: no shift
@@ -179,7 +198,7 @@ def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
 def unwindow(
     weights: Float[Tensor, "calls heads inside inside"], windows: Windows
 ) -> Float[Tensor, "batch heads patches patches"]:
-    """The weights between all patches of the map, zero where two patches share no window.
+    """The weights between all patches of the map, zero where two patches share no window; weights: row by row.
 
     Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after another. The result has
     patches² entries per head, so call it on a few images at a time.
@@ -199,8 +218,8 @@ def received(
 ) -> Float[Tensor, "batch heads rows columns"]:
     """The attention that each patch receives, mean over the query patches of its window, in image coordinates.
 
-    All patches of the window count, masked or not: uniform attention then gives a uniform map, also where a shifted
-    window is cut into parts.
+    weights: row by row. All patches of the window count, masked or not: uniform attention then gives a uniform map,
+    also where a shifted window is cut into parts.
     """
     index = window_index(windows).to(weights.device)
     count, patches = len(index), windows.resolution[0] * windows.resolution[1]

@@ -17,7 +17,8 @@ from vitlens.devices import evaluating
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, AttentionInputs, attention_inputs, per_head
 from vitlens.lens.hooks import SOFTMAX, Arguments, multi_head_attention, watching
-from vitlens.lens.site import Site, Windows, decide_kind
+from vitlens.lens.site import Site, decide_kind
+from vitlens.lens.windows import windows_of
 from vitlens.models.attention_parts import read_attention
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
@@ -117,6 +118,7 @@ class AttentionObserver(TorchFunctionMode):
         self.explicit = explicit
         self.sites: list[Site] = []
         self._images = 0
+        self._model: nn.Module = nn.Identity()  # the model that is watched
         self._stack: list[tuple[str, nn.Module, tuple[int, ...]]] = []
         self._seen: list[str] = []  # the module of each call of this forward pass
         self._silent: list[str] = []  # attention modules that ran without a call
@@ -176,10 +178,11 @@ class AttentionObserver(TorchFunctionMode):
         weights = computed.shape if computed is not None else (*inputs.query.shape[:3], inputs.key.shape[2])  # type: ignore[union-attr]
         batch, heads, queries, keys = weights
         calls = max(batch // self._images, 1)
-        windows = self._windows(queries)
-        tokens = queries if windows else _tokens(entered, queries, self._images)
+        windows = windows_of(self._model, self._stack, calls=calls, queries=queries, keys=keys)
+        patches = keys if windows else queries  # a pooled query stands for several
+        tokens = patches if windows else _tokens(entered, queries, self._images)
         channels = queries * heads in entered[1:]
-        kind = decide_kind(calls=calls, queries=queries, keys=keys, tokens=tokens, channels=channels)
+        kind = decide_kind(calls=calls, queries=patches, keys=keys, tokens=tokens, channels=channels)
         part = self._seen.count(name)
         layer = len(dict.fromkeys(self._seen) | {name: None}) - 1
         site = Site(layer, name, part, kind, heads, queries, keys, windows)
@@ -197,20 +200,10 @@ class AttentionObserver(TorchFunctionMode):
         """The number of heads of the calling module."""
         return next((self.heads[name] for name, _, _ in reversed(self._stack) if self.heads.get(name)), 1)
 
-    def _windows(self, queries: int) -> Windows | None:
-        """The windows of the calling block of a Swin (a single one where it covers the whole map)."""
-        for depth, (_, module, shape) in enumerate(reversed(self._stack)):
-            window, shift = getattr(module, "window_size", None), getattr(module, "shift_size", None)
-            if window is None or shift is None or len(shape) != 4:
-                continue
-            window, shift = _pair(window), _pair(shift)
-            if window[0] * window[1] == queries:
-                return Windows((shape[1], shape[2]), window, shift, pad_first=depth == 0)
-        return None
-
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Forward hooks that record which module is calling; removed on exit, also after an exception."""
+        self._model = model
         inner = [
             name
             for name, part in model.named_modules()
@@ -291,7 +284,3 @@ def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
 def _shape(arguments: Arguments) -> tuple[int, ...]:
     """The shape of the first tensor among a module's arguments."""
     return next((tuple(value.shape) for value in arguments.values() if isinstance(value, Tensor)), ())
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

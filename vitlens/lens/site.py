@@ -31,13 +31,24 @@ class Windows:
     """How a map was cut into windows.
 
     resolution: (rows, columns) of the map; window, shift: (rows, columns); pad_first: padded before it was shifted
-    (torchvision) or after (timm).
+    (torchvision) or after (timm); dilated: the patches of a window lie as far apart as there are windows on that axis,
+    rather than side by side (MaxViT's grids). queries, keys: the index of the query and of the key at each place of the
+    window, counted row by row; empty where both are row by row. Hiera sorts its tokens otherwise, and pools queries:
+    one stands at the place of each patch that it was pooled from.
     """
 
     resolution: tuple[int, int]
     window: tuple[int, int]
-    shift: tuple[int, int]
-    pad_first: bool
+    shift: tuple[int, int] = (0, 0)
+    pad_first: bool = False
+    dilated: bool = False
+    queries: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of windows of an image."""
+        return -(-self.resolution[0] // self.window[0]) * -(-self.resolution[1] // self.window[1])
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
         if layout is None:  # a ViT built without attention still has tokens
             return Anatomy(family, tuple(residual_blocks(model)))
         return Anatomy("vit", tuple(_numbered(model, "blocks")), layout, _readout(model, layout))
-    blocks = tuple(name.rpartition(".")[0] for name in attention if "." in name)
+    blocks = tuple(_block_of(model, name) for name in attention if "." in name)
     windows = any(hasattr(model.get_submodule(name), "window_size") for name in attention)
     if windows and read_prefix(model) is None:  # timm's BEiT has a window_size too, of the whole grid
         return Anatomy("windowed", blocks, None, "mean")
@@ -28,6 +28,13 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
     if layout is None:
         return Anatomy("other", blocks)
     return Anatomy("vit", blocks, layout, _readout(model, layout))
+
+
+def _block_of(model: nn.Module, attention: str) -> str:
+    """The module that contains an attention module, or the sequence in which it is (torchvision's MaxViT)."""
+    block = attention.rpartition(".")[0]
+    inner = isinstance(model.get_submodule(block), nn.Sequential) and "." in block
+    return block.rpartition(".")[0] if inner else block
 
 
 def is_headless(model: nn.Module) -> bool:

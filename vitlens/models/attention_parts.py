@@ -31,12 +31,13 @@ def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:
 
 def heads_of(module: nn.Module) -> int | None:
     """The number of attention heads of a module by its own attributes; None where it has no such attribute."""
-    counts = (getattr(module, name, None) for name in ("num_heads", "heads"))
+    # n_heads: torchvision's MaxViT
+    counts = (getattr(module, name, None) for name in ("num_heads", "heads", "n_heads"))
     return next((count for count in counts if isinstance(count, int)), None)
 
 
 def _projection(name: str, attention: nn.Module, heads: int) -> str | None:
-    for child in ("proj", "out_proj"):
+    for child in ("proj", "out_proj", "merge"):
         layer = getattr(attention, child, None)
         if heads and isinstance(layer, nn.Linear) and layer.in_features % heads == 0:
             return f"{name}.{child}" if name else child

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jaxtyping
 import pytest
@@ -19,7 +20,7 @@ from vitlens.analysis.attention.relevance import gradient_rollout, gradient_roll
 from vitlens.analysis.attention.rollout import RolloutSettings, rollout, rollout_of
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens import call as call_module
-from vitlens.lens.call import unwindow
+from vitlens.lens.call import row_by_row, unwindow
 from vitlens.lens.capture import capture
 from vitlens.lens.observe import survey
 from vitlens.models.model import Model
@@ -37,6 +38,21 @@ def fused(model: Model) -> Model:
     return model
 
 
+def hiera() -> Model:
+    """16 x 16 patches in units of 8 x 8, then pooled queries; whole maps from the third stage on."""
+    shape = {"img_size": (32, 32), "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2, 1)}
+    build = partial(timm.create_model, "hiera_tiny_224", patch_stride=(2, 2), num_classes=5, **shape)
+    return model_of(shaken(build), alias="hiera")
+
+
+def sam2_hiera() -> Model:
+    """Windows of 8 x 8, 4 x 4 and 6 x 6 patches (padded), and whole maps; queries pooled in the windows."""
+    shape = {"embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2), "window_spec": (8, 4, 6), "q_pool": 2}
+    more = {"patch_stride": (2, 2), "patch_kernel": (3, 3), "patch_padding": (1, 1), "global_att_blocks": (4,)}
+    build = partial(timm.create_model, "hieradet_small", num_classes=5, **shape, **more)
+    return model_of(shaken(build), alias="sam2-hiera")
+
+
 MODELS: dict[str, Callable[[], Model]] = {  # patches of 2x2 pixels, windows of 4x4 patches
     "swin": FAMILIES["swin"],
     "swin, windows padded": lambda: timm_model(SWIN, img_size=(20, 36)),
@@ -49,6 +65,8 @@ MODELS: dict[str, Callable[[], Model]] = {  # patches of 2x2 pixels, windows of 
     "torchvision, windows padded": lambda: torchvision_swin((20, 36)),
     "torchvision, one window": lambda: torchvision_swin((12, 12)),
     "torchvision, patches merged out of fewer than four": lambda: torchvision_swin((18, 28)),
+    "hiera": hiera,
+    "sam2's hiera, windows padded": sam2_hiera,
 }
 
 
@@ -73,8 +91,8 @@ def whole_layers(model: Model, batch: Tensor) -> tuple[list[Tensor], list[Tensor
     weights, gradients = explicit_gradients(model, batch)
     windows = [site.windows for site in survey(model, batch)]
     return (
-        [unwindow(layer, own) for layer, own in zip(weights, windows) if own],
-        [unwindow(layer, own) for layer, own in zip(gradients, windows) if own],
+        [unwindow(row_by_row(layer, own), own) for layer, own in zip(weights, windows) if own],
+        [unwindow(row_by_row(layer, own), own) for layer, own in zip(gradients, windows) if own],
         [own.resolution for own in windows if own],
     )
 
@@ -196,7 +214,6 @@ def cnn() -> nn.Module:
     return build_resnet("resnet20", classes=5, image_size=(32, 32))
 
 
-HIERA = {"img_size": (64, 64), "embed_dim": 16, "num_heads": 1, "stages": (1, 1, 1, 1)}
 PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1)}
 REFUSED: dict[str, tuple[Callable[[], Model], str, str]] = {  # model, its layer, what that does
     "xcit": (
@@ -205,11 +222,11 @@ REFUSED: dict[str, tuple[Callable[[], Model], str, str]] = {  # model, its layer
         "channels attend to channels",
     ),
     "pvt": (made("pvt_v2_b0", **PVT), "'stages.0.blocks.0.attn'", "fewer, pooled keys"),
-    "hiera": (made("hiera_tiny_224", size=64, **HIERA), "'blocks.0.attn'", "patches of their window"),
+    "nest": (made("nest_tiny", size=64, img_size=64), "'levels.0.transformer_encoder.0.attn'", "their window"),
     "maxvit": (
         made("maxvit_rmlp_pico_rw_256", size=64, img_size=64),
-        "'stages.0.blocks.0.attn_block.attn'",
-        "patches of their window",
+        "'stages.0.blocks.1.conv.conv2_kxk'",
+        "nothing between them that mixes patches",
     ),
     "visformer": (
         made("visformer_tiny", img_size=32, embed_dim=32, depth=(1, 1, 1), num_heads=2),

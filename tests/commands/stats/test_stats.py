@@ -224,12 +224,12 @@ def test_two_processes_find_what_one_does(command, tmp_path):
 
 
 def test_layers_whose_tokens_cannot_be_placed_have_no_labels(tmp_path):
-    """MaxViT: 18 layers of windows whose position is not known, then four whose window is the whole map."""
+    """GC ViT: four layers of windows whose position is not known, then eight whose window is the whole map."""
     out, options = tmp_path / "out", ModelOptions(random_weights=True, image_size=(64, 64))
-    name = "timm:maxvit_rmlp_pico_rw_256"
+    name = "timm:gcvit_xxtiny"
     record = run([name], out, model_options=options, run=replace(OPTIONS, limit=2, out=out))
     rows = record.rows(HEADS)
-    assert {row.layer for row in rows if row.label is None} == set(range(18))
-    assert {row.layer for row in rows if row.label is not None} == {18, 19, 20, 21}
-    assert [row.layer for row in record.rows(LAYERS) if row.unplaced is not None] == list(range(18))
+    assert {row.layer for row in rows if row.label is None} == set(range(4))
+    assert {row.layer for row in rows if row.label is not None} == set(range(4, 12))
+    assert [row.layer for row in record.rows(LAYERS) if row.unplaced is not None] == list(range(4))
     assert (out / "figures" / "specialisation.png").is_file()

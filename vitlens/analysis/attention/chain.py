@@ -4,20 +4,22 @@ Rollout, relevance and similar methods differ only in the step that propagates t
 that they share are here: windows, the merging of patches between the stages of a Swin, the readout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.gradients import with_gradients
 from vitlens.analysis.attention.readout import readout_row
+from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
-from vitlens.lens.call import AttentionCall, precise, window_index
+from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
+from vitlens.lens.hooks import watching
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
@@ -166,6 +168,8 @@ def require_chain(model: Model) -> None:
             "expected layers over one sequence of tokens, or windows that can be put back into the image (Swin), found "
             f"{site.module!r} of {model.alias}: {KIND_WORDS[site.kind]}{other}"
         )
+    if layout is None:
+        _require_no_convolution(model, {site.module for site in sites})
     for site in reversed(sites):
         if site.windows is not None:
             if coarser not in (None, site.windows.resolution, _merged(site.windows.resolution)):
@@ -174,6 +178,28 @@ def require_chain(model: Model) -> None:
                     f"{model.alias}"
                 )
             coarser = site.windows.resolution
+
+
+def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
+    """Raise UnsupportedError where a convolution mixes patches between two attention layers (MaxViT)."""
+    mixing = [
+        name
+        for name, module in model.module.named_modules()
+        if isinstance(module, nn.Conv2d)
+        and any(size > step for size, step in zip(module.kernel_size, module.stride, strict=True))
+    ]
+    order: list[str] = []
+    seen = watching(model.module, [*mixing, *attention], lambda name, *_: order.append(name))
+    with seen, evaluating(model), torch.no_grad():
+        model(probe_images(model, 1))
+    places = [place for place, name in enumerate(order) if name in attention]
+    between = [name for name in order[places[0] : places[-1]] if name not in attention]
+    if between:
+        raise UnsupportedError(
+            f"expected attention layers with nothing between them that mixes patches, found {len(between)} "
+            f"convolutions in {model.alias} (first {between[0]!r}); try --method attention, or vitlens attention, "
+            "stats or ablate"
+        )
 
 
 def _over_tokens(row: Float[Tensor, "batch keys"], layout: TokenLayout) -> Float[Tensor, "batch _"]:
@@ -215,10 +241,11 @@ def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
     windows, rows = call.site.windows, []
     for images, part in call.parts():
         own, exact = row[images], part.precise()
-        weights, gradient = precise(exact.weights()), exact.weight_gradient()
+        weights, gradient = precise(exact.placed()), exact.weight_gradient()
         if windows is None:
             rows.append(step(own, weights, gradient, True))
             continue
+        gradient = None if gradient is None else row_by_row(gradient, windows)
         index = window_index(windows).to(row.device)
         real = index >= 0
         place = index.masked_fill(~real, own.shape[-1])  # padding is in an extra column, dropped at the end

@@ -112,9 +112,10 @@ def rollout(
 ) -> Maps:
     """The rollout of each image over its patches (batch, rows, columns), without the prefix, not scaled.
 
-    readout: what the classifier reads (the model's own by default). Of a windowed model (Swin) the map is that of
-    the first stage; where patches are merged, each of the four gets an equal share. Raises UnsupportedError for a model
-    whose layers are not all token-to-token or windows (XCiT, PVT, CNNs).
+    readout: what the classifier reads (the model's own by default). Of a windowed model (Swin, Hiera) the map is that
+    of the first stage; where patches are merged or queries pooled, each of the four gets an equal share. Raises
+    UnsupportedError for a model whose layers are not all token-to-token or windows (XCiT, PVT, CNNs), or that has
+    convolutions between them (MaxViT).
 
     >>> import torch, vitlens
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape

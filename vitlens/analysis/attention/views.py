@@ -139,8 +139,16 @@ def _row(call: AttentionCall, spot: _Spot) -> Rows:
     if call.site.windows is None:
         return call.rows([spot.token])[:, :, 0]
     inside, window, place = _in_window(call.site.windows, spot.token)
-    rows = call.rows([place])[:, :, 0].unflatten(0, (-1, len(inside)))[:, window]
+    rows = _own_row(call, place).unflatten(0, (-1, len(inside)))[:, window]
     return _put_back(rows, inside[window], call.site.windows)
+
+
+def _own_row(call: AttentionCall, place: int) -> Rows:
+    """One query's weights in every window, keys row by row; place: of the query, row by row."""
+    windows = call.site.windows
+    if windows is None or not windows.keys:
+        return call.rows([place])[:, :, 0]
+    return call.rows([windows.queries[place]])[:, :, 0][..., list(windows.keys)]
 
 
 def _column(call: AttentionCall, spot: _Spot) -> Rows:
@@ -148,7 +156,7 @@ def _column(call: AttentionCall, spot: _Spot) -> Rows:
     if windows is None:
         return torch.cat([part.weights()[..., spot.token] for _, part in call.parts()])
     inside, window, place = _in_window(windows, spot.token)
-    parts = (part.weights()[..., place].unflatten(0, (-1, len(inside)))[:, window] for _, part in call.parts())
+    parts = (part.placed()[..., place].unflatten(0, (-1, len(inside)))[:, window] for _, part in call.parts())
     return _put_back(torch.cat(list(parts)), inside[window], windows)
 
 

@@ -110,7 +110,7 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
     if not has_map(site, model):
         return None
     if site.windows is not None:
-        maps = received(call.weights(), site.windows)
+        maps = received(call.placed(), site.windows)
         return LayerMaps(site, maps, maps.new_zeros(maps.shape[:2]), "mean over the patches of a window")
     if site.kind == "class" and layout is not None:
         return _of_row(site, call.weights()[:, :, 0], layout.grid, "the pooling query")
@@ -125,8 +125,12 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
 
 
 def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
-    """The mean over heads of a layer's maps (layer from 0, None: the last). Raises UnsupportedError for one without."""
-    chosen = chain.calls[-1].site.layer if layer is None else layer
+    """The mean over heads of a layer's maps (layer from 0, None: the last that has one).
+
+    Raises UnsupportedError for a layer without a map.
+    """
+    placed = [call.site.layer for call in chain.calls if has_map(call.site, chain.model)]
+    chosen = (placed or [chain.calls[-1].site.layer])[-1] if layer is None else layer
     read = layer_map(next(call for call in reversed(chain.calls) if call.site.layer == chosen), chain.model)
     if read is None:
         raise UnsupportedError(

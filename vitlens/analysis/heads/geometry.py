@@ -1,8 +1,9 @@
 """The positions of an attention layer's queries and keys in the image: grid, distances in pixels, sums by offset.
 
-A windowed layer is treated window by window: within a window, offsets are those in the image, except across the seam of
-a shifted window, where the model masks attention (but for timm's Swin on a padded map, whose mask misses the seam:
-distances are then those in the image, and such pairs are left out of the offsets).
+A windowed layer is treated window by window: within a window, offsets are those in the image (multiples of the spacing
+where the patches of a window lie apart, as in MaxViT's grids), except across the seam of a shifted window, where the
+model masks attention (but for timm's Swin on a padded map, whose mask misses the seam: distances are then those in the
+image, and such pairs are left out of the offsets).
 """
 
 from dataclasses import dataclass, replace
@@ -39,6 +40,31 @@ class Geometry:
     def patches(self) -> int:
         """Patches of the map, or of one window."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def spacing(self) -> tuple[int, int]:
+        """How many patches apart (down, across) adjacent patches of a window are in the image."""
+        if self.windows is None or not self.windows.dilated:
+            return 1, 1
+        return self.windows.resolution[0] // self.grid[0], self.windows.resolution[1] // self.grid[1]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The patches (rows, columns) of the image from the first of a window to its last."""
+        (rows, columns), (down, across) = self.grid, self.spacing
+        return (rows - 1) * down + 1, (columns - 1) * across + 1
+
+    def by_offset(self, weights: Float[Tensor, "*leading query key"]) -> Float[Tensor, "*leading down across"]:
+        """The weights summed by offset in the image (.., 2 rows - 1, 2 columns - 1), rows and columns being the span.
+
+        0 at offsets that no two patches of a window have.
+        """
+        sums, (down, across) = offset_sums(weights, self.grid), self.spacing
+        if (down, across) == (1, 1):
+            return sums
+        spread = sums.new_zeros(*sums.shape[:-2], *(2 * side - 1 for side in self.span))
+        spread[..., ::down, ::across] = sums
+        return spread
 
     def distances(self) -> Float[Tensor, "calls query key"]:
         """Euclidean distances in px between the centres of all pairs of patches in the image; arbitrary for padding."""
@@ -120,11 +146,12 @@ def _pairs(geometry: Geometry) -> Tensor:
         return pairs
     width, columns = windows.resolution[1], geometry.grid[1]
     inside = torch.arange(geometry.patches)
-    # same offset in the image as in the window
+    # same offset in the image as in the window, in units of the spacing
+    tall, wide = geometry.spacing
     down = places[:, :, None] // width - places[:, None] // width
     across = places[:, :, None] % width - places[:, None] % width
-    same = (down == inside[:, None] // columns - inside // columns) & (
-        across == inside[:, None] % columns - inside % columns
+    same = (down == tall * (inside[:, None] // columns - inside // columns)) & (
+        across == wide * (inside[:, None] % columns - inside % columns)
     )
     return pairs & same
 

@@ -98,7 +98,7 @@ def _of_call(
     parts: list[dict[str, Tensor]] = []
     total: Tensor | None = None
     for _, part in call.parts():
-        weights = precise(part.precise().weights())
+        weights = precise(part.precise().placed())
         if geometry is None:
             parts.append(_of_rows_only(weights, part))
             continue

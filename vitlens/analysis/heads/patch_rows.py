@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.heads.geometry import Geometry, offset_sums
+from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.registry import Need, head_statistics
 from vitlens.analysis.heads.rows import Rows, outliers
 from vitlens.lens.call import received
@@ -70,7 +70,7 @@ class PatchRows:
     @cached_property
     def offsets(self) -> Float[Tensor, "images heads down across"]:
         """The mass by offset, averaged over queries."""
-        sums = offset_sums(self.on_neighbours, self.geometry.grid)
+        sums = self.geometry.by_offset(self.on_neighbours)
         means: Tensor = sums.unflatten(0, (self.images, -1)).sum(1) / self.count
         return means
 
@@ -117,7 +117,7 @@ def self_mass(layer: PatchRows) -> PerImage:
 
 def neighbour_mass(layer: PatchRows) -> PerImage:
     """Mean weight on the four adjacent patches, as far as they exist."""
-    rows, columns = layer.geometry.grid
+    rows, columns = layer.geometry.span
     vertical = [(-1, 0), (1, 0)] if rows > 1 else []
     sides = vertical + ([(0, -1), (0, 1)] if columns > 1 else [])
     each = [layer.offsets[:, :, rows - 1 + down, columns - 1 + across] for down, across in sides]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.heads.geometry import Geometry, offset_counts
+from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.labels import MIXED, THRESHOLD, rules
 from vitlens.analysis.heads.statistics import PerHead, Statistics, per_head
 from vitlens.references import resolved
@@ -208,12 +208,13 @@ def uniform_attention(place: Geometry) -> Uniform:
     uniform = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
     queries = pairs.any(-1).sum()
     energy = float(uniform.square().sum() / queries)
-    return Uniform(offset_counts(place.grid, uniform) / queries, energy, offset_counts(place.grid, pairs) / queries)
+    mass, keys = (place.by_offset(counted.sum(0)) / queries for counted in (uniform, pairs))
+    return Uniform(mass, energy, keys)
 
 
 def _lengths(place: Geometry) -> Tensor:
     """The length of each offset in the image, px."""
-    (rows, columns), (height, width) = place.grid, place.pitch
+    (rows, columns), (height, width) = place.span, place.pitch
     down = torch.arange(1 - rows, rows, dtype=torch.float64) * height
     across = torch.arange(1 - columns, columns, dtype=torch.float64) * width
     return torch.hypot(down[:, None], across)
