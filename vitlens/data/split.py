@@ -23,8 +23,8 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: Tensor) -> Pixels:
-        """Pixels (batch, 3, height, width) uint8 of these images."""
+    def read(self, indices: Tensor) -> Tensor:
+        """Pixels (batch, 3, height, width) of these images: uint8, or floats in [0, 1] where they are given so."""
         ...
 
 
@@ -97,7 +97,8 @@ class Split:
         """The images in order, as floats in [0, 1] on a device."""
         for start in range(0, len(self), batch_size):
             indices = torch.arange(start, min(start + batch_size, len(self)))
-            images = self.source.read(indices).to(device).float().div_(255)
+            pixels = self.source.read(indices).to(device)
+            images = pixels if pixels.is_floating_point() else pixels.float().div_(255)
             yield Batch(images, None if self.labels is None else self.labels[indices].to(device), indices)
 
     def pick(self, indices: Tensor) -> "Split":
@@ -179,7 +180,7 @@ class Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def read(self, indices: Tensor) -> Pixels:
+    def read(self, indices: Tensor) -> Tensor:
         """Pixels of these images."""
         return self.source.read(self.indices[indices])
 
