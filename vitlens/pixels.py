@@ -65,12 +65,13 @@ def takes_images(function: Function) -> Function:
         bound = signature.bind(model, images, *args, **kwargs)
         if "labels" in signature.parameters and bound.arguments.get("labels") is None:
             bound.arguments["labels"] = None if split is None else resolved(f"{_CLASSES}labels_of")(model, split)
-        targets = bound.arguments.get("targets")
-        if targets is not None and not isinstance(targets, Tensor):
-            chosen = resolved(f"{_CLASSES}class_targets")(
-                targets, model, len(images), split=split, any_class=targeted is not None and targeted.default is None
-            )
-            bound.arguments["targets"] = chosen
+        if targeted is not None:
+            targets = bound.arguments.get("targets", targeted.default)
+            if targets is not None and not isinstance(targets, Tensor):
+                targets = resolved(f"{_CLASSES}class_targets")(
+                    targets, model, len(images), split=split, any_class=targeted.default is None
+                )
+            bound.arguments["targets"] = targets
         return function(*bound.args, **bound.kwargs)
 
     return cast(Function, checked)

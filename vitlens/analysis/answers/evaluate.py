@@ -8,11 +8,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import reading
-from vitlens.data.split import Split, takes_splits
+from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import DataError, NonFiniteError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
+from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels, Logits
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
 
@@ -77,23 +78,31 @@ class CalibrationBins:
 @takes_splits
 def evaluate(
     model: Model,
-    split: Split,
+    images: AnyImages,
+    labels: Labels | None = None,
     *,
     batch_size: int | None = None,
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Evaluation:
-    """The model's logits and predictions for every image of a labelled split.
+    """The model's logits and predictions for every one of labelled images.
 
-    batch_size: images at a time (None: chosen to fit); advance: called with the number of images just done. Raises
-    DataError for a split without labels, InputError when the classes do not match (UnsupportedError where the model has
+    images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model (n,) (None: those of
+    the Split or the class folders); batch_size: images at a time (None: chosen to fit); advance: called with the number of images just done. Raises
+    DataError for images without labels, InputError when the classes do not match (UnsupportedError where the model has
     no classifier), NonFiniteError naming model and image.
+
+    >>> import vitlens
+    >>> found = vitlens.evaluate(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20))
+    >>> found.logits.shape, found.correct.shape
+    (torch.Size([20, 10]), torch.Size([20]))
     """
+    split = as_split(images)
     require(model, *needs_of("evaluate"))
-    labels = require_labels(split)
+    truth = require_labels(split)
     mapping = reading(model.classes, split.classes)
     logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)
-    return Evaluation(model.alias, mapping.classes, mapping.read(logits), labels.cpu().long(), split.groups)
+    return Evaluation(model.alias, mapping.classes, mapping.read(logits), truth.cpu().long(), split.groups)
 
 
 def require_labels(split: Split) -> Labels:

@@ -9,9 +9,10 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import reading
 from vitlens.analysis.answers.evaluate import accuracy, answers
 from vitlens.data.cue_conflict import Cues, cues_of
-from vitlens.data.split import Split, takes_splits
+from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.errors import DataError
 from vitlens.models.model import Model
+from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate
 
@@ -45,7 +46,7 @@ class ShapeBias:
 @takes_splits
 def shape_bias(
     model: Model,
-    split: Split,
+    images: AnyImages,
     *,
     batch_size: int | None = None,
     precision: str = "fp32",
@@ -54,9 +55,16 @@ def shape_bias(
 ) -> ShapeBias:
     """The model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped into Geirhos's 16.
 
-    Intervals are over the sources of shape, as images that share one are alike. Raises DataError for other images,
+    images: a Split, or the folder of such images in folders of their shape's class. Intervals are over the sources of shape, as images that share one are alike. Raises DataError for other images,
     InputError when the classes do not match.
+
+    >>> import vitlens
+    >>> from vitlens.models.loading import untrained
+    >>> data = vitlens.load_data("shapes-conflict", limit=16)
+    >>> vitlens.shape_bias(untrained("resnet20", classes=data.classes), data).shape.n
+    16
     """
+    split = as_split(images)
     model.require_classifier()
     cues = require_cues(split)
     read = reading(model.classes, split.classes)
