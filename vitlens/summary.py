@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from vitlens.display import shortened, visible
+from vitlens.display import visible
 
 LONGEST: Final = 24  # lines of a text
-_CELL: Final = 96  # characters of a value
+_CELL: Final = 112  # characters of a value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,5 +103,5 @@ def _more(count: int, shown: int) -> str:
 
 
 def _short(text: str) -> str:
-    text = visible(shortened(text) if len(text) > 2 * _CELL else text)
+    text = visible(text[: 2 * _CELL])
     return text if len(text) <= _CELL else text[: _CELL - 1] + "…"

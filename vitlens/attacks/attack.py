@@ -1,6 +1,6 @@
 """`vitlens.attack`: one attack on a batch of images; also the functions that it shares with the sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attacks.algorithm import Algorithm, Setting, algorithm_of
 from vitlens.attacks.checks import require_counts, require_epsilons, require_maps, require_targets
-from vitlens.attacks.curve import AttackCurve, curve, require_none_of
 from vitlens.attacks.clean import CleanImages, clean_images
+from vitlens.attacks.curve import AttackCurve, curve, require_none_of
 from vitlens.attacks.defaults import ATTACK, EPSILON, PRECISION, RESTARTS
 from vitlens.attacks.plan import AttackOutcome, AttackPlan
 from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of, targeted
@@ -23,12 +23,13 @@ from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
 from vitlens.shapes import Images
+from vitlens.summary import Line, Summary
 
 _CPU_BATCH = 64  # images at a time on a CPU: more are no faster, and a small batch makes resuming finer
 
 
-@dataclass(frozen=True)
-class AttackResult:
+@dataclass(frozen=True, repr=False)
+class AttackResult(Summary):
     """Images after an attack.
 
     images: adversarial where success, else the clean image; success: whether the prediction was right and now is wrong,
@@ -46,6 +47,11 @@ class AttackResult:
     forwards: Int[Tensor, " batch"]
     backwards: Int[Tensor, " batch"]
     notes: tuple[str, ...] = ()
+
+    def summary(self) -> Iterator[Line]:
+        """Robust accuracy, and the fields."""
+        yield Line("robust_accuracy", self.robust_accuracy, "fraction")
+        yield from super().summary()
 
     @property
     def robust_accuracy(self) -> float:
@@ -132,7 +138,13 @@ def attack(
     """
     images, targets = as_images(images), as_targets(targets)
     if epsilons is not None:
-        one = {"epsilon": epsilon, "targets": targets, "side": side, "maps": maps, "aligned": None if aligned else False}
+        one = {
+            "epsilon": epsilon,
+            "targets": targets,
+            "side": side,
+            "maps": maps,
+            "aligned": None if aligned else False,
+        }
         require_none_of(one)
         return curve(
             model, images, labels, method=method, epsilons=epsilons, steps=steps, restarts=restarts, seed=seed,

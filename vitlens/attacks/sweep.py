@@ -24,10 +24,11 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.summary import Summary
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Summary):
     """The results of several attacks on n images; mappings are by the attack's name.
 
     epsilons: of the attack, pixel units (for a patch the share of the image covered); indices: of the images in the

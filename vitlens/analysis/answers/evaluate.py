@@ -1,6 +1,6 @@
 """A model's predictions on a split: accuracy, accuracy by class, confusion, calibration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels, Logits
+from vitlens.summary import Line, Summary
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
 
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
@@ -22,8 +23,8 @@ BINS = 15  # of the expected calibration error, of equal width
 _PIXELS_AT_ONCE = {"cpu": 32 * 224 * 224, "other": 128 * 224 * 224}
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Summary):
     """A model's logits on a labelled split.
 
     logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the model's others;
@@ -35,6 +36,11 @@ class Evaluation:
     logits: Logits
     labels: Labels
     groups: Tensor | None = None
+
+    def summary(self) -> Iterator[Line]:
+        """Accuracy with its interval, and the fields."""
+        yield Line("accuracy", accuracy(self.correct, groups=self.groups))
+        yield from super().summary()
 
     @property
     def probabilities(self) -> Logits:

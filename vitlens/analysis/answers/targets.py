@@ -56,9 +56,7 @@ def class_targets(
     return torch.tensor(indices)
 
 
-def class_index(
-    target: str | int, classes: tuple[str, ...], *, words: tuple[str, str] = ("targets", LABEL)
-) -> int:
+def class_index(target: str | int, classes: tuple[str, ...], *, words: tuple[str, str] = ("targets", LABEL)) -> int:
     """The index of a class by its name, in any case, or by its number. Raises as `class_targets`."""
     if isinstance(target, str) and target in classes:
         return classes.index(target)

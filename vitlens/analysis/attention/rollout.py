@@ -19,7 +19,7 @@ from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
 from vitlens.names import FUSIONS, Fusion, Readout
 from vitlens.pixels import AnyImages, as_images, takes_images
-from vitlens.shapes import Fused, Images, Maps, Weights
+from vitlens.shapes import Fused, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
 

@@ -14,6 +14,7 @@ from vitlens.errors import DataError
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels
+from vitlens.summary import Summary
 from vitlens.uncertainty import Estimate
 
 
@@ -27,8 +28,8 @@ class ClassBias:
     texture: int
 
 
-@dataclass(frozen=True)
-class ShapeBias:
+@dataclass(frozen=True, repr=False)
+class ShapeBias(Summary):
     """A model's shape bias on n images whose shape and texture differ.
 
     bias: predictions of the shape's class among those of either the shape's or the texture's, with its interval, None

@@ -17,12 +17,13 @@ from vitlens.models.support import needs_of, require
 from vitlens.names import FeaturePool
 from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images, Logits, Tokens
+from vitlens.summary import Summary
 
 PatchTokens = Float[Tensor, "images rows columns dim"]
 
 
-@dataclass(frozen=True)
-class Features:
+@dataclass(frozen=True, repr=False)
+class Features(Summary):
     """One vector an image for each layer, from one pass.
 
     values: by layer (n, dim), fp32 on the CPU, perhaps mapped from a file that must not be written to; logits:

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.heads.attributes import PerHead
 from vitlens.analysis.heads.geometry import Geometry, offset_counts
 from vitlens.analysis.heads.labels import MIXED, THRESHOLD, rules
-from vitlens.analysis.heads.attributes import PerHead
 from vitlens.analysis.heads.statistics import Statistics, per_head
 from vitlens.references import resolved
 

@@ -90,7 +90,9 @@ class ReportFolder(Summary):
         """The path of report.md. Raises InputError where there is none."""
         path = self.folder / REPORT
         if not path.is_file():
-            raise InputError(f"expected {REPORT} in {self.folder}, found none; write it with vitlens report {self.folder}")
+            raise InputError(
+                f"expected {REPORT} in {self.folder}, found none; write it with vitlens report {self.folder}"
+            )
         return path
 
     def table(self, name: str) -> list[Any]:

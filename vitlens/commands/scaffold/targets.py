@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.analysis.answers.evaluate import answers
-from vitlens.analysis.answers.targets import PREDICTED, class_targets
+from vitlens.analysis.answers.targets import class_targets
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError
