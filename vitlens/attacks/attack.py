@@ -119,13 +119,13 @@ def attack(
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices, or
     "predicted" to attack the predictions (None: those of the Split or the class folders); method: a name of
-    `vitlens.list_attacks()`; epsilon: in pixel units (None: 8/255 for L∞, 0.5 for L2, none for an attack that
-    searches for the smallest perturbation); epsilons: several instead, ascending, of which the result is an
-    `AttackCurve` (not of a patch or a targeted attack); steps: None, the default of the method; targets: for a targeted
-    attack, a class by name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"), success is always evaluated in fp32; side,
-    aligned, maps: of the patch attack: px (None: a quarter of the shorter side), on tokens or anywhere, and attribution
-    maps by which its position is chosen. Misclassified images are not attacked. Raises InputError for invalid
-    arguments, NonFiniteError naming model and image.
+    `vitlens.list_attacks()`; epsilon: in pixel units (None: 8/255 for L∞, 0.5 for L2, none for an attack that searches
+    for the smallest perturbation); epsilons: several instead, ascending, of which the result is an `AttackCurve` (not
+    of a patch or a targeted attack); steps: None, the default of the method; targets: for a targeted attack, a class by
+    name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"), success is always
+    evaluated in fp32; side, aligned, maps: of the patch attack: px (None: a quarter of the shorter side), on tokens or
+    anywhere, and attribution maps by which its position is chosen. Misclassified images are not attacked. Raises
+    InputError for invalid arguments, NonFiniteError naming model and image.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -138,14 +138,7 @@ def attack(
     """
     images, targets = as_images(images), as_targets(targets)
     if epsilons is not None:
-        one = {
-            "epsilon": epsilon,
-            "targets": targets,
-            "side": side,
-            "maps": maps,
-            "aligned": None if aligned else False,
-        }
-        require_none_of(one)
+        require_none_of({"epsilon": epsilon, "targets": targets, "side": side, "maps": maps})
         return curve(
             model, images, labels, method=method, epsilons=epsilons, steps=steps, restarts=restarts, seed=seed,
             batch_size=batch_size, precision=precision,
@@ -160,10 +153,9 @@ def attack(
     classes = None if targets is None else require_targets(targets, clean, setting.classes)
     if classes is not None and not ATTACKS[method].targets:
         raise InputError(f"expected {targeted()} to reach targets, found {method!r}")
-    count = len(clean.labels)
     plan = AttackPlan(
-        (level,), torch.full((count,), int(level > 0)), restarts, classes, seed,
-        batch_size or fitting_batch(model), precision, keep=count,
+        (level,), torch.full((len(clean.labels),), int(level > 0)), restarts, classes, seed,
+        batch_size or fitting_batch(model), precision, keep=len(clean.labels),
     )  # fmt: skip
     outcome = worst_case(model, clean, algorithms, plan)
     return _result(clean, outcome, limit, model.alias, targeted=classes is not None)

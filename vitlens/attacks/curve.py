@@ -76,6 +76,4 @@ def require_none_of(arguments: Mapping[str, object]) -> None:
     """Raise InputError for the first argument that belongs to an attack at one epsilon."""
     given = [name for name, value in arguments.items() if value is not None]
     if given:
-        raise InputError(
-            f"expected epsilons, or an attack at one epsilon, found epsilons and {given[0]}; leave one out"
-        )
+        raise InputError(f"expected epsilons, or an attack at one epsilon, found also {given[0]}; leave one out")

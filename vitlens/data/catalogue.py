@@ -30,10 +30,10 @@ def load_data(
     """One part of a named set, a folder or an .npz file, as a `Split`, which every function takes for images.
 
     name: as `vitlens data` lists them, or a path; limit: at most so many images, a seeded subset balanced by class;
-    preprocessing: how photographs are resized and cropped (a model's `preprocessing`); sets of small images keep their size (the model resizes
-    them). seed: of the scenes of digits, or of the division where there is no test part. canvas (px) and scenes (for
-    each source digit) are for digits only. whole: data without parts is not divided. progress: called with (files
-    done, files in all). Raises UnknownNameError or DataError.
+    preprocessing: how photographs are resized and cropped (a model's `preprocessing`); sets of small images keep their
+    size (the model resizes them). seed: of the scenes of digits, or of the division where there is no test part. canvas
+    (px) and scenes (for each source digit) are for digits only. whole: data without parts is not divided. progress:
+    called with (files done, files in all). Raises UnknownNameError or DataError.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=16)

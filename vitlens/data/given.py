@@ -1,4 +1,4 @@
-"""Images as they are given in Python: tensors, files, folders, PIL images, 8-bit arrays or a Split, all as one Split."""
+"""Images as given in Python: tensors, files, folders, PIL images, 8-bit arrays or a Split, all as one Split."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,7 +99,8 @@ def _paths(given: Sequence[str | Path]) -> list[Path]:
                     f"expected images, found {str(each)!r}, the name of a data set; load it with "
                     f"vitlens.load_data({str(each)!r})"
                 )
-            matches = sorted(glob(str(path), recursive=True)) if any(mark in str(each) for mark in _WILD) else []
+            pattern = str(path) if any(mark in str(each) for mark in _WILD) else ""
+            matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207  Path.glob takes no absolute patterns
             paths += [Path(match) for match in matches] or [path]
         else:
             paths.append(path)

@@ -94,9 +94,9 @@ def evaluate(
     """The model's logits and predictions for every one of labelled images.
 
     images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model (n,) (None: those of
-    the Split or the class folders); batch_size: images at a time (None: chosen to fit); advance: called with the number of images just done. Raises
-    DataError for images without labels, InputError when the classes do not match (UnsupportedError where the model has
-    no classifier), NonFiniteError naming model and image.
+    the Split or the class folders); batch_size: images at a time (None: chosen to fit); advance: called with the number
+    of images just done. Raises DataError for images without labels, InputError when the classes do not match
+    (UnsupportedError where the model has no classifier), NonFiniteError naming model and image.
 
     >>> import vitlens
     >>> found = vitlens.evaluate(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20))

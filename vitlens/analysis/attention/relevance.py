@@ -52,9 +52,10 @@ def relevance(
     """The relevance of each patch for a target class through attention: (batch, rows, columns), not scaled.
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets: "predicted", "label"
-    (of a Split or class folders), a class by name or index, or class indices (batch,). The target's logit is differentiated, not its
-    probability. readout: what the classifier reads (the model's own by default). Of a windowed model (Swin) the map
-    is that of the first stage. Raises InputError for a class that does not exist, UnsupportedError as `rollout`.
+    (of a Split or class folders), a class by name or index, or class indices (batch,). The target's logit is
+    differentiated, not its probability. readout: what the classifier reads (the model's own by default). Of a windowed
+    model (Swin) the map is that of the first stage. Raises InputError for a class that does not exist, UnsupportedError
+    as `rollout`.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")

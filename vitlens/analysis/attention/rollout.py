@@ -114,9 +114,9 @@ def rollout(
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; fusion: of the heads, "mean",
     "max" or "min"; discard: the lowest fraction of each row, set to 0 (CLS kept); alpha: weight of the identity;
-    start_layer: the first layer included, from 0; readout: what the classifier reads (the model's own by default). Of a windowed model (Swin) the map is that of
-    the first stage; where patches are merged, each of the four gets an equal share. Raises UnsupportedError for a model
-    whose layers are not all token-to-token or windows (XCiT, PVT, CNNs).
+    start_layer: the first layer included, from 0; readout: what the classifier reads (the model's own by default). Of a
+    windowed model (Swin) the map is that of the first stage; where patches are merged, each of the four gets an equal
+    share. Raises UnsupportedError for a model whose layers are not all token-to-token or windows (XCiT, PVT, CNNs).
 
     >>> import torch, vitlens
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape

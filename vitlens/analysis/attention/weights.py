@@ -30,8 +30,9 @@ RowChoice = Literal["all", "cls"]
 def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
     """The weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
 
-    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; rows: "all", or "cls" for the CLS row only (query axis of length 1), which costs N instead of N² a head. For a
-    windowed model, batch is images x windows. Raises UnsupportedError where there is no attention or no CLS.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; rows: "all", or "cls" for the
+    CLS row only (query axis of length 1), which costs N instead of N² a head. For a windowed model, batch is images x
+    windows. Raises UnsupportedError where there is no attention or no CLS.
 
     >>> import torch, vitlens
     >>> weights = vitlens.attention(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))

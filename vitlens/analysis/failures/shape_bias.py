@@ -56,8 +56,9 @@ def shape_bias(
 ) -> ShapeBias:
     """The model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped into Geirhos's 16.
 
-    images: a Split, or the folder of such images in folders of their shape's class. Intervals are over the sources of shape, as images that share one are alike. Raises DataError for other images,
-    InputError when the classes do not match.
+    images: a Split, or the folder of such images in folders of their shape's class. Intervals are over the sources of
+    shape, as images that share one are alike. Raises DataError for other images, InputError when the classes do not
+    match.
 
     >>> import vitlens
     >>> from vitlens.models.loading import untrained

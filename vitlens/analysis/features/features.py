@@ -62,11 +62,11 @@ def features(
 ) -> Features:
     """The features of each image at every block of a transformer, every stage of a CNN, in one pass.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None: chosen to fit); layer: from 0, -1 for the
-    last, several, or None for all; pool: "cls", "mean" (of the patches or cells, without prefix tokens), "cls+mean"
-    (concatenated), or None for what the classifier reads (CLS where it reads that, else the mean); norm: whether the
-    model's final norm is applied to each layer, where it has one of that width, as DINO does. Raises UnsupportedError
-    for the CLS of a model without one, NonFiniteError naming the layer.
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None: chosen
+    to fit); layer: from 0, -1 for the last, several, or None for all; pool: "cls", "mean" (of the patches or cells,
+    without prefix tokens), "cls+mean" (concatenated), or None for what the classifier reads (CLS where it reads that,
+    else the mean); norm: whether the model's final norm is applied to each layer, where it has one of that width, as
+    DINO does. Raises UnsupportedError for the CLS of a model without one, NonFiniteError naming the layer.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")

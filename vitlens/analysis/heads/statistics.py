@@ -162,9 +162,9 @@ def statistics(
 ) -> Statistics:
     """Statistics of every head's attention, means over the images: distance, entropy, sparsity, mass on CLS and sinks.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None:
-    chosen to fit); renormalise: distances are of the attention on patches only. Raises UnsupportedError for a model without attention, NonFiniteError naming
-    the layer whose weights are not finite.
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None: chosen
+    to fit); renormalise: distances are of the attention on patches only. Raises UnsupportedError for a model without
+    attention, NonFiniteError naming the layer whose weights are not finite.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
