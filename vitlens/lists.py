@@ -116,8 +116,8 @@ def list_statistics() -> NameList:
     """The statistics of heads, attributes of what `vitlens.statistics` gives.
 
     >>> import vitlens
-    >>> vitlens.list_statistics()[1]
-    Named(name='entropy', help='spread of a row over all keys, ln(keys) when uniform (nats)', needs='', family='patches')
+    >>> vitlens.list_statistics()[1].help
+    'spread of a row over all keys, ln(keys) when uniform (nats)'
     """
     entries = [
         Named(

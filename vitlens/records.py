@@ -162,7 +162,7 @@ def _by_field(kind: Any, cells: Mapping[str, object]) -> Mapping[str, object]:
 
 
 class Record:
-    """The output of a run, read as the types that its command declares; names in it are escaped for display, unless not `escaped`.
+    """The output of a run, read as the types that its command declares; escaped: names in it are so for display.
 
     Tables are read when the record is opened, arrays on request. Raises InputError, one line, at the first value that
     does not fit. In a run that did not finish, a table that is not written yet is empty.
@@ -222,7 +222,8 @@ class Record:
     def section(self, name: str, kind: type[Row]) -> Row:
         """A section of config.json that only this command writes, as the dataclass that was written."""
         source = f"{name} of {self.folder / CONFIG}"
-        return self._displayed(read_as(kind, self._run.config.get(name), source=source, hint=_AGAIN))
+        section: Row = self._displayed(read_as(kind, self._run.config.get(name), source=source, hint=_AGAIN))
+        return section
 
     @property
     def tables(self) -> Mapping[str, tuple[Any, ...]]:
@@ -246,7 +247,8 @@ class Record:
                 stored.get(place.name) if place.keys is None else {key: stored[name] for key, name in names.items()}
             )
         require_forms(stored, forms, path, hint=_AGAIN)
-        return self._displayed(arrays.kind(**values))
+        read: ArrayType = self._displayed(arrays.kind(**values))
+        return read
 
 
 def _unchanged(value: Any) -> Any:

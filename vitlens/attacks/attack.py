@@ -139,10 +139,8 @@ def attack(
     images, targets = as_images(images), as_targets(targets)
     if epsilons is not None:
         require_none_of({"epsilon": epsilon, "targets": targets, "side": side, "maps": maps})
-        return curve(
-            model, images, labels, method=method, epsilons=epsilons, steps=steps, restarts=restarts, seed=seed,
-            batch_size=batch_size, precision=precision,
-        )  # fmt: skip
+        shared = {"steps": steps, "restarts": restarts, "seed": seed, "batch_size": batch_size, "precision": precision}
+        return curve(model, images, labels, method=method, epsilons=list(map(float, epsilons)), **shared)
     require_counts(steps=steps, restarts=restarts, batch_size=batch_size)
     members = members_of(method)
     require(model, *needs_of("attack"))

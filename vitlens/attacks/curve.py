@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -41,13 +42,9 @@ def curve(
     *,
     method: str,
     epsilons: Sequence[float],
-    steps: int | None,
-    restarts: int,
-    seed: int,
-    batch_size: int | None,
-    precision: str,
+    **settings: Any,
 ) -> AttackCurve:
-    """The curve of one attack, by `sweep`: an image that is robust at one epsilon is attacked at the next."""
+    """The curve of one attack, by `sweep`, whose settings these are: an image that is robust is attacked at the next."""
     from vitlens.attacks.sweep import sweep  # which imports attack.py
 
     norm = members_of(method)[0].norm
@@ -55,11 +52,8 @@ def curve(
         raise InputError(f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side instead")
     if not len(epsilons):
         raise InputError("expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / 255]")
-    axis: Mapping[str, Sequence[float]] = {"epsilons" if norm == "linf" else "epsilons_l2": list(epsilons)}
-    found = sweep(
-        model, images, labels, attacks=[method], steps=steps, restarts=restarts, seed=seed, batch_size=batch_size,
-        precision=precision, **axis,  # type: ignore[arg-type]
-    )  # fmt: skip
+    axis = {"epsilons" if norm == "linf" else "epsilons_l2": list(epsilons)}
+    found = sweep(model, images, labels, attacks=[method], **axis, **settings)
     robust = torch.stack([found.robust(method, epsilon) for epsilon in found.epsilons[method]])
     return AttackCurve(
         torch.tensor(found.epsilons[method], dtype=torch.float64),

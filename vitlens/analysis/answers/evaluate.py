@@ -85,7 +85,7 @@ class CalibrationBins:
 def evaluate(
     model: Model,
     images: AnyImages,
-    labels: Labels | None = None,
+    labels: Labels | None = None,  # noqa: ARG001  the decorator gives them to the images
     *,
     batch_size: int | None = None,
     precision: str = "fp32",

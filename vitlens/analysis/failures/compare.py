@@ -18,7 +18,7 @@ def compare(
     first: Model,
     second: Model,
     images: AnyImages,
-    labels: Labels | None = None,
+    labels: Labels | None = None,  # noqa: ARG001  the decorator gives them to the images
     *,
     second_images: AnyImages | None = None,
     batch_size: int | None = None,

@@ -31,7 +31,7 @@ class ByName(Mapping[str, Value]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a name, or the default where there is none."""
-        return self[name] if name in self else default
+        return self[name] if name in self else default  # noqa: SIM401  this is what it is
 
     def __contains__(self, name: object) -> bool:
         return name in list(self)
@@ -113,7 +113,7 @@ class ReportFolder(Summary):
         return pandas.DataFrame([as_row(table, row) for row in rows], columns=columns)
 
     def summary(self) -> Iterator[Line]:
-        """The command, its status, the first metrics, the tables with their numbers of rows, and the files of arrays."""
+        """The command, its status, the first metrics, the tables with their rows, and the files of arrays."""
         yield Line("folder", str(self.folder))
         yield Line("command", self.command)
         yield Line("status", self.status)
