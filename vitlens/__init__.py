@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from vitlens.lists import list_statistics as list_statistics
     from vitlens.models.loading import load as load
     from vitlens.models.model import Model as Model
-    from vitlens.show import show as show
-    from vitlens.show import show_board as show_board
-    from vitlens.show import show_heads as show_heads
+    from vitlens.notebook import show as show
+    from vitlens.notebook import show_board as show_board
+    from vitlens.notebook import show_heads as show_heads
     from vitlens.training.loop import fit as train
 
 _HOMES = {
@@ -62,9 +62,9 @@ _HOMES = {
     "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
     "rollout": ("vitlens.analysis.attention.rollout", "rollout"),
     "shape_bias": ("vitlens.analysis.failures.shape_bias", "shape_bias"),
-    "show": ("vitlens.show", "show"),
-    "show_board": ("vitlens.show", "show_board"),
-    "show_heads": ("vitlens.show", "show_heads"),
+    "show": ("vitlens.notebook", "show"),
+    "show_board": ("vitlens.notebook", "show_board"),
+    "show_heads": ("vitlens.notebook", "show_heads"),
     "similarity": ("vitlens.analysis.features.similarity", "similarity"),
     "statistics": ("vitlens.analysis.heads.statistics", "statistics"),
     "train": ("vitlens.training.loop", "fit"),

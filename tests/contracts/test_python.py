@@ -44,8 +44,8 @@ TAKES: dict[str, Callable[[Model, object, Tensor | None], Tensor]] = {
 }
 ELSEWHERE = {
     "shape_bias": "needs files of cue conflicts: tests/analysis/failures/test_shape_bias.py",
-    "show": "tests/test_show.py",
-    "show_heads": "tests/test_show.py",
+    "show": "tests/test_notebook.py",
+    "show_heads": "tests/test_notebook.py",
 }
 
 
@@ -224,7 +224,9 @@ def test_options_of_rollout_are_the_same_through_explain(vit, pixels):
     found = vitlens.explain(vit, images, method="rollout", **options)
     torch.testing.assert_close(found, vitlens.rollout(vit, images, **options), atol=1e-7, rtol=1e-5)
     for name, value in options.items():  # each changes the map by itself
-        assert not torch.allclose(vitlens.explain(vit, images, method="rollout", **{name: value}), vitlens.rollout(vit, images))
+        assert not torch.allclose(
+            vitlens.explain(vit, images, method="rollout", **{name: value}), vitlens.rollout(vit, images)
+        )
 
 
 def test_an_unknown_option_is_told_with_the_known_ones(vit, pixels):
@@ -259,7 +261,7 @@ def test_statistics_has_every_registered_attribute(vit, pixels):
         table = getattr(found, name)
         assert table.shape == (2, 1 if statistic.rows == "tokens" else 2)
         shape = "(layers, 1)" if statistic.rows == "tokens" else "(layers, heads)"
-        assert f"    {name}: PerHead\n    \"\"\"{shape}, {statistic.unit or 'no unit'}: " in written, "write it there"
+        assert f'    {name}: PerHead\n    """{shape}, {statistic.unit or "no unit"}: ' in written, "write it there"
 
 
 def test_lists_are_the_registries():
@@ -334,3 +336,9 @@ def test_a_frozen_result_stays_a_dataclass(vit, pixels):
     found = vitlens.attack(vit, pixels, LABELS, steps=1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.success = None
+
+
+def test_no_public_name_is_that_of_a_module():
+    """Importing a module of the package sets its attribute, which would hide the function."""
+    modules = {path.stem for path in Path(vitlens.__file__).parent.iterdir() if path.stem != "__init__"}
+    assert not modules & set(vitlens.__all__)

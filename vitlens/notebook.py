@@ -48,7 +48,6 @@ def show(
     >>> import torch, vitlens
     >>> digits = vitlens.load_data("digits", limit=2)
     >>> figure = vitlens.show(digits, vitlens.rollout(vitlens.load("vit-digits"), digits))
-    >>> figure.savefig("/tmp/rollout.png")  # doctest: +SKIP
     """
     pictures = _pictures(images)
     if maps is None:
