@@ -184,7 +184,7 @@ def test_wrong_targets_are_told(name, vit, pixels):
     images, maps = pixels.float() / 255, TARGETED[name]
     with pytest.raises(UnknownNameError, match="no class 'predictd'; did you mean 'predicted'"):
         maps(vit, images, targets="predictd")
-    with pytest.raises(InputError, match="expected targets from 0 to .*, found 99"):
+    with pytest.raises(InputError, match=r"expected targets from 0 to .*, found 99"):
         maps(vit, images, targets=99)
     with pytest.raises(InputError, match="labelled images for targets='label', found a tensor without labels"):
         maps(vit, images, targets="label")
@@ -248,7 +248,7 @@ def test_epsilons_give_the_curve_of_attacks_at_each(vit, pixels):
     assert found.success.any()
     torch.testing.assert_close(found.robust_accuracy, (found.tried & ~broken).double().mean(1))
     for wrong in ({"epsilon": 0.1}, {"targets": 1}, {"method": "patch"}, {"epsilons": []}, {"epsilons": [0.1, 0.1]}):
-        with pytest.raises(InputError, match="epsilons?"):
+        with pytest.raises(InputError, match="epsilon"):
             vitlens.attack(vit, images, "predicted", **{"epsilons": epsilons, **wrong})
 
 
