@@ -44,7 +44,7 @@ def curve(
     epsilons: Sequence[float],
     **settings: Any,
 ) -> AttackCurve:
-    """The curve of one attack, by `sweep` with these settings: an image robust at one epsilon is attacked at the next."""
+    """The curve of one attack, by `sweep` with these settings: what is robust at one epsilon is attacked at the next."""
     from vitlens.attacks.sweep import sweep  # which imports attack.py
 
     norm = members_of(method)[0].norm
@@ -52,7 +52,7 @@ def curve(
         raise InputError(f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side instead")
     if not len(epsilons):
         raise InputError("expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / 255]")
-    axis = {"epsilons" if norm == "linf" else "epsilons_l2": list(epsilons)}
+    axis: dict[str, Any] = {"epsilons" if norm == "linf" else "epsilons_l2": list(epsilons)}
     found = sweep(model, images, labels, attacks=[method], **axis, **settings)
     robust = torch.stack([found.robust(method, epsilon) for epsilon in found.epsilons[method]])
     return AttackCurve(

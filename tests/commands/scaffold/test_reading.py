@@ -60,7 +60,7 @@ def test_a_table_as_pandas_has_a_column_for_each_field(monkeypatch):
     empty = next(name for name in run.tables if not run.table(name))
     assert len(run.to_pandas(empty)) == 0
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match="expected pandas .*pip install pandas"):
+    with pytest.raises(InputError, match=r"expected pandas .*pip install pandas"):
         run.to_pandas("curves")
 
 
