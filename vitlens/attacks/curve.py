@@ -44,7 +44,7 @@ def curve(
     epsilons: Sequence[float],
     **settings: Any,
 ) -> AttackCurve:
-    """The curve of one attack, by `sweep` with these settings: what is robust at one epsilon is attacked at the next."""
+    """The curve of one attack, by `sweep` with these settings: robust images go on to the next epsilon."""
     from vitlens.attacks.sweep import sweep  # which imports attack.py
 
     norm = members_of(method)[0].norm
