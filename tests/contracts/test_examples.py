@@ -17,7 +17,6 @@ NONE = {  # and why
     "Split": "a class",
     "Statistics": "a class",
     "__version__": "a string",
-    "load": "its example is in all others",
     "train": "takes minutes: docs/training.md",
     "zero_shot": "needs open_clip's weights",
 }

@@ -39,6 +39,10 @@ def load(
     image_size: (height, width) in pixels; mean, std: of the model's training, for pixels in [0, 1]; classes: names of
     the logits. A model without a classifier (timm's num_classes=0) has no classes; its outputs are features. Raises
     UnknownNameError and ModelError, and UnsupportedError for classes of a model without a classifier.
+
+    >>> import vitlens
+    >>> vitlens.load("vit-digits").input_size
+    (32, 32)
     """
     if isinstance(name, str):
         require_rule([name])
