@@ -21,16 +21,29 @@ if TYPE_CHECKING:
     from vitlens.analysis.features.features import features as features
     from vitlens.analysis.features.similarity import similarity as similarity
     from vitlens.analysis.features.zero_shot import zero_shot as zero_shot
+    from vitlens.analysis.heads.statistics import Statistics as Statistics
     from vitlens.analysis.heads.statistics import statistics as statistics
     from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.explain import explain as explain
+    from vitlens.commands.scaffold.reading import read as read
+    from vitlens.data.catalogue import load_data as load_data
+    from vitlens.data.split import Split as Split
+    from vitlens.lists import list_attacks as list_attacks
+    from vitlens.lists import list_methods as list_methods
+    from vitlens.lists import list_models as list_models
+    from vitlens.lists import list_statistics as list_statistics
     from vitlens.models.loading import load as load
     from vitlens.models.model import Model as Model
     from vitlens.models.wrap import wrap as wrap
+    from vitlens.notebook import show as show
+    from vitlens.notebook import show_board as show_board
+    from vitlens.notebook import show_heads as show_heads
     from vitlens.training.loop import fit as train
 
 _HOMES = {
     "Model": ("vitlens.models.model", "Model"),
+    "Split": ("vitlens.data.split", "Split"),
+    "Statistics": ("vitlens.analysis.heads.statistics", "Statistics"),
     "ablate": ("vitlens.analysis.ablation.ablate", "ablate"),
     "attack": ("vitlens.attacks.attack", "attack"),
     "attention": ("vitlens.analysis.attention.weights", "attention"),
@@ -40,10 +53,19 @@ _HOMES = {
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),
     "load": ("vitlens.models.loading", "load"),
+    "list_attacks": ("vitlens.lists", "list_attacks"),
+    "list_methods": ("vitlens.lists", "list_methods"),
+    "list_models": ("vitlens.lists", "list_models"),
+    "list_statistics": ("vitlens.lists", "list_statistics"),
+    "load_data": ("vitlens.data.catalogue", "load_data"),
     "profile": ("vitlens.analysis.cost.profile", "profile"),
+    "read": ("vitlens.commands.scaffold.reading", "read"),
     "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
     "rollout": ("vitlens.analysis.attention.rollout", "rollout"),
     "shape_bias": ("vitlens.analysis.failures.shape_bias", "shape_bias"),
+    "show": ("vitlens.notebook", "show"),
+    "show_board": ("vitlens.notebook", "show_board"),
+    "show_heads": ("vitlens.notebook", "show_heads"),
     "similarity": ("vitlens.analysis.features.similarity", "similarity"),
     "statistics": ("vitlens.analysis.heads.statistics", "statistics"),
     "train": ("vitlens.training.loop", "fit"),
@@ -53,6 +75,8 @@ _HOMES = {
 
 __all__ = [
     "Model",
+    "Split",
+    "Statistics",
     "__version__",
     "ablate",
     "attack",
@@ -62,11 +86,20 @@ __all__ = [
     "explain",
     "features",
     "images",
+    "list_attacks",
+    "list_methods",
+    "list_models",
+    "list_statistics",
     "load",
+    "load_data",
     "profile",
+    "read",
     "relevance",
     "rollout",
     "shape_bias",
+    "show",
+    "show_board",
+    "show_heads",
     "similarity",
     "statistics",
     "train",

@@ -1,20 +1,39 @@
-"""The check of images in public functions: pixels in [0, 1], else an error that says what to type.
+"""What public functions take for images and target classes, and the check that pixels lie in [0, 1].
 
 `Model.forward` is not checked, as integrated gradients, SmoothGrad and attacks leave the range intentionally.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from vitlens.errors import DataError
-from vitlens.shapes import Images
+from vitlens.references import resolved
+from vitlens.shapes import Images, Labels
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    from vitlens.data.split import Split
+
+    _Picture: TypeAlias = "str | Path | Image | NDArray[Any] | Tensor"
+    AnyImages: TypeAlias = "_Picture | Split | Sequence[_Picture]"
+    Targets: TypeAlias = "str | int | Tensor | Sequence[int | str] | None"
+else:
+    AnyImages: TypeAlias = object
+    Targets: TypeAlias = object
 
 TOLERANCE: Final = 1e-4  # accepted distance outside [0, 1], by rounding; such pixels are clamped
 
+_READER: Final = "vitlens.analysis.answers.pictures:read_images"  # in a higher layer, as is the next
+_CLASSES: Final = "vitlens.analysis.answers.targets:"
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
 _WHITE: Final = 255  # of 8-bit pixels
 _DARK: Final = 2  # 8-bit images have a larger maximum
@@ -23,16 +42,51 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_images(function: Function) -> Function:
-    """Decorator of a public function of (model, images, ...): images are checked, clamped and in the model's dtype.
+    """Decorator of a public function of (model, images, ...): it takes images, labels and targets in every form.
 
-    Raises DataError where `require_images` does. The caller's images are not changed.
+    The function itself gets images as a tensor in [0, 1], clamped and in the model's dtype, whether they are given so,
+    as files, folders, PIL images, uint8 arrays or a Split (data/given.py); `labels`, where it has such a parameter and
+    none are given, from the Split or the class folders; and `targets` as class indices (batch,), or None for the
+    predicted classes. Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
+    Raises DataError where `read_split` and `require_images` do, InputError and UnknownNameError for wrong targets. The
+    caller's images are not changed.
     """
+    signature = inspect.signature(function)
+    targeted = signature.parameters.get("targets")
 
     @wraps(function)
     def checked(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(model, require_images(images, dtype=model.mean.dtype), *args, **kwargs)
+        split: Any = None
+        if not isinstance(images, Tensor) or images.dtype == torch.uint8:
+            images, split = resolved(_READER)(images, model)
+        images = require_images(images, dtype=model.mean.dtype)
+        if targeted is None and (split is None or "labels" not in signature.parameters):
+            return function(model, images, *args, **kwargs)
+        bound = signature.bind(model, images, *args, **kwargs)
+        if "labels" in signature.parameters and bound.arguments.get("labels") is None:
+            bound.arguments["labels"] = None if split is None else resolved(f"{_CLASSES}labels_of")(model, split)
+        if targeted is not None:
+            targets = bound.arguments.get("targets", targeted.default)
+            if targets is not None and not isinstance(targets, Tensor):
+                targets = resolved(f"{_CLASSES}class_targets")(
+                    targets, model, len(images), split=split, any_class=targeted.default is None
+                )
+            bound.arguments["targets"] = targets
+        return function(*bound.args, **bound.kwargs)
 
     return cast(Function, checked)
+
+
+def as_images(images: AnyImages) -> Images:
+    """The images within a function that `takes_images` decorates, which are a tensor there."""
+    assert isinstance(images, Tensor)
+    return images
+
+
+def as_targets(targets: Targets) -> Labels | None:
+    """The targets within a function that `takes_images` decorates: class indices, or None."""
+    assert targets is None or isinstance(targets, Tensor)
+    return targets
 
 
 def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Images:

@@ -13,7 +13,7 @@ A command declares its output once (`commands/<word>/record.py`); it is written 
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from string import Formatter
@@ -162,13 +162,13 @@ def _by_field(kind: Any, cells: Mapping[str, object]) -> Mapping[str, object]:
 
 
 class Record:
-    """The output of a run, read as the types that its command declares; names in it are escaped for display.
+    """The output of a run, read as the types that its command declares; escaped: names in it are so for display.
 
     Tables are read when the record is opened, arrays on request. Raises InputError, one line, at the first value that
     does not fit. In a run that did not finish, a table that is not written yet is empty.
     """
 
-    def __init__(self, run: RunRecord, contents: Contents) -> None:
+    def __init__(self, run: RunRecord, contents: Contents, *, escaped: bool = True) -> None:
         self.folder, self.command, self.status = run.folder, run.command, run.status
         self._run, self._contents = run, contents
         results = run.folder / RESULTS
@@ -183,7 +183,7 @@ class Record:
             read[table.name] = tuple(
                 read_as(table.row, _by_field(table.row, row), source=source, hint=_AGAIN) for row in rows
             )
-        self._displayed = Displayed((config, read))
+        self._displayed: Callable[[Any], Any] = Displayed((config, read)) if escaped else _unchanged
         self.config: Config = self._displayed(config)
         self._tables = {name: tuple(map(self._displayed, rows)) for name, rows in read.items()}
         self.metrics: Mapping[str, Estimate] = MappingProxyType(dict(_metrics(run)))
@@ -222,7 +222,13 @@ class Record:
     def section(self, name: str, kind: type[Row]) -> Row:
         """A section of config.json that only this command writes, as the dataclass that was written."""
         source = f"{name} of {self.folder / CONFIG}"
-        return self._displayed(read_as(kind, self._run.config.get(name), source=source, hint=_AGAIN))
+        section: Row = self._displayed(read_as(kind, self._run.config.get(name), source=source, hint=_AGAIN))
+        return section
+
+    @property
+    def tables(self) -> Mapping[str, tuple[Any, ...]]:
+        """The rows of every table that the command declares."""
+        return MappingProxyType(self._tables)
 
     def has(self, arrays: ArraysOf[Any], **parts: str) -> bool:
         """Whether the run wrote these arrays."""
@@ -241,7 +247,12 @@ class Record:
                 stored.get(place.name) if place.keys is None else {key: stored[name] for key, name in names.items()}
             )
         require_forms(stored, forms, path, hint=_AGAIN)
-        return self._displayed(arrays.kind(**values))
+        read: ArrayType = self._displayed(arrays.kind(**values))
+        return read
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _metrics(run: RunRecord) -> Iterator[tuple[str, Estimate]]:

@@ -57,7 +57,7 @@ def test_labels(labels, message):
         (pictures(3) * 255, r"found 0\.\d+ to 25\d; divide by 255"),
         (pictures(3) - 0.5, r"found -0\.\d+ to 0\.\d+; leave out the normalisation"),
         (pictures(3) * torch.nan, r"found NaN or infinity"),
-        ((pictures(3) * 255).byte(), r"found uint8; divide by 255"),
+        ((pictures(3) * 255).long(), r"found int64; divide by 255"),
         (pictures(3)[:0], r"batch > 0, found \(0, 3, 8, 8\)"),
         (pictures(3)[:, :1], r"found \(3, 1, 8, 8\)"),
     ],

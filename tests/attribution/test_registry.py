@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.attribution.models import MODELS, cnn, linear
 from tests.contracts.uses import Break, BrokenError, state_of
 from tests.lens.tiny import FAMILIES, images, ours, timm_model
+from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.attribution import defaults
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
@@ -93,7 +94,12 @@ def test_a_function_takes_the_options_of_its_entry(method):
     entry = ATTRIBUTIONS[method]
     parameters = list(inspect.signature(entry.maps).parameters.values())
     assert [parameter.name.lstrip("_") for parameter in parameters[:3]] == ["model", "images", "targets"]
-    assert {parameter.name for parameter in parameters[3:]} == {*entry.options, *entry.arguments}
+    own = {parameter.name for parameter in parameters[3:]}
+    if method in ATTENTION_METHODS:  # one function for all, which passes the options on to the method's own
+        followed = inspect.signature(ATTENTION_METHODS[method].maps).parameters
+        own = {"method", *list(followed)[1:]} | ({"readout"} if ATTENTION_METHODS[method].needs == "chain" else set())
+        parameters = [*parameters[:3], *list(followed.values())[1:]]
+    assert own == {*entry.options, *entry.arguments}
     for parameter in parameters[3:]:
         default = getattr(defaults, parameter.name.upper(), parameter.default)  # each default is defined once
         assert parameter.name in entry.arguments or parameter.default in (default, None)

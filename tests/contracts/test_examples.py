@@ -12,24 +12,20 @@ import torch
 import vitlens
 
 README = Path(__file__).parents[2] / "README.md"
-EXAMPLES = (
-    "ablate",
-    "attack",
-    "attention",
-    "compare",
-    "explain",
-    "features",
-    "images",
-    "profile",
-    "relevance",
-    "rollout",
-    "similarity",
-    "statistics",
-)
+NONE = {  # and why
+    "Model": "a class",
+    "Split": "a class",
+    "Statistics": "a class",
+    "__version__": "a string",
+    "train": "takes minutes: docs/training.md",
+    "zero_shot": "needs open_clip's weights",
+}
+EXAMPLES = tuple(name for name in vitlens.__all__ if name not in NONE)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_example_of_a_public_function(name):
+def test_the_example_of_a_public_function(name, monkeypatch):
+    monkeypatch.chdir(README.parent)
     module, word = vitlens._HOMES[name]
     found = getattr(import_module(module), word)
     [example] = doctest.DocTestFinder(recurse=False).find(found, word, globs={})
@@ -47,3 +43,14 @@ def test_the_python_of_the_readme(pictures, tmp_path, monkeypatch):
     exec(block, names)  # our own README
     assert names["maps"].shape == (2, 8, 8)
     assert names["table"].distance.shape == names["effect"].delta_loss.shape == (6, 4)
+
+
+def test_the_page_of_the_python_api(monkeypatch):
+    """Every block of docs/python.md prints what stands there, and every public function is on it."""
+    page = (README.parent / "docs" / "python.md").read_text()
+    monkeypatch.chdir(README.parent)
+    example = doctest.DocTestParser().get_doctest(page.replace("```", "   "), {}, "python.md", "python.md", 0)
+    assert len(example.examples) > 40
+    assert doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example).failed == 0
+    unnamed = [name for name in vitlens.__all__ if not re.search(rf"\b{name}\b", page)]
+    assert set(unnamed) <= {"Statistics", "__version__"}

@@ -19,6 +19,8 @@ TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "ablate": lambda vit, batch: vitlens.ablate(vit, batch, LABELS).delta_loss,
     "attack": lambda vit, batch: vitlens.attack(vit, batch, "predicted", epsilon=0.1, steps=1).images,
     "attention": lambda vit, batch: vitlens.attention(vit, batch)[0],
+    "compare": lambda vit, batch: vitlens.compare(vit, vit, batch, LABELS).first.confidence,
+    "evaluate": lambda vit, batch: vitlens.evaluate(vit, batch, LABELS).logits,
     "explain": lambda vit, batch: vitlens.explain(vit, batch, method="saliency"),
     "features": lambda vit, batch: vitlens.features(vit, batch).at(-1),
     "relevance": lambda vit, batch: vitlens.relevance(vit, batch),
@@ -28,13 +30,22 @@ TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
 # each other public name, and why it has no pixels to check
 TAKES_NONE = {
     "Model": "its forward may leave the range: integrated gradients, SmoothGrad and attacks do so on purpose",
+    "Split": "of 8 bits, or checked when it is made",
+    "Statistics": "a result",
     "__version__": "a string",
-    "compare": "a Split, whose pixels are 8 bits",
-    "evaluate": "a Split, whose pixels are 8 bits",
     "images": "makes them",
+    "list_attacks": "lists",
+    "list_methods": "lists",
+    "list_models": "lists",
+    "list_statistics": "lists",
     "load": "a name",
+    "load_data": "a name",
     "profile": "draws its own",
-    "shape_bias": "a Split, whose pixels are 8 bits",
+    "read": "a folder",
+    "shape_bias": "files of cue conflicts, whose pixels are 8 bits",
+    "show": "draws them: tests/test_notebook.py",
+    "show_board": "draws tables",
+    "show_heads": "draws them: tests/test_notebook.py",
     "similarity": "features",
     "train": "Splits, whose pixels are 8 bits",
     "zero_shot": "names of classes",
@@ -54,15 +65,16 @@ def test_no_public_name_is_forgotten():
         for name in vitlens.__all__
         if inspect.isfunction(found := getattr(vitlens, name)) and "images" in inspect.signature(found).parameters
     }
-    assert named == TAKES.keys()
+    assert named == TAKES.keys() | {"shape_bias", "show", "show_heads"}
 
 
 WRONG = {
     "0 to 255": (lambda batch: batch * 255, r"found 0(\.\d+)? to 25\d; divide by 255.*vitlens\.images"),
     "normalised": (lambda batch: (batch - 0.5) / 0.2, r"found -2\.\d+ to 2\.\d+; leave out the normalisation"),
     "a little above": (lambda batch: batch.clamp_min(0.5) + 6e-4, r"found 0\.5006 to 1\.\d+; clamp them"),
-    "8 bits": (lambda batch: (batch * 255).byte(), r"found uint8.*vitlens\.images"),
-    "an array": (lambda batch: (batch * 255).byte().numpy(), r"found ndarray.*vitlens\.images"),
+    "whole numbers": (lambda batch: (batch * 255).long(), r"found int64; divide by 255.*vitlens\.images"),
+    "an array of floats": (lambda batch: batch.numpy(), r"found float32.*float tensor"),
+    "an array with channels first": (lambda batch: (batch * 255).byte().numpy(), r"found \(2, 3, 32, 48\)"),
     "NaN": (lambda batch: batch.where(batch < 0.9, torch.nan), "found NaN"),
     "infinity": (lambda batch: batch.where(batch < 0.9, torch.inf), "found NaN or infinity"),
     "one image": (lambda batch: batch[0], r"images\[None\]"),
@@ -111,17 +123,9 @@ def test_the_forward_of_the_model_itself_is_free(vit):
     assert vit(batch * 255).isfinite().all()
 
 
-SPLITS: dict[str, Callable[[Model, object], object]] = {
-    "compare": lambda vit, given: vitlens.compare(vit, vit, given),
-    "evaluate": lambda vit, given: vitlens.evaluate(vit, given),
-    "shape_bias": lambda vit, given: vitlens.shape_bias(vit, split=given),
-    "train": lambda vit, given: vitlens.train(vit, given, given, recipe=None, directory=None),
-}
-
-
-@pytest.mark.parametrize("name", SPLITS)
-def test_what_takes_a_split_refuses_images_and_paths(vit, name):
-    assert "Split" in TAKES_NONE[name]
+def test_training_takes_splits_alone(vit):
+    """Its two parts are given by name and part, so that no image is in both."""
+    assert "Split" in TAKES_NONE["train"]
     for given in (images(vit.input_size), "photos/", np.zeros((2, 8, 8, 3), np.uint8)):
         with pytest.raises(DataError, match=f"expected a Split.*found {type(given).__name__}.*load_data"):
-            SPLITS[name](vit, given)
+            vitlens.train(vit, given, given, recipe=None, directory=None)

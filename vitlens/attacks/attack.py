@@ -1,6 +1,8 @@
 """`vitlens.attack`: one attack on a batch of images; also the functions that it shares with the sweep."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +12,7 @@ from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attacks.algorithm import Algorithm, Setting, algorithm_of
 from vitlens.attacks.checks import require_counts, require_epsilons, require_maps, require_targets
 from vitlens.attacks.clean import CleanImages, clean_images
+from vitlens.attacks.curve import AttackCurve, curve, require_none_of
 from vitlens.attacks.defaults import ATTACK, EPSILON, PRECISION, RESTARTS
 from vitlens.attacks.plan import AttackOutcome, AttackPlan
 from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of, targeted
@@ -18,14 +21,15 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED
-from vitlens.pixels import takes_images
+from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
 from vitlens.shapes import Images
+from vitlens.summary import Line, Summary
 
 _CPU_BATCH = 64  # images at a time on a CPU: more are no faster, and a small batch makes resuming finer
 
 
-@dataclass(frozen=True)
-class AttackResult:
+@dataclass(frozen=True, repr=False)
+class AttackResult(Summary):
     """Images after an attack.
 
     images: adversarial where success, else the clean image; success: whether the prediction was right and now is wrong,
@@ -44,46 +48,99 @@ class AttackResult:
     backwards: Int[Tensor, " batch"]
     notes: tuple[str, ...] = ()
 
+    def summary(self) -> Iterator[Line]:
+        """Robust accuracy, and the fields."""
+        yield Line("robust_accuracy", self.robust_accuracy, "fraction")
+        yield from super().summary()
+
     @property
     def robust_accuracy(self) -> float:
         """The fraction of all images that are classified correctly before and after the attack."""
         return (self.tried & ~self.success).float().mean().item()
 
 
-@takes_images
+@overload
 def attack(
     model: Model,
-    images: Images,
+    images: AnyImages,
     labels: Tensor | str | None = None,
     *,
     method: str = ATTACK,
     epsilon: float | None = None,
+    epsilons: None = None,
     steps: int | None = None,
     restarts: int = RESTARTS,
-    targets: Tensor | None = None,
+    targets: Targets = None,
     seed: int = DEFAULT_SEED,
     batch_size: int | None = None,
     precision: str = PRECISION,
     side: int | None = None,
     aligned: bool = True,
     maps: Tensor | None = None,
-) -> AttackResult:
-    """Adversarial images: perturbed so that the model's prediction becomes wrong.
+) -> AttackResult: ...
 
-    images: (batch, 3, height, width) in [0, 1]; labels: class indices, or "predicted" to attack the predictions;
-    method: a name of ATTACKS; epsilon: in pixel units (None: 8/255 for L∞, 0.5 for L2, none for an attack that
-    searches for the smallest perturbation); steps: None, the default of the method; targets: class indices, for a
-    targeted attack; precision: of gradients ("fp32", "bf16", "auto"), success is always evaluated in fp32; side,
-    aligned, maps: of the patch attack: px (None: a quarter of the shorter side), on tokens or anywhere, and attribution
-    maps by which its position is chosen. Misclassified images are not attacked. Raises InputError for invalid
-    arguments, NonFiniteError naming model and image.
+
+@overload
+def attack(
+    model: Model,
+    images: AnyImages,
+    labels: Tensor | str | None = None,
+    *,
+    epsilons: Sequence[float],
+    method: str = ATTACK,
+    steps: int | None = None,
+    restarts: int = RESTARTS,
+    seed: int = DEFAULT_SEED,
+    batch_size: int | None = None,
+    precision: str = PRECISION,
+) -> AttackCurve: ...
+
+
+@takes_images
+def attack(
+    model: Model,
+    images: AnyImages,
+    labels: Tensor | str | None = None,
+    *,
+    method: str = ATTACK,
+    epsilon: float | None = None,
+    epsilons: Sequence[float] | None = None,
+    steps: int | None = None,
+    restarts: int = RESTARTS,
+    targets: Targets = None,
+    seed: int = DEFAULT_SEED,
+    batch_size: int | None = None,
+    precision: str = PRECISION,
+    side: int | None = None,
+    aligned: bool = True,
+    maps: Tensor | None = None,
+) -> AttackResult | AttackCurve:
+    """Adversarial images: perturbed so that the model's prediction becomes wrong; or robust accuracy over epsilons.
+
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices, or
+    "predicted" to attack the predictions (None: those of the Split or the class folders); method: a name of
+    `vitlens.list_attacks()`; epsilon: in pixel units (None: 8/255 for L∞, 0.5 for L2, none for an attack that searches
+    for the smallest perturbation); epsilons: several instead, ascending, of which the result is an `AttackCurve` (not
+    of a patch or a targeted attack); steps: None, the default of the method; targets: for a targeted attack, a class by
+    name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"), success is always
+    evaluated in fp32; side, aligned, maps: of the patch attack: px (None: a quarter of the shorter side), on tokens or
+    anywhere, and attribution maps by which its position is chosen. Misclassified images are not attacked. Raises
+    InputError for invalid arguments, NonFiniteError naming model and image.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> result = vitlens.attack(vit, torch.rand(2, 3, 32, 32), "predicted", method="fgsm", epsilon=8 / 255)
     >>> result.success.shape
     torch.Size([2])
+    >>> found = vitlens.attack(vit, torch.rand(2, 3, 32, 32), "predicted", method="fgsm", epsilons=[0, 1 / 255])
+    >>> found.robust_accuracy.shape, found.success.shape  # (epsilons,), (epsilons, images)
+    (torch.Size([2]), torch.Size([2, 2]))
     """
+    images, targets = as_images(images), as_targets(targets)
+    if epsilons is not None:
+        require_none_of({"epsilon": epsilon, "targets": targets, "side": side, "maps": maps})
+        shared = {"steps": steps, "restarts": restarts, "seed": seed, "batch_size": batch_size, "precision": precision}
+        return curve(model, images, labels, method=method, epsilons=list(map(float, epsilons)), **shared)
     require_counts(steps=steps, restarts=restarts, batch_size=batch_size)
     members = members_of(method)
     require(model, *needs_of("attack"))
@@ -94,10 +151,9 @@ def attack(
     classes = None if targets is None else require_targets(targets, clean, setting.classes)
     if classes is not None and not ATTACKS[method].targets:
         raise InputError(f"expected {targeted()} to reach targets, found {method!r}")
-    count = len(clean.labels)
     plan = AttackPlan(
-        (level,), torch.full((count,), int(level > 0)), restarts, classes, seed,
-        batch_size or fitting_batch(model), precision, keep=count,
+        (level,), torch.full((len(clean.labels),), int(level > 0)), restarts, classes, seed,
+        batch_size or fitting_batch(model), precision, keep=len(clean.labels),
     )  # fmt: skip
     outcome = worst_case(model, clean, algorithms, plan)
     return _result(clean, outcome, limit, model.alias, targeted=classes is not None)

@@ -78,7 +78,10 @@ def require_labels(labels: Tensor | str | None, count: int, classes: int) -> Lab
     """The labels on the CPU. Raises InputError unless there is one per image, and each is a class."""
     if labels is None or isinstance(labels, str):
         value = "none" if labels is None else repr(labels)
-        raise InputError(f"expected a label for each image, found {value}; labels={PREDICTED!r} attacks the prediction")
+        raise InputError(
+            f"expected a label for each image, found {value}; labels={PREDICTED!r} attacks the prediction, and a Split "
+            "or a folder of class folders has labels"
+        )
     if len(labels) != count:
         raise InputError(f"expected one label per image ({count}), found {len(labels)}")
     wrong = labels[(labels < 0) | (labels >= classes)]

@@ -23,12 +23,12 @@ from vitlens.attacks.sequence import worst_case
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
-from vitlens.pixels import takes_images
-from vitlens.shapes import Images
+from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.summary import Summary
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Summary):
     """The results of several attacks on n images; mappings are by the attack's name.
 
     epsilons: of the attack, pixel units (for a patch the share of the image covered); indices: of the images in the
@@ -60,8 +60,8 @@ class Sweep:
 @takes_images
 def sweep(
     model: Model,
-    images: Images,
-    labels: Tensor | str | None,
+    images: AnyImages,
+    labels: Tensor | str | None = None,
     *,
     attacks: Sequence[str] = (ATTACK,),
     epsilons: Sequence[float] = EPSILONS_LINF,
@@ -94,7 +94,7 @@ def sweep(
         require_counts(steps=count, restarts=restarts, keep=keep, batch_size=batch_size)
     entries = _require_attacks(attacks)
     axes = {"linf": require_epsilons(epsilons, "linf"), "l2": require_epsilons(epsilons_l2, "l2"), "patch": ()}
-    clean = clean_images(model, images, labels, indices=indices, batch_size=batch_size)
+    clean = clean_images(model, as_images(images), labels, indices=indices, batch_size=batch_size)
     setting = setting_of(model, clean, side=side, aligned=aligned, maps=maps)
     base = AttackPlan(
         (), torch.zeros(len(clean.labels), dtype=torch.int64), restarts, None, seed,

@@ -1,49 +1,61 @@
 """`vitlens.explain`: attribution maps by any method, and the methods that a model supports."""
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 import torch
 
 from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
+from vitlens.analysis.answers.targets import predicted_classes
 from vitlens.attribution.package import package_maps, packaged
 from vitlens.attribution.registry import ATTRIBUTIONS, Attribution, attribution
-from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.support import meets, needs_of, require
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
-from vitlens.pixels import takes_images
+from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
 from vitlens.shapes import Images, Labels, Maps
 
 
 @takes_images
 def explain(
     model: Model,
-    images: Images,
+    images: AnyImages,
     *,
-    targets: Labels | None = None,
+    targets: Targets = "predicted",
     method: str = "relevance",
     engine: Engine = "vitlens",
     batch_size: int | None = None,
     seed: int = DEFAULT_SEED,
+    **options: Any,
 ) -> Maps:
     """Attribution maps of the images for their target classes, by any method: raw (batch, rows, columns), signed where
     the method is.
 
-    images: pixels in [0, 1]; targets: class indices (batch,), None: the predicted classes; method: a name of
-    `methods_for(model)`; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
-    KernelSHAP. engine: "grad-cam" gives the grad-cam package's own maps instead, for the methods that it has: after its
-    ReLU, scaled to [0, 1] by their smallest and largest value, in the size of the model's input. Raises
-    UnknownNameError for an unknown method or engine, UnsupportedError for a method that this model or engine does not
-    support (without a classifier: any that explains a class), and InputError for a class that does not exist.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets: "predicted", "label"
+    (of a Split or class folders), a class by name or index, or class indices (batch,); method: a name of
+    `vitlens.list_methods()`; batch_size: images at a time (None: chosen to fit); seed: of SmoothGrad, RISE and
+    KernelSHAP; options: further ones of the method, as its own function has them (rollout: fusion, discard, alpha,
+    start_layer, readout; integrated-gradients: steps, baseline; rise: masks). engine: "grad-cam" gives the grad-cam
+    package's own maps instead, for the methods that it has: after its ReLU, scaled to [0, 1] by their smallest and
+    largest value, in the size of the model's input. Raises UnknownNameError for an unknown method, option or engine,
+    UnsupportedError for a method that this model or engine does not support (without a classifier: any that explains
+    a class), and InputError for a class that does not exist.
 
     >>> import torch, vitlens
     >>> cnn = vitlens.load("cnn-digits")
     >>> vitlens.explain(cnn, torch.rand(2, 3, 32, 32), method="gradcam").shape
     torch.Size([2, 8, 8])
+    >>> vit = vitlens.load("vit-digits")
+    >>> vitlens.explain(vit, torch.rand(2, 3, 32, 32), method="rollout", fusion="max").shape
+    torch.Size([2, 8, 8])
     """
+    images, targets = as_images(images), as_targets(targets)
     require(model, *needs_of("explain"))
     require_method(model, method, engine=engine)
+    require_options(method, options, engine=engine)
     size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
-    classes = _checked(model, images, targets) if targets is not None else _predicted(model, images, size)
+    classes = _checked(model, images, targets) if targets is not None else predicted_classes(model, images, size)
     maps = []
     for start in range(0, len(images), size):
         part = slice(start, start + size)
@@ -51,7 +63,7 @@ def explain(
         if engine == "grad-cam":
             maps.append(package_maps(model, batch, batch_targets, method=method))
         else:
-            maps.append(_maps(model, batch, batch_targets, ATTRIBUTIONS[method], seed))
+            maps.append(_maps(model, batch, batch_targets, ATTRIBUTIONS[method], seed, options))
     return torch.cat(maps)
 
 
@@ -91,18 +103,24 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
         )
 
 
-def _maps(model: Model, images: Images, targets: Labels, method: Attribution, seed: int) -> Maps:
+def require_options(method: str, options: Collection[str], *, engine: Engine = "vitlens") -> None:
+    """Raise UnknownNameError for an option that the method does not have, InputError for one of grad-cam's engine."""
+    known = [name for name in attribution(method).options if name != "seed"] if engine == "vitlens" else []
+    for name in options:
+        if not known:
+            taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
+            raise InputError(f"expected no option of {taker}, which has none, found {name!r}")
+        if name not in known:
+            raise UnknownNameError(f"option of {method}", name, known)
+
+
+def _maps(
+    model: Model, images: Images, targets: Labels, method: Attribution, seed: int, options: Mapping[str, Any]
+) -> Maps:
     """One batch, in float32."""
     seeded = {"seed": seed} if method.random else {}
-    maps: Maps = method.maps(model, images, targets, **method.arguments, **seeded).float()
+    maps: Maps = method.maps(model, images, targets, **method.arguments, **seeded, **options).float()
     return maps
-
-
-def _predicted(model: Model, images: Images, size: int) -> Labels:
-    if not model.has_classifier:  # the methods that it supports ignore the targets
-        return torch.zeros(len(images), dtype=torch.int64)
-    with evaluating(model), torch.no_grad():
-        return torch.cat([model(part.to(model.device)).argmax(-1) for part in images.split(size)])
 
 
 def _checked(model: Model, images: Images, targets: Labels) -> Labels:

@@ -27,7 +27,8 @@ class Attribution:
 
     title: in figures and tables; description: what its maps show, in a sentence; paper: where it is defined.
     function: "module:function" of (model, images, targets) that gives maps (batch, rows, columns); arguments: further
-    ones that it is always called with; options: further ones that it takes, "seed" where something is random.
+    ones that it is always called with; options: further ones that it takes by name, also through `vitlens.explain`,
+    "seed" where something is random.
     resolution: "patch" (a ViT's patches, a CNN's last map or as many cells as a ViT would have) or "pixel" (of the
     input images); signed: whether it has negative values, which are evidence against the target.
     needs: the requirement that the model must meet (models/support.py); families: of the models that support it.
@@ -90,6 +91,7 @@ def _from_attention(name: str, **fields: Any) -> Attribution:
         paper=method.paper,
         function="vitlens.analysis.attention.methods:method_maps",
         arguments={"method": name},
+        options=(*method.options, *(("readout",) if method.needs == "chain" else ())),
         resolution="patch",
         signed=False,
         needs=method.needs,

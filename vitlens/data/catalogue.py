@@ -17,7 +17,8 @@ from vitlens.references import resolved
 def load_data(
     name: str,
     *,
-    part: Part,
+    part: Part = "test",
+    limit: int | None = None,
     preprocessing: Preprocessing | None = None,
     data_dir: Path = Path("data"),
     seed: int = 0,
@@ -26,19 +27,25 @@ def load_data(
     whole: bool = False,
     progress: Progress | None = None,
 ) -> Split:
-    """One part of a named set, a folder or an .npz file.
+    """One part of a named set, a folder or an .npz file, as a `Split`, which every function takes for images.
 
-    preprocessing: how photographs are resized and cropped; sets of small images keep their size (the model resizes
-    them). seed: of the scenes of digits, or of the division where there is no test part. canvas (px) and scenes (for
-    each source digit) are for digits only. whole: data without parts is not divided. progress: called with (files
-    done, files in all). Raises UnknownNameError or DataError.
+    name: as `vitlens data` lists them, or a path; limit: at most so many images, a seeded subset balanced by class;
+    preprocessing: how photographs are resized and cropped (a model's `preprocessing`); sets of small images keep their
+    size (the model resizes them). seed: of the scenes of digits, or of the division where there is no test part. canvas
+    (px) and scenes (for each source digit) are for digits only. whole: data without parts is not divided. progress:
+    called with (files done, files in all). Raises UnknownNameError or DataError.
+
+    >>> import vitlens
+    >>> digits = vitlens.load_data("digits", limit=16)
+    >>> len(digits), digits.size, digits.classes[:3]
+    (16, (32, 32), ('0', '1', '2'))
     """
     request = DataRequest(name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress)
     in_scenes = [data_set.name for data_set in SETS.values() if data_set.scenes]
     if name not in in_scenes and (canvas is not None or scenes is not None):
         raise DataError(f"expected --data {' or '.join(in_scenes)} for a canvas or a number of scenes, found {name!r}")
     split: Split = resolved(SETS[name].load if name in SETS else _reader_of(request))(request)
-    return split
+    return split.limit(limit, seed=seed)
 
 
 def _reader_of(request: DataRequest) -> str:

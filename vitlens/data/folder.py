@@ -172,6 +172,13 @@ def _list_unlabelled(root: Path) -> Listing:
     return Listing(tuple(paths))
 
 
+def holds_classes(root: Path) -> bool:
+    """Whether a folder holds class folders, parts, or images beside their masks, and no images beside these."""
+    if any(_is_image(child) for child in root.iterdir()):
+        return False
+    return bool(_inside(root, TEST_FOLDERS) or has_objects(root) or _class_folders(root))
+
+
 def _class_folders(folder: Path) -> list[Path]:
     """Folders with an image at any depth."""
     return [

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from vitlens.errors import DataError
 from vitlens.names import Part
+from vitlens.pixels import AnyImages
+from vitlens.references import resolved
 from vitlens.shapes import Images, Pixels
+from vitlens.summary import Line, Summary
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,8 +26,8 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: Tensor) -> Pixels:
-        """Pixels (batch, 3, height, width) uint8 of these images."""
+    def read(self, indices: Tensor) -> Tensor:
+        """Pixels (batch, 3, height, width) of these images: uint8, or floats in [0, 1] where they are given so."""
         ...
 
 
@@ -67,8 +70,8 @@ class Batch(NamedTuple):
     indices: Tensor
 
 
-@dataclass(frozen=True)
-class Split:
+@dataclass(frozen=True, repr=False)
+class Split(Summary):
     """One part of a data set.
 
     name: as the user typed it ("digits"); title: in reports ("CIFAR-10 (JPEG)"); part: "train" or "test"; size: pixels
@@ -93,11 +96,24 @@ class Split:
     def __len__(self) -> int:
         return len(self.source)
 
+    def summary(self) -> Iterator[Line]:
+        """What it holds, without the pixels."""
+        yield Line("data", self.title or self.name)
+        yield Line("part", self.part)
+        yield Line("images", len(self))
+        yield Line("size", f"{self.size[0]} x {self.size[1]}", "px")
+        yield Line("classes", self.classes)
+        yield Line("labels", self.labels)
+        yield Line("masks", None if self.masks is None else f"{len(self.masks)}")
+        yield Line("skipped", len(self.skipped))
+        yield from (Line("note", note) for note in self.notes[:4])
+
     def batches(self, batch_size: int, *, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """The images in order, as floats in [0, 1] on a device."""
         for start in range(0, len(self), batch_size):
             indices = torch.arange(start, min(start + batch_size, len(self)))
-            images = self.source.read(indices).to(device).float().div_(255)
+            pixels = self.source.read(indices).to(device)
+            images = pixels if pixels.is_floating_point() else pixels.float().div_(255)
             yield Batch(images, None if self.labels is None else self.labels[indices].to(device), indices)
 
     def pick(self, indices: Tensor) -> "Split":
@@ -150,23 +166,52 @@ class Split:
 
 
 def takes_splits(function: Function) -> Function:
-    """Decorator for a public function with Splits among its parameters: raises DataError for other values."""
-    parameters = inspect.signature(function).parameters
-    named = [name for name, parameter in parameters.items() if parameter.annotation in (Split, Split | None)]
+    """Decorator of a public function of (model, ...) with Splits among its parameters.
+
+    `images` and `second_images` may also be given in every other form (data/given.py), tensors with `labels` (n,),
+    class indices of the model, which replace those of a Split. Raises DataError for what is no images, and for anything
+    but a Split where the parameter is annotated so.
+    """
+    signature = inspect.signature(function)
+    strict = [name for name, each in signature.parameters.items() if each.annotation in (Split, Split | None)]
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        arguments = {**dict(zip(parameters, args)), **kwargs}
-        for name in named:
+        bound = signature.bind(*args, **kwargs)
+        arguments = bound.arguments
+        for name in strict:
             value = arguments.get(name)
             if value is not None and not isinstance(value, Split):
                 raise DataError(
                     f"expected a Split of images and labels for {name}, found {type(value).__name__}; make one with "
-                    "vitlens.data.catalogue.load_data(DATA, part='test')"
+                    "vitlens.load_data(DATA, part='train')"
                 )
-        return function(*args, **kwargs)
+        for name in ("images", "second_images"):
+            if arguments.get(name) is not None:
+                model = arguments["second" if name == "second_images" else next(iter(arguments))]
+                split = resolved("vitlens.data.given:read_split")(arguments[name], model.preprocessing)
+                labels = arguments.get("labels")
+                arguments[name] = split if labels is None else _labelled(split, labels, next(iter(arguments.values())))
+        return function(*bound.args, **bound.kwargs)
 
     return cast(Function, checked)
+
+
+def as_split(images: AnyImages) -> Split:
+    """The images within a function that `takes_splits` decorates, which are a Split there."""
+    assert isinstance(images, Split)
+    return images
+
+
+def _labelled(split: Split, labels: Tensor, model: Any) -> Split:
+    """The split with these labels, class indices of the model. Raises DataError for wrong ones."""
+    found = torch.as_tensor(labels).cpu().long()
+    if found.shape != (len(split),) or bool(((found < 0) | (found >= len(model.classes))).any()):
+        raise DataError(
+            f"expected labels ({len(split)},) from 0 to {len(model.classes) - 1}, found {tuple(found.shape)}"
+            + (f" from {int(found.min())} to {int(found.max())}" if found.numel() else "")
+        )
+    return replace(split, labels=found, classes=model.classes)
 
 
 @dataclass(frozen=True)
@@ -179,7 +224,7 @@ class Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def read(self, indices: Tensor) -> Pixels:
+    def read(self, indices: Tensor) -> Tensor:
         """Pixels of these images."""
         return self.source.read(self.indices[indices])
 

@@ -42,6 +42,10 @@ def load(
     the logits; code_files: each FILE.py:FUNCTION that may be a name, and whose code is run then. A model without a
     classifier (timm's num_classes=0) has no classes; its outputs are features. Raises UnknownNameError and ModelError,
     and UnsupportedError for classes of a model without a classifier.
+
+    >>> import vitlens
+    >>> vitlens.load("vit-digits").input_size
+    (32, 32)
     """
     if isinstance(name, str):
         require_rule([name])

@@ -42,6 +42,11 @@ class Memo(Generic[T]):
         with self._lock:
             return values.setdefault(key, value)
 
+    def known(self, model: Model, key: Hashable = None) -> T | None:
+        """The value kept for a model and key, or None; nothing is computed."""
+        with self._lock:
+            return self._values.get(model, {}).get(key)
+
     def clear(self, model: Model | None = None) -> None:
         """Drop the values of a model, or of all."""
         with self._lock:

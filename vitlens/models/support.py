@@ -87,6 +87,12 @@ def meets(model: Model, need: Need) -> bool:
     return not _why_not(model, need)
 
 
+def checked_needs(model: Model) -> dict[str, bool]:
+    """Whether the needs are met that have been checked for this model, or follow without a forward pass."""
+    found = {need: _why_not.memo.known(model, ((need,), ())) for need in CHECKS}
+    return {"classifier": model.has_classifier} | {need: not why for need, why in found.items() if why is not None}
+
+
 def require_classifier(model: Model) -> None:
     """Raise UnsupportedError, with the commands that need no classifier and how to add one, where it has none."""
     if model.has_classifier:

@@ -7,6 +7,8 @@ another image's. Each unit takes one replay from its own layer on.
 from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
 
+from torch import Tensor
+
 from vitlens.analysis.ablation.effects import Effects, Unit
 from vitlens.analysis.ablation.importance import Importance, summarise
 from vitlens.analysis.ablation.joint import Memory as Memory
@@ -19,13 +21,14 @@ from vitlens.analysis.ablation.replacements import (
     replacement_note,
 )
 from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.analysis.answers.targets import required_labels
+from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import DEFAULT_BUDGET
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import UNIT_KINDS, Replacement, UnitKind
-from vitlens.pixels import takes_images
+from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images, Labels
 
 
@@ -121,8 +124,8 @@ def measure_effects(
 @takes_images
 def ablate(
     model: Model,
-    images: Images,
-    labels: Labels,
+    images: AnyImages,
+    labels: Tensor | str | None = None,
     *,
     replace: Replacement | None = None,
     kinds: Sequence[UnitKind] = ("head",),
@@ -131,7 +134,8 @@ def ablate(
 ) -> Importance:
     """How much every head (and MLP, block) matters: the exact change of loss and accuracy without it, with intervals.
 
-    images (n, 3, height, width) in [0, 1]; labels (n,): columns of the model's logits; replace: what replaces a
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices (n,), or
+    "predicted" (None: those of the Split or the class folders); replace: what replaces a
     head's output, its "mean" over the images (at least 8), "zero", or another image's output, "resample" (None: "mean",
     with 2 to 7 images "resample", with one "zero"; the result's `replace` and `note` say which); batch_size: images at
     a time (None: chosen to fit). Raises UnsupportedError for a model without attention or without a classifier,
@@ -144,8 +148,8 @@ def ablate(
     True
     """
     model.require_classifier()
-    if len(images) != len(labels):
-        raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
+    images = as_images(images)
+    labels = required_labels(model, images, labels, batch_size=batch_size)
     require(model, *(needs_of("ablate") if "head" in kinds else ("classifier", "attention")))
     by = replacement_for(len(images), replace)
     size, units = batch_size or fitting_batch_size(model), units_of(model, kinds=kinds)

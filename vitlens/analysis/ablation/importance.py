@@ -1,6 +1,6 @@
 """The importance of each unit from its effects on all images: means, intervals, tests, also by class."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from vitlens.analysis.ablation.effects import Effects, PerUnit, Unit, UnitsByIma
 from vitlens.analysis.answers.paired import intervals, sign_flips
 from vitlens.errors import InputError
 from vitlens.names import Replacement, UnitKind
+from vitlens.summary import Line, Summary
 from vitlens.uncertainty import DRAWS, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
@@ -44,8 +45,8 @@ class EffectsByClass:
     accuracy: Float[Tensor, "units classes"]
 
 
-@dataclass(frozen=True)
-class Importance:
+@dataclass(frozen=True, repr=False)
+class Importance(Summary):
     """How much each unit matters: what the model loses without it (positive: the unit helps).
 
     n: images; replace: what replaced its output; loss: change of the mean cross-entropy, nats; accuracy: of accuracy,
@@ -67,6 +68,18 @@ class Importance:
     by_class: EffectsByClass | None = None
     forward_equivalents: float = 0.0
     note: str = ""
+
+    def summary(self) -> Iterator[Line]:
+        """What was removed, and what it changes."""
+        yield Line("images", self.n)
+        yield Line("replaced by", self.replace)
+        yield Line("clean_loss", self.clean_loss, "nats")
+        yield Line("clean_accuracy", self.clean_accuracy, "fraction")
+        if self.of_kind("head"):
+            yield Line("delta_loss", self.delta_loss, "nats")
+            yield Line("delta_accuracy", self.delta_accuracy, "points")
+        yield Line("units", f"{len(self.units)}, {int(self.matters.sum())} with an effect after Holm's correction")
+        yield Line("note", self.note)
 
     @property
     def matters(self) -> Bool[Tensor, " units"]:

@@ -1,6 +1,6 @@
 """A model's predictions on a split: accuracy, accuracy by class, confusion, calibration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +8,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import reading
-from vitlens.data.split import Split, takes_splits
+from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import DataError, NonFiniteError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
+from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels, Logits
+from vitlens.summary import Line, Summary
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
 
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
@@ -21,8 +23,8 @@ BINS = 15  # of the expected calibration error, of equal width
 _PIXELS_AT_ONCE = {"cpu": 32 * 224 * 224, "other": 128 * 224 * 224}
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Summary):
     """A model's logits on a labelled split.
 
     logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the model's others;
@@ -34,6 +36,11 @@ class Evaluation:
     logits: Logits
     labels: Labels
     groups: Tensor | None = None
+
+    def summary(self) -> Iterator[Line]:
+        """Accuracy with its interval, and the fields."""
+        yield Line("accuracy", accuracy(self.correct, groups=self.groups))
+        yield from super().summary()
 
     @property
     def probabilities(self) -> Logits:
@@ -77,23 +84,31 @@ class CalibrationBins:
 @takes_splits
 def evaluate(
     model: Model,
-    split: Split,
+    images: AnyImages,
+    labels: Labels | None = None,  # noqa: ARG001  the decorator gives them to the images
     *,
     batch_size: int | None = None,
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Evaluation:
-    """The model's logits and predictions for every image of a labelled split.
+    """The model's logits and predictions for every one of labelled images.
 
-    batch_size: images at a time (None: chosen to fit); advance: called with the number of images just done. Raises
-    DataError for a split without labels, InputError when the classes do not match (UnsupportedError where the model has
-    no classifier), NonFiniteError naming model and image.
+    images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model (n,) (None: those of
+    the Split or the class folders); batch_size: images at a time (None: chosen to fit); advance: called with the number
+    of images just done. Raises DataError for images without labels, InputError when the classes do not match
+    (UnsupportedError where the model has no classifier), NonFiniteError naming model and image.
+
+    >>> import vitlens
+    >>> found = vitlens.evaluate(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20))
+    >>> found.logits.shape, found.correct.shape
+    (torch.Size([20, 10]), torch.Size([20]))
     """
+    split = as_split(images)
     require(model, *needs_of("evaluate"))
-    labels = require_labels(split)
+    truth = require_labels(split)
     mapping = reading(model.classes, split.classes)
     logits = answers(model, split, batch_size=batch_size, precision=precision, advance=advance)
-    return Evaluation(model.alias, mapping.classes, mapping.read(logits), labels.cpu().long(), split.groups)
+    return Evaluation(model.alias, mapping.classes, mapping.read(logits), truth.cpu().long(), split.groups)
 
 
 def require_labels(split: Split) -> Labels:

@@ -5,6 +5,7 @@ The pass has gradients where one of the methods needs them. The methods themselv
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -95,6 +96,9 @@ def maps_in_one_pass(
     return MethodMaps(chain.logits, tuple(maps))
 
 
-def method_maps(model: Model, images: Images, targets: Labels, *, method: str) -> Maps:
-    """The maps of one method with its default settings; a method without gradients ignores the targets."""
-    return maps_in_one_pass(model, images, [MethodSettings(method)], targets=targets).maps[0]
+def method_maps(
+    model: Model, images: Images, targets: Labels, *, method: str, readout: Readout | None = None, **options: Any
+) -> Maps:
+    """The maps of one method; options: its settings. A method without gradients ignores the targets."""
+    settings = MethodSettings(method, **options)
+    return maps_in_one_pass(model, images, [settings], targets=targets, readout=readout).maps[0]

@@ -18,8 +18,8 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
 from vitlens.names import Readout
-from vitlens.pixels import takes_images
-from vitlens.shapes import Fused, Images, Labels, Maps, Weights
+from vitlens.pixels import AnyImages, Targets, as_images, as_targets, takes_images
+from vitlens.shapes import Fused, Images, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
 
@@ -43,29 +43,32 @@ def relevance_matrix(layers: Iterable[Fused]) -> Fused:
 @takes_images
 def relevance(
     model: Model,
-    images: Images,
+    images: AnyImages,
     *,
-    targets: Labels | None = None,
+    targets: Targets = "predicted",
     start_layer: int = 0,
     readout: Readout | None = None,
 ) -> Maps:
     """The relevance of each patch for a target class through attention: (batch, rows, columns), not scaled.
 
-    targets: class indices (batch,); None: the predicted classes. The target's logit is differentiated, not its
-    probability. readout: what the classifier reads (the model's own by default). Of a windowed model (Swin) the map
-    is that of the first stage. Raises InputError for a class that does not exist, UnsupportedError as `rollout`.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets: "predicted", "label"
+    (of a Split or class folders), a class by name or index, or class indices (batch,). The target's logit is
+    differentiated, not its probability. readout: what the classifier reads (the model's own by default). Of a windowed
+    model (Swin) the map is that of the first stage. Raises InputError for a class that does not exist, UnsupportedError
+    as `rollout`.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> vitlens.relevance(vit, torch.rand(2, 3, 32, 32), targets=torch.tensor([3, 8])).shape
     torch.Size([2, 8, 8])
     """
+    images = as_images(images)
     _require_chain(model, images, start_layer)
     return over_batches(
         model,
         images,
         lambda chain: relevance_maps(chain, start_layer=start_layer),
-        targets=targets,
+        targets=as_targets(targets),
         gradient=True,
         readout=readout,
     )
@@ -74,9 +77,9 @@ def relevance(
 @takes_images
 def gradient_rollout(
     model: Model,
-    images: Images,
+    images: AnyImages,
     *,
-    targets: Labels | None = None,
+    targets: Targets = "predicted",
     alpha: float = ALPHA,
     start_layer: int = 0,
     readout: Readout | None = None,
@@ -86,12 +89,13 @@ def gradient_rollout(
     alpha: weight of the identity; a row without any positive gradient becomes that of the identity.
     """
     RolloutSettings(alpha=alpha)  # raises for values out of range
+    images = as_images(images)
     _require_chain(model, images, start_layer)
     return over_batches(
         model,
         images,
         lambda chain: gradient_rollout_maps(chain, alpha=alpha, start_layer=start_layer),
-        targets=targets,
+        targets=as_targets(targets),
         gradient=True,
         readout=readout,
     )

@@ -18,8 +18,8 @@ from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.models.model import Model
 from vitlens.names import FUSIONS, Fusion, Readout
-from vitlens.pixels import takes_images
-from vitlens.shapes import Fused, Images, Maps, Weights
+from vitlens.pixels import AnyImages, as_images, takes_images
+from vitlens.shapes import Fused, Maps, Weights
 
 Vector = Float[Tensor, "batch tokens"]
 
@@ -102,7 +102,7 @@ def rollout_matrix(layers: Iterable[Fused], *, alpha: float = ALPHA) -> Fused:
 @takes_images
 def rollout(
     model: Model,
-    images: Images,
+    images: AnyImages,
     *,
     fusion: Fusion = "mean",
     discard: float = 0.0,
@@ -112,16 +112,18 @@ def rollout(
 ) -> Maps:
     """The rollout of each image over its patches (batch, rows, columns), without the prefix, not scaled.
 
-    readout: what the classifier reads (the model's own by default). Of a windowed model (Swin, Hiera) the map is that
-    of the first stage; where patches are merged or queries pooled, each of the four gets an equal share. Raises
-    UnsupportedError for a model whose layers are not all token-to-token or windows (XCiT, PVT, CNNs), or that has
-    convolutions between them (MaxViT).
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; fusion: of the heads, "mean",
+    "max" or "min"; discard: the lowest fraction of each row, set to 0 (CLS kept); alpha: weight of the identity;
+    start_layer: the first layer included, from 0; readout: what the classifier reads (the model's own by default). Of a
+    windowed model (Swin, Hiera) the map is that of the first stage; where patches are merged or queries pooled, each of
+    the four gets an equal share. Raises UnsupportedError for a model whose layers are not all token-to-token or windows
+    (XCiT, PVT, CNNs), or that has convolutions between them (MaxViT).
 
     >>> import torch, vitlens
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 8, 8])
     """
-    settings = RolloutSettings(fusion, discard, alpha, start_layer)
+    settings, images = RolloutSettings(fusion, discard, alpha, start_layer), as_images(images)
     require_start(settings.start_layer, chain_length(model, images[:1]))
     return over_batches(model, images, lambda chain: rollout_maps(chain, **vars(settings)), readout=readout)
 

@@ -20,25 +20,26 @@ from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import NO_PLACE, Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
-from vitlens.pixels import takes_images
+from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images
 
 RowChoice = Literal["all", "cls"]
 
 
 @takes_images
-def attention(model: Model, images: Images, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
+def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tuple[Tensor, ...]:
     """The weights of every layer: a tuple of (batch, heads, query, key), rows summing to 1.
 
-    rows: "all", or "cls" for the CLS row only (query axis of length 1), which costs N instead of N² a head. For a
-    windowed model, batch is images x windows. Raises UnsupportedError where there is no attention or no CLS.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; rows: "all", or "cls" for the
+    CLS row only (query axis of length 1), which costs N instead of N² a head. For a windowed model, batch is images x
+    windows. Raises UnsupportedError where there is no attention or no CLS.
 
     >>> import torch, vitlens
     >>> weights = vitlens.attention(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32))
     >>> len(weights), weights[0].shape  # six layers of four heads; 64 patches and CLS
     (6, torch.Size([2, 4, 65, 65]))
     """
-    images = images.to(model.device)
+    images = as_images(images).to(model.device)
     require(model, "attention")
     if rows == "all":
         return capture(model, images).layers

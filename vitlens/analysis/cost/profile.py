@@ -15,12 +15,13 @@ from vitlens.lens.hooks import Arguments, watching
 from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer
+from vitlens.summary import Summary
 
 _TRAINED = 2  # images in the training step whose memory is measured: batch norm needs more than one
 
 
-@dataclass(frozen=True)
-class Profile:
+@dataclass(frozen=True, repr=False)
+class Profile(Summary):
     """What a model costs at its own image size.
 
     parameters, flops (of one image, 2 for each multiplication with its addition): by part, see

@@ -5,38 +5,43 @@ from collections.abc import Callable
 from vitlens.analysis.answers.classes import require_shared
 from vitlens.analysis.answers.evaluate import Evaluation, answers, require_labels
 from vitlens.analysis.failures.errors import Comparison, compare_answers
-from vitlens.data.split import Split, takes_splits
+from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
+from vitlens.pixels import AnyImages
+from vitlens.shapes import Labels
 
 
 @takes_splits
 def compare(
     first: Model,
     second: Model,
-    split: Split,
+    images: AnyImages,
+    labels: Labels | None = None,  # noqa: ARG001  the decorator gives them to the images
     *,
-    second_split: Split | None = None,
+    second_images: AnyImages | None = None,
     batch_size: int | None = None,
     precision: str = "fp32",
     advance: Callable[[int], object] = lambda _: None,
 ) -> Comparison:
     """The predictions of two models on the same labelled images, with the cell of the error taxonomy for each image.
 
-    second_split: the same images in the same order, preprocessed for the second model (None: the same split). Classes
-    are matched by name. Raises DataError without labels, InputError when a model does not know the data's classes.
+    images: a Split, or any form that `vitlens.images` takes, prepared for the first model; labels: class indices of the
+    first model (n,) (None: those of the Split or the class folders); second_images: the same images in the same order,
+    prepared for the second model (None: the same pixels). Classes are matched by name. Raises DataError without labels,
+    InputError when a model does not know the data's classes.
 
     >>> import vitlens
-    >>> from vitlens.data.digits import digits
     >>> vit, cnn = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
-    >>> comparison = vitlens.compare(vit, cnn, digits("test").limit(20))
+    >>> comparison = vitlens.compare(vit, cnn, vitlens.load_data("digits", limit=20))
     >>> sum(comparison.counts.values())
     20
     """
+    split = as_split(images)
     evaluated = evaluations(
         (first, second),
-        (split, second_split or split),
+        (split, split if second_images is None else as_split(second_images)),
         batch_size=batch_size,
         precision=precision,
         advance=advance,

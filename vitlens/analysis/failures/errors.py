@@ -1,7 +1,7 @@
 """The errors of two models on the same images: of both, of one only, and whether both predict the same class."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from vitlens.analysis.answers.evaluate import Evaluation, accuracy
 from vitlens.errors import InputError
 from vitlens.shapes import Labels
+from vitlens.summary import Line, Summary
 from vitlens.uncertainty import Estimate, bootstrap_difference, mcnemar
 
 CELLS: Final = ("both right", "only first wrong", "only second wrong", "both wrong, alike", "both wrong, differently")
@@ -35,8 +36,8 @@ class Answers:
     correct: Bool[Tensor, " batch"]
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Summary):
     """Two models on the same n labelled images.
 
     classes: the classes of both models, the data's first; labels: (n,); first, second: their predictions; cells: (n,)
@@ -49,6 +50,11 @@ class Comparison:
     second: Answers
     cells: Int[Tensor, " batch"]
     groups: Tensor | None = None
+
+    def summary(self) -> Iterator[Line]:
+        """The number of images in every cell, and the fields."""
+        yield from (Line(cell, count, "images") for cell, count in self.counts.items())
+        yield from super().summary()
 
     @property
     def counts(self) -> dict[str, int]:

@@ -9,10 +9,12 @@ from torch import Tensor
 from vitlens.analysis.answers.classes import reading
 from vitlens.analysis.answers.evaluate import accuracy, answers
 from vitlens.data.cue_conflict import Cues, cues_of
-from vitlens.data.split import Split, takes_splits
+from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.errors import DataError
 from vitlens.models.model import Model
+from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels
+from vitlens.summary import Summary
 from vitlens.uncertainty import Estimate
 
 
@@ -26,8 +28,8 @@ class ClassBias:
     texture: int
 
 
-@dataclass(frozen=True)
-class ShapeBias:
+@dataclass(frozen=True, repr=False)
+class ShapeBias(Summary):
     """A model's shape bias on n images whose shape and texture differ.
 
     bias: predictions of the shape's class among those of either the shape's or the texture's, with its interval, None
@@ -45,7 +47,7 @@ class ShapeBias:
 @takes_splits
 def shape_bias(
     model: Model,
-    split: Split,
+    images: AnyImages,
     *,
     batch_size: int | None = None,
     precision: str = "fp32",
@@ -54,9 +56,17 @@ def shape_bias(
 ) -> ShapeBias:
     """The model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped into Geirhos's 16.
 
-    Intervals are over the sources of shape, as images that share one are alike. Raises DataError for other images,
-    InputError when the classes do not match.
+    images: a Split, or the folder of such images in folders of their shape's class. Intervals are over the sources of
+    shape, as images that share one are alike. Raises DataError for other images, InputError when the classes do not
+    match.
+
+    >>> import vitlens
+    >>> from vitlens.models.loading import untrained
+    >>> data = vitlens.load_data("shapes-conflict", limit=16)
+    >>> vitlens.shape_bias(untrained("resnet20", classes=data.classes), data).shape.n
+    16
     """
+    split = as_split(images)
     model.require_classifier()
     cues = require_cues(split)
     read = reading(model.classes, split.classes)

@@ -15,14 +15,15 @@ from vitlens.lens.stages import FeatureStage, final_norm, watching_stages
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import FeaturePool
-from vitlens.pixels import takes_images
+from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images, Logits, Tokens
+from vitlens.summary import Summary
 
 PatchTokens = Float[Tensor, "images rows columns dim"]
 
 
-@dataclass(frozen=True)
-class Features:
+@dataclass(frozen=True, repr=False)
+class Features(Summary):
     """One vector an image for each layer, from one pass.
 
     values: by layer (n, dim), fp32 on the CPU, perhaps mapped from a file that must not be written to; logits:
@@ -52,7 +53,7 @@ class Features:
 @takes_images
 def features(
     model: Model,
-    images: Images,
+    images: AnyImages,
     *,
     layer: int | Sequence[int] | None = None,
     pool: FeaturePool | None = None,
@@ -61,11 +62,11 @@ def features(
 ) -> Features:
     """The features of each image at every block of a transformer, every stage of a CNN, in one pass.
 
-    images: (n, 3, height, width) in [0, 1], batch_size at a time (None: chosen to fit); layer: from 0, -1 for the
-    last, several, or None for all; pool: "cls", "mean" (of the patches or cells, without prefix tokens), "cls+mean"
-    (concatenated), or None for what the classifier reads (CLS where it reads that, else the mean); norm: whether the
-    model's final norm is applied to each layer, where it has one of that width, as DINO does. Raises UnsupportedError
-    for the CLS of a model without one, NonFiniteError naming the layer.
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None: chosen
+    to fit); layer: from 0, -1 for the last, several, or None for all; pool: "cls", "mean" (of the patches or cells,
+    without prefix tokens), "cls+mean" (concatenated), or None for what the classifier reads (CLS where it reads that,
+    else the mean); norm: whether the model's final norm is applied to each layer, where it has one of that width, as
+    DINO does. Raises UnsupportedError for the CLS of a model without one, NonFiniteError naming the layer.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -76,7 +77,7 @@ def features(
     require(model, *needs_of("features"))
     reader = FeatureReader(model, layer=layer, pool=pool, norm=norm)
     size = batch_size or fitting_batch_size(model)
-    read = [reader.read(batch.to(model.device)) for batch in images.split(size)]
+    read = [reader.read(batch.to(model.device)) for batch in as_images(images).split(size)]
     values = tuple(torch.cat(parts) for parts in zip(*(batch.vectors for batch in read)))
     return Features(model.alias, reader.layers, values, torch.cat([batch.logits for batch in read]), reader.pool)
 

@@ -10,14 +10,15 @@ from torch import Tensor
 from vitlens.analysis.features.cka import FEWEST, CKAStream, Matrix
 from vitlens.analysis.features.features import Features
 from vitlens.errors import InputError
+from vitlens.summary import Summary
 
 _AT_ONCE = 1024  # images added at a time
 GROUPS = 10  # of images, each left out in turn for the interval
 MOST_IMAGES = 1000  # whose distances are ranked: half a million pairs
 
 
-@dataclass(frozen=True)
-class Similarity:
+@dataclass(frozen=True, repr=False)
+class Similarity(Summary):
     """values (layers of the first, layers of the second), float64; NaN where a layer's features do not vary.
 
     low, high: the 95 % interval over images, or None where none is defined; n: images.

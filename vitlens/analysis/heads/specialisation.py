@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.analysis.heads.attributes import PerHead
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.labels import MIXED, THRESHOLD, rules
-from vitlens.analysis.heads.statistics import PerHead, Statistics, per_head
+from vitlens.analysis.heads.statistics import Statistics, per_head
 from vitlens.references import resolved
 
 FEW = 0.05  # of the keys: a larger set is an attended object rather than sinks

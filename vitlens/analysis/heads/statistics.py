@@ -3,7 +3,7 @@
 Every number is a mean over the queries of an image, then over images; attention matrices are not stored.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.answers.moments import Key, Moments
+from vitlens.analysis.heads.attributes import PerHead, StatisticAttributes
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.measure import BatchStatistics, measure
 from vitlens.analysis.heads.registry import STATISTICS
@@ -21,14 +22,13 @@ from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
-from vitlens.pixels import takes_images
+from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images
+from vitlens.summary import Line, Summary
 
-PerHead = Float[Tensor, "layers heads"]
 
-
-@dataclass(frozen=True)
-class Statistics:
+@dataclass(frozen=True, repr=False)
+class Statistics(StatisticAttributes, Summary):
     """Means over images of every statistic of every head; table.entropy and so on are (layers, heads).
 
     Names are those of the registry; statistics of tokens have one column. NaN where a statistic is not defined for a
@@ -50,6 +50,15 @@ class Statistics:
         if name not in STATISTICS:
             raise AttributeError(f"no statistic {name!r}; known: {', '.join(STATISTICS)}")
         return self._table(name, self.moments.mean)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *STATISTICS})
+
+    def summary(self) -> Iterator[Line]:
+        """The number of images, and every statistic with its unit."""
+        yield Line("images", self.images)
+        for name, statistic in STATISTICS.items():
+            yield Line(name, getattr(self, name), statistic.unit)
 
     @property
     def heads(self) -> int:
@@ -148,12 +157,14 @@ def require_statistics(model: Model) -> None:
 
 
 @takes_images
-def statistics(model: Model, images: Images, *, renormalise: bool = True, batch_size: int | None = None) -> Statistics:
+def statistics(
+    model: Model, images: AnyImages, *, renormalise: bool = True, batch_size: int | None = None
+) -> Statistics:
     """Statistics of every head's attention, means over the images: distance, entropy, sparsity, mass on CLS and sinks.
 
-    images: (n, 3, height, width) in [0, 1], batch_size at a time (None: chosen to fit); renormalise: distances
-    are of the attention on patches only. Raises UnsupportedError for a model without attention, NonFiniteError naming
-    the layer whose weights are not finite.
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes, batch_size at a time (None: chosen
+    to fit); renormalise: distances are of the attention on patches only. Raises UnsupportedError for a model without
+    attention, NonFiniteError naming the layer whose weights are not finite.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -163,6 +174,6 @@ def statistics(model: Model, images: Images, *, renormalise: bool = True, batch_
     """
     require(model, "statistics")
     stream = Stream(model, renormalise=renormalise)
-    for batch in images.split(batch_size or fitting_batch_size(model)):
+    for batch in as_images(images).split(batch_size or fitting_batch_size(model)):
         stream.add(batch.to(model.device))
     return stream.result()

@@ -43,9 +43,7 @@ def report(path: Path) -> Path:
     UnknownNameError when its command leaves no report.
     """
     run = read_run(path)
-    reporting = [word for word, command in COMMANDS.items() if command.reports]
-    if run.command not in reporting:
-        raise UnknownNameError("report of the command", run.command, reporting)
+    require_reporting(run)
     require_plain(path)
     with _foreign_contents(run):
         record = read(run)
@@ -54,9 +52,25 @@ def report(path: Path) -> Path:
         return _write(document, record, float(str(run.results["seconds"])))
 
 
-def read(run: RunRecord) -> Record:
-    """The record of a run, typed as its command declares."""
-    return Record(run, COMMANDS[run.command].contents)
+def read(run: RunRecord, *, escaped: bool = True) -> Record:
+    """The record of a run, typed as its command declares; escaped: names in it are escaped for display."""
+    return Record(run, COMMANDS[run.command].contents, escaped=escaped)
+
+
+def read_folder(path: Path, *, escaped: bool = True) -> Record:
+    """The record of an earlier run's folder. Raises InputError and UnknownNameError as `report`."""
+    run = read_run(path)
+    require_reporting(run)
+    require_plain(path)
+    with _foreign_contents(run):
+        return read(run, escaped=escaped)
+
+
+def require_reporting(run: RunRecord) -> None:
+    """Raise UnknownNameError where the command of a run leaves no report."""
+    reporting = [word for word, command in COMMANDS.items() if command.reports]
+    if run.command not in reporting:
+        raise UnknownNameError("report of the command", run.command, reporting)
 
 
 def save_figures(document: Document, record: Record, *, copy: bool = False) -> None:

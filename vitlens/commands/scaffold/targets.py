@@ -2,17 +2,16 @@
 
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from vitlens.analysis.answers.classes import label_columns
 from vitlens.analysis.answers.evaluate import answers
+from vitlens.analysis.answers.targets import class_targets
 from vitlens.commands.scaffold.options import RunOptions
 from vitlens.data.split import Split
-from vitlens.errors import DataError, InputError, UnknownNameError
+from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 
-PREDICTED: Final = "predicted"
 TRUE: Final = "true"
 
 
@@ -22,14 +21,10 @@ def chosen_targets(target: str, model: Model, split: Split) -> Tensor | None:
     target: also a class by name or by its index from 0. Raises InputError for "true" without labels and for an index
     out of range, UnknownNameError for a class that is not there.
     """
-    if target == PREDICTED:
-        return None
-    model.require_classifier()
-    if target == TRUE:
-        if split.labels is None:
-            raise InputError("expected labelled images for --target true, found none; give --data, or a class")
-        return label_columns(model.classes, split)
-    return torch.full((len(split),), _class_index(target, model.classes))
+    if target == TRUE and split.labels is None:
+        model.require_classifier()
+        raise InputError("expected labelled images for --target true, found none; give --data, or a class")
+    return class_targets(target, model, len(split), split=split, words=("--target", TRUE))
 
 
 def labels_of(model: Model, split: Split, *, predicted: bool, doing: str, options: RunOptions) -> Tensor:
@@ -52,17 +47,3 @@ def require_labelled(split: Split, *, doing: str) -> None:
         f"expected labelled images to {doing}, found {images} in {split.name}; add --predicted to take what the model "
         "predicts for the label"
     )
-
-
-def _class_index(target: str, classes: tuple[str, ...]) -> int:
-    if target in classes:
-        return classes.index(target)
-    if target.isdecimal() or target.removeprefix("-").isdecimal():
-        index = int(target)
-        if not 0 <= index < len(classes):
-            raise InputError(f"expected --target from 0 to {len(classes) - 1}, found {index}")
-        return index
-    folded = [name.lower() for name in classes]
-    if target.lower() in folded:
-        return folded.index(target.lower())
-    raise UnknownNameError("class", target, (PREDICTED, TRUE, *classes))

@@ -5,14 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from vitlens.figures.board import Board, Margins, board
-from vitlens.figures.gaps import as_array_with_gaps, no_value_patch
+from vitlens.figures.gaps import as_array_with_gaps, as_measured, no_value_patch
 from vitlens.figures.inputs import Array, require_length
 from vitlens.figures.overlay import Scale
 from vitlens.figures.signed import BESIDE, draw_signed, name_heads, signed_bar, symmetric_scale
-from vitlens.figures.style import HALF, SMALL, TALL, WIDE, wrapped_title
+from vitlens.figures.style import HALF, SMALL, TALL, WIDE, styled, wrapped_title
 
 _FEW: Final = 12  # number of values below which none counts as extreme
 _FAR: Final = 3.0  # ratio of magnitudes from which a column has its own colour scale
@@ -111,3 +112,14 @@ def _beyond(name: str, values: Array, scale: Scale) -> str:
 
 def _label(name: str, layer: int, head: int) -> str:
     return f"L{layer}.H{head}" if name == "head" else f"L{layer}.{name}"
+
+
+@styled
+def signed_heads(*, values: ArrayLike, title: str, unit: str) -> Figure:
+    """A signed value of every head (layers, heads), white at 0, NaN hatched; layers and heads count from 0.
+
+    unit: the label of the colour bar. A few extreme values lie beyond the colours, as importance_map. Raises InputError
+    for other shapes, infinite numbers, and without any number.
+    """
+    heads = as_measured(values, name="values", axes=("layers", "heads"))
+    return head_board(title=title, heads=heads, columns={}, unit=unit)[0].figure

@@ -1,0 +1,167 @@
+"""Images as given in Python: tensors, files, folders, PIL images, 8-bit arrays or a Split, all as one Split."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitlens.data.catalogue import load_data, load_images
+from vitlens.data.decode import UnreadableError, decode_image, quiet_pillow
+from vitlens.data.folder import UNSTATED, holds_classes
+from vitlens.data.registry import SETS
+from vitlens.data.split import InMemory, Split
+from vitlens.errors import DataError
+from vitlens.pixels import require_images
+from vitlens.preprocessing import Preprocessing
+from vitlens.shapes import Images, Pixels
+
+_SHAPES: Final = "(height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4)"
+_WILD: Final = ("*", "?", "[")  # of a pattern of paths
+
+
+@dataclass(frozen=True)
+class AsGiven:
+    """A source of pixels that are no whole numbers of 1/255: (n, 3, height, width) in [0, 1]."""
+
+    pixels: Images
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, indices: Tensor) -> Images:
+        """The pixels of these images."""
+        return self.pixels[indices]
+
+
+def read_split(given: object, preprocessing: Preprocessing | None = None) -> Split:
+    """Images as a Split, with labels where they lie in class folders or the Split has them.
+
+    given: a Split; a tensor (n, 3, height, width) in [0, 1]; or one or a list of files, folders, patterns of paths
+    ("photos/*.jpg"), PIL images, uint8 arrays (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4),
+    and uint8 tensors (3, height, width) or (n, 3, height, width). Of one folder with class folders, or with test/ or
+    val/, those images are given with their labels; of others all images below, sorted. Pictures are resized and cropped
+    as by the commands; preprocessing: of the model (None: the size that all share, else 224x224). Raises DataError for
+    anything else, and for the first picture that cannot be read.
+    """
+    if isinstance(given, Split):
+        return given
+    if isinstance(given, Tensor) and given.dtype != torch.uint8:
+        pixels = require_images(given.detach(), dtype=torch.float32)
+        return Split("tensor", "test", AsGiven(pixels), (pixels.shape[2], pixels.shape[3]), (), title="a tensor")
+    if isinstance(given, str | Path):
+        return _complete(_at_path(given, preprocessing))
+    pixels = read_pictures(given, preprocessing)
+    return Split("images", "test", InMemory(pixels), (pixels.shape[2], pixels.shape[3]), (), title="images")
+
+
+def read_pictures(given: object, preprocessing: Preprocessing | None = None) -> Pixels:
+    """The pixels of pictures, uint8, in the order given, for whatever `read_split` takes but a Split and floats."""
+    inputs = list(given) if isinstance(given, list | tuple) else [given]
+    if not inputs:
+        raise DataError("expected at least one picture, found none; give files, folders, PIL images or uint8 arrays")
+    parts: list[Pixels] = []
+    with quiet_pillow():
+        for are_files, group in groupby(inputs, lambda picture: isinstance(picture, str | Path)):
+            read = _of_files if are_files else _of_others
+            parts.append(read(list(group), preprocessing))
+    sizes = {tuple(part.shape[2:]) for part in parts}
+    if len(sizes) > 1:  # without a model, files and arrays of sizes of their own
+        return read_pictures(given, UNSTATED)
+    return torch.cat(parts)
+
+
+def _at_path(given: str | Path, preprocessing: Preprocessing | None) -> Split:
+    """The images of one path or pattern."""
+    path = Path(given).expanduser()
+    if str(given) and (path.suffix.lower() == ".npz" or (path.is_dir() and holds_classes(path))):
+        return load_data(str(given), part="test", preprocessing=preprocessing, whole=True)
+    return load_images(_paths([given]), preprocessing=preprocessing)
+
+
+def _paths(given: Sequence[str | Path]) -> list[Path]:
+    """Paths, with the matches of a pattern in its place, sorted. Raises DataError for what is none."""
+    paths: list[Path] = []
+    for each in given:
+        if not str(each):
+            raise DataError("expected the path of an image or a folder of images, found ''")
+        path = Path(each).expanduser()
+        if not path.exists():
+            if str(each) in SETS:
+                raise DataError(
+                    f"expected images, found {str(each)!r}, the name of a data set; load it with "
+                    f"vitlens.load_data({str(each)!r})"
+                )
+            pattern = str(path) if any(mark in str(each) for mark in _WILD) else ""
+            matches = sorted(glob(pattern, recursive=True))  # noqa: PTH207  Path.glob takes no absolute patterns
+            paths += [Path(match) for match in matches] or [path]
+        else:
+            paths.append(path)
+    return paths
+
+
+def _complete(split: Split) -> Split:
+    """The split. Raises DataError for the first of its files that could not be read."""
+    for skipped in split.skipped:
+        raise DataError(f"cannot read {skipped.file}: {skipped.reason}; mend it or leave it out")
+    return split
+
+
+def _of_files(paths: Sequence[Any], preprocessing: Preprocessing | None) -> Pixels:
+    """Pixels of all files, in order. Raises DataError for the first that cannot be read."""
+    split = _complete(load_images(_paths(paths), preprocessing=preprocessing))
+    return split.source.read(torch.arange(len(split)))
+
+
+def _of_others(pictures: Sequence[Any], preprocessing: Preprocessing | None) -> Pixels:
+    """Pixels of PIL images, arrays and tensors, in order."""
+    opened = list(chain.from_iterable(map(_opened, pictures)))
+    sizes = {(image.height, image.width) for image in opened}
+    fitted = preprocessing or (Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED)
+    pixels = []
+    for image in opened:
+        try:
+            pixels.append(decode_image(image, fitted))
+        except UnreadableError as reason:
+            name = getattr(image, "filename", "") or f"a picture of {image.width}x{image.height} px"
+            raise DataError(f"cannot read {name}: {reason}") from reason
+    return torch.stack(pixels)
+
+
+def _opened(picture: object) -> Iterator[Image.Image]:
+    """The PIL images of one argument."""
+    if isinstance(picture, Image.Image):
+        yield picture
+        return
+    if not isinstance(picture, np.ndarray | Tensor):
+        raise DataError(
+            f"expected files, folders, PIL images or uint8 arrays, found {type(picture).__name__}; e.g. "
+            "vitlens.images('cat.jpg', model)"
+        )
+    array = _channels_last(picture) if isinstance(picture, Tensor) else picture
+    if array.dtype != np.uint8:
+        raise DataError(
+            f"expected 8-bit pixels (uint8, 0 to 255), found {array.dtype}; (255 * pixels).round() as uint8 makes them "
+            "of pixels in [0, 1], and a float tensor (n, 3, height, width) in [0, 1] can be used as it is"
+        )
+    coloured = array.ndim > 2 and array.shape[-1] in (3, 4)
+    if array.ndim not in ((3, 4) if coloured else (2,)) or 0 in array.shape:
+        raise DataError(f"expected an array {_SHAPES}, found {array.shape}")
+    for pixels in array if array.ndim == 4 else (array,):
+        yield Image.fromarray(pixels)
+
+
+def _channels_last(tensor: Tensor) -> NDArray[Any]:
+    """A tensor (..., 3, height, width) as an array, its channels last, as PIL and numpy have them."""
+    if tensor.ndim not in (3, 4) or tensor.shape[-3] not in (3, 4):
+        raise DataError(
+            f"expected a uint8 tensor (3, height, width) or (n, 3, height, width), found {tuple(tensor.shape)}"
+        )
+    return np.ascontiguousarray(tensor.detach().cpu().movedim(-3, -1).numpy())

@@ -1,0 +1,167 @@
+"""What can be named: `list_methods`, `list_attacks`, `list_statistics` and `list_models`, read from the registries.
+
+Free of torch, but for a pattern of `list_models` that asks a library for the names of its models.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Final, overload
+
+from vitlens.analysis.heads.registry import STATISTICS
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.errors import UnknownNameError
+from vitlens.models.sources.registry import SOURCES, ModelSource
+from vitlens.summary import as_html, as_text
+
+_NEEDS: Final = {  # of models/support.py and of layers, in words
+    "chain": "attention in every layer, from the image to the classifier",
+    "maps": "attention with a place in the image",
+    "cam": "a layer of maps",
+    "grid": "patches that attend to patches",
+    "prefix": "tokens before the patches",
+    "cls": "a CLS token",
+}
+_COLUMNS: Final = ("name", "help", "needs", "family")
+
+
+@dataclass(frozen=True)
+class Named:
+    """Something that can be named.
+
+    name: as it is typed; help: what it is, in a sentence; needs: what it requires of the model or of the installation,
+    "" for nothing; family: the kind it belongs to: of methods the families of models, of attacks the norm, of
+    statistics the query rows, of models the source.
+    """
+
+    name: str
+    help: str
+    needs: str = ""
+    family: str = ""
+
+
+class NameList(Sequence[Named]):
+    """Entries in the registry's order, shown as a table; `names` are the names alone."""
+
+    def __init__(self, title: str, entries: Sequence[Named]) -> None:
+        self._title, self._entries = title, tuple(entries)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, to be given to a function."""
+        return tuple(entry.name for entry in self)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Named]:
+        return iter(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> Named: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "NameList": ...
+
+    def __getitem__(self, index: int | slice) -> "Named | NameList":
+        return NameList(self._title, self._entries[index]) if isinstance(index, slice) else self._entries[index]
+
+    def __repr__(self) -> str:
+        return as_text(f"{len(self)} {self._title}", self._rows())
+
+    def _repr_html_(self) -> str:
+        return as_html(f"{len(self)} {self._title}", _COLUMNS, self._rows())
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [(entry.name, entry.help, entry.needs, entry.family) for entry in self]
+
+
+def list_methods() -> NameList:
+    """The attribution methods, names of `method` in `vitlens.explain`.
+
+    >>> import vitlens
+    >>> vitlens.list_methods()[0].name
+    'relevance'
+    """
+    return NameList(
+        "methods",
+        [
+            Named(
+                name,
+                f"{method.title}: {method.description}",
+                _needs(method.needs, *(("gradients",) if method.gradients else ())),
+                ", ".join(method.families),
+            )
+            for name, method in ATTRIBUTIONS.items()
+        ],
+    )
+
+
+def list_attacks() -> NameList:
+    """The attacks, names of `method` in `vitlens.attack`.
+
+    >>> import vitlens
+    >>> [attack.name for attack in vitlens.list_attacks() if attack.family == "l2"]
+    ['pgd-l2', 'cw', 'deepfool']
+    """
+    entries = [
+        Named(name, f"{attack.title}: {attack.description}", "gradients" if attack.gradients else "", attack.norm)
+        for name, attack in ATTACKS.items()
+    ]
+    return NameList("attacks", entries)
+
+
+def list_statistics() -> NameList:
+    """The statistics of heads, attributes of what `vitlens.statistics` gives.
+
+    >>> import vitlens
+    >>> vitlens.list_statistics()[1].help
+    'spread of a row over all keys, ln(keys) when uniform (nats)'
+    """
+    entries = [
+        Named(
+            name,
+            f"{statistic.meaning} ({statistic.unit})" if statistic.unit else statistic.meaning,
+            _needs(*statistic.needs),
+            statistic.rows,
+        )
+        for name, statistic in STATISTICS.items()
+    ]
+    return NameList("statistics", entries)
+
+
+def list_models(pattern: str = "*") -> NameList:
+    """The models that can be loaded, by names that match a pattern or contain it; without one, a library is one entry.
+
+    A pattern asks the libraries for their names, and so imports them. Raises UnknownNameError where nothing matches.
+
+    >>> import vitlens
+    >>> vitlens.list_models("*-digits").names
+    ('vit-digits', 'cnn-digits')
+    """
+    everything = pattern in ("", "*")
+    entries: list[Named] = []
+    for source in SOURCES.values():
+        if everything and source.prefix:
+            entries.append(_model(source, source.usage))
+        else:
+            entries += [_model(source, name) for name in source.all_names() if everything or _matches(name, pattern)]
+    if not entries:
+        known = (name for source in SOURCES.values() if not source.extra for name in source.all_names())
+        raise UnknownNameError("model", pattern, known, hint="vitlens.list_models()")
+    return NameList("models", entries)
+
+
+def _model(source: ModelSource, name: str) -> Named:
+    origin = {"own": "", "hub": "weights from its hub, or a file", "none": "training, or a file of weights"}
+    extra = f"pip install 'vitlens[{source.extra}]'" if source.extra else ""
+    return Named(name, source.help, "; ".join(filter(None, (origin[source.weights], extra))), source.kind)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch(name, pattern) or fnmatch(name.partition(":")[2], pattern) or pattern in name
+
+
+def _needs(*needs: str | None) -> str:
+    return "; ".join(_NEEDS.get(need, need) for need in needs if need)

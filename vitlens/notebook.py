@@ -1,0 +1,230 @@
+"""Figures for notebooks: `show`, `show_heads` and `show_board` draw what the other functions give.
+
+Each returns a matplotlib figure made by vitlens/figures, in the style of the reports. No display is needed, and pyplot
+is not used, so that no figure has to be closed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.answers.pictures import images_of
+from vitlens.analysis.attention.weights import LayerMaps
+from vitlens.analysis.heads.registry import STATISTICS, shown_in
+from vitlens.analysis.heads.statistics import Statistics
+from vitlens.data.given import read_split
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.layout import TokenLayout
+from vitlens.models.model import Model
+from vitlens.pixels import AnyImages
+from vitlens.shapes import Images, Maps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST: Final = 12  # images in one figure
+_PANELS: Final = 6  # tables in one figure
+
+
+def show(
+    images: AnyImages,
+    maps: Tensor | Mapping[str, Tensor] | None = None,
+    *,
+    title: str = "",
+    names: Sequence[str] | None = None,
+    label: str = "value",
+) -> "Figure":
+    """Images, each followed by its maps in colour over it.
+
+    images: one image (3, height, width), a batch, or any form that `vitlens.images` takes, at most 12; maps: (batch,
+    rows, columns), or (rows, columns) for one image, of any resolution, as `rollout`, `relevance` and `explain` give
+    them; or several by name. One method without negative values has one colour scale for all images, with its values at
+    the bar; otherwise each map is drawn as a share of its largest value, red for positive, blue for negative. title: of
+    the figure; names: one for each image; label: the maps' unit, at the colour bar. Raises InputError where shapes do
+    not fit.
+
+    >>> import torch, vitlens
+    >>> digits = vitlens.load_data("digits", limit=2)
+    >>> figure = vitlens.show(digits, vitlens.rollout(vitlens.load("vit-digits"), digits))
+    """
+    pictures = _pictures(images)
+    if maps is None:
+        from vitlens.figures.pictures import picture_grid
+
+        return picture_grid(images=pictures, names=names, title=title)
+    named = dict(maps) if isinstance(maps, Mapping) else {"map": maps}
+    batches = {name: _batched(value, name, len(pictures)) for name, value in named.items()}
+    signed = [bool((value < 0).any()) for value in batches.values()]
+    if len(batches) == 1 and not signed[0]:
+        from vitlens.figures.overlays import overlay_rows
+
+        (only,) = batches.values()
+        return overlay_rows(
+            images=pictures, maps=only[:, None], titles=list(batches), title=title or "Maps over their images",
+            label=label, names=names,
+        )  # fmt: skip
+    from vitlens.figures.explain import attribution_overlays
+
+    return attribution_overlays(
+        images=pictures, maps=[value.numpy() for value in batches.values()], signed=signed, titles=list(batches),
+        names=list(names) if names else [f"image {index}" for index in range(len(pictures))],
+        title=title or "Maps, each as a share of its largest value",
+    )  # fmt: skip
+
+
+def show_heads(
+    attention: Sequence[Any] | Tensor,
+    images: AnyImages | None = None,
+    *,
+    model: Model | None = None,
+    image: int = 0,
+    layer: int | None = None,
+) -> "Figure":
+    """The attention of every head to each patch, layers by heads, for one image; or one layer's heads over the images.
+
+    attention: what `vitlens.attention` gives (with the model, from which the place of each patch is read), or maps
+    (layers, batch, heads, rows, columns), or one such tensor a layer; of weights with all rows, that of the CLS token,
+    or the mean over patches without one. images: beside or under the maps; image: which of the batch, from 0; layer:
+    from 0, for the heads of one layer over all images. Raises InputError where shapes do not fit.
+
+    >>> import torch, vitlens
+    >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
+    >>> figure = vitlens.show_heads(vitlens.attention(vit, digits, rows="cls"), digits, model=vit)
+    """
+    from vitlens.figures.attention import attention_grid, attention_overlays
+
+    layers = [_head_maps(each, model) for each in attention]
+    if not layers:
+        raise InputError("expected the attention of at least one layer, found none")
+    query = _query(attention[0], model)
+    pictures = None if images is None else _pictures(images)
+    if layer is None:
+        _require_within(image, len(layers[0]), "image")
+        if len({maps.shape for maps in layers}) > 1:
+            raise InputError("expected layers of one number of heads and one grid, found several; choose one by layer=")
+        chosen = None if pictures is None else pictures[image].numpy()
+        return attention_grid(maps=torch.stack([maps[image] for maps in layers]).numpy(), image=chosen, query=query)
+    _require_within(layer, len(layers), "layer")
+    if pictures is None:
+        raise InputError("expected images under the heads of one layer, found none; give show_heads(attention, images)")
+    return attention_overlays(images=pictures, maps=layers[layer].numpy(), layer=layer, query=query)
+
+
+def show_board(
+    values: object, statistics: str | Sequence[str] | None = None, *, title: str = "", unit: str = ""
+) -> "Figure":
+    """Numbers of every head as a map of layers (down) by heads (across), with a colour bar.
+
+    values: what `vitlens.statistics` gives, of which `statistics` names one to six; what `vitlens.ablate` gives; a
+    table (layers, heads), NaN where there is no head; or up to six tables by name. Colours are symmetric around 0 for a
+    single table with negative values. unit: at the colour bar. Raises InputError where shapes do not fit.
+
+    >>> import torch, vitlens
+    >>> table = vitlens.statistics(vitlens.load("vit-digits"), torch.rand(4, 3, 32, 32))
+    >>> figure = vitlens.show_board(table, ["distance", "entropy"])
+    """
+    if isinstance(values, Statistics):
+        return _statistics_board(values, statistics, title)
+    if statistics is not None:
+        raise InputError("expected statistics with what vitlens.statistics gives, found them with something else")
+    if hasattr(values, "delta_loss"):
+        unit, title = unit or "rise of loss (nats)", title or "Rise of the loss without each head"
+        values = values.delta_loss
+    tables = {name: _table(table, name) for name, table in values.items()} if isinstance(values, Mapping) else None
+    if tables is None:
+        table = _table(values, "values")
+        if bool((table < 0).any()):
+            from vitlens.figures.ablate.head_board import signed_heads
+
+            return signed_heads(values=table, title=title or "Every head", unit=unit or "value")
+        tables = {unit or "value": table}
+    from vitlens.figures.stats.heads import head_heatmaps
+
+    units = dict.fromkeys(tables, unit) if unit else None
+    return head_heatmaps(values=tables, title=title or "Every head", units=units)
+
+
+def _statistics_board(found: Statistics, names: str | Sequence[str] | None, title: str) -> "Figure":
+    """The named statistics, or those that reports show as maps, as far as they are defined."""
+    from vitlens.figures.stats.heads import head_heatmaps
+
+    chosen = [names] if isinstance(names, str) else list(names if names is not None else shown_in("maps"))
+    for name in chosen:
+        if name not in STATISTICS:
+            raise UnknownNameError("statistic", name, STATISTICS, hint="vitlens.list_statistics()")
+    if names is None:
+        chosen = [name for name in chosen if not getattr(found, name).isnan().all()][:_PANELS]
+    return head_heatmaps(
+        values={STATISTICS[name].title: getattr(found, name) for name in chosen},
+        title=title or f"Every head, means over {found.images} images",
+        units={STATISTICS[name].title: STATISTICS[name].unit for name in chosen},
+    )
+
+
+def _pictures(images: AnyImages) -> Images:
+    """The images on the CPU, at most MOST; one image (3, height, width) is a batch of one."""
+    if isinstance(images, Tensor) and images.ndim == 3:
+        images = images[None]
+    split = read_split(images)
+    if len(split) > MOST:
+        raise InputError(f"expected at most {MOST} images in a figure, found {len(split)}; show some of them")
+    return images_of(split).cpu()
+
+
+def _batched(maps: Tensor, name: str, count: int) -> Maps:
+    """Maps (batch, rows, columns) in float32 on the CPU."""
+    values = torch.as_tensor(maps).detach().cpu().float()
+    values = values[None] if values.ndim == 2 else values
+    if values.ndim != 3 or len(values) != count:
+        raise InputError(f"expected maps ({count}, rows, columns), one an image, found {name} of {tuple(values.shape)}")
+    return values
+
+
+def _table(values: object, name: str) -> Tensor:
+    table = torch.as_tensor(values).detach().cpu().double()
+    if table.ndim != 2:
+        raise InputError(f"expected {name} (layers, heads), found {tuple(table.shape)}")
+    return table
+
+
+def _head_maps(layer: object, model: Model | None) -> Tensor:
+    """One layer's maps (batch, heads, rows, columns), of maps or of weights (batch, heads, query, key)."""
+    if isinstance(layer, LayerMaps):
+        return layer.maps.detach().cpu().float()
+    values = torch.as_tensor(layer).detach().cpu().float()
+    if values.ndim != 4:
+        raise InputError(
+            f"expected weights (batch, heads, query, key) or maps (batch, heads, rows, columns) of a layer, found "
+            f"{tuple(values.shape)}"
+        )
+    if model is None:
+        return values
+    layout = model.layout
+    if values.shape[-1] != layout.tokens:
+        raise InputError(
+            f"expected weights over the {layout.tokens} tokens of {model.alias}, found {values.shape[-1]} keys; leave "
+            "out model= for maps"
+        )
+    return layout.as_map(_row(values, layout))
+
+
+def _row(weights: Tensor, layout: TokenLayout) -> Tensor:
+    """The row of weights (batch, heads, query, key) that is shown: of CLS, or the mean over patches."""
+    places = layout.positions("cls")
+    if weights.shape[2] == 1:
+        return weights[:, :, 0]
+    return weights[:, :, places[0]] if places else weights[:, :, len(layout.prefix) :].mean(2)
+
+
+def _query(layer: object, model: Model | None) -> str:
+    """The words for whose row is shown."""
+    if isinstance(layer, LayerMaps):
+        return layer.reading.removeprefix("the ")
+    return "CLS token" if model is None or model.layout.positions("cls") else "mean patch"
+
+
+def _require_within(index: int, count: int, what: str) -> None:
+    if not 0 <= index < count:
+        raise InputError(f"expected {what} from 0 to {count - 1}, found {index}")

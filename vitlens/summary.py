@@ -1,0 +1,107 @@
+"""Short texts of results for a notebook: their numbers as one table, without the numbers themselves.
+
+A result derives from `Summary` and has `@dataclass(repr=False)`. Nothing is computed but ranges of what is there.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+from vitlens.display import visible
+
+LONGEST: Final = 24  # lines of a text
+_CELL: Final = 112  # characters of a value
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One value of a result: its name, its unit ("" for none), and the value."""
+
+    name: str
+    value: object
+    unit: str = ""
+
+
+class Summary:
+    """A result whose repr is a table of its values: name, shape, range, unit."""
+
+    def summary(self) -> Iterable[Line]:
+        """The values that are shown, by default all fields."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            yield Line(field.name, getattr(self, field.name))
+
+    def __repr__(self) -> str:
+        return as_text(type(self).__name__, _rows(self.summary()))
+
+    def _repr_html_(self) -> str:
+        return as_html(type(self).__name__, ("name", "value", "unit"), _rows(self.summary()))
+
+
+def as_text(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A title and rows of cells below each other, at most LONGEST of them."""
+    shown = [[_short(cell) for cell in row] for row in rows[:LONGEST]]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))] if shown else []
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in shown]
+    more = [f"and {len(rows) - LONGEST} more"] if len(rows) > LONGEST else []
+    return "\n  ".join([title, *lines, *more])
+
+
+def as_html(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same as an HTML table, every text escaped."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(_short(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{escape(_short(title))}</caption><tr>{head}</tr>{body}</table>"
+
+
+def described(value: Any) -> str:
+    """A value in a few words: a number, a text, or the shape and range of numbers."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return _numbers(value)
+    if isinstance(value, bool | int | str) or value is None:
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if hasattr(value, "value") and hasattr(value, "low"):  # an Estimate
+        ends = "" if value.low is None else f" [{value.low:.4g}, {value.high:.4g}]"
+        return f"{value.value:.4g}{ends} {value.unit}".rstrip()
+    if isinstance(value, Summary) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return f"a {type(value).__name__}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {described(each)}" for key, each in list(value.items())[:4]) + _more(len(value), 4)
+    if isinstance(value, Sequence):
+        if value and all(isinstance(each, str | int | float) for each in value):
+            return ", ".join(described(each) for each in value[:8]) + _more(len(value), 8)
+        kinds = sorted({type(each).__name__ for each in value})
+        return f"{len(value)} of {', '.join(kinds)}" if value else "none"
+    return type(value).__name__
+
+
+def _numbers(values: Any) -> str:
+    """The shape of an array or tensor, and its range or, of booleans, how many are true."""
+    shape = f"({', '.join(str(side) for side in values.shape)})"
+    if 0 in values.shape:
+        return shape
+    numbers = values.detach().cpu() if hasattr(values, "detach") else values
+    if "bool" in str(values.dtype):
+        return f"{shape} {int(numbers.sum())} true"
+    flat = numbers.reshape(-1)
+    finite = flat[(flat == flat) & (abs(flat) != float("inf"))]
+    gaps = f", {len(flat) - len(finite)} not finite" if len(finite) < len(flat) else ""
+    if not len(finite):
+        return f"{shape} none finite"
+    low, high = float(finite.min()), float(finite.max())
+    return f"{shape} {low:.4g} to {high:.4g}{gaps}"
+
+
+def _rows(lines: Iterable[Line]) -> list[tuple[str, str, str]]:
+    return [(line.name, described(line.value), line.unit) for line in lines]
+
+
+def _more(count: int, shown: int) -> str:
+    return f" and {count - shown} more" if count > shown else ""
+
+
+def _short(text: str) -> str:
+    text = visible(text[: 2 * _CELL])
+    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
