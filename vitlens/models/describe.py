@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from vitlens.models.anatomy import attention_modules, heads_of
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
 from vitlens.models.support import checked_needs, model_commands, needs_of
@@ -45,9 +44,8 @@ def _classes(names: tuple[str, ...]) -> str:
 
 
 def _blocks(model: Model) -> str:
-    """The number of blocks, and of heads as the modules state it."""
-    counts = [heads_of(model.module.get_submodule(name)) for name in attention_modules(model.module)]
-    heads = sorted({count for count in counts if count})
+    """The number of blocks, and of heads."""
+    heads = sorted({model.anatomy.parts[name].heads for name in model.anatomy.attention_modules})
     words = f", {' or '.join(map(str, heads))} heads each" if heads else ""
     return f"{len(model.anatomy.blocks)}{words}"
 
