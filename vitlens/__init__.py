@@ -22,25 +22,47 @@ if TYPE_CHECKING:
     from vitlens.analysis.features.similarity import similarity as similarity
     from vitlens.analysis.features.zero_shot import zero_shot as zero_shot
     from vitlens.analysis.heads.statistics import statistics as statistics
+    from vitlens.analysis.patching.public import direct_logit_attribution as direct_logit_attribution
+    from vitlens.analysis.patching.public import logit_lens as logit_lens
     from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.explain import explain as explain
+    from vitlens.lens.call import AttentionCall as AttentionCall
+    from vitlens.lens.places.capture import capture as capture
+    from vitlens.lens.places.changes import KnockOut as KnockOut
+    from vitlens.lens.places.intervene import intervene as intervene
+    from vitlens.lens.places.listing import places as places
+    from vitlens.lens.places.patch import patch as patch
+    from vitlens.lens.places.place import Place as Place
+    from vitlens.lens.public import observe as observe
+    from vitlens.lens.public import replay as replay
     from vitlens.models.loading import load as load
     from vitlens.models.model import Model as Model
     from vitlens.training.loop import fit as train
 
 _HOMES = {
+    "AttentionCall": ("vitlens.lens.call", "AttentionCall"),
+    "KnockOut": ("vitlens.lens.places.changes", "KnockOut"),
     "Model": ("vitlens.models.model", "Model"),
+    "Place": ("vitlens.lens.places.place", "Place"),
     "ablate": ("vitlens.analysis.ablation.ablate", "ablate"),
     "attack": ("vitlens.attacks.attack", "attack"),
     "attention": ("vitlens.analysis.attention.weights", "attention"),
+    "capture": ("vitlens.lens.places.capture", "capture"),
     "compare": ("vitlens.analysis.failures.compare", "compare"),
+    "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
     "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.explain", "explain"),
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),
+    "intervene": ("vitlens.lens.places.intervene", "intervene"),
     "load": ("vitlens.models.loading", "load"),
+    "logit_lens": ("vitlens.analysis.patching.public", "logit_lens"),
+    "observe": ("vitlens.lens.public", "observe"),
+    "patch": ("vitlens.lens.places.patch", "patch"),
+    "places": ("vitlens.lens.places.listing", "places"),
     "profile": ("vitlens.analysis.cost.profile", "profile"),
     "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
+    "replay": ("vitlens.lens.public", "replay"),
     "rollout": ("vitlens.analysis.attention.rollout", "rollout"),
     "shape_bias": ("vitlens.analysis.failures.shape_bias", "shape_bias"),
     "similarity": ("vitlens.analysis.features.similarity", "similarity"),
@@ -50,19 +72,30 @@ _HOMES = {
 }
 
 __all__ = [
+    "AttentionCall",
+    "KnockOut",
     "Model",
+    "Place",
     "__version__",
     "ablate",
     "attack",
     "attention",
+    "capture",
     "compare",
+    "direct_logit_attribution",
     "evaluate",
     "explain",
     "features",
     "images",
+    "intervene",
     "load",
+    "logit_lens",
+    "observe",
+    "patch",
+    "places",
     "profile",
     "relevance",
+    "replay",
     "rollout",
     "shape_bias",
     "similarity",

@@ -34,15 +34,15 @@ from vitlens.analysis.faithfulness.randomisation import weight_groups as randomi
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.analysis.patching.contribution import contributions, logit_lens
-from vitlens.analysis.patching.patching import mlp_outputs, patch
+from vitlens.analysis.patching.contribution import contributions, logits_by_depth
+from vitlens.analysis.patching.patching import mlp_outputs, patch_parts
 from vitlens.analysis.robustness.inside import cosines, shifts
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.explain import explain
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.data.split import InMemory, Split
-from vitlens.lens.capture import capture, watching_outputs, watching_stream
+from vitlens.lens.capture import capture_attention, watching_outputs, watching_stream
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched
 from vitlens.lens.observe import observe
@@ -116,7 +116,7 @@ def run_nested(model: Model, batch: Tensor) -> None:
         model(batch)
         with replaying(model, batch, budget=0) as replay:
             replay.run(CHANGES, replacements=DATA)
-        capture(model, batch)
+        capture_attention(model, batch)
 
 
 def run_watchers(model: Model, batch: Tensor) -> None:
@@ -163,10 +163,10 @@ def run_entry(model: Model, batch: Tensor) -> None:
         entry.logits(entry.tokens(batch))
 
 
-def run_patch(model: Model, batch: Tensor) -> None:
+def run_patch_parts(model: Model, batch: Tensor) -> None:
     """Activation patching between two orders of the images."""
     first, second = (torch.full((len(batch),), label) for label in (0, 1))
-    patch(model, batch, batch.roll(1, 0), targets=first, others=second)
+    patch_parts(model, batch, batch.roll(1, 0), targets=first, others=second)
 
 
 def run_way(model: Model, batch: Tensor, *, method: str) -> None:
@@ -196,7 +196,7 @@ _LISTED = (
     Use("observe", lambda model, batch: observe(model, batch, lambda call: call.weights())),
     Use("observe-explicit", lambda model, batch: observe(model, batch, lambda call: call.weights(), explicit=True)),
     Use("observe-graph", lambda model, batch: observe(model, batch, lambda call: call.output, graph=True)),
-    Use("capture", capture),
+    Use("capture-attention", capture_attention),
     Use("replay", run_replay),
     Use("interventions", run_nested),
     Use("watchers", run_watchers, EVERYWHERE),
@@ -217,9 +217,9 @@ _LISTED = (
     Use("answers-without", answers_with_half, EVERYWHERE),
     Use("randomised", run_randomised, EVERYWHERE),
     Use("contributions", contributions, PLAIN),
-    Use("logit-lens", logit_lens, PLAIN),
+    Use("logits-by-depth", logits_by_depth, PLAIN),
     Use("mlp-outputs", mlp_outputs),
-    Use("patch", run_patch, PLAIN),
+    Use("patch-parts", run_patch_parts, PLAIN),
     Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
     Use("compare", lambda model, batch: compare(model, model, split_of(model, batch)), EVERYWHERE),

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
+from vitlens.lens.attend import StagedAttention, attend
 from vitlens.lens.call import AttentionCall, AttentionInputs, attention_inputs, per_head
 from vitlens.lens.hooks import SOFTMAX, Arguments, multi_head_attention, watching
 from vitlens.lens.site import Site, Windows, decide_kind
@@ -128,6 +129,8 @@ class AttentionObserver(TorchFunctionMode):
             return self._fused(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return multi_head_attention(self._fused, *args, **kwargs)
+        if func is attend:
+            return self._changed(*args)
         result = func(*args, **kwargs)
         if func not in SOFTMAX or not self._is_attention(result, args, kwargs):
             return result
@@ -163,6 +166,18 @@ class AttentionObserver(TorchFunctionMode):
         explicit = F.dropout(weights, dropout_p) @ inputs.value
         self._deliver(inputs=inputs, computed=weights, output=explicit)
         return explicit.reshape(*query.shape[:-1], value.shape[-1])
+
+    def _changed(self, staged: StagedAttention) -> Tensor:
+        """A call whose scores or weights a context changes: what is delivered is what is used in the end."""
+        seen: list[Tensor] = []
+
+        def take(weights: Tensor) -> Tensor:
+            seen.append(_differentiable(weights) if self.explicit else weights)
+            return seen[0]
+
+        result: Tensor = attend(staged.then("weights", take))
+        self._deliver(inputs=staged.inputs, computed=seen[0], output=None if staged.inputs is None else result)
+        return result
 
     def _deliver(
         self, *, inputs: AttentionInputs | None = None, computed: Tensor | None = None, output: Tensor | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,11 @@ from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.names import Readout
 from vitlens.preprocessing import Preprocessing
+from vitlens.references import resolved
 from vitlens.shapes import Images, Logits
+
+if TYPE_CHECKING:
+    from vitlens.lens.places.place import Places
 
 Family = Literal["vit", "windowed", "cnn", "other"]
 
@@ -132,6 +136,11 @@ class Model(nn.Module):
         from vitlens.models.support import unsupported  # which imports Model
 
         return unsupported(self, command)
+
+    def places(self) -> "Places":
+        """Every place inside whose tensor can be captured or changed, with its shape: see `vitlens.places`."""
+        listed: Places = resolved("vitlens.lens.places.listing:places")(self)  # a higher layer
+        return listed
 
     def parameter_count(self) -> int:
         """Number of parameters."""
