@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitlens.devices import autocast
-from vitlens.lens.hooks import projection_of
+from vitlens.lens.hooks import attention_module
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import Replay, replaying
@@ -40,7 +40,7 @@ def cut(model: Model, layer: Layer, head: int) -> Iterator[None]:
         changed[..., head * layer.head_dim : (head + 1) * layer.head_dim] = 0
         return changed
 
-    projection = projection_of(model.module.get_submodule(layer.attention))
+    projection = attention_module(model, layer.attention).projection
     assert projection is not None
     handle = projection.register_forward_pre_hook(zero)
     try:

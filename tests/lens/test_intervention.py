@@ -15,7 +15,7 @@ from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.capture import capture_attention
-from vitlens.lens.hooks import projection_of
+from vitlens.lens.hooks import attention_module
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import (
     BlockRemoved,
@@ -52,7 +52,7 @@ def changed(model: Model, batch: Tensor, *interventions: Intervention, **data: o
 def with_columns(model: Model, layer: Layer, head: int, constant: Tensor | None = None) -> Model:
     """A copy whose output projection does not read the head, but (its bias) a constant instead."""
     cut = copy.deepcopy(model)
-    projection = projection_of(cut.module.get_submodule(layer.attention))
+    projection = attention_module(cut, layer.attention).projection
     assert projection is not None
     columns = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
     if constant is not None:
@@ -84,7 +84,7 @@ def test_a_head_set_to_a_constant_is_its_columns_in_the_bias(model, by):
 
 
 def projection_input(model: Model, layer: Layer, batch: Tensor) -> Tensor:
-    projection = projection_of(model.module.get_submodule(layer.attention))
+    projection = attention_module(model, layer.attention).projection
     seen: list[Tensor] = []
     handle = projection.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     model(batch)
@@ -108,7 +108,7 @@ def test_a_head_of_another_image_token_by_token(name):
             written[..., columns] = other[..., columns]
             return written
 
-        projection = projection_of(model.module.get_submodule(layer.attention))
+        projection = attention_module(model, layer.attention).projection
         handle = projection.register_forward_pre_hook(write)
         expected = model(batch)
         handle.remove()

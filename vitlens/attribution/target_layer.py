@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
-from vitlens.models.anatomy import attention_modules
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits
@@ -148,7 +147,7 @@ def _observe(model: Model) -> _ObservedPass:
         for name, module in model.module.named_modules():
             if name:
                 stack.callback(module.register_forward_hook(keep(name)).remove)
-        for name in attention_modules(model.module):
+        for name in model.anatomy.attention_modules:
             module = model.module.get_submodule(name)
             stack.callback(module.register_forward_pre_hook(find_source(name), with_kwargs=True).remove)
         stack.enter_context(evaluating(model))
@@ -164,7 +163,7 @@ def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
         # a pooling query (SigLIP) or a late CLS (CaiT) comes after the last block over these tokens
         if name.rpartition(".")[0] in blocks and tokens.dim() == 3 and tokens.shape[1] == layout.tokens:
             return TargetLayer(source, layout, channel_axis=2)
-    if not blocks or next(attention_modules(model.module), None) is not None:
+    if not blocks or model.anatomy.attention_modules:
         return None
     return TargetLayer(blocks[-1], layout, channel_axis=2)
 

@@ -68,3 +68,15 @@ def attend(staged: StagedAttention) -> Any:
     if has_torch_function(marked):
         return handle_torch_function(attend, marked, staged)
     return staged.result(staged.weights())
+
+
+def attend_and_read(staged: StagedAttention, change: Change | None = None) -> tuple[Tensor, Tensor]:
+    """The result of a staged call, and the weights that are used in the end; change: of these, the last."""
+    weights: list[Tensor] = []
+
+    def read(used: Tensor) -> Tensor:
+        weights.append(used if change is None else change(used))
+        return weights[0]
+
+    result: Tensor = attend(staged.then("weights", read))
+    return result, weights[0]

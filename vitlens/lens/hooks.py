@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attend import attend
-from vitlens.models.anatomy import heads_of
+from vitlens.models.model import Model
 
 Key = int | str  # of an argument of a call: its position or its name
 Arguments = dict[Key, Any]
@@ -102,14 +103,21 @@ def first_tensor(output: Any) -> Tensor | None:
     return first if isinstance(first, Tensor) else None
 
 
-def projection_of(attention: nn.Module) -> nn.Linear | None:
-    """The output projection, which reads the concatenated heads; None where there is none."""
-    heads = heads_of(attention)
-    for name in ("proj", "out_proj"):
-        layer = getattr(attention, name, None)
-        if heads and isinstance(layer, nn.Linear) and layer.in_features % heads == 0:
-            return layer
-    return None
+@dataclass(frozen=True)
+class AttentionModule:
+    """One attention module of a model, its number of heads, and the linear layer that reads them, if there is one."""
+
+    module: nn.Module
+    heads: int
+    projection: nn.Linear | None
+
+
+def attention_module(model: Model, name: str) -> AttentionModule:
+    """The attention module of this name, as the model's anatomy describes it."""
+    part = model.anatomy.parts.get(name)
+    projection = None if part is None or part.projection is None else model.module.get_submodule(part.projection)
+    linear = projection if isinstance(projection, nn.Linear) else None
+    return AttentionModule(model.module.get_submodule(name), 1 if part is None else part.heads, linear)
 
 
 Joined = Callable[[Tensor], Tensor]  # (calls, tokens, heads x head_dim) -> a tensor of the same shape
@@ -123,12 +131,11 @@ class InsideAttention(TorchFunctionMode):
     Covers scaled dot-product attention, softmax and nn.MultiheadAttention (which is computed by its formula).
     """
 
-    def __init__(self, attention: nn.Module, *, joined: Joined | None = None, keep: Keep | None = None) -> None:
+    def __init__(self, attention: AttentionModule, *, joined: Joined | None = None, keep: Keep | None = None) -> None:
         super().__init__()
-        self.heads = heads_of(attention) or 1
-        projection = projection_of(attention)
-        self._weight = None if projection is None else projection.weight
-        self._tokens_first = isinstance(attention, nn.MultiheadAttention)  # whatever its batch_first says
+        self.heads = attention.heads
+        self._weight = None if attention.projection is None else attention.projection.weight
+        self._tokens_first = isinstance(attention.module, nn.MultiheadAttention)  # whatever its batch_first says
         self.joined = joined
         self.keep = keep
 
@@ -198,7 +205,9 @@ class InsideAttention(TorchFunctionMode):
 
 
 @contextmanager
-def inside_attention(attention: nn.Module, *, joined: Joined | None = None, keep: Keep | None = None) -> Iterator[None]:
+def inside_attention(
+    attention: AttentionModule, *, joined: Joined | None = None, keep: Keep | None = None
+) -> Iterator[None]:
     """Inside, every call of the attention module runs under InsideAttention; contexts may be nested."""
 
     def wrap(forward: Forward) -> Forward:
@@ -208,7 +217,7 @@ def inside_attention(attention: nn.Module, *, joined: Joined | None = None, keep
 
         return changed
 
-    with overridden(attention, wrap):
+    with overridden(attention.module, wrap):
         yield
 
 

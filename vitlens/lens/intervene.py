@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vitlens.errors import InputError
-from vitlens.lens.hooks import Forward, arguments, as_call, inside_attention, overridden
+from vitlens.lens.hooks import Forward, arguments, as_call, attention_module, inside_attention, overridden
 from vitlens.lens.interventions import (
     BlockRemoved,
     HeadReplaced,
@@ -67,7 +67,6 @@ def in_force(model: Model, changes: Sequence[PreparedIntervention], *, copies: i
 
 @contextmanager
 def _attention_changed(model: Model, layer: Layer, changes: list[PreparedIntervention], copies: int) -> Iterator[None]:
-    module = model.module.get_submodule(layer.attention)
     heads = [change for change in changes if isinstance(change.intervention, HeadReplaced)]
     knocked = [change.intervention for change in changes if isinstance(change.intervention, KnockedOut)]
     knocked_copies = [change.copy for change in changes if isinstance(change.intervention, KnockedOut)]
@@ -84,7 +83,8 @@ def _attention_changed(model: Model, layer: Layer, changes: list[PreparedInterve
             mask[copy][index] = False
         return mask if copies == 1 else mask.repeat_interleave(len(like) // copies, 0)
 
-    with inside_attention(module, joined=joined if heads else None, keep=keep if knocked else None):
+    attention = attention_module(model, layer.attention)
+    with inside_attention(attention, joined=joined if heads else None, keep=keep if knocked else None):
         yield
 
 

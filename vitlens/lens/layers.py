@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.hooks import Arguments, Joined, Key, inside_attention, watching
+from vitlens.lens.hooks import Arguments, Joined, Key, attention_module, inside_attention, watching
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
 from vitlens.models.memo import once_per_model
@@ -58,7 +58,7 @@ def layers(model: Model) -> tuple[Layer, ...]:
 
     with ExitStack() as stack:
         for site in sites.values():
-            attention = model.module.get_submodule(site.module)
+            attention = attention_module(model, site.module)
             stack.enter_context(inside_attention(attention, joined=_keep_shape(joined, site.module)))
         stack.enter_context(watching(model.module, dict.fromkeys(units), see_stream))
         with evaluating(model), torch.no_grad():
@@ -87,7 +87,10 @@ def _layer(model: Model, site: Site, unit: str, joined: tuple[int, ...], stream:
     """joined: the shape of the output projection's input, (calls, tokens, heads x head_dim)."""
     block = model.module.get_submodule(unit)
     calls, _, width = joined
-    mlp = f"{unit}.mlp" if isinstance(getattr(block, "mlp", None), nn.Module) else None
+    part = model.anatomy.parts.get(site.module)
+    mlp = part.mlp if part is not None else None
+    if mlp is None and isinstance(getattr(block, "mlp", None), nn.Module):
+        mlp = f"{unit}.mlp"
     size = (site.heads, width // site.heads, calls, site.queries, site.keys)
     return Layer(site.layer, site.module, unit, mlp, *size, *stream)
 

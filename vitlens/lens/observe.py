@@ -4,7 +4,7 @@ Nearly all attention passes through F.scaled_dot_product_attention or a softmax 
 TorchFunctionMode intercepts both without a change to the model; forward hooks record which module is calling.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,11 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
-from vitlens.lens.attend import StagedAttention, attend
+from vitlens.lens.attend import StagedAttention, attend, attend_and_read
 from vitlens.lens.call import AttentionCall, AttentionInputs, attention_inputs, per_head
 from vitlens.lens.hooks import SOFTMAX, Arguments, multi_head_attention, watching
 from vitlens.lens.site import Site, Windows, decide_kind
-from vitlens.models.anatomy import has_heads, heads_of
+from vitlens.models.attention_parts import read_attention
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
@@ -42,7 +42,7 @@ def observe(model: Model, images: Images, reducer: Reducer, *, explicit: bool = 
     with (
         evaluating(model),
         torch.enable_grad() if explicit or graph else torch.no_grad(),
-        observing(model.module, reducer, explicit=explicit, name=model.alias) as observer,
+        observing(model, reducer, explicit=explicit) as observer,
     ):
         logits: Tensor = model(images.detach().requires_grad_() if graph else images)
         observer.finish()
@@ -61,7 +61,7 @@ def survey(model: Model, images: Images) -> tuple[Site, ...]:
 
 
 def _sites(model: Model, image: Images) -> tuple[Site, ...]:
-    with evaluating(model), torch.no_grad(), observing(model.module, lambda _: None, name=model.alias) as observer:
+    with evaluating(model), torch.no_grad(), observing(model, lambda _: None) as observer:
         model(image)
         observer.finish()
     return tuple(observer.sites)
@@ -71,7 +71,7 @@ def _checked_sites(model: Model, image: Images) -> tuple[Site, ...]:
     exact = torch.autocast(image.device.type, enabled=False)  # the tolerances are those of fp32
     with evaluating(model), torch.no_grad(), exact:
         plain = model(image)
-        with observing(model.module, _check_call, name=model.alias) as observer:
+        with observing(model, _check_call) as observer:
             observed = model(image)
             observer.finish()
     if not torch.isfinite(plain).all():
@@ -103,13 +103,16 @@ def _check_call(call: AttentionCall) -> None:
 class AttentionObserver(TorchFunctionMode):
     """Hands every attention call of a model to a reducer, in the order of the forward pass, and keeps no tensor.
 
-    explicit: attention is computed as matrix products, so that the weights are in the autograd graph; name: of the
-    model, for messages. Use through `observing`.
+    heads: the number of heads of each module that has any, by its name; explicit: attention is computed as matrix
+    products, so that the weights are in the autograd graph; name: of the model, for messages. Use through `observing`.
     """
 
-    def __init__(self, reducer: Reducer, *, explicit: bool = False, name: str = "the model") -> None:
+    def __init__(
+        self, reducer: Reducer, heads: Mapping[str, int], *, explicit: bool = False, name: str = "the model"
+    ) -> None:
         super().__init__()
         self.name = name
+        self.heads = heads
         self.reducer = reducer
         self.explicit = explicit
         self.sites: list[Site] = []
@@ -168,15 +171,8 @@ class AttentionObserver(TorchFunctionMode):
         return explicit.reshape(*query.shape[:-1], value.shape[-1])
 
     def _changed(self, staged: StagedAttention) -> Tensor:
-        """A call whose scores or weights a context changes: what is delivered is what is used in the end."""
-        seen: list[Tensor] = []
-
-        def take(weights: Tensor) -> Tensor:
-            seen.append(_differentiable(weights) if self.explicit else weights)
-            return seen[0]
-
-        result: Tensor = attend(staged.then("weights", take))
-        self._deliver(inputs=staged.inputs, computed=seen[0], output=None if staged.inputs is None else result)
+        result, weights = attend_and_read(staged, _differentiable if self.explicit else None)
+        self._deliver(inputs=staged.inputs, computed=weights, output=None if staged.inputs is None else result)
         return result
 
     def _deliver(
@@ -201,12 +197,11 @@ class AttentionObserver(TorchFunctionMode):
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if not isinstance(result, Tensor) or result.dim() < 3 or dim not in (-1, result.dim() - 1):
             return False
-        return any(has_heads(module) for _, module, _ in self._stack)
+        return any(name in self.heads for name, _, _ in self._stack)
 
     def _heads(self) -> int:
-        """The number of heads by the calling module's attributes."""
-        counts = (heads_of(module) for _, module, _ in reversed(self._stack))
-        return next((count for count in counts if count), 1)
+        """The number of heads of the calling module."""
+        return next((self.heads[name] for name, _, _ in reversed(self._stack) if self.heads.get(name)), 1)
 
     def _windows(self, queries: int) -> Windows | None:
         """The windows of the calling block of a Swin (a single one where it covers the whole map)."""
@@ -222,7 +217,11 @@ class AttentionObserver(TorchFunctionMode):
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Forward hooks that record which module is calling; removed on exit, also after an exception."""
-        inner = [name for name, module in model.named_modules() if name and any(True for _ in module.children())]
+        inner = [
+            name
+            for name, part in model.named_modules()
+            if name and (name in self.heads or any(True for _ in part.children()))
+        ]
         modules = {name: model.get_submodule(name) for name in inner}
 
         def enter(name: str, arguments: Arguments) -> None:
@@ -230,7 +229,7 @@ class AttentionObserver(TorchFunctionMode):
 
         def leave(name: str, _arguments: Arguments, _output: Any) -> None:
             self._stack.pop()
-            if has_heads(modules[name]) and not any(seen == name or seen.startswith(f"{name}.") for seen in self._seen):
+            if name in self.heads and not any(seen == name or seen.startswith(f"{name}.") for seen in self._seen):
                 self._silent.append(name)
 
         try:
@@ -264,15 +263,17 @@ class AttentionObserver(TorchFunctionMode):
 
 
 @contextmanager
-def observing(
-    model: nn.Module, reducer: Reducer, *, explicit: bool = False, name: str = "the model"
-) -> Iterator[AttentionObserver]:
+def observing(model: Model | nn.Module, reducer: Reducer, *, explicit: bool = False) -> Iterator[AttentionObserver]:
     """Inside, every attention call of the model is handed to the reducer; the hooks are removed on exit.
 
-    name: of the model, for messages.
+    The heads of a plain module are read from its attributes.
     """
-    observer = AttentionObserver(reducer, explicit=explicit, name=name)
-    with observer.watching(model), observer:
+    if isinstance(model, Model):
+        module, parts, name = model.module, model.anatomy.attention or (), model.alias
+    else:
+        module, parts, name = model, read_attention(model), "the model"
+    observer = AttentionObserver(reducer, {part.module: part.heads for part in parts}, explicit=explicit, name=name)
+    with observer.watching(module), observer:
         yield observer
 
 

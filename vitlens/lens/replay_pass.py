@@ -13,12 +13,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.lens.hooks import Arguments, Forward, arguments, as_call, overridden, projection_of
+from vitlens.lens.hooks import Arguments, Forward, arguments, as_call, attention_module, overridden
 from vitlens.lens.intervene import head_columns, in_force, other_images, substitute
 from vitlens.lens.interventions import HeadReplaced, KnockedOut, PreparedIntervention, StreamPatched
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord
-from vitlens.models.anatomy import heads_of
+from vitlens.models.attention_parts import heads_of
 from vitlens.models.known_modules import is_known_block
 from vitlens.models.model import Model
 from vitlens.shapes import Tokens
@@ -123,7 +123,7 @@ def _branch(
     rows: int | None,
 ) -> Any:
     """The output of the first layer's attention: the clean one plus the contribution of the replaced heads."""
-    projection = projection_of(model.module.get_submodule(layer.attention))
+    projection = attention_module(model, layer.attention).projection
     assert record.branch is not None  # the plan skips attention only where these are known
     assert record.heads is not None
     assert projection is not None

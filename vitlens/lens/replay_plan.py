@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.lens.hooks import (
     Arguments,
+    AttentionModule,
     Forward,
     InsideAttention,
     Key,
     arguments,
+    attention_module,
     overridden,
-    projection_of,
     watching,
 )
 from vitlens.lens.layers import Layer, layers, probe_images
@@ -72,8 +73,8 @@ def recording(
             if layer.index not in which:
                 continue
             record = records.setdefault(layer.index, ReplayRecord())
-            attention, unit = (model.module.get_submodule(name) for name in (layer.attention, layer.unit))
-            stack.enter_context(overridden(attention, _attention(layer, attention, record, means, keep)))
+            attention, unit = attention_module(model, layer.attention), model.module.get_submodule(layer.unit)
+            stack.enter_context(overridden(attention.module, _attention(layer, attention, record, means, keep)))
             if layer.mlp is not None:
                 mlp = model.module.get_submodule(layer.mlp)
                 stack.enter_context(overridden(mlp, _mlp(layer, means)))
@@ -98,7 +99,7 @@ def _unit(record: ReplayRecord, keep: Cache, last: bool) -> Callable[[Forward], 
 
 
 def _attention(
-    layer: Layer, module: nn.Module, record: ReplayRecord, means: LayerMeans, keep: Cache
+    layer: Layer, attention: AttentionModule, record: ReplayRecord, means: LayerMeans, keep: Cache
 ) -> Callable[[Forward], Forward]:
     def take(heads: Tensor) -> Tensor:
         per_image = heads.unflatten(0, (-1, layer.windows)).flatten(1, 2)  # (batch, tokens, heads x head_dim)
@@ -109,7 +110,7 @@ def _attention(
 
     def wrap(forward: Forward) -> Forward:
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            with InsideAttention(module, joined=take):
+            with InsideAttention(attention, joined=take):
                 result = forward(*args, **kwargs)
             if keep == "everything":
                 record.branch, record.rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
@@ -189,18 +190,18 @@ class _Calls:
         with ExitStack() as stack:
             stack.enter_context(watching(model.module, names, leave, before=enter))
             for layer in layers(model):
-                module = model.module.get_submodule(layer.attention)
-                stack.enter_context(overridden(module, self._attention(layer, module)))
+                attention = attention_module(model, layer.attention)
+                stack.enter_context(overridden(attention.module, self._attention(layer, attention)))
             yield
 
-    def _attention(self, layer: Layer, module: nn.Module) -> Callable[[Forward], Forward]:
+    def _attention(self, layer: Layer, attention: AttentionModule) -> Callable[[Forward], Forward]:
         def wrap(forward: Forward) -> Forward:
             def watched(*args: Any, **kwargs: Any) -> Any:
                 joined: list[Tensor] = []
-                with InsideAttention(module, joined=lambda outputs: joined.append(outputs) or outputs):  # type: ignore[func-returns-value]
+                with InsideAttention(attention, joined=lambda outputs: joined.append(outputs) or outputs):  # type: ignore[func-returns-value]
                     result = forward(*args, **kwargs)
                 output = result[0] if isinstance(result, tuple) else result
-                projection = projection_of(module)
+                projection = attention.projection
                 branch = False
                 if joined and projection is not None and layer.attention != layer.unit:
                     projected = torch.nn.functional.linear(joined[0], projection.weight, projection.bias)

@@ -6,6 +6,7 @@ from typing import Any, cast
 from torch import nn
 
 from vitlens.layout import PrefixKind, TokenLayout
+from vitlens.models.attention_parts import heads_of
 from vitlens.models.model import Anatomy, Family
 from vitlens.names import Readout
 
@@ -40,7 +41,7 @@ def is_headless(model: nn.Module) -> bool:
 
 def attention_modules(model: nn.Module) -> Iterator[str]:
     """Names of the modules that hold attention heads, innermost only, in order."""
-    names = [name for name, module in model.named_modules() if has_heads(module)]
+    names = [name for name, module in model.named_modules() if heads_of(module) is not None]
     for name in names:
         if not any(other.startswith(f"{name}.") for other in names):
             yield name
@@ -95,17 +96,6 @@ def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
 def _joins_late(model: nn.Module) -> bool:
     """Whether CLS is added after the self-attention blocks, for class-attention blocks (CaiT and XCiT)."""
     return hasattr(model, "blocks_token_only") or hasattr(model, "cls_attn_blocks")
-
-
-def has_heads(module: nn.Module) -> bool:
-    """Whether a module has an attribute that counts attention heads."""
-    return heads_of(module) is not None
-
-
-def heads_of(module: nn.Module) -> int | None:
-    """The number of attention heads of a module by its own attributes; None where it has no such attribute."""
-    counts = (getattr(module, name, None) for name in ("num_heads", "heads"))
-    return next((count for count in counts if isinstance(count, int)), None)
 
 
 def _patch_size(model: nn.Module) -> tuple[int, int] | None:

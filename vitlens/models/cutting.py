@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import ModelError, UnsupportedError
-from vitlens.models.anatomy import heads_of
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.attention_parts import heads_of
 from vitlens.models.known_modules import TIMM
 from vitlens.shapes import Tokens
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
+from vitlens.models.attention_parts import AttentionPart, read_attention
 from vitlens.names import Readout
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
@@ -41,17 +43,30 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The structure of a model, read from its modules.
+    """The structure of a model, read from its modules or from a forward pass.
 
     family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other"; blocks: module names of
     its blocks in forward order; layout: of the token sequence (None where there is none); readout: the classifier's
-    input (None for a CNN).
+    input (None for a CNN); attention: its modules with heads, in the order of the module tree (None: `Model` reads them
+    from the modules' attributes).
     """
 
     family: Family
     blocks: tuple[str, ...]
     layout: TokenLayout | None = None
     readout: Readout | None = None
+    attention: tuple[AttentionPart, ...] | None = None
+
+    @cached_property
+    def parts(self) -> Mapping[str, AttentionPart]:
+        """The modules with heads, by name."""
+        return {part.module: part for part in self.attention or ()}
+
+    @property
+    def attention_modules(self) -> tuple[str, ...]:
+        """The names of the innermost modules with heads, in the order of the module tree."""
+        names = tuple(self.parts)
+        return tuple(name for name in names if not any(other.startswith(f"{name}.") for other in names))
 
 
 class Model(nn.Module):
@@ -75,7 +90,7 @@ class Model(nn.Module):
         super().__init__()
         self.module = module
         self.alias = alias
-        self.anatomy = anatomy
+        self.anatomy = anatomy if anatomy.attention is not None else replace(anatomy, attention=read_attention(module))
         self.preprocessing = preprocessing
         self.classes = classes
         self.provenance = provenance

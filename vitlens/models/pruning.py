@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.anatomy import attention_modules, heads_of
 from vitlens.models.assembly import Architecture, assemble
+from vitlens.models.attention_parts import heads_of
 from vitlens.models.cutting import cut_heads, output_projection
 from vitlens.models.model import Model
 
@@ -26,7 +26,7 @@ def prune_heads(model: Model, heads: Mapping[int, Collection[int]], *, means: He
     original is not changed. Raises InputError for a head that does not exist and for a mean per token (which a bias
     cannot hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and torchvision's can).
     """
-    names = list(attention_modules(model.module))
+    names = list(model.anatomy.attention_modules)
     chosen = {layer: sorted(set(removed)) for layer, removed in sorted(heads.items()) if removed}
     _check(model, names, chosen)
     module = deepcopy(model.module)

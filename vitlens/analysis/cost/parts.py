@@ -7,7 +7,6 @@ from typing import Final
 
 from torch import nn
 
-from vitlens.models.anatomy import attention_modules
 from vitlens.models.model import Model
 
 EMBEDDING, POSITIONS, MLP, NORMS, BETWEEN = "patch embedding", "positions and tokens", "MLP", "norms", "between stages"
@@ -41,7 +40,7 @@ class Parts:
     def __init__(self, model: Model) -> None:
         self._modules = dict(model.module.named_modules())
         self._place = {name: index for index, name in enumerate(self._modules)}
-        self._attention = tuple(attention_modules(model.module))
+        self._attention = model.anatomy.attention_modules
         self._has_tokens = bool(self._attention) or model.anatomy.layout is not None
         blocks = sorted(set(model.anatomy.blocks), key=self._place.__getitem__)
         self._blocks = [name for name in blocks if not any(name.startswith(f"{other}.") for other in blocks)]

@@ -17,7 +17,7 @@ from vitlens.analysis.attention.gradients import check_targets
 from vitlens.analysis.patching.stream_to_logits import blocks_of, logits_from, stream_weights
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.hooks import Arguments, Joined, inside_attention, projection_of, watching
+from vitlens.lens.hooks import Arguments, Joined, attention_module, inside_attention, watching
 from vitlens.lens.layers import Layer, layers
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens
@@ -157,7 +157,7 @@ def _heads(
     model: Model, layer: Layer, joined: Tensor, weights: Tokens
 ) -> tuple[Float[Tensor, "batch heads"], Float[Tensor, " batch"]]:
     """The contribution of each head, and that of the projection's bias."""
-    projection = projection_of(model.module.get_submodule(layer.attention))
+    projection = attention_module(model, layer.attention).projection
     assert projection is not None
     scale = branch_scale(model.module.get_submodule(layer.unit), 1)
     scaled = weights if scale is None else weights * scale
@@ -195,7 +195,7 @@ def watching_branches(model: Model, outputs: BranchOutputs, blocks: Sequence[str
         stack.enter_context(watching(model.module, blocks, record_block))
         stack.enter_context(watching(model.module, mlps, record_mlp))
         for layer in known:
-            attention = model.module.get_submodule(layer.attention)
+            attention = attention_module(model, layer.attention)
             stack.enter_context(inside_attention(attention, joined=_keep_heads(outputs, layer.index)))
         yield
 

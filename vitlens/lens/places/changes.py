@@ -1,4 +1,4 @@
-"""Changes of places: zero, mean, resample, a tensor, a function, a knock-out, a block removed; as functions of tensors."""
+"""Changes of places: zero, mean, resample, a tensor, a function, a knock-out, a block removed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,8 +113,8 @@ def _require_removable(model: Model, access: Access) -> None:
     layer = layers(model)[access.layer] if unit and access.layer is not None else None
     if layer is None or not layer.removable:
         raise UnsupportedError(
-            f"expected a block whose output has the shape of its input to remove, found {access.name}; try 'zero' at its "
-            "attention and its mlp"
+            f"expected a block whose output has the shape of its input to remove, found {access.name}; "
+            "try 'zero' at its attention and its mlp"
         )
 
 
@@ -127,8 +127,8 @@ def _require_fit(access: Access, tensor: Tensor) -> None:
     )
     if not fits:
         raise InputError(
-            f"expected a tensor that broadcasts to (batch, {', '.join(map(str, shape))}) at {access.place}, found shape "
-            f"{tuple(tensor.shape)}"
+            f"expected a tensor that broadcasts to (batch, {', '.join(map(str, shape))}) at {access.place}, "
+            f"found shape {tuple(tensor.shape)}"
         )
 
 

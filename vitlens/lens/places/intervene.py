@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlens.lens.hooks import Arguments, inside_attention
+from vitlens.lens.hooks import Arguments, attention_module, inside_attention
 from vitlens.lens.layers import layers
 from vitlens.lens.places.changes import Changes, PreparedChange, prepared
 from vitlens.lens.places.touch import Touch, around, touched
@@ -63,7 +63,10 @@ def _in_force(model: Model, change: PreparedChange) -> AbstractContextManager[No
         return touched(model, [Touch(access, change.function)])
     if change.knocked is not None:
         knocked = change.knocked
-        return inside_attention(module, keep=lambda like, *counts: keep_mask(like, counts, access.heads, knocked))
+        return inside_attention(
+            attention_module(model, access.module),
+            keep=lambda like, *counts: keep_mask(like, counts, access.heads, knocked),
+        )
     assert access.layer is not None
     stream = layers(model)[access.layer].stream
 

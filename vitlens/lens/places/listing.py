@@ -1,7 +1,7 @@
 """The places of a model, with their shapes, read in forward passes of one and of two images."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attend import Change
 from vitlens.lens.capture import stream_width
-from vitlens.lens.hooks import Arguments, first_tensor, inside_attention, watching
+from vitlens.lens.hooks import Arguments, attention_module, first_tensor, inside_attention, watching
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.inside import Stage, StageTouch, inside_stages
@@ -105,7 +105,9 @@ def _shapes(model: Model, known: tuple[Layer, ...], maps: tuple[str, ...], count
         stack.enter_context(watching(model.module, names, leave, before=enter))
         for layer in known:
             module = model.module.get_submodule(layer.attention)
-            stack.enter_context(inside_attention(module, joined=seen.keep(layer.attention, "joined")))
+            stack.enter_context(
+                inside_attention(attention_module(model, layer.attention), joined=seen.keep(layer.attention, "joined"))
+            )
             touches = [StageTouch(stage, seen.keep(layer.attention, stage), reads=True) for stage, _ in _STAGES]
             stack.enter_context(inside_stages(module, layer.heads, touches))
         with evaluating(model), torch.no_grad():
@@ -122,10 +124,8 @@ def _doubles(single: Shape, double: Shape | None) -> bool:
 def _maps(model: Model) -> tuple[str, ...]:
     """The blocks and stages of a model without attention, in forward order."""
     blocks = [name for name in model.anatomy.blocks if not _holds_another(name, model.anatomy.blocks)]
-    try:
+    with suppress(UnsupportedError):  # no map and no token
         blocks += [stage.module for stage in stages(model)]
-    except UnsupportedError:  # no map and no token
-        pass
     return tuple(dict.fromkeys(blocks))
 
 
@@ -158,14 +158,14 @@ class _Reader:
         blocks = [name for name in self.model.anatomy.blocks if name in maps]
         for index, name in enumerate(blocks):
             yield from self._module(f"blocks.{index}", "block", name)
-        for index, name in enumerate(name for name in maps if name in self._stages(maps)):
+        for index, name in enumerate(name for name in maps if name in self._stages()):
             yield from self._module(f"stages.{index}", "stage", name)
 
     def last(self, logits: Shape) -> Iterator[Access]:
         """The logits."""
         yield Access(Place("logits", "logits", ("classes",), logits[1:], changeable=False), "", "logits")
 
-    def _stages(self, maps: tuple[str, ...]) -> tuple[str, ...]:
+    def _stages(self) -> tuple[str, ...]:
         try:
             return tuple(stage.module for stage in stages(self.model) if stage.kind == "stage")
         except UnsupportedError:

@@ -56,7 +56,8 @@ def patch(
 
     >>> import torch, vitlens
     >>> model, images = vitlens.load("vit-digits"), torch.rand(4, 3, 32, 32)
-    >>> patched = vitlens.patch(model, images[:2], images[2:], ["blocks.*.head.*", ("blocks.0.attention", "blocks.0.mlp")])
+    >>> places = ["blocks.*.head.*", ("blocks.0.attention", "blocks.0.mlp")]
+    >>> patched = vitlens.patch(model, images[:2], images[2:], places)
     >>> patched.logits.shape  # 24 heads, and attention and MLP of block 0 together
     torch.Size([25, 2, 10])
     >>> effect = patched["blocks.5.head.0"] - patched.clean

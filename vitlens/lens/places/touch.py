@@ -8,7 +8,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlens.lens.attend import Change
-from vitlens.lens.hooks import Arguments, Forward, arguments, as_call, first_tensor, inside_attention, overridden
+from vitlens.lens.hooks import (
+    Arguments,
+    Forward,
+    arguments,
+    as_call,
+    attention_module,
+    first_tensor,
+    inside_attention,
+    overridden,
+)
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.inside import StageTouch, inside_stages
 from vitlens.models.model import Model
@@ -41,7 +50,9 @@ def touched(model: Model, touches: Sequence[Touch]) -> Iterator[None]:
                 stage = StageTouch(touch.access.place.kind, _on_raw(touch), touch.reads, touch.rows)  # type: ignore[arg-type]
                 stack.enter_context(inside_stages(module, touch.access.heads, (stage,)))
             elif touch.access.part == "joined":
-                stack.enter_context(inside_attention(module, joined=_on_raw(touch)))
+                stack.enter_context(
+                    inside_attention(attention_module(model, touch.access.module), joined=_on_raw(touch))
+                )
             elif touch.access.part == "input":
                 stack.enter_context(around(module, before=_on_input(touch)))
             elif touch.access.part == "output":
@@ -58,6 +69,7 @@ class AroundForward:
         self.after: list[After] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward with the changes."""
         values = arguments(args, kwargs)
         for before in self.before:
             values = before(values)
