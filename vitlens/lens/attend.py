@@ -15,7 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from vitlens.lens.call import AttentionInputs, per_head, softmax_or_zero
 
-Change = Callable[[Tensor], Tensor]  # to a tensor of the same shape
+TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class StagedAttention:
     inputs: AttentionInputs | None = None
     scores: Tensor | None = None
     softmax: Callable[[Tensor], Tensor] = softmax_or_zero
-    score_changes: tuple[Change, ...] = ()
-    weight_changes: tuple[Change, ...] = ()
+    score_changes: tuple[TensorFunction, ...] = ()
+    weight_changes: tuple[TensorFunction, ...] = ()
     dropout: float = 0.0
 
-    def then(self, stage: Literal["scores", "weights"], *changes: Change) -> "StagedAttention":
+    def then(self, stage: Literal["scores", "weights"], *changes: TensorFunction) -> "StagedAttention":
         """The call with further changes, which come after those that it has."""
         if stage == "scores":
             return replace(self, score_changes=(*self.score_changes, *changes))
@@ -70,7 +70,7 @@ def attend(staged: StagedAttention) -> Any:
     return staged.result(staged.weights())
 
 
-def attend_and_read(staged: StagedAttention, change: Change | None = None) -> tuple[Tensor, Tensor]:
+def attend_and_read(staged: StagedAttention, change: TensorFunction | None = None) -> tuple[Tensor, Tensor]:
     """The result of a staged call, and the weights that are used in the end; change: of these, the last."""
     weights: list[Tensor] = []
 

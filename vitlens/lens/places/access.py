@@ -1,12 +1,12 @@
 """Access: how a place is reached in a model's forward pass, and its tensor as a user sees it."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from vitlens.errors import InputError
-from vitlens.lens.attend import Change
+from vitlens.lens.attend import TensorFunction
 from vitlens.lens.hooks import Key
 from vitlens.lens.places.place import Place
 
@@ -76,7 +76,7 @@ class Access:
         """The place's tensor (batch, *shape) of the module's."""
         return self.whole(raw)[self._index()]
 
-    def changed(self, raw: Tensor, change: Change) -> Tensor:
+    def changed(self, raw: Tensor, change: TensorFunction) -> Tensor:
         """The module's tensor with the place's own changed."""
         whole = self.whole(raw)
         new = change(whole[self._index()])
@@ -86,8 +86,8 @@ class Access:
         written[self._index()] = new.to(whole.dtype)
         return self.raw(written, raw)
 
-    def _index(self) -> tuple[object, ...]:
-        before: list[object] = [slice(None)] * (2 if self.windows > 1 else 1)
+    def _index(self) -> Any:  # of a tensor: slices, a number, a list of numbers
+        before: list[Any] = [slice(None)] * (2 if self.windows > 1 else 1)
         if self.part == "joined":
             before.append(slice(None) if self.head is None else self.head)
         return (*before, slice(None) if self.tokens is None else list(self.tokens))

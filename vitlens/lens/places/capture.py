@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnknownNameError
-from vitlens.lens.attend import Change
+from vitlens.lens.attend import TensorFunction
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.patterns import resolve_places, resolve_tokens
 from vitlens.lens.places.place import Place
@@ -93,7 +93,7 @@ def mean_of(model: Model, images: Images, chosen: Sequence[Access]) -> dict[str,
     """The mean over images of the tensor at each place, without the batch axis."""
     sums: dict[str, Tensor] = {}
 
-    def adding(access: Access) -> Change:
+    def adding(access: Access) -> TensorFunction:
         def add(tensor: Tensor) -> Tensor:
             total = tensor.double().sum(0)
             sums[access.name] = sums[access.name] + total if access.name in sums else total

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Generator, Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens import attend
+from vitlens.lens.attend import TensorFunction
 from vitlens.lens.layers import layers
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.capture import mean_of
@@ -48,15 +48,16 @@ class PreparedChange:
     """
 
     access: Access
-    function: attend.Change | None
+    function: TensorFunction | None
     data: Tensor | None = None
     knocked: tuple[tuple[int, ...], ...] | None = None
 
 
 def prepared(model: Model, changes: Changes, *, reference: Images | None, seed: int) -> tuple[PreparedChange, ...]:
     """Changes by place, checked against the model. Raises what `intervene` raises."""
-    if not isinstance(changes, Mapping):
-        raise InputError(f"expected changes as {{place: change}}, found {type(changes).__name__}")
+    if not isinstance(changes, Mapping):  # an untyped call
+        name = type(changes).__name__  # type: ignore[unreachable]
+        raise InputError(f"expected changes as {{place: change}}, found {name}")
     pairs = [(access, change) for name, change in changes.items() for access in resolve_places(model, name)]
     named = [access.name for access, _ in pairs]
     for name in named:
@@ -89,7 +90,7 @@ def _prepared(model: Model, access: Access, change: Change, means: Mapping[str, 
         return PreparedChange(access, None, knocked=axes)
     if callable(change):
         return PreparedChange(access, _called(access, change))
-    words = ", ".join(map(repr, WORDS))
+    words = ", ".join(map(repr, WORDS))  # type: ignore[unreachable]
     raise InputError(
         f"expected {words}, a tensor, a KnockOut or a function at {access.name}, found {type(change).__name__}"
     )
@@ -132,7 +133,7 @@ def _require_fit(access: Access, tensor: Tensor) -> None:
         )
 
 
-def _given(access: Access, tensor: Tensor) -> attend.Change:
+def _given(access: Access, tensor: Tensor) -> TensorFunction:
     def change(clean: Tensor) -> Tensor:
         if tensor.dim() == clean.dim() and len(tensor) not in (1, len(clean)):
             raise InputError(
@@ -143,7 +144,7 @@ def _given(access: Access, tensor: Tensor) -> attend.Change:
     return change
 
 
-def _called(access: Access, function: Callable[[Tensor], Tensor]) -> attend.Change:
+def _called(access: Access, function: Callable[[Tensor], Tensor]) -> TensorFunction:
     def change(clean: Tensor) -> Tensor:
         new = function(clean)
         if not isinstance(new, Tensor) or new.shape != clean.shape:
@@ -156,7 +157,7 @@ def _called(access: Access, function: Callable[[Tensor], Tensor]) -> attend.Chan
     return change
 
 
-def _resampled(access: Access, seed: int) -> attend.Change:
+def _resampled(access: Access, seed: int) -> TensorFunction:
     def change(clean: Tensor) -> Tensor:
         if len(clean) < 2:
             raise InputError(f"expected at least two images to resample {access.name}, found {len(clean)}")

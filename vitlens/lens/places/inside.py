@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitlens.lens.attend import Change, StagedAttention, attend
+from vitlens.lens.attend import StagedAttention, TensorFunction, attend
 from vitlens.lens.call import AttentionInputs, attention_inputs, per_head
 from vitlens.lens.hooks import SOFTMAX, Forward, multi_head_attention, overridden
 
@@ -27,7 +27,7 @@ class StageTouch:
     """
 
     stage: Stage
-    change: Change
+    change: TensorFunction
     reads: bool = False
     rows: tuple[int, ...] | None = None
 
@@ -123,7 +123,7 @@ class AttentionStages(TorchFunctionMode):
                 name = _INPUTS[touch.stage]
                 before = getattr(inputs, name)
                 after = touch.take(before)
-                inputs = inputs if after is before else replace(inputs, **{name: after})
+                inputs = inputs if after is before else replace(inputs, **{name: after})  # type: ignore[arg-type]
         return inputs
 
     def _read(self, staged: StagedAttention, touch: StageTouch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.attend import Change
+from vitlens.lens.attend import TensorFunction
 from vitlens.lens.capture import stream_width
 from vitlens.lens.hooks import Arguments, attention_module, first_tensor, inside_attention, watching
 from vitlens.lens.layers import Layer, layers, probe_images
@@ -74,7 +74,7 @@ class _Shapes:
         key = (module, what)
         self.shapes[key] = None if key in self.shapes else tuple(tensor.shape)
 
-    def keep(self, module: str, what: str) -> Change:
+    def keep(self, module: str, what: str) -> TensorFunction:
         def change(tensor: Tensor) -> Tensor:
             self.see(module, what, tensor)
             return tensor

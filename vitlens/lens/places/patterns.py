@@ -61,24 +61,27 @@ def _resolve(model: Model, name: str) -> Iterator[Access]:
 
 
 def _matching(model: Model, name: str) -> list[Access]:
+    found: dict[str, Access] = {}
+    for alternative in _expanded(name):
+        found.update((access.name, access) for access in _fitting(model, alternative))
+    return list(found.values())
+
+
+def _fitting(model: Model, name: str) -> list[Access]:
+    """The places that a name, or a pattern without braces, means."""
     known = accesses(model)
-    if not re.search(r"[*{]", name):
+    if "*" not in name:
         access = known.get(name) or known.get(f"{name}.residual")
         if access is None:
             raise UnknownNameError("place", name, known, hint=_HINT)
         return [access]
-    found: dict[str, Access] = {}
-    for alternative in _expanded(name):
-        pattern = re.compile("[^.]+".join(map(re.escape, alternative.split("*"))))
-        fitting = {key: access for key, access in known.items() if pattern.fullmatch(key)}
-        # "blocks.*" in a transformer: the blocks' outputs
-        outputs = {key: access for key, access in known.items() if pattern.fullmatch(key.removesuffix(".residual"))}
-        if not fitting and not outputs:
-            near = nearest(alternative, known)
-            suggestion = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-            raise InputError(f"no place of {model.alias} fits {alternative!r}; {suggestion}see {_HINT}")
-        found.update(fitting or outputs)
-    return list(found.values())
+    pattern = re.compile("[^.]+".join(map(re.escape, name.split("*"))))
+    # also "blocks.*" in a transformer: the blocks' outputs
+    found = [known[key] for key in known if pattern.fullmatch(key) or pattern.fullmatch(key.removesuffix(".residual"))]
+    if not found:
+        near = " or ".join(map(repr, nearest(name, known)))
+        raise InputError(f"no place of {model.alias} fits {name!r}; {f'did you mean {near}? ' * bool(near)}see {_HINT}")
+    return found
 
 
 def _expanded(pattern: str) -> Iterator[str]:

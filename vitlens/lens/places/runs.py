@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.lens import attend
+from vitlens.lens.attend import TensorFunction
 from vitlens.lens.interventions import (
     BlockRemoved,
     HeadReplaced,
@@ -109,7 +109,7 @@ def _merged(sets: Sequence[Set]) -> Set:
     )
 
 
-def _by_copy(functions: Sequence[attend.Change | None]) -> attend.Change:
+def _by_copy(functions: Sequence[TensorFunction | None]) -> TensorFunction:
     def change(tensor: Tensor) -> Tensor:
         parts = tensor.unflatten(0, (len(functions), -1))
         return torch.cat([part if each is None else each(part) for each, part in zip(functions, parts)])

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitlens.lens.attend import Change
+from vitlens.lens.attend import TensorFunction
 from vitlens.lens.hooks import (
     Arguments,
     Forward,
@@ -35,7 +35,7 @@ class Touch:
     """
 
     access: Access
-    change: Change
+    change: TensorFunction
     reads: bool = False
     rows: tuple[int, ...] | None = None
 
@@ -91,10 +91,12 @@ def around(module: nn.Module, *, before: Before | None = None, after: After | No
         if not isinstance(current, AroundForward):
             stack.enter_context(overridden(module, AroundForward))
             current = module.__dict__["forward"]
-        for changes, change in ((current.before, before), (current.after, after)):
-            if change is not None:
-                changes.append(change)
-                stack.callback(_remove, changes, change)
+        if before is not None:
+            current.before.append(before)
+            stack.callback(_remove, current.before, before)
+        if after is not None:
+            current.after.append(after)
+            stack.callback(_remove, current.after, after)
         yield
 
 
@@ -103,7 +105,7 @@ def _remove(changes: list[Any], change: object) -> None:
     del changes[next(index for index in reversed(range(len(changes))) if changes[index] is change)]
 
 
-def _on_raw(touch: Touch) -> Change:
+def _on_raw(touch: Touch) -> TensorFunction:
     def on_raw(raw: Tensor) -> Tensor:
         if touch.reads:
             touch.change(touch.access.read(raw))
