@@ -22,7 +22,7 @@ from vitlens.lens.hooks import as_call
 from vitlens.lens.intervene import in_force
 from vitlens.lens.interventions import Intervention, PreparedIntervention, Replacements, as_set, resolve
 from vitlens.lens.layers import layer_of, layers
-from vitlens.lens.places.changes import Changes, PreparedChange, prepared
+from vitlens.lens.places.changes import Changes, PreparedChange, Reference, prepared
 from vitlens.lens.places.runs import as_interventions, run_sets
 from vitlens.lens.replay_check import method_of
 from vitlens.lens.replay_pass import PassKind, ReplayBatch, ReplayMethod, kind_of, replay_pass
@@ -91,7 +91,7 @@ class Replay:
         interventions: Sequence["Changes | Intervention | Iterable[Intervention]"],
         *,
         replacements: Replacements | None = None,
-        reference: Images | None = None,
+        reference: Reference | None = None,
         seed: int = 0,
     ) -> Float[Tensor, "interventions batch classes"]:
         """The logits under each element of `interventions`: one intervention, or several applied together.

@@ -151,7 +151,7 @@ def test_what_was_captured_is_a_mapping():
     assert captured["blocks.1"] is captured["blocks.1.residual"]
     assert captured["logits"] is captured.logits
     assert "blocks.1.residual: (2, 13, 16)" in repr(captured)
-    with pytest.raises(UnknownNameError, match="no captured place 'blocks.0.mlp'; did you mean"):
+    with pytest.raises(UnknownNameError, match="no captured place 'blocks"):
         captured["blocks.0.mlp"]
 
 

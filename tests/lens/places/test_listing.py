@@ -91,7 +91,7 @@ def test_the_table_is_made_of_patterns():
         ("blocks.*.mlp", ["blocks.0.mlp", "blocks.1.mlp"]),
         ("blocks.{0,1}.head.1", ["blocks.0.head.1", "blocks.1.head.1"]),
         ("blocks.1.head.*", ["blocks.1.head.0", "blocks.1.head.1"]),
-        ("blocks.{0..1}.attention.{keys,values}", [f"blocks.{b}.attention.{p}" for p in ("keys", "values") for b in (0, 1)]),
+        ("blocks.{0..1}.{mlp,head.0}", ["blocks.0.mlp", "blocks.0.head.0", "blocks.1.mlp", "blocks.1.head.0"]),
         ("blocks.1", ["blocks.1.residual"]),
         ("blocks.*", ["blocks.0.residual", "blocks.1.residual"]),
         ("blocks.0.mlp[cls]", ["blocks.0.mlp[cls]"]),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -15,10 +15,10 @@ from vitlens.lens.places.access import Access
 from vitlens.lens.places.capture import mean_of
 from vitlens.lens.places.patterns import resolve_places, resolve_tokens
 from vitlens.models.model import Model
-from vitlens.shapes import Images
 
 WORDS: Final = ("zero", "mean", "resample", "remove")
 Tokens = str | int | Sequence[int]
+Reference = Float[Tensor, "references 3 height width"]  # images over which means are taken
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class PreparedChange:
     knocked: tuple[tuple[int, ...], ...] | None = None
 
 
-def prepared(model: Model, changes: Changes, *, reference: Images | None, seed: int) -> tuple[PreparedChange, ...]:
+def prepared(model: Model, changes: Changes, *, reference: Reference | None, seed: int) -> tuple[PreparedChange, ...]:
     """Changes by place, checked against the model. Raises what `intervene` raises."""
     if not isinstance(changes, Mapping):  # an untyped call
         name = type(changes).__name__  # type: ignore[unreachable]
@@ -67,7 +67,7 @@ def prepared(model: Model, changes: Changes, *, reference: Images | None, seed: 
     return tuple(_prepared(model, access, change, means, seed) for access, change in pairs)
 
 
-def _means(model: Model, wanted: list[Access], reference: Images | None) -> dict[str, Tensor]:
+def _means(model: Model, wanted: list[Access], reference: Reference | None) -> dict[str, Tensor]:
     if not wanted:
         return {}
     if reference is None:

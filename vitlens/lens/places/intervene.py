@@ -9,15 +9,14 @@ from torch import Tensor
 
 from vitlens.lens.hooks import Arguments, attention_module, inside_attention
 from vitlens.lens.layers import layers
-from vitlens.lens.places.changes import Changes, PreparedChange, prepared
+from vitlens.lens.places.changes import Changes, PreparedChange, Reference, prepared
 from vitlens.lens.places.touch import Touch, around, touched
 from vitlens.models.model import Model
 from vitlens.pixels import require_images
-from vitlens.shapes import Images
 
 
 @contextmanager
-def intervene(model: Model, changes: Changes, *, reference: Images | None = None, seed: int = 0) -> Iterator[Model]:
+def intervene(model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0) -> Iterator[Model]:
     """Inside, the model runs with the tensors at some places changed; undone on exit, also after an exception.
 
     changes: by place, a name or a pattern of `model.places()`, each of:

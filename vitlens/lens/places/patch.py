@@ -45,7 +45,10 @@ class Patched:
 
 @takes_images
 def patch(
-    model: Model, images: Images, other: Images | Captured, places: str | Sequence[str | tuple[str, ...]]
+    model: Model,
+    images: Images,
+    other: Float[Tensor, "others 3 rows columns"] | Captured,
+    places: str | Sequence[str | tuple[str, ...]],
 ) -> Patched:
     """The logits of `images` with the activations of the other run put in at some places (activation patching).
 
