@@ -1,6 +1,8 @@
 """Examples in docstrings and the README run as they stand."""
 
+import contextlib
 import doctest
+import io
 import re
 import shutil
 from importlib import import_module
@@ -16,12 +18,20 @@ EXAMPLES = (
     "ablate",
     "attack",
     "attention",
+    "capture",
     "compare",
+    "direct_logit_attribution",
     "explain",
     "features",
     "images",
+    "intervene",
+    "logit_lens",
+    "observe",
+    "patch",
+    "places",
     "profile",
     "relevance",
+    "replay",
     "rollout",
     "similarity",
     "statistics",
@@ -47,3 +57,16 @@ def test_the_python_of_the_readme(pictures, tmp_path, monkeypatch):
     exec(block, names)  # our own README
     assert names["maps"].shape == (2, 8, 8)
     assert names["table"].distance.shape == names["effect"].delta_loss.shape == (6, 4)
+
+
+def test_the_page_of_the_lens():
+    """Its blocks of Python run one after another, and print what the page says."""
+    page = (README.parent / "docs" / "lens.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```\n(?:```output\n(.*?)```)?", page, flags=re.DOTALL)
+    assert len(blocks) == len(re.findall("```python", page)) > 7
+    names: dict[str, object] = {}
+    for code, expected in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)  # our own page
+        assert [line.rstrip() for line in printed.getvalue().splitlines()] == expected.splitlines(), code

@@ -14,25 +14,49 @@ from vitlens.errors import DataError
 from vitlens.models.model import Model
 
 LABELS = torch.tensor([0, 1])
+
+
+def observed(vit: Model, batch: Tensor) -> Tensor:
+    kept: list[Tensor] = []
+    vitlens.observe(vit, batch, lambda call: kept.append(call.weights()))
+    return kept[0]
+
+
+def replayed(vit: Model, batch: Tensor) -> Tensor:
+    with vitlens.replay(vit, batch) as replay:
+        return replay.run([{"blocks.0.mlp": "zero"}])
+
+
 # each public function that takes images, and what of its answer is compared
 TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "ablate": lambda vit, batch: vitlens.ablate(vit, batch, LABELS).delta_loss,
     "attack": lambda vit, batch: vitlens.attack(vit, batch, "predicted", epsilon=0.1, steps=1).images,
     "attention": lambda vit, batch: vitlens.attention(vit, batch)[0],
+    "capture": lambda vit, batch: vitlens.capture(vit, batch, "blocks.0.mlp")["blocks.0.mlp"],
+    "direct_logit_attribution": lambda vit, batch: vitlens.direct_logit_attribution(vit, batch).heads,
     "explain": lambda vit, batch: vitlens.explain(vit, batch, method="saliency"),
     "features": lambda vit, batch: vitlens.features(vit, batch).at(-1),
+    "logit_lens": lambda vit, batch: vitlens.logit_lens(vit, batch).logits,
+    "observe": observed,
+    "patch": lambda vit, batch: vitlens.patch(vit, batch, images(vit.input_size, seed=1), "blocks.0.mlp").logits,
     "relevance": lambda vit, batch: vitlens.relevance(vit, batch),
+    "replay": replayed,
     "rollout": lambda vit, batch: vitlens.rollout(vit, batch),
     "statistics": lambda vit, batch: vitlens.statistics(vit, batch).distance,
 }
 # each other public name, and why it has no pixels to check
 TAKES_NONE = {
+    "AttentionCall": "what observe hands on",
+    "KnockOut": "a change",
     "Model": "its forward may leave the range: integrated gradients, SmoothGrad and attacks do so on purpose",
+    "Place": "what places lists",
     "__version__": "a string",
     "compare": "a Split, whose pixels are 8 bits",
     "evaluate": "a Split, whose pixels are 8 bits",
     "images": "makes them",
+    "intervene": "no images but the reference, see below",
     "load": "a name",
+    "places": "a model",
     "profile": "draws its own",
     "shape_bias": "a Split, whose pixels are 8 bits",
     "similarity": "features",
@@ -109,6 +133,19 @@ def test_other_floating_point_types_are_taken(vit, name):
 def test_the_forward_of_the_model_itself_is_free(vit):
     batch = images(vit.input_size)
     assert vit(batch * 255).isfinite().all()
+
+
+def test_reference_images_and_the_other_run_are_checked_too(vit):
+    batch = images(vit.input_size)
+    with (
+        pytest.raises(DataError, match="divide by 255"),
+        vitlens.intervene(vit, {"blocks.0.mlp": "mean"}, reference=batch * 255),
+    ):
+        pytest.fail("it was not refused")
+    with pytest.raises(DataError, match="divide by 255"):
+        vitlens.patch(vit, batch, batch * 255, "blocks.0.mlp")
+    with vitlens.replay(vit, batch) as replay, pytest.raises(DataError, match="divide by 255"):
+        replay.run([{"blocks.0.mlp": "mean"}], reference=batch * 255)
 
 
 SPLITS: dict[str, Callable[[Model, object], object]] = {

@@ -15,6 +15,7 @@ from vitlens.lens.places.access import Access
 from vitlens.lens.places.capture import mean_of
 from vitlens.lens.places.patterns import resolve_places, resolve_tokens
 from vitlens.models.model import Model
+from vitlens.pixels import require_images
 
 WORDS: Final = ("zero", "mean", "resample", "remove")
 Tokens = str | int | Sequence[int]
@@ -74,7 +75,7 @@ def _means(model: Model, wanted: list[Access], reference: Reference | None) -> d
         raise InputError(
             f"expected reference images for the mean at {wanted[0].name}, found none; pass reference=IMAGES"
         )
-    return mean_of(model, reference, wanted)
+    return mean_of(model, require_images(reference, dtype=model.mean.dtype), wanted)
 
 
 def _prepared(model: Model, access: Access, change: Change, means: Mapping[str, Tensor], seed: int) -> PreparedChange:

@@ -12,7 +12,6 @@ from vitlens.lens.layers import layers
 from vitlens.lens.places.changes import Changes, PreparedChange, Reference, prepared
 from vitlens.lens.places.touch import Touch, around, touched
 from vitlens.models.model import Model
-from vitlens.pixels import require_images
 
 
 @contextmanager
@@ -40,8 +39,6 @@ def intervene(model: Model, changes: Changes, *, reference: Reference | None = N
     >>> row[0].item(), round(row.sum().item(), 4)  # patches do not attend to CLS
     (0.0, 1.0)
     """
-    if reference is not None:
-        reference = require_images(reference, dtype=model.mean.dtype)
     with in_force(model, prepared(model, changes, reference=reference, seed=seed)):
         yield model
 

@@ -40,7 +40,7 @@ def places(model: Model) -> Places:
 
     >>> import vitlens
     >>> places = vitlens.places(vitlens.load("vit-digits"))
-    >>> print(places[4], len(places), sep="; ")
+    >>> print(places[5], len(places), sep="; ")
     blocks.0.attention.scores (heads 4, query 65, key 65); 86
     >>> places.names[-3:]
     ('blocks.5.mlp', 'blocks.5.residual', 'logits')
