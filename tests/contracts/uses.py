@@ -58,6 +58,7 @@ from vitlens.lens.public import replay as public_replay
 from vitlens.lens.replay import replaying
 from vitlens.lens.replay_check import entry_of
 from vitlens.lens.stages import stages, watching_stages
+from vitlens.models.memo import forget
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.frozen import read_features
@@ -125,6 +126,12 @@ def run_nested(model: Model, batch: Tensor) -> None:
         with replaying(model, batch, budget=0) as replay:
             replay.run(CHANGES, replacements=DATA)
         capture_attention(model, batch)
+
+
+def run_places(model: Model, _batch: Tensor) -> None:
+    """The places of a model that was not looked at before."""
+    forget(model)
+    places(model)
 
 
 def run_intervene(model: Model, batch: Tensor) -> None:
@@ -244,7 +251,7 @@ _LISTED = (
     Use("observe-explicit", lambda model, batch: observe(model, batch, lambda call: call.weights(), explicit=True)),
     Use("observe-graph", lambda model, batch: observe(model, batch, lambda call: call.output, graph=True)),
     Use("capture-attention", capture_attention),
-    Use("places", lambda model, _batch: places(model), EVERYWHERE),
+    Use("places", run_places, EVERYWHERE),
     Use("capture", lambda model, batch: capture(model, batch, places(model).names), EVERYWHERE),
     Use("capture-graph", run_capture_graph, EVERYWHERE),
     Use("intervene", run_intervene, EVERYWHERE),
