@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from vitlens.lens.public import replay as replay
     from vitlens.models.loading import load as load
     from vitlens.models.model import Model as Model
+    from vitlens.models.wrap import wrap as wrap
     from vitlens.training.loop import fit as train
 
 _HOMES = {
@@ -68,6 +69,7 @@ _HOMES = {
     "similarity": ("vitlens.analysis.features.similarity", "similarity"),
     "statistics": ("vitlens.analysis.heads.statistics", "statistics"),
     "train": ("vitlens.training.loop", "fit"),
+    "wrap": ("vitlens.models.wrap", "wrap"),
     "zero_shot": ("vitlens.analysis.features.zero_shot", "zero_shot"),
 }
 
@@ -101,6 +103,7 @@ __all__ = [
     "similarity",
     "statistics",
     "train",
+    "wrap",
     "zero_shot",
 ]
 

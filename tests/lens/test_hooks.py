@@ -63,9 +63,36 @@ def test_tokens_first():
     assert calls[0].weights().shape == (2, 4, 5, 5)
 
 
-def test_another_use_is_refused_aloud():
-    model = Encoder(need_weights=True).eval()
-    with pytest.raises(UnsupportedError, match="need_weights=False"), observing(model, lambda _call: None):
+class Returning(Encoder):
+    """Returns the weights as nn.MultiheadAttention does by default, or one matrix a head."""
+
+    def __init__(self, *, average: bool) -> None:
+        super().__init__()
+        self.average = average
+
+    def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.attn(query, key, key, attn_mask=mask, average_attn_weights=self.average)
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("mask", [None, torch.ones(5, 7, dtype=torch.bool).triu(4)])
+def test_returned_weights_are_those_of_torch(average: bool, mask: Tensor | None):
+    model, query, key = Returning(average=average).eval(), random(2, 5, 16), random(2, 7, 16, seed=1)
+    output, weights = model(query, key, mask)
+    calls: list[AttentionCall] = []
+    with observing(model, calls.append):
+        observed, returned = model(query, key, mask)
+    torch.testing.assert_close(observed, output, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(returned, weights, atol=1e-6, rtol=1e-5)
+    assert len(calls) == 1
+    each = calls[0].weights()
+    torch.testing.assert_close(each.mean(1) if average else each, weights, atol=1e-6, rtol=1e-5)
+
+
+def test_added_keys_are_refused_aloud():
+    model = Encoder().eval()
+    model.attn = nn.MultiheadAttention(16, 4, add_bias_kv=True, batch_first=True)
+    with pytest.raises(UnsupportedError, match="added keys"), observing(model, lambda _call: None):
         model(random(2, 5, 16), random(2, 5, 16))
 
 

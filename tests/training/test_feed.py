@@ -113,7 +113,7 @@ def test_a_killed_worker_is_an_error_with_how_to_resume() -> None:
     command, root = [sys.executable, "-c", KILLED], Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANGS, check=True)
     assert "expected the processes that decode images to keep running, found one that was killed" in done.stdout
-    assert "go on with vitlens train --resume" in done.stdout
+    assert "continue with vitlens train --resume" in done.stdout
 
 
 def test_other_errors_are_not_changed() -> None:

@@ -91,7 +91,7 @@ def scorecam(model: Model, images: Images, targets: Labels) -> Maps:
         coarse = activations[image, channels, None]
         masks = F.interpolate(coarse, prepared.shape[2:], mode="bilinear", align_corners=True)
         low, high = masks.amin((2, 3), keepdim=True), masks.amax((2, 3), keepdim=True)
-        return model.module(prepared[image] * ((masks - low) / (high - low + 1e-8)))  # type: ignore[no-any-return]
+        return model.run(prepared[image] * ((masks - low) / (high - low + 1e-8)))
 
     scores = _by_channel(model, masked, targets, channels=activations.shape[1])
     return _weighted(scores.softmax(1), activations)
@@ -112,7 +112,7 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
         copies = output[image].expand(len(channels), *output.shape[1:]).clone()
         copies.movedim(layer.channel_axis, 1)[torch.arange(len(channels)), channels] = 0
         with hooked(module, lambda *_: copies):
-            return model.module(prepared[image].expand(len(channels), -1, -1, -1))  # type: ignore[no-any-return]
+            return model.run(prepared[image].expand(len(channels), -1, -1, -1))
 
     activations = layer.as_maps(output).float()
     whole = logits.gather(1, targets[:, None]).float()

@@ -116,10 +116,10 @@ def hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
 @dataclass(frozen=True)
 class _ObservedPass:
     """outputs: of every module, by name, in the order of computation; attention_inputs: attention module -> the module
-    that computed the tokens that it reads, and these tokens."""
+    that computed the tokens that it reads (None where none did), and these tokens."""
 
     outputs: list[tuple[str, Tensor]]
-    attention_inputs: dict[str, tuple[str, Tensor]]
+    attention_inputs: dict[str, tuple[str | None, Tensor]]
 
 
 def _observe(model: Model) -> _ObservedPass:
@@ -127,9 +127,13 @@ def _observe(model: Model) -> _ObservedPass:
     observed = _ObservedPass([], {})
 
     def keep(name: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor):
                 observed.outputs.append((name, output))
+            for attention, (_, tokens) in observed.attention_inputs.items():  # attention that norms its input itself
+                own = name.startswith(f"{attention}.") and "norm" in type(module).__name__.lower()
+                if own and inputs and inputs[0] is tokens and isinstance(output, Tensor):
+                    observed.attention_inputs[attention] = (name, output)
 
         return hook
 
@@ -137,7 +141,7 @@ def _observe(model: Model) -> _ObservedPass:
         def hook(_module: nn.Module, inputs: Any, named: Any) -> None:
             tokens = next((value for value in (*inputs, *named.values()) if isinstance(value, Tensor)), None)
             source = next((module for module, output in reversed(observed.outputs) if output is tokens), None)
-            if source is not None and tokens is not None:
+            if tokens is not None:
                 observed.attention_inputs[name] = (source, tokens)
 
         return hook
@@ -161,7 +165,8 @@ def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
     observed, blocks = _observe(model), model.anatomy.blocks
     for name, (source, tokens) in reversed(observed.attention_inputs.items()):
         # a pooling query (SigLIP) or a late CLS (CaiT) comes after the last block over these tokens
-        if name.rpartition(".")[0] in blocks and tokens.dim() == 3 and tokens.shape[1] == layout.tokens:
+        alone = not blocks or any(name == block or name.rpartition(".")[0] == block for block in blocks)
+        if source is not None and alone and tokens.dim() == 3 and tokens.shape[1] == layout.tokens:
             return TargetLayer(source, layout, channel_axis=2)
     if not blocks or model.anatomy.attention_modules:
         return None

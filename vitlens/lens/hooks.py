@@ -1,9 +1,8 @@
-"""Temporary access to a model's modules, undone on exit: watch calls, replace a forward, change attention inside."""
+"""Temporary changes inside a model's attention modules, undone on exit."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,94 +12,17 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attend import attend
+from vitlens.models.hooks import Arguments as Arguments
+from vitlens.models.hooks import Forward as Forward
+from vitlens.models.hooks import Key as Key
+from vitlens.models.hooks import arguments as arguments
+from vitlens.models.hooks import as_call as as_call
+from vitlens.models.hooks import first_tensor as first_tensor
+from vitlens.models.hooks import overridden as overridden
+from vitlens.models.hooks import watching as watching
 from vitlens.models.model import Model
 
-Key = int | str  # of an argument of a call: its position or its name
-Arguments = dict[Key, Any]
-Forward = Callable[..., Any]
 SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)
-
-
-@contextmanager
-def watching(
-    model: nn.Module,
-    names: Iterable[str],
-    after: Callable[[str, Arguments, Any], object] | None = None,
-    *,
-    before: Callable[[str, Arguments], object] | None = None,
-    always: bool = False,
-) -> Iterator[None]:
-    """Report every call of the named modules; the hooks are removed on exit, also after an exception.
-
-    before: called with the module's name and its arguments; after: with its output as well. always: `after` is also
-    called for a module that raised, with None as its output.
-    """
-
-    with ExitStack() as stack:
-        for name in names:
-            module = model.get_submodule(name)
-            if before is not None:
-                stack.callback(
-                    module.register_forward_pre_hook(partial(_entered, before, name), with_kwargs=True).remove
-                )
-            if after is not None:
-                handle = module.register_forward_hook(partial(_left, after, name), with_kwargs=True, always_call=always)
-                stack.callback(handle.remove)
-        yield
-
-
-def _entered(
-    before: Callable[[str, Arguments], object],
-    name: str,
-    _module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    before(name, arguments(args, kwargs))
-
-
-def _left(
-    after: Callable[[str, Arguments, Any], object],
-    name: str,
-    _module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
-) -> None:
-    after(name, arguments(args, kwargs), output)
-
-
-@contextmanager
-def overridden(module: nn.Module, wrap: Callable[[Forward], Forward]) -> Iterator[None]:
-    """Inside, the module's forward is wrap(its forward); contexts may be nested."""
-    own_forward = module.__dict__.get("forward")
-    module.forward = wrap(module.forward)
-    try:
-        yield
-    finally:
-        if own_forward is None:
-            del module.forward
-        else:
-            module.forward = own_forward
-
-
-def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """A call's arguments by position and by name."""
-    values: Arguments = dict(enumerate(args))
-    values.update(kwargs)
-    return values
-
-
-def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inverse of `arguments`: positional and keyword arguments."""
-    args = tuple(value for key, value in values.items() if isinstance(key, int))
-    return args, {key: value for key, value in values.items() if isinstance(key, str)}
-
-
-def first_tensor(output: Any) -> Tensor | None:
-    """A module's output where it is a tensor, or the first of several outputs; None where that is no tensor."""
-    first = output[0] if isinstance(output, tuple) and output else output
-    return first if isinstance(first, Tensor) else None
 
 
 @dataclass(frozen=True)
@@ -240,18 +162,21 @@ def multi_head_attention(
     key_padding_mask: Tensor | None = None,
     need_weights: bool = True,
     attn_mask: Tensor | None = None,
+    *separate: Any,
+    average_attn_weights: bool = True,
     **options: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """F.multi_head_attention_forward for a vision model, with the attention itself left to `attend`.
 
-    query, key, value: (tokens, batch, dim). Raises UnsupportedError for options that no known vision model uses
-    (padding masks, added keys, separate projections, returned weights).
+    query, key, value: (tokens, batch, dim). The weights, where they are asked for, are those of the model's own
+    queries and keys: (batch, query, key), or one a head. Raises UnsupportedError for options that no known vision
+    model uses (padding masks, added keys, separate projections).
     """
-    rare = bias_k is not None or bias_v is not None or add_zero_attn or key_padding_mask is not None
-    if rare or need_weights or in_proj_weight is None or options.get("use_separate_proj_weight") or query.dim() != 3:
+    rare = bias_k is not None or bias_v is not None or add_zero_attn or key_padding_mask is not None or bool(separate)
+    if rare or in_proj_weight is None or options.get("use_separate_proj_weight") or query.dim() != 3:
         raise UnsupportedError(
-            "expected nn.MultiheadAttention with joint projections and need_weights=False, found other options; "
-            "see vitlens models for supported models"
+            "expected nn.MultiheadAttention with joint projections of images alone, found padding masks, added keys "
+            "or separate projections; see vitlens models for supported models"
         )
     tokens, batch, dim = query.shape
     weights = in_proj_weight.chunk(3)
@@ -268,4 +193,14 @@ def multi_head_attention(
         attn_mask = attn_mask.unflatten(0, (batch, num_heads))
     output = attend(*heads, attn_mask, dropout_p if training else 0.0)
     joined = output.permute(2, 0, 1, 3).reshape(tokens, batch, dim)
-    return F.linear(joined, out_proj_weight, out_proj_bias), None
+    weights = _returned_weights(heads[0], heads[1], attn_mask, average_attn_weights) if need_weights else None
+    return F.linear(joined, out_proj_weight, out_proj_bias), weights
+
+
+def _returned_weights(query: Tensor, key: Tensor, mask: Tensor | None, average: bool) -> Tensor:
+    with torch._C.DisableTorchFunction():  # not an attention call of its own
+        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        weights = scores.softmax(-1)
+        return weights.mean(1) if average else weights

@@ -24,7 +24,8 @@ class Layer:
     attention: module name; unit: the block that contains it, or attention itself where none does (SigLIP's pooling);
     mlp: the block's MLP, or None; head_dim: 0 where there is no output projection over all heads; windows: calls per
     image; queries, keys: of one call; stream: the argument of the unit that is the residual stream, or None; tokens:
-    their number in the stream; removable: whether the unit's output has the shape of that argument.
+    their number in the stream; removable: whether the unit's output has the shape of that argument; tokens_first:
+    whether the stream is (tokens, batch, width), as nn.TransformerEncoderLayer's default is, and cannot be changed.
     """
 
     index: int
@@ -39,6 +40,7 @@ class Layer:
     stream: Key | None
     tokens: int
     removable: bool
+    tokens_first: bool = False
 
 
 @once_per_model
@@ -51,7 +53,7 @@ def layers(model: Model) -> tuple[Layer, ...]:
     sites = {site.layer: site for site in reversed(survey(model, image))}  # a layer's first call
     units = [_unit(model, sites[index].module) for index in range(len(sites))]
     joined: dict[str, tuple[int, ...]] = {}
-    streams: dict[str, tuple[Key | None, int, bool]] = {}
+    streams: dict[str, tuple[Key | None, int, bool, bool]] = {}
 
     def see_stream(unit: str, arguments: Arguments, output: Any) -> None:
         streams[unit] = _stream(arguments, output)
@@ -83,7 +85,9 @@ def probe_images(model: Model, count: int) -> Images:
     return noise.to(model.device)
 
 
-def _layer(model: Model, site: Site, unit: str, joined: tuple[int, ...], stream: tuple[Key | None, int, bool]) -> Layer:
+def _layer(
+    model: Model, site: Site, unit: str, joined: tuple[int, ...], stream: tuple[Key | None, int, bool, bool]
+) -> Layer:
     """joined: the shape of the output projection's input, (calls, tokens, heads x head_dim)."""
     block = model.module.get_submodule(unit)
     calls, _, width = joined
@@ -108,9 +112,12 @@ def _keep_shape(shapes: dict[str, tuple[int, ...]], name: str) -> Joined:
     return joined
 
 
-def _stream(arguments: Arguments, output: Any) -> tuple[Key | None, int, bool]:
-    """Which argument of a block is the residual stream, how many tokens it has, and if the output has its shape."""
+def _stream(arguments: Arguments, output: Any) -> tuple[Key | None, int, bool, bool]:
+    """Which argument of a block is the residual stream, how many tokens it has, if the output has its shape, and if
+    its first axis is that of tokens, for one image."""
     tensors = {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
     same = [key for key, value in tensors.items() if value.shape == getattr(output, "shape", None)]
     key = next(iter((*same, *tensors)), None)
-    return key, 0 if key is None else tensors[key].shape[1:-1].numel(), bool(same)
+    if key is not None and tensors[key].dim() == 3 and len(tensors[key]) > 1 == tensors[key].shape[1]:
+        return None, len(tensors[key]), False, True
+    return key, 0 if key is None else tensors[key].shape[1:-1].numel(), bool(same), False

@@ -183,7 +183,7 @@ class AttentionObserver(TorchFunctionMode):
         batch, heads, queries, keys = weights
         calls = max(batch // self._images, 1)
         windows = self._windows(queries)
-        tokens = queries if windows else _tokens(entered, queries)
+        tokens = queries if windows else _tokens(entered, queries, self._images)
         channels = queries * heads in entered[1:]
         kind = decide_kind(calls=calls, queries=queries, keys=keys, tokens=tokens, channels=channels)
         part = self._seen.count(name)
@@ -264,10 +264,7 @@ class AttentionObserver(TorchFunctionMode):
 
 @contextmanager
 def observing(model: Model | nn.Module, reducer: Reducer, *, explicit: bool = False) -> Iterator[AttentionObserver]:
-    """Inside, every attention call of the model is handed to the reducer; the hooks are removed on exit.
-
-    The heads of a plain module are read from its attributes.
-    """
+    """Inside, every attention call is handed to the reducer; a plain module's heads are read from its attributes."""
     if isinstance(model, Model):
         module, parts, name = model.module, model.anatomy.attention or (), model.alias
     else:
@@ -282,12 +279,14 @@ def _differentiable(weights: Tensor) -> Tensor:
     return weights if weights.requires_grad or not torch.is_grad_enabled() else weights.requires_grad_()
 
 
-def _tokens(entered: tuple[int, ...], queries: int) -> int:
+def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
     """The number of tokens of an image in a module's input, from its shape."""
     if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
         last, first = entered[1] * entered[2], entered[2] * entered[3]
         return last if last == queries else first
-    return entered[1] if len(entered) == 3 else queries
+    if len(entered) == 3:  # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+        return entered[0] if entered[:2] == (queries, images) else entered[1]
+    return queries
 
 
 def _shape(arguments: Arguments) -> tuple[int, ...]:

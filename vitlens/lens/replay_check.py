@@ -26,6 +26,9 @@ TOLERANCE = 1e-4  # fp32, on logits
 def method_of(model: Model) -> ReplayMethod:
     """How a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
     plan, why = make_plan(model), ""
+    if any(layer.tokens_first for layer in layers(model)):
+        note = f"{model.alias} is run by full forwards, not replayed: its blocks take (tokens, batch, width)"
+        return ReplayMethod(plan, None, exact=False, note=note)
     for rows in dict.fromkeys((rows_read(model), None)):
         method = ReplayMethod(plan, rows)
         try:

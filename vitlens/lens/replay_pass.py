@@ -105,7 +105,7 @@ def replay_pass(
         stack.enter_context(_started(model, method.plan, layer, record, batch))
         height, width = model.input_size
         blank = model.mean.new_zeros(1, 3, 1, 1).expand(batch.copies * count, 3, height, width)  # not read by any layer
-        logits: Tensor = model.module(blank)
+        logits = model.run(blank)
     by_copy: Tensor = logits.unflatten(0, (batch.copies, -1))
     return by_copy
 

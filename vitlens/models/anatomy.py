@@ -18,7 +18,7 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
         family: Family = "cnn" if any(isinstance(module, nn.Conv2d) for module in model.modules()) else "other"
         layout = read_layout(model, image_size)
         if layout is None:  # a ViT built without attention still has tokens
-            return Anatomy(family, tuple(_residual_blocks(model)))
+            return Anatomy(family, tuple(residual_blocks(model)))
         return Anatomy("vit", tuple(_numbered(model, "blocks")), layout, _readout(model, layout))
     blocks = tuple(name.rpartition(".")[0] for name in attention if "." in name)
     windows = any(hasattr(model.get_submodule(name), "window_size") for name in attention)
@@ -114,7 +114,7 @@ def _numbered(model: nn.Module, name: str) -> Iterator[str]:
         yield from (f"{name}.{index}" for index in range(len(container)))
 
 
-def _residual_blocks(model: nn.Module) -> Iterator[str]:
+def residual_blocks(model: nn.Module) -> Iterator[str]:
     """The repeated units of a CNN: the children of its stages."""
     for name, module in model.named_modules():
         if (

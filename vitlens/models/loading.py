@@ -123,4 +123,5 @@ def _remade(model: Model, preprocessing: Preprocessing, classes: tuple[str, ...]
         classes=classes,
         provenance=model.provenance,
         architecture=model.architecture,
+        read_output=model.read_output,
     )

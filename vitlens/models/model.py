@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.models.attention_parts import AttentionPart, read_attention
+from vitlens.models.outputs import ReadOutput, mean_of_pair
 from vitlens.names import Readout
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
@@ -48,7 +49,7 @@ class Anatomy:
     family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other"; blocks: module names of
     its blocks in forward order; layout: of the token sequence (None where there is none); readout: the classifier's
     input (None for a CNN); attention: its modules with heads, in the order of the module tree (None: `Model` reads them
-    from the modules' attributes).
+    from the modules' attributes); unread: why the token layout could not be read from a forward pass.
     """
 
     family: Family
@@ -56,6 +57,7 @@ class Anatomy:
     layout: TokenLayout | None = None
     readout: Readout | None = None
     attention: tuple[AttentionPart, ...] | None = None
+    unread: str = ""
 
     @cached_property
     def parts(self) -> Mapping[str, AttentionPart]:
@@ -86,6 +88,7 @@ class Model(nn.Module):
         classes: tuple[str, ...],
         provenance: Provenance,
         architecture: Mapping[str, object],
+        read_output: ReadOutput = mean_of_pair,
     ) -> None:
         super().__init__()
         self.module = module
@@ -94,6 +97,7 @@ class Model(nn.Module):
         self.preprocessing = preprocessing
         self.classes = classes
         self.provenance = provenance
+        self.read_output = read_output
         self.architecture = dict(architecture)  # the JSON of an assembly.Architecture, from which it is built again
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
@@ -114,9 +118,10 @@ class Model(nn.Module):
     def layout(self) -> TokenLayout:
         """The layout of its token sequence. Raises UnsupportedError for a model without one token sequence."""
         if self.anatomy.layout is None:
+            reason = f": {self.anatomy.unread}" if self.anatomy.unread else "; see vitlens models"
             raise UnsupportedError(
                 f"expected a vision transformer, found {self.alias!r} ({self.anatomy.family}), "
-                "which has no single sequence of tokens; see vitlens models"
+                f"which has no single sequence of tokens{reason}"
             )
         return self.anatomy.layout
 
@@ -139,9 +144,11 @@ class Model(nn.Module):
 
     def forward(self, images: Images) -> Logits:
         """Logits (batch, classes) for images (batch, 3, height, width) in [0, 1]; of a headless model, features."""
-        logits = self.module(self.prepare(images))
-        # a distilled model in training mode returns a pair; training calls the module itself
-        return logits if isinstance(logits, Tensor) else torch.stack(tuple(logits)).mean(0)
+        return self.run(self.prepare(images))
+
+    def run(self, prepared: Float[Tensor, "batch 3 model_height model_width"]) -> Logits:
+        """Logits for images that are resized and normalised already."""
+        return self.read_output(self.module(prepared))
 
     def supports(self, command: str) -> str | None:
         """Why this model does not support a command, and which commands it supports; None where it does.

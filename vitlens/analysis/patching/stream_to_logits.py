@@ -41,8 +41,7 @@ def logits_from(model: Model, stream: Tokens) -> Logits:
         for name in names:
             wrap = _returning(stream) if name == names[-1] else _identity
             stack.enter_context(overridden(model.module.get_submodule(name), wrap))
-        logits: Tensor = model.module(blank)
-    return logits
+        return model.run(blank)
 
 
 def stream_weights(model: Model, stream: Tokens, targets: Labels) -> Tokens:

@@ -21,7 +21,7 @@ class Access:
     module: the name of the module whose call it belongs to; part: that call's input (the argument `argument`), its
     output, the heads joined before its output projection, or what is inside its attention; layer: the first layer that
     must run again when it changes, None where replay has none; heads: of the layer; windows: calls of the module an
-    image; head, tokens: which head and which positions of the tensor are meant, None: all.
+    image; tokens_first: whether the module's tensor is (tokens, batch, ..), not (batch, tokens, ..); head, tokens: which head and which positions of the tensor are meant, None: all.
     """
 
     place: Place
@@ -31,6 +31,7 @@ class Access:
     argument: Key | None = None
     heads: int = 0
     windows: int = 1
+    tokens_first: bool = False
     head: int | None = None
     tokens: tuple[int, ...] | None = None
 
@@ -60,7 +61,7 @@ class Access:
 
     def whole(self, raw: Tensor) -> Tensor:
         """The module's tensor with the batch of images as first axis, windows and heads as axes of their own."""
-        tensor = raw
+        tensor = raw.transpose(0, 1) if self.tokens_first else raw
         if self.part == "joined":  # (calls, tokens, heads x head_dim)
             tensor = raw.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return tensor.unflatten(0, (-1, self.windows)) if self.windows > 1 else tensor
@@ -70,7 +71,7 @@ class Access:
         tensor = whole.flatten(0, 1) if self.windows > 1 else whole
         if self.part == "joined":
             tensor = tensor.transpose(1, 2).flatten(2)
-        return tensor.to(like.dtype).view_as(like) if tensor.shape != like.shape else tensor.to(like.dtype)
+        return (tensor.transpose(0, 1) if self.tokens_first else tensor).to(like.dtype)
 
     def read(self, raw: Tensor) -> Tensor:
         """The place's tensor (batch, *shape) of the module's."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -57,7 +57,8 @@ def accesses(model: Model) -> dict[str, Access]:
         known = ()
     maps = () if known else _maps(model)
     seen = [_shapes(model, known, maps, count) for count in (1, 2)]
-    shapes = {key: shape for key, shape in seen[0].kept() if _doubles(shape, seen[1].shapes.get(key))}
+    doubled = {key: (shape, _doubled_axis(shape, seen[1].shapes.get(key))) for key, shape in seen[0].kept()}
+    shapes = {key: (shape, axis) for key, (shape, axis) in doubled.items() if axis is not None}
     reader = _Reader(model, known, shapes)
     found = [*reader.layers(), *reader.blocks(maps), *reader.last(seen[0].logits)]
     return {access.name: access for access in found}
@@ -116,9 +117,13 @@ def _shapes(model: Model, known: tuple[Layer, ...], maps: tuple[str, ...], count
     return seen
 
 
-def _doubles(single: Shape, double: Shape | None) -> bool:
-    """Whether the first axis, and no other, is twice as long with two images: then it is the batch."""
-    return double is not None and bool(single) and double == (2 * single[0], *single[1:])
+def _doubled_axis(single: Shape, double: Shape | None) -> int | None:
+    """The axis of the batch: the one that is twice as long with two images, the first or, of tokens, the second."""
+    if double is None or len(single) != len(double):
+        return None
+    longer = [axis for axis, (one, two) in enumerate(zip(single, double)) if one != two]
+    twice = len(longer) == 1 and double[longer[0]] == 2 * single[longer[0]]
+    return longer[0] if twice and (longer == [0] or (longer == [1] and len(single) == 3)) else None
 
 
 def _maps(model: Model) -> tuple[str, ...]:
@@ -135,11 +140,11 @@ def _holds_another(name: str, blocks: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Accesses from the shapes of one image; shapes: by module and what of it, those with a batch alone."""
+    """Accesses from the shapes of one image; shapes: by module and what of it, with the axis of the batch."""
 
     model: Model
     known: tuple[Layer, ...]
-    shapes: dict[tuple[str, str], Shape]
+    shapes: dict[tuple[str, str], tuple[Shape, int]]
 
     def layers(self) -> Iterator[Access]:
         """The places of all attention layers; several layers may share a block, whose places are named once."""
@@ -186,11 +191,11 @@ class _Reader:
     def _attention(self, layer: Layer) -> Iterator[Access]:
         name = f"blocks.{layer.index}"
         for stage, axes in _STAGES:
-            shape = self.shapes.get((layer.attention, stage))
-            if shape is not None and len(shape) == 4:
+            shape, axis = self.shapes.get((layer.attention, stage), ((), 0))
+            if len(shape) == 4 and axis == 0:
                 yield self._access(f"{name}.attention.{stage}", stage, axes, shape, layer, "inside")
-        shape = self.shapes.get((layer.attention, "joined"))
-        if shape is not None and layer.head_dim:
+        shape, axis = self.shapes.get((layer.attention, "joined"), ((), 0))
+        if shape and axis == 0 and layer.head_dim:
             axes = ("heads", "tokens", "head_dim")
             split = (shape[0], layer.heads, shape[1], layer.head_dim)
             heads = self._access(f"{name}.heads", "heads", axes, split, layer, "joined")
@@ -207,19 +212,21 @@ class _Reader:
         for access in self._module(f"{name}.residual", "residual", layer.unit, layer=layer.index):
             stream = layer.unit != layer.attention and access.place.axes[-1] == "dim" and len(access.place.axes) > 1
             block = Place(name, "block", access.place.axes, access.place.shape)
-            yield access if stream else Access(block, layer.unit, "output", layer.index, windows=access.windows)
+            yield access if stream else replace(access, place=block)
 
     def _module(
         self, name: str, kind: PlaceKind, module: str, *, what: str = "output", **options: Any
     ) -> Iterator[Access]:
         """The input or output of a module, where it is one tensor a forward pass."""
-        shape = self.shapes.get((module, what))
-        if shape is None:
+        shape, axis = self.shapes.get((module, what), ((), 0))
+        if not shape:
             return
+        if axis == 1:
+            shape = (shape[1], shape[0], shape[2])
         axes, sizes, windows = _axes(shape, self.model.module.get_submodule(module))
         place = Place(name, kind, axes, sizes)
         part = "input" if what == "input" else "output"
-        yield Access(place, module, part, windows=windows, **options)  # type: ignore[arg-type]
+        yield Access(place, module, part, windows=windows, tokens_first=axis == 1, **options)  # type: ignore[arg-type]
 
     def _access(
         self, name: str, kind: PlaceKind, axes: tuple[str, ...], shape: Shape, layer: Layer, part: Any

@@ -1,0 +1,191 @@
+"""The anatomy of a module from what it computes: attention, blocks, tokens and readout, whatever their names."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.layout import PrefixKind, TokenLayout
+from vitlens.models.anatomy import residual_blocks
+from vitlens.models.attention_parts import AttentionPart
+from vitlens.models.model import Anatomy
+from vitlens.models.tracing.calls import ForwardTrace, TracedAttention, trace_forward
+from vitlens.models.tracing.parts import read_blocks, read_parts
+from vitlens.models.tracing.tokens import Grid, TokenOrder, positions_read, prefix_kinds, read_order, readout_of
+
+_PREFIX: Final = 16  # most tokens before the patches, where their number follows from that of the patches
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a user says of a module, in place of what is read from it, or checked against it.
+
+    blocks: names of its blocks in forward order; heads: of every attention layer; prefix: the kinds of the tokens
+    before the patches; grid: patches (rows, columns).
+    """
+
+    blocks: tuple[str, ...] | None = None
+    heads: int | None = None
+    prefix: tuple[PrefixKind, ...] | None = None
+    grid: Grid | None = None
+
+
+def trace_anatomy(
+    module: nn.Module, images: Tensor, logits_of: Callable[[Any], Tensor], told: Told | None = None
+) -> Anatomy:
+    """The anatomy of a module.
+
+    images: two or more of normalised noise, of its input size; logits_of: from what the module returns to the logits.
+    Raises UnsupportedError where what is told does not hold, and for attention whose heads cannot be separated.
+    """
+    told = told or Told()
+    trace = _unambiguous(module, images)
+    parts = read_parts(module, trace, heads=told.heads)
+    if not parts:
+        if told.heads is not None or told.grid is not None:
+            raise UnsupportedError(
+                f"expected attention in {type(module).__name__}, as heads= or grid= says, found none in a forward "
+                "pass; the lens sees softmax, scaled_dot_product_attention and nn.MultiheadAttention"
+            )
+        convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        blocks = _told_blocks(module, trace, told.blocks) or tuple(residual_blocks(module))
+        return Anatomy("cnn" if convolves else "other", blocks, attention=())
+    read = read_blocks(module, trace, parts)
+    blocks = tuple(dict.fromkeys(block for block, _ in read.values()))
+    if told.blocks is not None:
+        blocks = _told_blocks(module, trace, told.blocks)
+    parts = tuple(replace(part, mlp=read[part.module][1]) if part.module in read else part for part in parts)
+    anatomy = Anatomy("other", blocks, attention=parts)
+    return _with_tokens(module, trace, anatomy, images, logits_of, told)
+
+
+def _unambiguous(module: nn.Module, images: Tensor) -> ForwardTrace:
+    """A trace of two images, or of three where two heads could be taken for the batch."""
+    with evaluating(module):
+        trace = trace_forward(module, images[:2])
+        if any(call.heads == 2 for call in trace.attention):
+            return trace_forward(module, images[:3])
+    return trace
+
+
+def _told_blocks(module: nn.Module, trace: ForwardTrace, told: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The blocks that a user names. Raises InputError for a name that no module has, or that does not run."""
+    names = dict(module.named_modules())
+    for name in told or ():
+        if name not in names:
+            raise InputError(
+                f"expected names of modules in blocks=, found {name!r}; {type(module).__name__} has "
+                f"{', '.join(list(names)[1:5])}, ..."
+            )
+        if name not in trace.modules:
+            raise InputError(f"expected modules that run in blocks=, found {name!r}, whose forward is not called")
+    return told or ()
+
+
+def _with_tokens(
+    module: nn.Module,
+    trace: ForwardTrace,
+    anatomy: Anatomy,
+    images: Tensor,
+    logits_of: Callable[[Any], Tensor],
+    told: Told,
+) -> Anatomy:
+    count = _batch(trace)
+    calls = dict(zip((part.module for part in anatomy.attention or ()), _first_calls(trace, anatomy)))
+    whole = {name: call for name, call in calls.items() if call.queries == call.keys and call.batch == count}
+    if any(call.batch > count for call in calls.values()):
+        known = any(_has_windows(module, part) for part in anatomy.attention or ())
+        unread = "" if known else "its attention is in windows whose place in the image is not known"
+        return replace(
+            anatomy, family="windowed" if known else "other", readout="mean" if known else None, unread=unread
+        )
+    lengths = {call.queries for call in whole.values()}
+    pooled = [name for name, call in calls.items() if name not in whole and call.queries > 1]
+    if len(lengths) != 1 or pooled:
+        number = (
+            f"{sorted(lengths)} tokens, not one number"
+            if len(lengths) != 1
+            else f"fewer keys than queries ({pooled[0]})"
+        )
+        return replace(anatomy, unread=f"its attention layers have {number}")
+    (tokens,) = lengths
+    order = _told_order(told, tokens, module) or read_order(module, next(iter(whole)), images)
+    if isinstance(order, str):
+        order = _from_map(trace, next(iter(whole)), tokens) or order
+    if isinstance(order, str):
+        return replace(anatomy, unread=f"{order}; say grid=(rows, columns) and prefix=('cls', ...)")
+    last, names = list(whole)[-1], list(calls)
+    later = [calls[name] for name in names[names.index(last) + 1 :]]
+    read = () if later else positions_read(module, last, images, logits_of)
+    prefix = prefix_kinds(order.prefix, read) if told.prefix is None else told.prefix
+    layout = TokenLayout(order.grid, _patch_size(module, order.grid, images), prefix)
+    readout = readout_of(layout, read, pooled=any(call.queries < call.keys for call in later))
+    return replace(anatomy, family="vit", layout=layout, readout=readout)
+
+
+def _has_windows(module: nn.Module, part: AttentionPart) -> bool:
+    """Whether the attention module or its block says its windows as Swin's do."""
+    owners = (module.get_submodule(name) for name in (part.module, part.module.rpartition(".")[0]))
+    return any(hasattr(owner, "window_size") for owner in owners)
+
+
+def _from_map(trace: ForwardTrace, attention: str, tokens: int) -> TokenOrder | None:
+    """The order of tokens that come from the last map before the first attention (a CNN's, which sees everywhere)."""
+    begin = trace.modules[attention][0].begin
+    maps = [
+        call for calls in trace.modules.values() for call in calls
+        if call.end < begin and call.output is not None and call.output.dim() == 4
+    ]  # fmt: skip
+    if not maps:
+        return None
+    rows, columns = max(maps, key=lambda call: call.end).output.shape[2:]  # type: ignore[union-attr]
+    prefix = tokens - rows * columns
+    return TokenOrder(prefix, (rows, columns)) if 0 <= prefix <= _PREFIX else None
+
+
+def _batch(trace: ForwardTrace) -> int:
+    return int(next(iter(trace.modules[""][0].arguments.values())).shape[0])
+
+
+def _first_calls(trace: ForwardTrace, anatomy: Anatomy) -> Sequence[TracedAttention]:
+    """The first attention call of each attention module."""
+    return [next(call for call in trace.attention if part.module in call.stack) for part in anatomy.attention or ()]
+
+
+def _told_order(told: Told, tokens: int, module: nn.Module) -> TokenOrder | None:
+    if told.grid is None and told.prefix is None:
+        return None
+    if told.grid is None:
+        return None if told.prefix is None else _square(tokens, len(told.prefix), module)
+    rows, columns = told.grid
+    prefix = len(told.prefix) if told.prefix is not None else tokens - rows * columns
+    if prefix < 0 or prefix + rows * columns != tokens:
+        raise UnsupportedError(
+            f"expected {tokens} tokens, as {type(module).__name__} has, found grid={told.grid} and {max(prefix, 0)} "
+            "before the patches"
+        )
+    return TokenOrder(prefix, (rows, columns))
+
+
+def _square(tokens: int, prefix: int, module: nn.Module) -> TokenOrder:
+    side = round(max(tokens - prefix, 0) ** 0.5)
+    if side * side != tokens - prefix:
+        raise UnsupportedError(
+            f"expected a square grid beside {prefix} prefix tokens, found {tokens - prefix} patches in "
+            f"{type(module).__name__}; say grid=(rows, columns)"
+        )
+    return TokenOrder(prefix, (side, side))
+
+
+def _patch_size(module: nn.Module, grid: Grid, images: Tensor) -> tuple[int, int]:
+    """Pixels of a patch: the stride of the convolution that cuts the patches, else the image's share."""
+    height, width = int(images.shape[2]), int(images.shape[3])
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d) and layer.kernel_size == layer.stride and layer.in_channels == 3:
+            rows, columns = layer.kernel_size[0], layer.kernel_size[1]
+            if (height // rows, width // columns) == grid:
+                return rows, columns
+    return height // grid[0], width // grid[1]
