@@ -9,7 +9,7 @@ from torch import Tensor
 
 import vitlens
 from tests.contracts.uses import BrokenError, state_of
-from tests.lens.places.models import ATTENTIVE, MODELS, PLAIN
+from tests.lens.places.models import ATTENTIVE, EVERY, HANDWRITTEN, MODELS, PLAIN
 from tests.lens.tiny import FAMILIES, images, ours, timm_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture_attention
@@ -32,9 +32,9 @@ def changed(model: Model, batch: Tensor, changes: dict[str, Change], **options: 
         return model(batch)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EVERY)
 def test_what_was_captured_changes_nothing_and_another_images_does(name):
-    model = MODELS[name]()
+    model = EVERY[name]()
     batch = images(model.input_size)
     with torch.no_grad():
         plain = model(batch)
@@ -49,16 +49,16 @@ def test_what_was_captured_changes_nothing_and_another_images_does(name):
             assert not torch.allclose(moved, plain, atol=1e-6), place
 
 
-@pytest.mark.parametrize("name", ATTENTIVE)
+@pytest.mark.parametrize("name", [*ATTENTIVE, *HANDWRITTEN])
 def test_a_head_set_to_zero_is_its_columns_cut(name):
-    model = MODELS[name]()
+    model = EVERY[name]()
     batch = images(model.input_size)
     for layer in layers(model):
         for head in range(layer.heads):
             cut = copy.deepcopy(model)
             projection = attention_module(cut, layer.attention).projection
-            projection.weight[:, head * layer.head_dim : (head + 1) * layer.head_dim] = 0
             with torch.no_grad():
+                projection.weight[:, head * layer.head_dim : (head + 1) * layer.head_dim] = 0
                 expected = cut(batch)
             place = f"blocks.{layer.index}.head.{head}"
             torch.testing.assert_close(changed(model, batch, {place: "zero"}), expected, **SAME)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import vitlens
-from tests.lens.places.models import MODELS
+from tests.lens.places.models import EVERY, HANDWRITTEN, MODELS
 from tests.lens.tiny import FAMILIES, images, model_of, ours
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.places.capture import capture
@@ -44,9 +44,9 @@ def test_every_place_of_our_vit_in_forward_order():
     assert {place.kind for place in places(model)} <= KIND_WORDS.keys()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EVERY)
 def test_every_place_has_the_shape_that_is_listed(name):
-    model = MODELS[name]()
+    model = EVERY[name]()
     listed = places(model)
     captured = capture(model, images(model.input_size, batch=3), listed.names)
     assert tuple(captured) == listed.names
@@ -136,3 +136,14 @@ def test_a_wrong_name_is_answered_in_one_line(name, error, message):
     with pytest.raises(error, match=message) as told:
         resolve_places(ours(), [name])
     assert "\n" not in str(told.value)
+
+
+def test_modules_of_the_users_own():
+    """Attention in no block has its output alone; attention and MLP in one module are a block; tokens may be first."""
+    names = {name: set(places(make()).names) for name, make in HANDWRITTEN.items()}
+    assert "blocks.0.attention" in names["einsum"]
+    assert not {"blocks.0", "blocks.0.residual", "blocks.0.input"} & names["einsum"]
+    assert {"blocks.2.input", "blocks.2.residual", "blocks.2.mlp"} <= names["inline"]
+    assert "blocks.2.attention" not in names["inline"]
+    assert {"blocks.1.residual", "blocks.1.attention", "blocks.1.mlp"} <= names["encoder"]
+    assert {"patches", "blocks.2.residual", "blocks.2.head.2"} <= names["softmax"]

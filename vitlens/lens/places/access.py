@@ -21,7 +21,8 @@ class Access:
     module: the name of the module whose call it belongs to; part: that call's input (the argument `argument`), its
     output, the heads joined before its output projection, or what is inside its attention; layer: the first layer that
     must run again when it changes, None where replay has none; heads: of the layer; windows: calls of the module an
-    image; tokens_first: whether the module's tensor is (tokens, batch, ..), not (batch, tokens, ..); head, tokens: which head and which positions of the tensor are meant, None: all.
+    image; tokens_first: whether the module's tensor is (tokens, batch, ..), not (batch, tokens, ..); head, tokens:
+    which head and which positions of the tensor are meant, None: all.
     """
 
     place: Place

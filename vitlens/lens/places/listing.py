@@ -152,7 +152,7 @@ class _Reader:
         for layer in self.known:
             first = units.index(layer.unit) == layer.index
             last = layer.index == len(units) - 1 - units[::-1].index(layer.unit)
-            if first and layer.stream is not None and layer.unit != layer.attention:
+            if first and layer.stream is not None and self._is_block(layer):
                 yield from self._inputs(layer)
             yield from self._attention(layer)
             if last:
@@ -202,17 +202,23 @@ class _Reader:
             yield heads
             for head in range(layer.heads):
                 yield _of_head(heads, f"{name}.head.{head}", head)
-        if layer.attention != layer.unit:
+        if layer.attention != layer.unit or not (self._is_block(layer) or _holds_mlp(layer)):
             yield from self._module(f"{name}.attention", "attention", layer.attention, layer=layer.index)
 
     def _block(self, layer: Layer) -> Iterator[Access]:
         name = f"blocks.{layer.index}"
         if layer.mlp is not None:
             yield from self._module(f"{name}.mlp", "mlp", layer.mlp, layer=layer.index)
+        if not (self._is_block(layer) or _holds_mlp(layer)):
+            return
         for access in self._module(f"{name}.residual", "residual", layer.unit, layer=layer.index):
-            stream = layer.unit != layer.attention and access.place.axes[-1] == "dim" and len(access.place.axes) > 1
+            stream = self._is_block(layer) and access.place.axes[-1] == "dim" and len(access.place.axes) > 1
             block = Place(name, "block", access.place.axes, access.place.shape)
             yield access if stream else replace(access, place=block)
+
+    def _is_block(self, layer: Layer) -> bool:
+        """Whether the layer's unit is a residual block, not attention that stands alone."""
+        return layer.unit != layer.attention or layer.unit in self.model.anatomy.blocks
 
     def _module(
         self, name: str, kind: PlaceKind, module: str, *, what: str = "output", **options: Any
@@ -236,6 +242,11 @@ class _Reader:
             axes, shape = ("windows", *axes), (1, *shape)
         place = Place(name, kind, axes, shape[1:])
         return Access(place, layer.attention, part, layer.index, heads=layer.heads, windows=windows)
+
+
+def _holds_mlp(layer: Layer) -> bool:
+    """Whether the layer's unit is attention with an MLP after it (SigLIP's pooling)."""
+    return layer.mlp is not None and layer.mlp.startswith(f"{layer.unit}.")
 
 
 def _of_head(heads: Access, name: str, head: int) -> Access:

@@ -47,7 +47,7 @@ def as_interventions(changes: Set, label: str) -> dict[Intervention, Tensor] | N
 
 def _as_interventions(change: PreparedChange, source: str) -> dict[Intervention, Tensor] | None:
     access, data = change.access, change.data
-    if access.windows > 1 or access.layer is None:
+    if access.windows > 1 or access.tokens_first or access.layer is None:
         return None
     layer, kind = access.layer, access.place.kind
     if change.knocked is not None:
