@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 from tests.attribution.models import cnn
-from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
+from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens.analysis.ablation.ablate import ablate
 from vitlens.analysis.ablation.first_order import head_gradients
 from vitlens.analysis.answers.evaluate import evaluate
@@ -69,10 +69,11 @@ MODELS: dict[str, Callable[[], Model]] = {
     "timm": lambda: timm_model("deit_tiny_distilled_patch16_224"),
     "swin": torchvision_swin,
     "multihead": torchvision_vit,
+    "wrapped": handwritten,
     "cnn": lambda: cnn((16, 24)),
 }
-ATTENTIVE = ("ours", "timm", "swin", "multihead")
-PLAIN = ("ours", "timm", "multihead")  # one sequence of tokens through all blocks, read by CLS
+ATTENTIVE = ("ours", "timm", "swin", "multihead", "wrapped")
+PLAIN = ("ours", "timm", "multihead", "wrapped")  # one sequence of tokens through all blocks, read by CLS
 
 
 @dataclass(frozen=True)

@@ -292,9 +292,9 @@ def test_an_observation_sees_the_changed_model_wherever_it_stands(make: Callable
         if call.site.layer == 0:
             seen.append(call.weights())
 
-    with torch.no_grad(), intervened(model, what), observing(model.module, keep):
+    with torch.no_grad(), intervened(model, what), observing(model, keep):
         model(batch)
-    with torch.no_grad(), observing(model.module, keep), intervened(model, what):
+    with torch.no_grad(), observing(model, keep), intervened(model, what):
         model(batch)
     assert (seen[0][:, :, 0, 1] == 0).all()
     assert torch.equal(seen[0], seen[1])

@@ -240,7 +240,7 @@ def test_nested_observations_both_see_everything(model, explicit):
     before = state_of(model)
     alone = capture_attention(model, batch)
     outer: list[tuple[str, Tensor]] = []
-    with observing(model.module, lambda call: outer.append((call.site.module, call.weights()))):
+    with observing(model, lambda call: outer.append((call.site.module, call.weights()))):
         inner = capture_attention(model, batch, explicit=explicit)
         torch.testing.assert_close(inner.logits.detach(), alone.logits, atol=1e-5, rtol=1e-5)
     assert [name for name, _ in outer] == [site.module for site in inner.sites] == [site.module for site in alone.sites]
@@ -253,8 +253,8 @@ def test_nested_observations_both_see_everything(model, explicit):
 def test_the_inner_of_two_observations_undoes_its_own_alone():
     model, batch = ours(), images((32, 48))
     seen: list[str] = []
-    with observing(model.module, lambda call: seen.append(call.site.module)):
-        with pytest.raises(BrokenError), observing(model.module, lambda _call: None):
+    with observing(model, lambda call: seen.append(call.site.module)):
+        with pytest.raises(BrokenError), observing(model, lambda _call: None):
             raise BrokenError
         model(batch)
     assert seen == ["blocks.0.attn", "blocks.1.attn"]

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
+from tests.models.handwritten import SIZE, SoftmaxViT
 from vitlens.models.assembly import Architecture, assemble
 from vitlens.models.model import Model, Provenance
 from vitlens.models.vit import VisionTransformer, ViTConfig
+from vitlens.models.wrap import wrap
 from vitlens.preprocessing import Preprocessing
 
 CLASSES = ("a", "b", "c", "d", "e")
@@ -71,6 +73,12 @@ def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
         alias=alias,
         size=size if isinstance(size, tuple) else (32, 32),
     )
+
+
+def handwritten() -> Model:
+    """A user's own module, its weights not frozen."""
+    module = shaken(lambda: SoftmaxViT(depth=2, classes=5, drop=0.0))
+    return wrap(module, image_size=SIZE, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), classes=CLASSES, alias="wrapped")
 
 
 def torchvision_vit(classes: int = 5) -> Model:

@@ -12,11 +12,11 @@ GRID = (3, 4)
 class SoftmaxAttention(nn.Module):
     """Scores, softmax and products, in the style of minGPT."""
 
-    def __init__(self, dim: int, count: int) -> None:
+    def __init__(self, dim: int, count: int, drop: float) -> None:
         super().__init__()
         self.count = count
         self.to_qkv, self.mix = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.drop = nn.Dropout(0.1)
+        self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, dim = x.shape
@@ -28,10 +28,10 @@ class SoftmaxAttention(nn.Module):
 class SoftmaxBlock(nn.Module):
     """Pre-norm, attention and feed-forward layers."""
 
-    def __init__(self, dim: int, count: int) -> None:
+    def __init__(self, dim: int, count: int, drop: float) -> None:
         super().__init__()
         self.ln_a, self.ln_b = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.sa = SoftmaxAttention(dim, count)
+        self.sa = SoftmaxAttention(dim, count, drop)
         self.feedforward = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,12 +42,12 @@ class SoftmaxBlock(nn.Module):
 class SoftmaxViT(nn.Module):
     """CLS, learned positions, a list of blocks."""
 
-    def __init__(self, dim: int = 24, depth: int = 3, count: int = 3, classes: int = 5) -> None:
+    def __init__(self, dim: int = 24, depth: int = 3, count: int = 3, classes: int = 5, drop: float = 0.1) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, dim, PATCH, PATCH)
         self.first = nn.Parameter(torch.randn(1, 1, dim))
         self.places = nn.Parameter(torch.randn(1, 1 + GRID[0] * GRID[1], dim))
-        self.encoder = nn.ModuleList(SoftmaxBlock(dim, count) for _ in range(depth))
+        self.encoder = nn.ModuleList(SoftmaxBlock(dim, count, drop) for _ in range(depth))
         self.ln, self.out = nn.LayerNorm(dim), nn.Linear(dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:

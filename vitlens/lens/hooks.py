@@ -193,8 +193,8 @@ def multi_head_attention(
         attn_mask = attn_mask.unflatten(0, (batch, num_heads))
     output = attend(*heads, attn_mask, dropout_p if training else 0.0)
     joined = output.permute(2, 0, 1, 3).reshape(tokens, batch, dim)
-    weights = _returned_weights(heads[0], heads[1], attn_mask, average_attn_weights) if need_weights else None
-    return F.linear(joined, out_proj_weight, out_proj_bias), weights
+    returned = _returned_weights(heads[0], heads[1], attn_mask, average_attn_weights) if need_weights else None
+    return F.linear(joined, out_proj_weight, out_proj_bias), returned
 
 
 def _returned_weights(query: Tensor, key: Tensor, mask: Tensor | None, average: bool) -> Tensor:
@@ -202,5 +202,5 @@ def _returned_weights(query: Tensor, key: Tensor, mask: Tensor | None, average: 
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        weights = scores.softmax(-1)
+        weights: Tensor = scores.softmax(-1)
         return weights.mean(1) if average else weights

@@ -178,7 +178,8 @@ class AttentionObserver(TorchFunctionMode):
     def _deliver(
         self, *, inputs: AttentionInputs | None = None, computed: Tensor | None = None, output: Tensor | None = None
     ) -> None:
-        name, _, entered = self._stack[-1]
+        own = (frame for frame in reversed(self._stack) if frame[0] in self.heads)
+        name, _, entered = next(own, self._stack[-1])
         weights = computed.shape if computed is not None else (*inputs.query.shape[:3], inputs.key.shape[2])  # type: ignore[union-attr]
         batch, heads, queries, keys = weights
         calls = max(batch // self._images, 1)

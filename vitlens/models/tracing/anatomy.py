@@ -14,7 +14,7 @@ from vitlens.models.attention_parts import AttentionPart
 from vitlens.models.model import Anatomy
 from vitlens.models.tracing.calls import ForwardTrace, TracedAttention, trace_forward
 from vitlens.models.tracing.parts import read_blocks, read_parts
-from vitlens.models.tracing.tokens import Grid, TokenOrder, positions_read, prefix_kinds, read_order, readout_of
+from vitlens.models.tracing.tokens import Grid, TokenOrder, Unread, positions_read, prefix_kinds, read_order, readout_of
 
 _PREFIX: Final = 16  # most tokens before the patches, where their number follows from that of the patches
 
@@ -113,10 +113,10 @@ def _with_tokens(
         return replace(anatomy, unread=f"its attention layers have {number}")
     (tokens,) = lengths
     order = _told_order(told, tokens, module) or read_order(module, next(iter(whole)), images)
-    if isinstance(order, str):
+    if isinstance(order, Unread) and order.spread:
         order = _from_map(trace, next(iter(whole)), tokens) or order
-    if isinstance(order, str):
-        return replace(anatomy, unread=f"{order}; say grid=(rows, columns) and prefix=('cls', ...)")
+    if isinstance(order, Unread):
+        return replace(anatomy, unread=f"{order.reason}; say grid=(rows, columns) and prefix=('cls', ...)")
     last, names = list(whole)[-1], list(calls)
     later = [calls[name] for name in names[names.index(last) + 1 :]]
     read = () if later else positions_read(module, last, images, logits_of)

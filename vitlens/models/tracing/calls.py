@@ -122,7 +122,7 @@ class _Tracer(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             self._see_multihead(*args, **kwargs)
         elif func is F.scaled_dot_product_attention:
-            self._see_fused(*args[:3], *(kwargs[name] for name in ("query", "key", "value") if name in kwargs), result)
+            self._see_fused(result, *args, **kwargs)
         elif func in _SOFTMAX and isinstance(result, Tensor) and result.dim() >= 3:
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if dim in (-1, result.dim() - 1) and result.shape[-1] > 1:
@@ -158,7 +158,7 @@ class _Tracer(TorchFunctionMode):
         self.trace.linear.append((self._clock, self._names(), call.projection))
         self.trace.attention.append(call)
 
-    def _see_fused(self, query: Tensor, key: Tensor, _value: Tensor, output: Tensor) -> None:
+    def _see_fused(self, output: Tensor, query: Tensor, key: Tensor, *_args: Any, **_kwargs: Any) -> None:
         if query.dim() == 3:
             shape = (len(query), None if len(query) > self._images else 1, query.shape[1], key.shape[1])
         else:
@@ -167,11 +167,12 @@ class _Tracer(TorchFunctionMode):
         self._see_output(output)
 
     def _see_softmax(self, weights: Tensor) -> None:
+        queries, keys = weights.shape[-2:]
         if weights.dim() == 3:
-            shape = (len(weights), None if len(weights) > self._images else 1, *weights.shape[1:])
+            batch, heads = len(weights), None if len(weights) > self._images else 1
         else:
-            shape = (weights.shape[:-3].numel(), *weights.shape[-3:])
-        self._add(TracedAttention(self._names(), *shape, weights=weights))
+            batch, heads = weights.shape[:-3].numel(), weights.shape[-3]
+        self._add(TracedAttention(self._names(), batch, heads, queries, keys, weights=weights))
 
     def _see_product(self, operands: list[Tensor], output: Tensor) -> None:
         """A product whose factor is a result of softmax (after dropout or a cast, reshaped or not): attention."""

@@ -28,28 +28,38 @@ class TokenOrder:
     grid: Grid
 
 
-def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder | str:
-    """The order of the tokens that enter an attention module, or why it cannot be read, as a sentence's end.
+@dataclass(frozen=True)
+class Unread:
+    """Why the order cannot be read; spread: whether each patch depends on most of the image, as behind a deep CNN."""
+
+    reason: str
+    spread: bool = False
+
+
+def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder | Unread:
+    """The order of the tokens that enter an attention module, or why it cannot be read.
 
     images: six of normalised noise. Tokens that do not differ between two images are the prefix; a pixel changed in
     each corner of an image tells which token each corner is.
     """
     tokens = _tokens_entering(module, attention, _probes(images))
     if tokens is None:
-        return f"the input of {attention} is not (batch, tokens, width)"
+        return Unread(f"the input of {attention} is not (batch, tokens, width)")
     changes = (tokens - tokens[:1]).abs().amax(-1)  # (6, tokens)
     same = (changes[5] == 0).nonzero().flatten().tolist()
     prefix = len(same)
     if same != list(range(prefix)):
-        return f"tokens {same[:8]} do not depend on the image and are not the first ones"
+        return Unread(f"tokens {same[:8]} do not depend on the image and are not the first ones")
     top_left, top_right, bottom_left, bottom_right = (int(changes[corner].argmax()) for corner in range(1, 5))
     columns = top_right - top_left + 1
     rows, rest = divmod(tokens.shape[1] - prefix, max(columns, 1))
     expected = (prefix, prefix + (rows - 1) * columns, tokens.shape[1] - 1)
     if columns < 1 or rest or (top_left, bottom_left, bottom_right) != expected:
-        return (
-            f"its {tokens.shape[1] - prefix} patches are not row by row: the image's corners are tokens {top_left}, "
-            f"{top_right}, {bottom_left} and {bottom_right}"
+        patches = tokens.shape[1] - prefix
+        return Unread(
+            f"its {patches} patches are not row by row: the image's corners are tokens {top_left}, {top_right}, "
+            f"{bottom_left} and {bottom_right}",
+            spread=bool(((changes[1:5] > 0).sum(1) > patches / 2).all()),
         )
     return TokenOrder(prefix, (rows, columns))
 
@@ -99,11 +109,11 @@ def positions_read(
             if not logits.requires_grad or leaves[-1].dim() != 3:
                 return ()
             mix = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
-            (gradient,) = torch.autograd.grad((logits * mix).sum(), leaves[-1], allow_unused=True)
+            (gradient,) = torch.autograd.grad(
+                (logits * mix).sum(), leaves[-1], allow_unused=True, materialize_grads=True
+            )
     finally:
         handle.remove()
-    if gradient is None:
-        return ()
     if len(gradient) != 2:  # (tokens, batch, width)
         gradient = gradient.transpose(0, 1)
     return tuple((gradient.abs().amax((0, 2)) > 0).nonzero().flatten().tolist())
