@@ -23,11 +23,22 @@ if TYPE_CHECKING:
     from vitlens.analysis.features.zero_shot import zero_shot as zero_shot
     from vitlens.analysis.heads.statistics import Statistics as Statistics
     from vitlens.analysis.heads.statistics import statistics as statistics
+    from vitlens.analysis.patching.public import direct_logit_attribution as direct_logit_attribution
+    from vitlens.analysis.patching.public import logit_lens as logit_lens
     from vitlens.attacks.attack import attack as attack
     from vitlens.attribution.explain import explain as explain
     from vitlens.commands.scaffold.reading import read as read
     from vitlens.data.catalogue import load_data as load_data
     from vitlens.data.split import Split as Split
+    from vitlens.lens.call import AttentionCall as AttentionCall
+    from vitlens.lens.places.capture import capture as capture
+    from vitlens.lens.places.changes import KnockOut as KnockOut
+    from vitlens.lens.places.intervene import intervene as intervene
+    from vitlens.lens.places.listing import places as places
+    from vitlens.lens.places.patch import patch as patch
+    from vitlens.lens.places.place import Place as Place
+    from vitlens.lens.public import observe as observe
+    from vitlens.lens.public import replay as replay
     from vitlens.lists import list_attacks as list_attacks
     from vitlens.lists import list_methods as list_methods
     from vitlens.lists import list_models as list_models
@@ -41,26 +52,37 @@ if TYPE_CHECKING:
     from vitlens.training.loop import fit as train
 
 _HOMES = {
+    "AttentionCall": ("vitlens.lens.call", "AttentionCall"),
+    "KnockOut": ("vitlens.lens.places.changes", "KnockOut"),
     "Model": ("vitlens.models.model", "Model"),
+    "Place": ("vitlens.lens.places.place", "Place"),
     "Split": ("vitlens.data.split", "Split"),
     "Statistics": ("vitlens.analysis.heads.statistics", "Statistics"),
     "ablate": ("vitlens.analysis.ablation.ablate", "ablate"),
     "attack": ("vitlens.attacks.attack", "attack"),
     "attention": ("vitlens.analysis.attention.weights", "attention"),
+    "capture": ("vitlens.lens.places.capture", "capture"),
     "compare": ("vitlens.analysis.failures.compare", "compare"),
+    "direct_logit_attribution": ("vitlens.analysis.patching.public", "direct_logit_attribution"),
     "evaluate": ("vitlens.analysis.answers.evaluate", "evaluate"),
     "explain": ("vitlens.attribution.explain", "explain"),
     "features": ("vitlens.analysis.features.features", "features"),
     "images": ("vitlens.analysis.answers.pictures", "images"),
-    "load": ("vitlens.models.loading", "load"),
+    "intervene": ("vitlens.lens.places.intervene", "intervene"),
     "list_attacks": ("vitlens.lists", "list_attacks"),
     "list_methods": ("vitlens.lists", "list_methods"),
     "list_models": ("vitlens.lists", "list_models"),
     "list_statistics": ("vitlens.lists", "list_statistics"),
+    "load": ("vitlens.models.loading", "load"),
     "load_data": ("vitlens.data.catalogue", "load_data"),
+    "logit_lens": ("vitlens.analysis.patching.public", "logit_lens"),
+    "observe": ("vitlens.lens.public", "observe"),
+    "patch": ("vitlens.lens.places.patch", "patch"),
+    "places": ("vitlens.lens.places.listing", "places"),
     "profile": ("vitlens.analysis.cost.profile", "profile"),
     "read": ("vitlens.commands.scaffold.reading", "read"),
     "relevance": ("vitlens.analysis.attention.relevance", "relevance"),
+    "replay": ("vitlens.lens.public", "replay"),
     "rollout": ("vitlens.analysis.attention.rollout", "rollout"),
     "shape_bias": ("vitlens.analysis.failures.shape_bias", "shape_bias"),
     "show": ("vitlens.notebook", "show"),
@@ -74,27 +96,38 @@ _HOMES = {
 }
 
 __all__ = [
+    "AttentionCall",
+    "KnockOut",
     "Model",
+    "Place",
     "Split",
     "Statistics",
     "__version__",
     "ablate",
     "attack",
     "attention",
+    "capture",
     "compare",
+    "direct_logit_attribution",
     "evaluate",
     "explain",
     "features",
     "images",
+    "intervene",
     "list_attacks",
     "list_methods",
     "list_models",
     "list_statistics",
     "load",
     "load_data",
+    "logit_lens",
+    "observe",
+    "patch",
+    "places",
     "profile",
     "read",
     "relevance",
+    "replay",
     "rollout",
     "shape_bias",
     "show",

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitlens.archives import read_archive
 from vitlens.errors import InputError, NonFiniteError, StorageError
-from vitlens.places import inside
 from vitlens.recorded import Config, Results
+from vitlens.safe_paths import inside
 from vitlens.schema import CHARACTERS, is_name, read_as
 from vitlens.strict_json import LIMIT, Limit, parse_json
 

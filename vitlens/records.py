@@ -27,8 +27,8 @@ from vitlens.archives import Form, require_forms
 from vitlens.displayed import Displayed
 from vitlens.errors import InputError
 from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_arrays
-from vitlens.places import inside
 from vitlens.recorded import Config, ModelEntry
+from vitlens.safe_paths import inside
 from vitlens.schema import Untrusted, UntrustedName, read_as
 from vitlens.uncertainty import Estimate
 

@@ -20,7 +20,7 @@ from vitlens.analysis.heads.specialisation import Head, specialise
 from vitlens.cli.main import application
 from vitlens.data.digits import digits
 from vitlens.files import read_arrays
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models.loading import load
 from vitlens.references import resolved
 
@@ -93,7 +93,7 @@ def test_every_value_lies_in_its_range(name):
 
 def test_the_public_function_has_it(added):
     model, batch = ours(), images((32, 48))
-    table, captured = vitlens.statistics(model, batch), capture(model, batch)
+    table, captured = vitlens.statistics(model, batch), capture_attention(model, batch)
     for layer, weights in enumerate(captured.layers):
         patches = weights[:, :, 1:]
         expected = {

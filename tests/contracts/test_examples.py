@@ -1,6 +1,8 @@
 """Examples in docstrings and the README run as they stand."""
 
+import contextlib
 import doctest
+import io
 import re
 import shutil
 from importlib import import_module
@@ -14,6 +16,9 @@ import vitlens
 README = Path(__file__).parents[2] / "README.md"
 NONE = {  # and why
     "Model": "a class",
+    "AttentionCall": "a class",
+    "KnockOut": "a class",
+    "Place": "a class",
     "Split": "a class",
     "Statistics": "a class",
     "__version__": "a string",
@@ -54,3 +59,16 @@ def test_the_page_of_the_python_api(monkeypatch):
     assert doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(example).failed == 0
     unnamed = [name for name in vitlens.__all__ if not re.search(rf"\b{name}\b", page)]
     assert set(unnamed) <= {"Statistics", "__version__"}
+
+
+def test_the_page_of_the_lens():
+    """Its blocks of Python run one after another, and print what the page says."""
+    page = (README.parent / "docs" / "lens.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```\n(?:```output\n(.*?)```)?", page, flags=re.DOTALL)
+    assert len(blocks) == len(re.findall("```python", page)) > 7
+    names: dict[str, object] = {}
+    for code, expected in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)  # our own page
+        assert [line.rstrip() for line in printed.getvalue().splitlines()] == expected.splitlines(), code

@@ -6,7 +6,7 @@ import torch
 from tests.lens.tiny import CHAINED, FAMILIES, images
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention_maps
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models import loading
 from vitlens.models.anatomy import attention_modules
 from vitlens.models.model import Model
@@ -52,7 +52,7 @@ def family(request: pytest.FixtureRequest) -> tuple[str, Model]:
 def check_logits(name: str, model: Model, batch: torch.Tensor) -> None:
     with torch.no_grad():
         plain = model(batch)
-    observed = capture(model, batch)
+    observed = capture_attention(model, batch)
     if name == "torchvision-vit":  # unobserved inference takes nn.MultiheadAttention's other kernel
         torch.testing.assert_close(observed.logits, plain, atol=1e-5, rtol=1e-5)
     else:
@@ -87,7 +87,7 @@ def test_an_image_does_not_depend_on_its_batch_mates(family):
     name, model = family
     batch = images(model.input_size, batch=3)
     tolerance = 1e-5 if name == "swinv2" else 1e-6  # cosine scores times up to 100: more float noise
-    together, alone = capture(model, batch), capture(model, batch[1:2])
+    together, alone = capture_attention(model, batch), capture_attention(model, batch[1:2])
     torch.testing.assert_close(alone.logits[0], together.logits[1], atol=1e-5, rtol=1e-5)
     for one, layer in zip(alone.layers, together.layers):
         own = layer.unflatten(0, (3, -1))[1]  # windows of an image stand together
@@ -101,7 +101,7 @@ def test_an_image_does_not_depend_on_its_batch_mates(family):
 def test_explicit_attention_gives_the_same_logits_and_gradients_of_every_layer(family):
     name, model = family
     batch = images(model.input_size)
-    plain, explicit = capture(model, batch), capture(model, batch, explicit=True)
+    plain, explicit = capture_attention(model, batch), capture_attention(model, batch, explicit=True)
     torch.testing.assert_close(explicit.logits.detach(), plain.logits, atol=1e-5, rtol=1e-5)
     gradients = torch.autograd.grad(explicit.logits[:, 1].sum(), explicit.layers)
     assert len(gradients) == len(plain.layers)

@@ -61,6 +61,13 @@ def test_every_public_name_is_there_and_documented(name):
     assert name == "__version__" or found.__doc__
 
 
+def test_no_public_name_is_that_of_a_module():
+    """Importing the module would put it in the function's place."""
+    folder = Path(vitlens.__file__).parent
+    modules = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert not modules & set(vitlens.__all__)
+
+
 def test_an_unknown_public_name_says_the_known_ones():
     with pytest.raises(AttributeError, match=r"has no attribute 'roll'; it has .*rollout"):
         vitlens.roll  # noqa: B018

@@ -14,6 +14,19 @@ from vitlens.errors import DataError
 from vitlens.models.model import Model
 
 LABELS = torch.tensor([0, 1])
+
+
+def observed(vit: Model, batch: Tensor) -> Tensor:
+    kept: list[Tensor] = []
+    vitlens.observe(vit, batch, lambda call: kept.append(call.weights()))
+    return kept[0]
+
+
+def replayed(vit: Model, batch: Tensor) -> Tensor:
+    with vitlens.replay(vit, batch) as replay:
+        return replay.run([{"blocks.0.mlp": "zero"}])
+
+
 # each public function that takes images, and what of its answer is compared
 TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "ablate": lambda vit, batch: vitlens.ablate(vit, batch, LABELS).delta_loss,
@@ -21,25 +34,36 @@ TAKES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "attention": lambda vit, batch: vitlens.attention(vit, batch)[0],
     "compare": lambda vit, batch: vitlens.compare(vit, vit, batch, LABELS).first.confidence,
     "evaluate": lambda vit, batch: vitlens.evaluate(vit, batch, LABELS).logits,
+    "capture": lambda vit, batch: vitlens.capture(vit, batch, "blocks.0.mlp")["blocks.0.mlp"],
+    "direct_logit_attribution": lambda vit, batch: vitlens.direct_logit_attribution(vit, batch).heads,
     "explain": lambda vit, batch: vitlens.explain(vit, batch, method="saliency"),
     "features": lambda vit, batch: vitlens.features(vit, batch).at(-1),
+    "logit_lens": lambda vit, batch: vitlens.logit_lens(vit, batch).logits,
+    "observe": observed,
+    "patch": lambda vit, batch: vitlens.patch(vit, batch, images(vit.input_size, seed=1), "blocks.0.mlp").logits,
     "relevance": lambda vit, batch: vitlens.relevance(vit, batch),
+    "replay": replayed,
     "rollout": lambda vit, batch: vitlens.rollout(vit, batch),
     "statistics": lambda vit, batch: vitlens.statistics(vit, batch).distance,
 }
 # each other public name, and why it has no pixels to check
 TAKES_NONE = {
+    "AttentionCall": "what observe hands on",
+    "KnockOut": "a change",
     "Model": "its forward may leave the range: integrated gradients, SmoothGrad and attacks do so on purpose",
     "Split": "of 8 bits, or checked when it is made",
     "Statistics": "a result",
+    "Place": "what places lists",
     "__version__": "a string",
     "images": "makes them",
     "list_attacks": "lists",
     "list_methods": "lists",
     "list_models": "lists",
     "list_statistics": "lists",
+    "intervene": "no images but the reference, see below",
     "load": "a name",
     "load_data": "a name",
+    "places": "a model",
     "profile": "draws its own",
     "read": "a folder",
     "shape_bias": "files of cue conflicts, whose pixels are 8 bits",
@@ -47,6 +71,7 @@ TAKES_NONE = {
     "show_board": "draws tables",
     "show_heads": "draws them: tests/test_notebook.py",
     "similarity": "features",
+    "wrap": "a module",
     "train": "Splits, whose pixels are 8 bits",
     "zero_shot": "names of classes",
 }
@@ -126,6 +151,32 @@ def test_the_forward_of_the_model_itself_is_free(vit):
 def test_training_takes_splits_alone(vit):
     """Its two parts are given by name and part, so that no image is in both."""
     assert "Split" in TAKES_NONE["train"]
+
+
+def test_reference_images_and_the_other_run_are_checked_too(vit):
+    batch = images(vit.input_size)
+    with (
+        pytest.raises(DataError, match="divide by 255"),
+        vitlens.intervene(vit, {"blocks.0.mlp": "mean"}, reference=batch * 255),
+    ):
+        pytest.fail("it was not refused")
+    with pytest.raises(DataError, match="divide by 255"):
+        vitlens.patch(vit, batch, batch * 255, "blocks.0.mlp")
+    with vitlens.replay(vit, batch) as replay, pytest.raises(DataError, match="divide by 255"):
+        replay.run([{"blocks.0.mlp": "mean"}], reference=batch * 255)
+
+
+SPLITS: dict[str, Callable[[Model, object], object]] = {
+    "compare": lambda vit, given: vitlens.compare(vit, vit, given),
+    "evaluate": lambda vit, given: vitlens.evaluate(vit, given),
+    "shape_bias": lambda vit, given: vitlens.shape_bias(vit, split=given),
+    "train": lambda vit, given: vitlens.train(vit, given, given, recipe=None, directory=None),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_what_takes_a_split_refuses_images_and_paths(vit, name):
+    assert "Split" in TAKES_NONE[name]
     for given in (images(vit.input_size), "photos/", np.zeros((2, 8, 8, 3), np.uint8)):
         with pytest.raises(DataError, match=f"expected a Split.*found {type(given).__name__}.*load_data"):
             vitlens.train(vit, given, given, recipe=None, directory=None)

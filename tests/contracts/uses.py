@@ -34,22 +34,31 @@ from vitlens.analysis.faithfulness.randomisation import weight_groups as randomi
 from vitlens.analysis.faithfulness.resampled import removal_grid
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.analysis.patching.contribution import contributions, logit_lens
-from vitlens.analysis.patching.patching import mlp_outputs, patch
+from vitlens.analysis.patching.contribution import contributions, logits_by_depth
+from vitlens.analysis.patching.patching import mlp_outputs, patch_parts
+from vitlens.analysis.patching.public import direct_logit_attribution, logit_lens
 from vitlens.analysis.robustness.inside import cosines, shifts
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.explain import explain
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.data.split import InMemory, Split
-from vitlens.lens.capture import capture, watching_outputs, watching_stream
+from vitlens.lens.capture import capture_attention, watching_outputs, watching_stream
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched
 from vitlens.lens.observe import observe
 from vitlens.lens.onednn import quick_convolutions, quick_linear, quick_mlps
+from vitlens.lens.places.capture import capture
+from vitlens.lens.places.changes import Change, KnockOut
+from vitlens.lens.places.intervene import intervene
+from vitlens.lens.places.listing import places
+from vitlens.lens.places.patch import patch
+from vitlens.lens.public import observe as public_observe
+from vitlens.lens.public import replay as public_replay
 from vitlens.lens.replay import replaying
 from vitlens.lens.replay_check import entry_of
 from vitlens.lens.stages import stages, watching_stages
+from vitlens.models.memo import forget
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.frozen import read_features
@@ -117,7 +126,52 @@ def run_nested(model: Model, batch: Tensor) -> None:
         model(batch)
         with replaying(model, batch, budget=0) as replay:
             replay.run(CHANGES, replacements=DATA)
-        capture(model, batch)
+        capture_attention(model, batch)
+
+
+def run_places(model: Model, _batch: Tensor) -> None:
+    """The places of a model that was not looked at before."""
+    forget(model)
+    places(model)
+
+
+def run_intervene(model: Model, batch: Tensor) -> None:
+    """Every place changed at once, in a context within another, with gradients on and off; captured inside."""
+    names = [place.name for place in places(model) if place.changeable]
+    with intervene(model, dict.fromkeys(names, torch.clone)), intervene(model, {names[0]: "resample"}):
+        capture(model, batch, names)
+        leaf = batch.clone().requires_grad_()
+        torch.autograd.grad(model(leaf).sum(), leaf)
+
+
+def run_mean(model: Model, batch: Tensor) -> None:
+    """The last block set to its mean over the images."""
+    with intervene(model, {places(model).names[-2]: "mean"}, reference=batch), torch.no_grad():
+        model(batch)
+
+
+def run_knock_out(model: Model, batch: Tensor) -> None:
+    """Keys knocked out in all layers, and a block removed."""
+    changes: dict[str, Change] = {"blocks.*.attention.weights": KnockOut(keys=[0, 1], queries=2), "blocks.1": "remove"}
+    with intervene(model, changes), torch.no_grad():
+        model(batch)
+
+
+def run_capture_graph(model: Model, batch: Tensor) -> None:
+    """Every place in the autograd graph of the logits."""
+    captured = capture(model, batch, places(model).names[:-1], graph=True)
+    torch.autograd.grad(captured.logits.sum(), list(captured.values()))
+
+
+def run_patch(model: Model, batch: Tensor) -> None:
+    """Every place of the images' run patched by that of another order, each apart."""
+    patch(model, batch, batch.flip(0), places(model).names[:-1])
+
+
+def run_place_replay(model: Model, batch: Tensor) -> None:
+    """Changes by place from a kept clean pass, inside a changed model."""
+    with intervene(model, {"blocks.0.mlp": "zero"}), public_replay(model, batch) as kept:
+        kept.run([{"blocks.1.mlp": torch.neg}, {"blocks.0.head.1": "zero", "blocks.1": "remove"}])
 
 
 def run_watchers(model: Model, batch: Tensor) -> None:
@@ -164,10 +218,10 @@ def run_entry(model: Model, batch: Tensor) -> None:
         entry.logits(entry.tokens(batch))
 
 
-def run_patch(model: Model, batch: Tensor) -> None:
+def run_patch_parts(model: Model, batch: Tensor) -> None:
     """Activation patching between two orders of the images."""
     first, second = (torch.full((len(batch),), label) for label in (0, 1))
-    patch(model, batch, batch.roll(1, 0), targets=first, others=second)
+    patch_parts(model, batch, batch.roll(1, 0), targets=first, others=second)
 
 
 def run_way(model: Model, batch: Tensor, *, method: str) -> None:
@@ -197,8 +251,17 @@ _LISTED = (
     Use("observe", lambda model, batch: observe(model, batch, lambda call: call.weights())),
     Use("observe-explicit", lambda model, batch: observe(model, batch, lambda call: call.weights(), explicit=True)),
     Use("observe-graph", lambda model, batch: observe(model, batch, lambda call: call.output, graph=True)),
-    Use("capture", capture),
-    Use("replay", run_replay),
+    Use("capture-attention", capture_attention),
+    Use("places", run_places, EVERYWHERE),
+    Use("capture", lambda model, batch: capture(model, batch, places(model).names), EVERYWHERE),
+    Use("capture-graph", run_capture_graph, EVERYWHERE),
+    Use("intervene", run_intervene, EVERYWHERE),
+    Use("intervene-mean", run_mean, EVERYWHERE),
+    Use("knock-out", run_knock_out),
+    Use("patch", run_patch, EVERYWHERE),
+    Use("public-observe", lambda model, batch: public_observe(model, batch, lambda call: call.weights())),
+    Use("replay", run_place_replay),
+    Use("replaying", run_replay),
     Use("interventions", run_nested),
     Use("watchers", run_watchers, EVERYWHERE),
     Use("quick-layers", run_quick_layers, EVERYWHERE),
@@ -218,9 +281,11 @@ _LISTED = (
     Use("answers-without", answers_with_half, EVERYWHERE),
     Use("randomised", run_randomised, EVERYWHERE),
     Use("contributions", contributions, PLAIN),
-    Use("logit-lens", logit_lens, PLAIN),
+    Use("direct_logit_attribution", direct_logit_attribution, PLAIN),
+    Use("logit_lens", logit_lens, PLAIN),
+    Use("logits-by-depth", logits_by_depth, PLAIN),
     Use("mlp-outputs", mlp_outputs),
-    Use("patch", run_patch, PLAIN),
+    Use("patch-parts", run_patch_parts, PLAIN),
     Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
     Use("compare", lambda model, batch: compare(model, model, split_of(model, batch)), EVERYWHERE),

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tests.lens.tiny import images, timm_model, torchvision_swin
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.lens.call import AttentionCall, AttentionInputs, per_head, received, unwindow, window_index
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observing
 from vitlens.lens.site import Site, Windows, decide_kind
 
@@ -263,7 +263,7 @@ def test_received_is_the_mean_of_the_window_put_back(shape, pad_first):
 
 
 def swin_sites(model, size):
-    captured = capture(model, images(size))
+    captured = capture_attention(model, images(size))
     return [(site, weights) for site, weights in zip(captured.sites, captured.layers)]
 
 

@@ -14,7 +14,7 @@ from tests.lens.tiny import CLASSES, FAMILIES, images, model_of, ours, shaken, t
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.hooks import attention_module
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import (
@@ -127,7 +127,7 @@ def left_over(weights: Tensor, keep: Tensor) -> Tensor:
 @pytest.mark.parametrize("heads", [None, (1,)])
 def test_a_knock_out_leaves_the_other_keys_scaled_to_one(model, heads):
     batch = of(model)
-    clean = capture(model, batch)
+    clean = capture_attention(model, batch)
     for layer in layers(model):
         queries, keys = (0,) if layer.queries == 1 else (0, 2), (1, 3)
         keep = torch.ones(layer.heads, layer.queries, layer.keys)
@@ -135,7 +135,7 @@ def test_a_knock_out_leaves_the_other_keys_scaled_to_one(model, heads):
             for query in queries:
                 keep[head, query, list(keys)] = 0
         with intervened(model, KnockedOut(layer.index, queries, keys, heads)):
-            seen = capture(model, batch)
+            seen = capture_attention(model, batch)
         expected = left_over(clean.layers[layer.index], keep)
         torch.testing.assert_close(seen.layers[layer.index], expected, atol=1e-5, rtol=1e-4)
         with torch.no_grad():

@@ -9,7 +9,7 @@ from tests.contracts.uses import ATTENTIVE, BrokenError, state_of, unsettled
 from tests.lens.tiny import CLASSES, images, model_of, ours, timm_model, torchvision_vit
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe, observing, survey
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.model import Model
@@ -19,9 +19,9 @@ from vitlens.models.model import Model
 def test_rows_are_the_rows_of_all_weights(make):
     model = make()
     batch = images(model.input_size)
-    everything = capture(model, batch)
+    everything = capture_attention(model, batch)
     for rows in ((0,), (3, 1)):
-        few = capture(model, batch, rows=rows)
+        few = capture_attention(model, batch, rows=rows)
         assert torch.equal(few.logits, everything.logits)
         for some, all_ in zip(few.layers, everything.layers):
             torch.testing.assert_close(some, all_[:, :, list(rows)], atol=1e-6, rtol=0)
@@ -29,14 +29,14 @@ def test_rows_are_the_rows_of_all_weights(make):
 
 def test_a_pooling_query_has_one_row_whatever_is_asked():
     model = timm_model("cait_xxs24_224")
-    layers = capture(model, images(), rows=(2,)).layers
+    layers = capture_attention(model, images(), rows=(2,)).layers
     assert [layer.shape for layer in layers] == [(2, 2, 1, 16)] * 2 + [(2, 2, 1, 17)] * 2
 
 
 def test_fused_and_unfused_show_the_same():
     fused, unfused = ours(), ours(fused=False)
     batch = images((32, 48))
-    a, b = capture(fused, batch), capture(unfused, batch)
+    a, b = capture_attention(fused, batch), capture_attention(unfused, batch)
     torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
     for one, other in zip(a.layers, b.layers):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
@@ -60,7 +60,7 @@ class Tampered(nn.Module):
 @pytest.mark.parametrize("layer", [0, 1])
 def test_gradients_are_those_of_attention_written_by_hand(layer):
     model, batch = ours(), images((32, 48))
-    explicit = capture(model, batch, explicit=True)
+    explicit = capture_attention(model, batch, explicit=True)
     gradient = torch.autograd.grad(explicit.logits[:, 2].sum(), explicit.layers[layer])[0]
     change = torch.zeros_like(gradient, requires_grad=True)
     block = model.module.blocks[layer]
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_attention_written_by_hand(layer):
 
 def test_gradients_meet_finite_differences():
     model, batch = ours().double(), images((32, 48), batch=1).double()
-    explicit = capture(model, batch, explicit=True)
+    explicit = capture_attention(model, batch, explicit=True)
     gradient = torch.autograd.grad(explicit.logits[0, 0], explicit.layers[0])[0]
     block = model.module.blocks[0]
     original = block.attn
@@ -89,7 +89,7 @@ def test_explicit_works_inside_no_grad_and_leaves_the_images_alone():
     model, batch = ours(), images((32, 48))
     before = batch.clone()
     with torch.no_grad():
-        captured = capture(model, batch, explicit=True)
+        captured = capture_attention(model, batch, explicit=True)
     assert torch.autograd.grad(captured.logits.sum(), captured.layers[0])[0] is not None
     assert torch.equal(batch, before)
     assert not batch.requires_grad
@@ -175,7 +175,7 @@ class Masked(MultiHeadSelfAttention):
 def test_a_masked_row_passes_the_self_check():
     model = ours()
     model.module.blocks[0].attn = Masked(16, 2).eval()
-    rows = capture(model, images((32, 48))).layers[0].sum(-1)
+    rows = capture_attention(model, images((32, 48))).layers[0].sum(-1)
     assert (rows[:, :, 4] == 0).all()
     torch.testing.assert_close(rows[:, :, 5:], torch.ones_like(rows[:, :, 5:]))
 
@@ -200,7 +200,7 @@ def test_calls_come_in_order_with_the_heads_output():
 
 def test_batch_of_one_one_head_one_block_and_a_constant_image():
     model = ours(heads=1, depth=1)
-    captured = capture(model, torch.full((1, 3, 32, 48), 0.5))
+    captured = capture_attention(model, torch.full((1, 3, 32, 48), 0.5))
     assert [layer.shape for layer in captured.layers] == [(1, 1, 13, 13)]
     assert captured.logits.shape == (1, len(CLASSES))
 
@@ -211,7 +211,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def test_gradients_of_weights_leave_none_on_parameters(model):
-    captured = capture(model, images(model.input_size), explicit=True)
+    captured = capture_attention(model, images(model.input_size), explicit=True)
     before = state_of(model)
     torch.autograd.grad(captured.logits.sum(), captured.layers)
     assert state_of(model) == before
@@ -238,10 +238,10 @@ def test_nested_observations_both_see_everything(model, explicit):
     batch = images(model.input_size)
     survey(model, batch)
     before = state_of(model)
-    alone = capture(model, batch)
+    alone = capture_attention(model, batch)
     outer: list[tuple[str, Tensor]] = []
     with observing(model, lambda call: outer.append((call.site.module, call.weights()))):
-        inner = capture(model, batch, explicit=explicit)
+        inner = capture_attention(model, batch, explicit=explicit)
         torch.testing.assert_close(inner.logits.detach(), alone.logits, atol=1e-5, rtol=1e-5)
     assert [name for name, _ in outer] == [site.module for site in inner.sites] == [site.module for site in alone.sites]
     for (_, seen), also, expected in zip(outer, inner.layers, alone.layers):
@@ -263,7 +263,7 @@ def test_the_inner_of_two_observations_undoes_its_own_alone():
 def test_another_model_can_be_observed_from_within_a_reducer():
     outside, inside = ours(), timm_model("vit_tiny_patch16_224")
     layers: list[int] = []
-    observe(outside, images((32, 48)), lambda _call: layers.append(len(capture(inside, images()).layers)))
+    observe(outside, images((32, 48)), lambda _call: layers.append(len(capture_attention(inside, images()).layers)))
     assert layers == [2, 2]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.lens.tiny import CHAINED, FAMILIES, images, model_of, ours, shaken, timm_model
 from vitlens.layout import TokenLayout
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models.anatomy import attention_modules, heads_of, read_anatomy
 from vitlens.models.resnet import build_resnet
 
@@ -16,7 +16,7 @@ from vitlens.models.resnet import build_resnet
 @pytest.mark.parametrize("name", CHAINED)
 def test_the_layout_has_as_many_tokens_as_attention_has_keys(name):
     model = FAMILIES[name]()
-    for site in capture(model, images(model.input_size, batch=1)).sites:
+    for site in capture_attention(model, images(model.input_size, batch=1)).sites:
         late_cls = name == "cait" and site.kind == "class"
         assert site.keys == model.layout.tokens + late_cls
         assert model.module.get_submodule(site.module) is not None
@@ -28,7 +28,7 @@ def test_patches_of_a_hybrid_are_cut_from_its_cnns_map():
     )
     model = model_of(shaken(build, scale=0.01), size=(64, 64))
     assert model.layout == TokenLayout((2, 2), (32, 32), ("cls",))
-    assert {site.keys for site in capture(model, images((64, 64))).sites} == {5}
+    assert {site.keys for site in capture_attention(model, images((64, 64))).sites} == {5}
 
 
 @pytest.mark.parametrize("size", [(32, 48), (48, 32)])
@@ -85,7 +85,7 @@ def test_blocks_are_in_forward_order():
 def test_heads_are_those_the_module_states():
     for name in ("ours", "vit", "torchvision-vit", "swin"):
         model = FAMILIES[name]()
-        sites = capture(model, images(model.input_size, batch=1)).sites
+        sites = capture_attention(model, images(model.input_size, batch=1)).sites
         for module, site in zip(attention_modules(model.module), sites):
             assert heads_of(model.module.get_submodule(module)) == site.heads
     assert heads_of(nn.Linear(2, 2)) is None

@@ -12,7 +12,7 @@ from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
 from tests.models.test_saved import OVERRIDES, rewritten
 from vitlens.analysis.cost.latency import latency
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
@@ -122,11 +122,11 @@ def test_pruned_again_is_pruned_at_once(name):
 @pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
 def test_the_lens_sees_the_heads_that_are_left(name):
     pruned = prune_heads(CUT[name](), {0: (1,)})
-    assert [site.heads for site in capture(pruned, images(pruned.input_size)).sites] == [1, 2]
+    assert [site.heads for site in capture_attention(pruned, images(pruned.input_size)).sites] == [1, 2]
     assert [layer.heads for layer in layers(pruned)] == [1, 2]
     assert pruned.anatomy.layout == CUT[name]().anatomy.layout
     without = prune_heads(CUT[name](), {0: (0, 1)})
-    assert [site.heads for site in capture(without, images(without.input_size)).sites] == [2]
+    assert [site.heads for site in capture_attention(without, images(without.input_size)).sites] == [2]
     assert [layer.index for layer in layers(without)] == [0]
     assert without.anatomy.blocks == CUT[name]().anatomy.blocks[1:]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logit_lens
+from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
 from vitlens.data.decode import decode_file
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
@@ -42,7 +42,7 @@ def test_heads_and_the_rest_sum_to_the_logit(deit, photos, truth):
 
 
 def test_the_answer_is_made_in_the_last_layers(deit, photos):
-    lens = logit_lens(deit, photos[0])
+    lens = logits_by_depth(deit, photos[0])
     with torch.no_grad():
         torch.testing.assert_close(lens[:, -1], deit(photos[0]), atol=1e-4, rtol=0)
     accuracy = accuracy_by_depth(lens, photos[1])

@@ -18,7 +18,7 @@ from vitlens.analysis.attention.relevance import relevance
 from vitlens.analysis.attention.rollout import rollout
 from vitlens.analysis.attention.weights import attention, attention_maps
 from vitlens.data.decode import decode_file
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models import loading
 from vitlens.models.model import Model
 
@@ -83,7 +83,7 @@ def test_logits_are_unchanged_under_observation_bit_by_bit(deit, real_data, refe
     with torch.no_grad():
         plain = deit(batch)
     for rows in (None, (0,)):
-        captured = capture(deit, batch, rows=rows)
+        captured = capture_attention(deit, batch, rows=rows)
         assert torch.equal(captured.logits, plain)
         assert len(captured.layers) == 12
 

@@ -10,7 +10,7 @@ from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from tests.lens.tiny import TIMM, images, timm_model
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models.model import Model
 
 OWN_PATH = ("vit", "vit-mean", "deit-distilled", "deit3", "beit", "eva02", "dinov2-registers", "dinov3", "siglip")
@@ -56,7 +56,7 @@ def keeping(found: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[T
 
 def compare(model: Model, batch: Tensor, *, layer_by_layer: bool = True) -> float:
     """The largest difference over all layers that timm shows; every layer of ours must be among them."""
-    captured, expected = capture(model, batch), unfused_attention(model, batch, layer_by_layer=layer_by_layer)
+    captured, expected = capture_attention(model, batch), unfused_attention(model, batch, layer_by_layer=layer_by_layer)
     largest = 0.0
     for site, weights in zip(captured.sites, captured.layers):
         if site.module == "attn_pool":  # it has no attn_drop to look at; by hand below
@@ -85,7 +85,7 @@ def test_the_whole_model_in_double_precision(family):
 def test_the_oracle_can_tell():
     """Another image's attention is further away than the tolerance: the comparison is not empty."""
     model = timm_model(TIMM["vit"])
-    ours = capture(model, images()).layers[1]
+    ours = capture_attention(model, images()).layers[1]
     theirs = unfused_attention(model, images(seed=1))["blocks.1.attn"]
     assert (ours - theirs).abs().max() > 1e-4
 
@@ -95,7 +95,7 @@ def test_siglips_pooling_by_hand():
     pool = model.module.attn_pool
     tokens: list[Tensor] = []
     pool.register_forward_pre_hook(lambda _module, inputs: tokens.append(inputs[0]))
-    weights = capture(model, images()).layers[-1]
+    weights = capture_attention(model, images()).layers[-1]
     heads, width = pool.num_heads, pool.head_dim
     query = pool.q(pool.latent)[0].view(heads, width)
     key = pool.kv(tokens[-1])[..., : heads * width].view(2, -1, heads, width)
@@ -109,7 +109,7 @@ def test_rotary_positions_are_already_in_what_the_lens_sees():
     module, block = model.module, model.module.blocks[0]
     entered: list[Tensor] = []
     block.attn.register_forward_pre_hook(lambda _module, inputs: entered.append(inputs[0]))
-    weights = capture(model, images()).layers[0]
+    weights = capture_attention(model, images()).layers[0]
     attention, prefix = block.attn, len(model.layout.prefix)
     rope = module.rope.get_embed(shape=list(model.layout.grid))
     qkv = attention.qkv(entered[-1]).view(2, -1, 3, attention.num_heads, 16).permute(2, 0, 3, 1, 4)

@@ -27,16 +27,19 @@ class AttentionInputs:
     bias: Tensor | None
     scale: float
 
-    def weights(self, rows: Sequence[int] | slice) -> Tensor:
-        """softmax(q kᵀ · scale + bias) of these query rows; a fully masked row is zeros."""
+    def scores(self, rows: Sequence[int] | slice) -> Tensor:
+        """q kᵀ · scale + bias of these query rows, before the softmax; -inf where a key takes no part."""
         query = self.query[..., rows, :]
         scores = (query * self.scale) @ self.key.transpose(-2, -1)
         if self.bias is None:
-            return scores.softmax(-1)
+            return scores
         bias = self.bias if self.bias.shape[-2] == 1 else self.bias[..., rows, :]
-        scores = scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
-        empty = (scores == -torch.inf).all(-1, keepdim=True)
-        return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+        return scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
+
+    def weights(self, rows: Sequence[int] | slice) -> Tensor:
+        """softmax of the scores of these query rows; a fully masked row is zeros."""
+        scores = self.scores(rows)
+        return scores.softmax(-1) if self.bias is None else softmax_or_zero(scores)
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,12 @@ def attention_inputs(
     if mask is not None and (query.dim() != 4 or mask.dim() > 4):  # its axes are merged as the query's are
         mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
     return AttentionInputs(per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, factor)
+
+
+def softmax_or_zero(scores: Tensor) -> Tensor:
+    """The softmax over the last axis; a row of -inf alone, whose softmax would be NaN, is zeros."""
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
 def precise(tensor: Tensor) -> Tensor:

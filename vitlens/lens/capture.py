@@ -19,7 +19,7 @@ from vitlens.shapes import Images, Tokens
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedAttention:
     """logits (batch, classes); sites: one per layer; layers: weights (batch, heads, query, key), or the given rows."""
 
     logits: Tensor
@@ -27,7 +27,9 @@ class Captured:
     layers: tuple[Tensor, ...]
 
 
-def capture(model: Model, images: Images, *, rows: Sequence[int] | None = None, explicit: bool = False) -> Captured:
+def capture_attention(
+    model: Model, images: Images, *, rows: Sequence[int] | None = None, explicit: bool = False
+) -> CapturedAttention:
     """The attention weights of every layer, or of some query rows alone, kept in memory.
 
     rows: positions of query tokens, (0,) for CLS; the cost and memory are then rows x keys. A class-attention layer has
@@ -42,7 +44,7 @@ def capture(model: Model, images: Images, *, rows: Sequence[int] | None = None, 
         layers.append(call.rows(rows) if has_rows and rows is not None else call.weights())
 
     logits = observe(model, images, keep, explicit=explicit)
-    return Captured(logits, tuple(sites), tuple(layers))
+    return CapturedAttention(logits, tuple(sites), tuple(layers))
 
 
 @contextmanager
@@ -54,7 +56,7 @@ def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Ite
     """
 
     def after(number: int, output: Tensor) -> None:
-        tokens = _as_tokens(output, _stream_width(model.module.get_submodule(model.anatomy.blocks[number])))
+        tokens = _as_tokens(output, stream_width(model.module.get_submodule(model.anatomy.blocks[number])))
         if tokens is not None:
             reducer(number, tokens)
 
@@ -115,7 +117,7 @@ def _as_tokens(output: Tensor, width: int | None) -> Tokens | None:
     return output.flatten(2).transpose(1, 2) if output.shape[1] == width else None
 
 
-def _stream_width(block: nn.Module) -> int | None:
+def stream_width(block: nn.Module) -> int | None:
     """The width of the residual stream: the most frequent input width of the block's layers."""
     widths = [module.in_features for module in block.modules() if isinstance(module, nn.Linear)]
     widths += [module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)]

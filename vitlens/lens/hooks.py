@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import UnsupportedError
+from vitlens.lens.attend import attend
 from vitlens.models.hooks import Arguments as Arguments
 from vitlens.models.hooks import Forward as Forward
 from vitlens.models.hooks import Key as Key
@@ -70,6 +71,8 @@ class InsideAttention(TorchFunctionMode):
                 return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)
         if func is F.linear and self.joined is not None and len(args) > 1 and args[1] is self._weight:
             args = (self._join(args[0]), *args[1:])
+        if self.keep is not None and func is attend:
+            return attend(args[0].then("scores", self._mask))
         if self.keep is not None and func is F.scaled_dot_product_attention:
             return self._masked(*args, **kwargs)
         if self.keep is not None and func in SOFTMAX:
@@ -113,9 +116,12 @@ class InsideAttention(TorchFunctionMode):
                 attn_mask = attn_mask.masked_fill(~keep, -torch.inf)
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
-    def _softmax(self, softmax: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _mask(self, scores: Tensor) -> Tensor:
         assert self.keep is not None
-        masked = scores.masked_fill(~self.keep(scores, *scores.shape[-2:]), -torch.inf)
+        return scores.masked_fill(~self.keep(scores, *scores.shape[-2:]), -torch.inf)
+
+    def _softmax(self, softmax: Callable[..., Tensor], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        masked = self._mask(scores)
         empty = (masked == -torch.inf).all(-1, keepdim=True)  # softmax over no keys is NaN: such rows become zeros
         return softmax(masked.masked_fill(empty, 0.0), *args, **kwargs).masked_fill(empty, 0.0)
 

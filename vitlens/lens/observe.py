@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
+from vitlens.lens.attend import StagedAttention, attend, attend_and_read
 from vitlens.lens.call import AttentionCall, AttentionInputs, attention_inputs, per_head
 from vitlens.lens.hooks import SOFTMAX, Arguments, multi_head_attention, watching
 from vitlens.lens.site import Site, decide_kind
@@ -134,6 +135,8 @@ class AttentionObserver(TorchFunctionMode):
             return self._fused(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return multi_head_attention(self._fused, *args, **kwargs)
+        if func is attend:
+            return self._changed(*args)
         result = func(*args, **kwargs)
         if func not in SOFTMAX or not self._is_attention(result, args, kwargs):
             return result
@@ -169,6 +172,11 @@ class AttentionObserver(TorchFunctionMode):
         explicit = F.dropout(weights, dropout_p) @ inputs.value
         self._deliver(inputs=inputs, computed=weights, output=explicit)
         return explicit.reshape(*query.shape[:-1], value.shape[-1])
+
+    def _changed(self, staged: StagedAttention) -> Tensor:
+        result, weights = attend_and_read(staged, _differentiable if self.explicit else None)
+        self._deliver(inputs=staged.inputs, computed=weights, output=None if staged.inputs is None else result)
+        return result
 
     def _deliver(
         self, *, inputs: AttentionInputs | None = None, computed: Tensor | None = None, output: Tensor | None = None
@@ -251,10 +259,7 @@ class AttentionObserver(TorchFunctionMode):
 
 @contextmanager
 def observing(model: Model | nn.Module, reducer: Reducer, *, explicit: bool = False) -> Iterator[AttentionObserver]:
-    """Inside, every attention call of the model is handed to the reducer; the hooks are removed on exit.
-
-    The heads of a plain module are read from its attributes.
-    """
+    """Inside, every attention call is handed to the reducer; a plain module's heads are read from its attributes."""
     if isinstance(model, Model):
         module, parts, name = model.module, model.anatomy.attention or (), model.alias
     else:
@@ -275,9 +280,8 @@ def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
     if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
         last, first = entered[1] * entered[2], entered[2] * entered[3]
         return last if last == queries else first
-    if len(entered) == 3:
-        tokens_first = entered[:2] == (queries, images)  # nn.MultiheadAttention's default
-        return entered[0] if tokens_first else entered[1]
+    if len(entered) == 3:  # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+        return entered[0] if entered[:2] == (queries, images) else entered[1]
     return queries
 
 

@@ -5,8 +5,9 @@ replaced, as the output projection is linear: branch + (replacement - output) W,
 block is computed for the tokens that the classifier reads.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from vitlens.lens.hooks import as_call
 from vitlens.lens.intervene import in_force
 from vitlens.lens.interventions import Intervention, PreparedIntervention, Replacements, as_set, resolve
 from vitlens.lens.layers import layer_of, layers
+from vitlens.lens.places.changes import Changes, PreparedChange, Reference, prepared
+from vitlens.lens.places.runs import as_interventions, run_sets
 from vitlens.lens.replay_check import method_of
 from vitlens.lens.replay_pass import PassKind, ReplayBatch, ReplayMethod, kind_of, replay_pass
 from vitlens.lens.replay_plan import Cache, LayerMeans, ReplayRecord, StopForward, recording
@@ -85,16 +88,40 @@ class Replay:
 
     def run(
         self,
-        interventions: Sequence[Intervention | Iterable[Intervention]],
+        interventions: Sequence["Changes | Intervention | Iterable[Intervention]"],
         *,
         replacements: Replacements | None = None,
+        reference: Reference | None = None,
+        seed: int = 0,
     ) -> Float[Tensor, "interventions batch classes"]:
         """The logits under each element of `interventions`: one intervention, or several applied together.
 
-        replacements: the tensors they need; those with a batch axis, for all images of this replay. Raises what
-        `intervened` raises.
+        Changes by place, {"blocks.3.head.7": "zero"}, are those of `vitlens.intervene`, with its reference and seed.
+        replacements: the tensors that other interventions need; those with a batch axis, for all images of this replay.
+        Raises what `intervene` and `intervened` raise.
         """
-        sets = [resolve(self.model, as_set(each), replacements or {}) for each in interventions]
+        tensors: dict[Intervention, Tensor] = dict(replacements or {})
+        own: list[Intervention | Iterable[Intervention]] = []
+        others: dict[int, tuple[PreparedChange, ...]] = {}  # sets that are no interventions of this replay
+        for number, each in enumerate(interventions):
+            if not isinstance(each, Mapping):
+                own.append(each)
+                continue
+            changes = prepared(self.model, each, reference=reference, seed=seed)
+            as_own = as_interventions(changes, f"run {number}")
+            tensors.update(as_own or {})
+            own.append(tuple(as_own or ()))
+            if as_own is None:
+                others[number] = changes
+        logits = self._run(own, tensors)
+        if others:
+            logits[list(others)] = run_sets(self, list(others.values()))
+        return logits
+
+    def _run(
+        self, interventions: Sequence[Intervention | Iterable[Intervention]], replacements: Replacements
+    ) -> Float[Tensor, "interventions batch classes"]:
+        sets = [resolve(self.model, as_set(each), replacements) for each in interventions]
         logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
         kinds = [kind_of(self._method, changes) if changes else None for changes in sets]
         for kind in sorted(set(filter(None, kinds))):
@@ -103,6 +130,23 @@ class Replay:
             for numbers, part in self._chunks(members, kind.whole):
                 logits[numbers, part] = self._pass(kind, [sets[number] for number in numbers], part, record)
         return logits
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the images one forward holds."""
+        return max(1, self._chunk // len(self.images)) if self.exact else 1
+
+    def again(self, layer: int, *, copies: int = 1) -> Float[Tensor, "copies batch classes"]:
+        """The logits of a forward of copies of the images from a layer on, under whatever is applied to the model."""
+        if not self.exact:
+            with _without_gradients(self.model), self._spent:
+                full: Tensor = self.model(self.images)
+            return full.unsqueeze(0)
+        record = self._record(layer)
+        count = len(self.images)
+        batch = ReplayBatch(PassKind(layer, True, whole=True), (), copies, slice(0, count), count)
+        with _without_gradients(self.model), self._spent:
+            return replay_pass(self.model, replace(self._method, rows=None), record, batch)
 
     def block_input(self, layer: int) -> Tokens:
         """The residual stream of the clean pass before a block, (batch, tokens, dim); a map row by row."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,11 @@ from vitlens.models.attention_parts import AttentionPart, read_attention
 from vitlens.models.outputs import ReadOutput, mean_of_pair
 from vitlens.names import Readout
 from vitlens.preprocessing import Preprocessing
+from vitlens.references import resolved
 from vitlens.shapes import Images, Logits
+
+if TYPE_CHECKING:
+    from vitlens.lens.places.place import Places
 
 Family = Literal["vit", "windowed", "cnn", "other"]
 
@@ -168,6 +172,11 @@ class Model(nn.Module):
         from vitlens.summary import as_html
 
         return as_html(f"Model {self.alias}", ("", ""), description(self))
+
+    def places(self) -> "Places":
+        """Every place inside whose tensor can be captured or changed, with its shape: see `vitlens.places`."""
+        listed: Places = resolved("vitlens.lens.places.listing:places")(self)  # a higher layer
+        return listed
 
     def parameter_count(self) -> int:
         """Number of parameters."""

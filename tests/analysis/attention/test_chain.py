@@ -21,7 +21,7 @@ from vitlens.analysis.attention.rollout import RolloutSettings, rollout, rollout
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens import call as call_module
 from vitlens.lens.call import row_by_row, unwindow
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import survey
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
@@ -276,7 +276,7 @@ def test_stages_that_merge_otherwise_are_refused(monkeypatch):
 def test_how_many_layers(name):
     model = FAMILIES[name]()
     batch = images(model.input_size)
-    assert chain_length(model, batch) == len(capture(model, batch).layers)
+    assert chain_length(model, batch) == len(capture_attention(model, batch).layers)
 
 
 def test_one_pass_serves_all_that_is_asked_of_it():

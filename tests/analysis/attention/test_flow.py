@@ -13,7 +13,7 @@ from tests.lens.tiny import FAMILIES, images, ours
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.flow import flow, maximum_flows, mixed, require_flow
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models.model import Model
 
 PRECISION = 1e-5  # capacities are whole numbers of 6e-8, and a cut has at most some dozens of them
@@ -125,7 +125,7 @@ def test_a_model_by_a_linear_program(case, alpha):
     for parameter in model.module.parameters():
         parameter.mul_(2)  # weights that are not nearly even
     batch = images(model.input_size)[:1]
-    layers = capture(model, batch).layers
+    layers = capture_attention(model, batch).layers
     tokens = model.layout.tokens
     pipes = [(1 - alpha) * heads_mean(layer) + alpha * np.eye(tokens) for layer in layers if layer.shape[2] > 1]
     start = row(layers[-1])

@@ -10,13 +10,13 @@ from tests.lens.tiny import FAMILIES, images, ours
 from vitlens.analysis.attention.gradients import check_targets, with_gradients
 from vitlens.analysis.attention.relevance import relevance
 from vitlens.errors import InputError, LensError
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models.model import Model
 
 
 def explicit_gradients(model: Model, batch: Tensor, targets: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
     """Weights of every layer and ∂logit/∂weights, the model's attention made of matrix products that autograd sees."""
-    captured = capture(model, batch, explicit=True)
+    captured = capture_attention(model, batch, explicit=True)
     logits = captured.logits
     chosen = logits.argmax(-1) if targets is None else targets
     target_logits = [logits[image, int(chosen[image])] for image in range(len(logits))]

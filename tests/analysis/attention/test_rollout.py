@@ -18,7 +18,7 @@ from vitlens.analysis.attention.rollout import (
     rollout_row,
 )
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 from vitlens.names import FUSIONS
@@ -67,7 +67,7 @@ def textbook(
 ) -> Tensor:
     """All rows, for a model whose every layer is over the same tokens."""
     keep = model.layout.positions("cls")
-    layers = [fused_by_loops(w, fusion, discard, keep) for w in capture(model, batch).layers[start_layer:]]
+    layers = [fused_by_loops(w, fusion, discard, keep) for w in capture_attention(model, batch).layers[start_layer:]]
     return product_by_matrices(layers, alpha)
 
 
@@ -211,7 +211,7 @@ def test_another_readout_than_the_models_own():
 def test_a_pooling_query_stands_on_top_of_the_matrices(name, fusion, discard):
     model = timm_model(name)
     batch = images()
-    *blocks, pooling = capture(model, batch).layers
+    *blocks, pooling = capture_attention(model, batch).layers
     keep = model.layout.positions("cls")
     row = fused_by_loops(pooling, fusion, discard, keep)
     row = row / row.sum(-1, keepdim=True)
@@ -228,7 +228,7 @@ def test_class_attention_as_matrices_over_cls_and_patches(way):
     batch = images()
     fusion, discard, alpha = way.get("fusion", "mean"), way.get("discard", 0.0), way.get("alpha", 0.5)
     matrices = []
-    for layer, weights in enumerate(capture(model, batch).layers):
+    for layer, weights in enumerate(capture_attention(model, batch).layers):
         if layer < way.get("start_layer", 0):
             continue
         whole = torch.eye(17).expand(2, 17, 17).clone()  # CLS and the patches; who does not look keeps itself

@@ -8,7 +8,7 @@ from vitlens.analysis.attention.views import _merged, key_maps, query_maps
 from vitlens.analysis.attention.weights import attention
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import unwindow
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models.resnet import build_resnet
 
 PREFIXES = {  # prefix tokens -> a model that has so many
@@ -72,7 +72,7 @@ SWINS = {
 def test_windows_against_unwindow(name, patch):
     make, size = SWINS[name]
     model, batch = make(size), images(size)
-    captured = capture(model, batch)
+    captured = capture_attention(model, batch)
     looks, seen = query_maps(model, batch, query=patch), key_maps(model, batch, key=patch)
     assert [look.site.layer for look in looks] == [0, 1, 2, 3]
     for site, weights, look, see in zip(captured.sites, captured.layers, looks, seen):
@@ -98,7 +98,7 @@ def test_a_place_after_merging(place, before, now, expected):
 
 def test_layers_without_patches_that_look_at_patches_are_left_out():
     model = timm_model("cait_xxs24_224")
-    kinds = [site.kind for site in capture(model, images()).sites]
+    kinds = [site.kind for site in capture_attention(model, images()).sites]
     assert "class" in kinds
     assert len(query_maps(model, images(), query=(0, 0))) == kinds.count("patch")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.lens.test_call import SHAPES, timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens.analysis.heads.geometry import Geometry, geometry_of, offset_counts, offset_sums, square_grid
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.site import Site, Windows
 
 PUBLISHED = [(224, 16, 116.492), (224, 32, 115.503), (224, 14, 116.565), (384, 16, 200.048), (32, 4, 16.546)]
@@ -123,7 +123,7 @@ PREFIXES = {  # grid, pitch, prefix, cls, registers
 def test_where_a_familys_tokens_lie(case):
     make, grid, pitch, prefix, cls, registers = PREFIXES[case]
     model = make()
-    captured = capture(model, images(model.input_size))
+    captured = capture_attention(model, images(model.input_size))
     found = [geometry_of(site, model) for site in captured.sites]
     assert found[0] == Geometry(grid, pitch, prefix, cls, registers)
     for site, place in zip(captured.sites, found):
@@ -134,7 +134,7 @@ def test_where_a_familys_tokens_lie(case):
 def test_a_cls_that_comes_in_later_is_no_patch():
     """ConViT's first layers are of patches alone, its later ones of CLS and patches."""
     model = timm_model("convit_tiny", local_up_to_layer=1)
-    captured = capture(model, images())
+    captured = capture_attention(model, images())
     found = {site.layer: geometry_of(site, model) for site in captured.sites}
     assert found[0] == Geometry((4, 4), (8.0, 8.0))
     assert found[1] == Geometry((4, 4), (8.0, 8.0), 1, (0,))
@@ -149,7 +149,7 @@ def test_patches_that_are_not_square_before_the_prefix_comes_in():
 @pytest.mark.parametrize("make", [lambda: timm_model("swin_tiny_patch4_window7_224"), torchvision_swin])
 def test_swins_stages_are_coarser_and_coarser(make):
     model = make()
-    captured = capture(model, images())
+    captured = capture_attention(model, images())
     found = [geometry_of(site, model) for site in captured.sites]
     assert [place.pitch for place in found] == [(2.0, 2.0)] * 2 + [(4.0, 4.0)] * 2
     assert {place.grid for place in found} == {(4, 4)}

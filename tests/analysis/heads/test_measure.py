@@ -20,7 +20,7 @@ from vitlens.analysis.heads.registry import token_statistics
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.capture import capture, watching_stream
+from vitlens.lens.capture import capture_attention, watching_stream
 from vitlens.lens.observe import observe
 from vitlens.lens.site import Site
 from vitlens.models import loading
@@ -185,7 +185,7 @@ def test_nearly_uniform_and_nearly_single_rows(sharpness):
     weights = random_weights(4, 3, 17, sharpness=sharpness)
     model = made_model(weights, grid=(4, 3), prefix=5)
     batch = numbered(model, 4)
-    (seen,) = capture(model, batch).layers
+    (seen,) = capture_attention(model, batch).layers
     exact = {0: seen.double().numpy() / seen.double().numpy().sum(-1, keepdims=True)}
     expected, offsets = reference(exact, Place((4, 3), (4.0, 4.0), (0,), (1, 2, 3, 4)))
     found = measure(model, batch)
@@ -243,7 +243,7 @@ def test_without_renormalising_the_prefix_counts_as_no_distance():
     batch = numbered(model, 2)
     alone = measure(model, batch).values["distance", 0]
     variant = measure(model, batch, renormalise=False).values["distance", 0]
-    place = geometry_of(capture(model, batch).sites[0], model)
+    place = geometry_of(capture_attention(model, batch).sites[0], model)
     torch.testing.assert_close(alone.double(), torch.full((2, 1), place.uniform_distance(), dtype=torch.float64))
     torch.testing.assert_close(variant, alone / 2)
 
@@ -337,7 +337,7 @@ def windowed_offsets(weights: np.ndarray, site: Site) -> np.ndarray:
 def test_windows_in_image_coordinates(name):
     model = WINDOWED[name]()
     batch = images(model.input_size, batch=2)
-    found, captured = measure(model, batch), capture(model, batch)
+    found, captured = measure(model, batch), capture_attention(model, batch)
     for site, weights in zip(captured.sites, captured.layers):
         full, together = in_the_image(weights.double().numpy(), site)
         expected = windowed_reference(full, together, site, model.input_size[0] / site.windows.resolution[0])
@@ -352,7 +352,7 @@ def test_windows_in_image_coordinates(name):
 def test_sharpness_of_windows_is_of_rows_that_patches_look_from(name):
     model = WINDOWED[name]()
     batch = images(model.input_size, batch=2)
-    found, captured = measure(model, batch), capture(model, batch)
+    found, captured = measure(model, batch), capture_attention(model, batch)
     for site, weights in zip(captured.sites, captured.layers):
         order = torchvision_tokens if site.windows.pad_first else timm_tokens
         index = order(site.windows.resolution, site.windows.window, site.windows.shift).numpy()
@@ -393,7 +393,7 @@ def test_in_bf16_everything_is_computed_in_fp32(monkeypatch):
 def test_a_pooling_query_has_a_row_and_no_place(name):
     model = timm_model(name)
     batch = images(batch=3)
-    found, captured = measure(model, batch), capture(model, batch)
+    found, captured = measure(model, batch), capture_attention(model, batch)
     last = captured.sites[-1]
     assert last.kind == "class"
     names = {name for name, layer in found.values if layer == last.layer} - set(token_statistics())
@@ -411,7 +411,7 @@ def test_a_layer_of_several_calls_has_the_heads_of_all():
     """ConViT looks by content and by position, each with its softmax."""
     model = timm_model("convit_tiny", local_up_to_layer=1)
     batch = images(batch=3)
-    found, captured = measure(model, batch), capture(model, batch)
+    found, captured = measure(model, batch), capture_attention(model, batch)
     assert [site.layer for site in captured.sites] == [0, 0, 1]
     assert [(site.layer, site.heads) for site in found.sites] == [(0, 4), (1, 2)]
     content, position, _ = captured.layers

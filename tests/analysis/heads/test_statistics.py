@@ -16,7 +16,7 @@ from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
 from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads, per_head, statistics
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models.model import Anatomy, Model
 from vitlens.models.resnet import build_resnet
 
@@ -193,7 +193,7 @@ def test_identity_attention_has_no_distance():
 def test_every_family_has_tables_of_layers_and_heads(name):
     model = FAMILIES[name]()
     batch = images(model.input_size)
-    table, sites = statistics(model, batch), capture(model, batch).sites
+    table, sites = statistics(model, batch), capture_attention(model, batch).sites
     assert table.sites == sites
     widest = max(site.heads for site in sites)
     names = {statistic for statistic, _ in table.moments.sums}

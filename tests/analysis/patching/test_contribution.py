@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
-from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logit_lens
+from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
 from vitlens.analysis.patching.stream_to_logits import logits_from
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.replay import replaying
@@ -120,7 +120,7 @@ def test_blocks_that_lost_heads(name):
         assert found.heads.shape == (3, layers, 2)
         assert found.rest.abs().min() > 0  # the MLP and the bias of the block without heads
         torch.testing.assert_close(found.total(), found.logit, atol=1e-5, rtol=0)
-        lens = logit_lens(model, batch)
+        lens = logits_by_depth(model, batch)
         assert lens.shape == (3, 3, 5)
         torch.testing.assert_close(lens[:, -1], model(batch), atol=1e-5, rtol=0)
     found = contributions(prune_heads(whole, {1: (0,)}), batch, targets=TARGETS)
@@ -166,14 +166,14 @@ def test_where_it_is_not_defined(name):
     assert "\n" not in str(caught.value)
     if message is not ADDED:
         with pytest.raises(UnsupportedError, match=message):
-            logit_lens(model, batch_of(model))
+            logits_by_depth(model, batch_of(model))
 
 
 @pytest.mark.parametrize("name", READ)
 def test_the_lens_ends_in_the_logits(name):
     model = READ[name]()
     batch = batch_of(model)
-    lens = logit_lens(model, batch)
+    lens = logits_by_depth(model, batch)
     with torch.no_grad():
         torch.testing.assert_close(lens[:, -1], model(batch), atol=1e-5, rtol=0)
     assert lens.shape == (3, 3, 5)
@@ -189,7 +189,7 @@ def test_the_lens_of_ours_by_hand():
     for block in module.blocks:
         stream = block(stream)
         expected.append(module.forward_head(module.norm(stream)))
-    torch.testing.assert_close(logit_lens(model, batch), torch.stack(expected, dim=1))
+    torch.testing.assert_close(logits_by_depth(model, batch), torch.stack(expected, dim=1))
 
 
 def test_the_tail_gives_any_streams_logits():

@@ -14,7 +14,7 @@ from vitlens.analysis.patching.patching import (
     Patching,
     head_interventions,
     mlp_outputs,
-    patch,
+    patch_parts,
     patched_logits,
     token_interventions,
 )
@@ -54,7 +54,7 @@ def test_every_number_is_that_of_a_full_forward(name):
     model = MADE[name]()
     clean, corrupted = pair(model)
     tokens = (0, 3)
-    found = patch(model, clean, corrupted, targets=TARGETS, others=OTHERS, tokens=tokens)
+    found = patch_parts(model, clean, corrupted, targets=TARGETS, others=OTHERS, tokens=tokens)
     assert [found.heads.shape[1], found.positions.shape[1]] == [len(layers(model))] * 2
     mlps = mlp_outputs(model, clean)
     with replaying(model, clean) as donor:
@@ -89,7 +89,7 @@ def test_blocks_and_tokens_of_ours_by_hand():
         return difference(module.forward_head(module.norm(stream)))
 
     clean, corrupted = pair(model)
-    found = patch(model, clean, corrupted, targets=TARGETS, others=OTHERS)
+    found = patch_parts(model, clean, corrupted, targets=TARGETS, others=OTHERS)
     good, bad = streams(clean), streams(corrupted)
     for layer in range(2):
         block = after(bad[layer] + good[layer + 1] - good[layer], layer + 1) - found.corrupted
@@ -131,7 +131,7 @@ def test_a_run_put_into_itself_changes_nothing(name):
 def test_all_of_it_comes_back_through_an_attention_pooling():
     """The pooling is the last block, and all that the classifier reads of the stream."""
     model = FAMILIES["siglip"]()
-    found = patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("blocks",))
+    found = patch_parts(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("blocks",))
     torch.testing.assert_close(found.restored("blocks")[-1], torch.tensor(1.0), atol=1e-4, rtol=0)
 
 
@@ -145,7 +145,7 @@ def test_by_default_the_two_predictions_are_compared():
         head.bias[:] = -(head.weight @ (ends[0] + ends[1])) / 2
         own, other = model(clean).argmax(-1), model(corrupted).argmax(-1)
     assert [own.tolist(), other.tolist()] == [[3, 3], [1, 1]]
-    found = patch(model, clean, corrupted, parts=("heads",))
+    found = patch_parts(model, clean, corrupted, parts=("heads",))
     assert torch.equal(found.targets, own)
     assert torch.equal(found.others, other)
     assert (found.clean > 0).all()
@@ -154,7 +154,7 @@ def test_by_default_the_two_predictions_are_compared():
 
 def test_only_what_was_asked_for():
     model = ours()
-    found = patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("positions",), tokens=(1, 4))
+    found = patch_parts(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("positions",), tokens=(1, 4))
     assert found.heads is found.blocks is found.mlps is None
     there = ~found.positions.isnan()
     assert there.all(0).all(0).nonzero().flatten().tolist() == [1, 4]
@@ -164,7 +164,9 @@ def test_only_what_was_asked_for():
 
 def test_layers_of_unlike_size_are_padded():
     model = small_swin()
-    found = patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("heads", "positions"), tokens=(0, 100))
+    found = patch_parts(
+        model, *pair(model), targets=TARGETS, others=OTHERS, parts=("heads", "positions"), tokens=(0, 100)
+    )
     assert found.heads.isnan().any((0, 2)).tolist() == [True, False]  # 2 heads, then 4
     assert (~found.positions.isnan()).all(0).sum(1).tolist() == [2, 1]  # 16 x 16 patches, then 8 x 8
 
@@ -192,8 +194,8 @@ def test_pairs_the_wrong_way_round_are_told():
     model = ours()
     clean, corrupted = gap(model)
     wrong = int((clean < corrupted).sum())
-    found = patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("mlps",))
-    turned = patch(model, *pair(model)[::-1], targets=TARGETS, others=OTHERS, parts=("mlps",))
+    found = patch_parts(model, *pair(model), targets=TARGETS, others=OTHERS, parts=("mlps",))
+    turned = patch_parts(model, *pair(model)[::-1], targets=TARGETS, others=OTHERS, parts=("mlps",))
     notes = [f"{count} of 2 pairs: the corrupted image is nearer" if count else "" for count in (wrong, 2 - wrong)]
     assert notes[0] in found.note
     assert notes[1] in turned.note
@@ -204,7 +206,7 @@ def test_what_was_spent_is_counted():
     """Two clean passes; a pass for the MLPs' outputs; two replays, of which one begins in the last block."""
     model = ours()
     heads, mlps = (
-        patch(model, *pair(model), targets=TARGETS, others=OTHERS, parts=(part,)).forward_equivalents
+        patch_parts(model, *pair(model), targets=TARGETS, others=OTHERS, parts=(part,)).forward_equivalents
         for part in ("heads", "mlps")
     )
     assert 3 < mlps < 5
@@ -223,29 +225,29 @@ def test_what_was_spent_is_counted():
 def test_wrong_calls(change, message):
     model = ours()
     with pytest.raises(InputError, match=message):
-        patch(model, *pair(model), **{"targets": TARGETS, "others": OTHERS, **change})
+        patch_parts(model, *pair(model), **{"targets": TARGETS, "others": OTHERS, **change})
 
 
 def test_images_that_are_no_pairs_or_the_same():
     model = ours()
     clean, corrupted = pair(model)
     with pytest.raises(InputError, match=r"found clean \(2, 3, 32, 48\) and corrupted \(1, 3, 32, 48\)"):
-        patch(model, clean, corrupted[:1])
+        patch_parts(model, clean, corrupted[:1])
     with pytest.raises(InputError, match="expected clean and corrupted runs that differ"):
-        patch(model, clean, clean, targets=TARGETS, others=OTHERS)
+        patch_parts(model, clean, clean, targets=TARGETS, others=OTHERS)
 
 
 def test_a_cnn_has_nothing_to_patch():
     cnn = model_of(build_resnet("resnet20", classes=5, image_size=(32, 32)))
     with pytest.raises(UnsupportedError, match="expected softmax attention"):
-        patch(cnn, *pair(cnn))
+        patch_parts(cnn, *pair(cnn))
 
 
 def test_inputs_are_left_as_they_are():
     model = ours()
     clean, corrupted = pair(model)
     before = clean.clone(), corrupted.clone()
-    patch(model, clean, corrupted, targets=TARGETS, others=OTHERS, parts=PARTS)
+    patch_parts(model, clean, corrupted, targets=TARGETS, others=OTHERS, parts=PARTS)
     assert torch.equal(clean, before[0])
     assert torch.equal(corrupted, before[1])
     assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())

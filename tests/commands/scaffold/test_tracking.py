@@ -17,7 +17,7 @@ from vitlens.commands.scaffold import trackers as module
 from vitlens.commands.scaffold.trackers import Tracker, require_trackers
 from vitlens.commands.scaffold.tracking import EVERY_STEPS, TrackerWatcher, entropies, overlay
 from vitlens.errors import InputError
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.models import loading, saved
 from vitlens.training.metrics import StepMetrics, Watcher
 
@@ -80,7 +80,7 @@ def test_tracking_changes_no_bit(tmp_path, heard):
 def test_entropy_is_that_of_the_weights_over_ln_of_the_keys():
     model, images = tiny_model().eval(), next(TEST.batches(4)).images
     found = dict(entropies(statistics(model, images)))
-    for layer, weights in enumerate(capture(model, images).layers):
+    for layer, weights in enumerate(capture_attention(model, images).layers):
         nats = -(weights * weights.log()).sum(-1) / math.log(weights.shape[-1])
         assert found[f"attention_entropy/cls/layer_{layer:02}"] == pytest.approx(nats[:, :, 0].mean().item(), rel=1e-5)
         expected = nats[:, :, 1:].mean().item()

@@ -16,7 +16,7 @@ open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip i
 from tests.models.tiny_clip import registered, tiny  # noqa: E402
 from vitlens.analysis.attention.relevance import relevance  # noqa: E402
 from vitlens.analysis.features.zero_shot import prompted, zero_shot  # noqa: E402
-from vitlens.lens.capture import capture  # noqa: E402
+from vitlens.lens.capture import capture_attention  # noqa: E402
 from vitlens.models.language_image import text_tower, with_prompts  # noqa: E402
 from vitlens.models.loading import load  # noqa: E402
 from vitlens.models.sources.open_clip import configuration, open_clip_names, template_sets, tokenizer  # noqa: E402
@@ -95,7 +95,7 @@ def test_anatomy(arch, family, prefix, readout, blocks):
 @pytest.mark.parametrize("arch", ["tiny-clip", "tiny-sigmoid"])
 def test_the_lens_sees_every_layer(arch):
     model = tiny(arch)
-    found = capture(model, pictures(model))
+    found = capture_attention(model, pictures(model))
     pooled = arch == "tiny-sigmoid"
     assert len(found.layers) == len(model.anatomy.blocks) + pooled
     for weights in found.layers:

@@ -14,7 +14,7 @@ from vitlens.analysis.heads.geometry import Geometry, square_grid
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, received
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import NO_PLACE, Site
@@ -42,11 +42,11 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
     images = as_images(images).to(model.device)
     require(model, "attention")
     if rows == "all":
-        return capture(model, images).layers
+        return capture_attention(model, images).layers
     places = model.layout.positions("cls")
     if not places:
         raise UnsupportedError(f"expected a CLS token in {model.alias}, found none; try rows='all'")
-    return capture(model, images, rows=places).layers
+    return capture_attention(model, images, rows=places).layers
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def contributions(model: Model, images: Images, *, targets: Labels | None = None
     return result
 
 
-def logit_lens(model: Model, images: Images) -> Float[Tensor, "batch depths classes"]:
+def logits_by_depth(model: Model, images: Images) -> Float[Tensor, "batch depths classes"]:
     """The final norm and classifier applied to the residual stream before the first block and after every block.
 
     depths: blocks + 1; the last is the model's own logits. Raises UnsupportedError where the classifier reads more

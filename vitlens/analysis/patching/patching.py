@@ -74,7 +74,7 @@ class Patching:
         return signed / gaps.abs().sum()
 
 
-def patch(
+def patch_parts(
     model: Model,
     clean: Images,
     corrupted: Float[Tensor, "others 3 rows columns"],

@@ -24,8 +24,8 @@ from vitlens.files import (
     write_arrays,
     write_json,
 )  # fmt: skip
-from vitlens.places import inside
 from vitlens.records import ArraysOf, TableOf, as_arrays, as_row
+from vitlens.safe_paths import inside
 from vitlens.uncertainty import Estimate
 from vitlens.version import __version__
 

@@ -12,10 +12,10 @@ from vitlens.commands.scaffold.folder import RunFolder
 from vitlens.commands.scaffold.run_place import require_plain
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
-from vitlens.places import inside
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec
 from vitlens.report.markdown import markdown
+from vitlens.safe_paths import inside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

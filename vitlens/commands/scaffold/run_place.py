@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitlens.errors import OutputError, VitlensError
 from vitlens.files import CONFIG, RESULTS, RunRecord, is_temporary, read_run, storage_error
-from vitlens.places import require_no_links
+from vitlens.safe_paths import require_no_links
 
 # All that a run ever writes; --overwrite takes these away and touches nothing else.
 _OURS = (

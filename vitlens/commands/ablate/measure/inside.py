@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logit_lens
-from vitlens.analysis.patching.patching import Patching, patch
+from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
+from vitlens.analysis.patching.patching import Patching, patch_parts
 from vitlens.commands.ablate.measure.work import AblationRun, LabelledBatch
 from vitlens.commands.ablate.record import (
     CONTRIBUTION_ARRAYS,
@@ -57,7 +57,7 @@ def write_inside(folder: RunFolder, ablation: AblationRun) -> None:
 
 def _write_patching(folder: RunFolder, ablation: AblationRun) -> None:
     clean, corrupted, names = _pair(ablation)
-    patched = patch(ablation.model, clean, corrupted)
+    patched = patch_parts(ablation.model, clean, corrupted)
     arrays = PatchingArrays(
         clean=clean[0].cpu().numpy(),
         corrupted=corrupted[0].cpu().numpy(),
@@ -120,7 +120,7 @@ def _first_images(ablation: AblationRun) -> LabelledBatch:
 
 def _write_lens(folder: RunFolder, ablation: AblationRun) -> None:
     batch, classes = _first_images(ablation), ablation.model.classes
-    lens = logit_lens(ablation.model, batch.images).float().cpu()  # (batch, depths, classes)
+    lens = logits_by_depth(ablation.model, batch.images).float().cpu()  # (batch, depths, classes)
     right, n = accuracy_by_depth(lens, batch.labels), len(batch.labels)
     intervals = [wilson(round(share * n), n) for share in right.tolist()]
     folder.write(

@@ -46,8 +46,8 @@ from vitlens.data.split import Split
 from vitlens.errors import InputError
 from vitlens.files import write_atomically
 from vitlens.models.model import Model
-from vitlens.places import inside
 from vitlens.records import Record
+from vitlens.safe_paths import inside
 
 __all__ = ["measure"]
 

@@ -29,10 +29,10 @@ from vitlens.commands.study.record import (
 from vitlens.commands.study.report.points import points_report
 from vitlens.errors import UnknownNameError
 from vitlens.files import read_run
-from vitlens.places import inside
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence
 from vitlens.report.numbers import in_words
+from vitlens.safe_paths import inside
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:

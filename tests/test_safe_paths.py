@@ -1,7 +1,7 @@
 import pytest
 
 from vitlens.errors import InputError
-from vitlens.places import inside, require_no_links
+from vitlens.safe_paths import inside, require_no_links
 
 
 @pytest.mark.parametrize(

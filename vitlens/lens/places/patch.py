@@ -1,0 +1,111 @@
+"""Patch: activations of one run put into another, at each place apart or at several together (activation patching)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.layers import layers
+from vitlens.lens.places.access import Access
+from vitlens.lens.places.capture import Captured, capture
+from vitlens.lens.places.changes import Change, prepared
+from vitlens.lens.places.intervene import in_force
+from vitlens.lens.places.patterns import resolve_places
+from vitlens.lens.replay import replaying
+from vitlens.models.model import Model
+from vitlens.pixels import takes_images
+from vitlens.shapes import Images, Logits
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
+class Patched:
+    """The logits of one run with another run's activations put in.
+
+    places: the names that were patched together in each element of logits (places, batch, classes); clean, other: the
+    logits (batch, classes) of the two runs; exact: whether replay computed them, not full forward passes (the numbers
+    are those of full forward passes, to rounding, in both cases).
+    """
+
+    places: tuple[tuple[str, ...], ...]
+    logits: Float[Tensor, "places batch classes"]
+    clean: Logits
+    other: Logits
+    exact: bool
+
+    def __getitem__(self, name: str) -> Logits:
+        """The logits (batch, classes) of a place that was patched alone. Raises InputError for another."""
+        if (name,) not in self.places:
+            raise InputError(f"expected a place that was patched alone, found {name!r}; see .places")
+        return self.logits[self.places.index((name,))]
+
+
+@takes_images
+def patch(
+    model: Model,
+    images: Images,
+    other: Float[Tensor, "others 3 rows columns"] | Captured,
+    places: str | Sequence[str | tuple[str, ...]],
+) -> Patched:
+    """The logits of `images` with the activations of the other run put in at some places (activation patching).
+
+    other: images (batch, 3, height, width), as many as `images`, or what was captured at these places; places: names or
+    patterns, every place they mean patched apart; a tuple of them is patched together. "blocks.*.input[*]" is every
+    token of every block. Where the model can be replayed, each run starts at the first layer that it changes, many in
+    one batch. Raises InputError for runs of different numbers of images, UnknownNameError for an unknown place.
+
+    >>> import torch, vitlens
+    >>> model, images = vitlens.load("vit-digits"), torch.rand(4, 3, 32, 32)
+    >>> places = ["blocks.*.head.*", ("blocks.0.attention", "blocks.0.mlp")]
+    >>> patched = vitlens.patch(model, images[:2], images[2:], places)
+    >>> patched.logits.shape  # 24 heads, and attention and MLP of block 0 together
+    torch.Size([25, 2, 10])
+    >>> effect = patched["blocks.5.head.0"] - patched.clean
+    """
+    images = images.to(model.device)
+    sets = list(_sets(model, places))
+    names = [access.name for chosen in sets for access in chosen]
+    captured = other if isinstance(other, Captured) else capture(model, other, names)
+    if len(captured.logits) != len(images):
+        raise InputError(f"expected two runs of as many images, found {len(images)} and {len(captured.logits)}")
+    changes: list[dict[str, Change]] = [
+        {access.name: captured[access.name].detach() for access in chosen} for chosen in sets
+    ]
+    clean, logits, exact = _runs(model, images, changes)
+    labels = tuple(tuple(access.name for access in chosen) for chosen in sets)
+    return Patched(labels, logits, clean, captured.logits.detach(), exact)
+
+
+def _sets(model: Model, places: str | Sequence[str | tuple[str, ...]]) -> Iterator[tuple[Access, ...]]:
+    for each in (places,) if isinstance(places, str) else places:
+        chosen = resolve_places(model, each)
+        if isinstance(each, str):
+            yield from ((access,) for access in chosen)
+        else:
+            yield chosen
+
+
+def _runs(
+    model: Model, images: Images, changes: Sequence[dict[str, Change]]
+) -> tuple[Logits, Float[Tensor, "places batch classes"], bool]:
+    """The clean logits, those of each set of changes, and whether they were replayed."""
+    if _has_layers(model):
+        with replaying(model, images) as replay:
+            return replay.logits, replay.run(changes), replay.exact
+    with evaluating(model), torch.no_grad():
+        clean: Tensor = model(images)
+        logits = clean.new_empty(len(changes), *clean.shape)
+        for number, each in enumerate(changes):
+            with in_force(model, prepared(model, each, reference=None, seed=0)):
+                logits[number] = model(images)
+    return clean, logits, False
+
+
+def _has_layers(model: Model) -> bool:
+    try:
+        return bool(layers(model))
+    except UnsupportedError:  # no attention
+        return False

@@ -1,0 +1,138 @@
+"""Touches: places of a model read or changed in every forward pass inside a context, undone on exit."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitlens.lens.attend import TensorFunction
+from vitlens.lens.hooks import (
+    Arguments,
+    Forward,
+    arguments,
+    as_call,
+    attention_module,
+    first_tensor,
+    inside_attention,
+    overridden,
+)
+from vitlens.lens.places.access import Access
+from vitlens.lens.places.inside import StageTouch, inside_stages
+from vitlens.models.model import Model
+
+Before = Callable[[Arguments], Arguments]
+After = Callable[[Arguments, Any], Any]
+
+
+@dataclass(frozen=True)
+class Touch:
+    """What is done at one place in a forward pass.
+
+    change: of the place's tensor (batch, *shape) to one of that shape; reads: it returns its tensor unchanged, so that
+    the forward pass stays bit-equal; rows: query rows that a reading of scores or weights takes (None: all).
+    """
+
+    access: Access
+    change: TensorFunction
+    reads: bool = False
+    rows: tuple[int, ...] | None = None
+
+
+@contextmanager
+def touched(model: Model, touches: Sequence[Touch]) -> Iterator[None]:
+    """Inside, every forward pass of the model is touched; of several touches of a tensor, the earlier come first."""
+    with ExitStack() as stack:
+        for touch in touches:
+            module = model.module.get_submodule(touch.access.module)
+            if touch.access.part == "inside":
+                stage = StageTouch(touch.access.place.kind, _on_raw(touch), touch.reads, touch.rows)  # type: ignore[arg-type]
+                stack.enter_context(inside_stages(module, touch.access.heads, (stage,)))
+            elif touch.access.part == "joined":
+                stack.enter_context(
+                    inside_attention(attention_module(model, touch.access.module), joined=_on_raw(touch))
+                )
+            elif touch.access.part == "input":
+                stack.enter_context(around(module, before=_on_input(touch)))
+            elif touch.access.part == "output":
+                stack.enter_context(around(module, after=_on_output(touch)))
+        yield
+
+
+class AroundForward:
+    """A module's forward between changes of its arguments and of its output, each in the order of their contexts."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.before: list[Before] = []
+        self.after: list[After] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward with the changes."""
+        values = arguments(args, kwargs)
+        for before in self.before:
+            values = before(values)
+        args, kwargs = as_call(values)
+        output = self.forward(*args, **kwargs)
+        for after in self.after:
+            output = after(values, output)
+        return output
+
+
+@contextmanager
+def around(module: nn.Module, *, before: Before | None = None, after: After | None = None) -> Iterator[None]:
+    """Inside, the module's arguments and its output are changed.
+
+    Nested contexts share one replaced forward, so that an inner context reads the arguments that an outer one changed.
+    """
+    with ExitStack() as stack:
+        current = module.__dict__.get("forward")
+        if not isinstance(current, AroundForward):
+            stack.enter_context(overridden(module, AroundForward))
+            current = module.__dict__["forward"]
+        if before is not None:
+            current.before.append(before)
+            stack.callback(_remove, current.before, before)
+        if after is not None:
+            current.after.append(after)
+            stack.callback(_remove, current.after, after)
+        yield
+
+
+def _remove(changes: list[Any], change: object) -> None:
+    """Remove the latest entry of this change."""
+    del changes[next(index for index in reversed(range(len(changes))) if changes[index] is change)]
+
+
+def _on_raw(touch: Touch) -> TensorFunction:
+    def on_raw(raw: Tensor) -> Tensor:
+        if touch.reads:
+            touch.change(touch.access.read(raw))
+            return raw
+        return touch.access.changed(raw, touch.change)
+
+    return on_raw
+
+
+def _on_input(touch: Touch) -> Before:
+    change, key = _on_raw(touch), touch.access.argument
+    assert key is not None
+
+    def on_input(values: Arguments) -> Arguments:
+        return {**values, key: change(values[key])}
+
+    return on_input
+
+
+def _on_output(touch: Touch) -> After:
+    change = _on_raw(touch)
+
+    def on_output(_values: Arguments, output: Any) -> Any:
+        tensor = first_tensor(output)
+        if tensor is None:
+            return output
+        new = change(tensor)
+        return (new, *output[1:]) if isinstance(output, tuple) else new
+
+    return on_output
