@@ -15,7 +15,7 @@ from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.attribution.explain import explain
 from vitlens.lens.call import received, row_by_row, unwindow, window_index
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Windows
 from vitlens.models.model import Model
@@ -107,7 +107,7 @@ def test_uniform_and_one_hot_attention_in_image_coordinates(name):
 def test_a_patchs_row_and_column_are_those_of_the_whole_matrix(name):
     model = MAKERS[name]()
     batch = images((64, 64))
-    layers = capture(model, batch).layers
+    layers = capture_attention(model, batch).layers
     views = zip(layers, query_maps(model, batch, query=(3, 5)), key_maps(model, batch, key=(3, 5)), strict=True)
     for weights, query, key in views:
         windows = query.site.windows
@@ -122,7 +122,7 @@ def test_a_patchs_row_and_column_are_those_of_the_whole_matrix(name):
 def test_distance_is_that_of_the_whole_matrix_in_pixels(name):
     model = MAKERS[name]()
     batch = images((64, 64))
-    layers, table = capture(model, batch).layers, statistics(model, batch)
+    layers, table = capture_attention(model, batch).layers, statistics(model, batch)
     for site, weights in zip(survey(model, batch), layers, strict=True):
         assert site.windows is not None
         whole = unwindow(row_by_row(weights, site.windows), site.windows)

@@ -12,9 +12,9 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.scaffold.publish import REPORT, read_folder
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import named_file, read_arrays
-from vitlens.places import inside
 from vitlens.recorded import Config
 from vitlens.records import as_row
+from vitlens.safe_paths import inside
 from vitlens.summary import Line, Summary, as_text
 from vitlens.uncertainty import Estimate
 

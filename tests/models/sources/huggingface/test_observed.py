@@ -5,7 +5,7 @@ import torch
 
 import vitlens
 from tests.models.sources.huggingface.tiny import FAMILIES, TOWERS
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import capture_attention
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
 
@@ -79,7 +79,7 @@ def test_windows_under_the_default_kernel_are_transformers_own_eager_attention(f
     own.set_attn_implementation("eager")
     with torch.no_grad():
         expected = own(pixel_values=model.prepare(pixels()), output_attentions=True).attentions
-        observed = capture(model, pixels()).layers
+        observed = capture_attention(model, pixels()).layers
     own.set_attn_implementation(before)
     assert len(observed) == 4
     for theirs, ours in zip(expected, observed[1::2]):  # transformers returns the last block of each stage
