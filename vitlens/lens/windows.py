@@ -1,7 +1,8 @@
 """The windows of an attention call: which patches of the map are in each, read from the modules that are calling.
 
-Known are the windows of Swin and Swin v2, DaViT and TinyViT, the blocks and grids of MaxViT, the mask units of Hiera,
-and the windows of SAM 2's Hiera. Of other families the windows are observed, but not where in the image they are.
+Known are the windows of Swin and Swin v2 (also transformers'), DaViT and TinyViT, the blocks and grids of MaxViT, the
+mask units of Hiera, and the windows of SAM 2's Hiera. Of other families the windows are observed, but not where in the
+image they are.
 """
 
 import math
@@ -38,11 +39,16 @@ def windows_of(model: nn.Module, callers: Sequence[Caller], *, calls: int, queri
 
 
 def _shifted(module: nn.Module, shape: tuple[int, ...], *, pad_first: bool) -> Windows | None:
-    """Swin's windows, of a map of channels last."""
+    """Swin's windows, of a map of channels last; transformers' blocks take its tokens, and know the map's size."""
     window, shift = getattr(module, "window_size", None), getattr(module, "shift_size", None)
-    if window is None or shift is None or len(shape) != 4:
+    if window is None or shift is None:
         return None
-    return Windows((shape[1], shape[2]), _pair(window), _pair(shift), pad_first)
+    if len(shape) == 4:
+        return Windows((shape[1], shape[2]), _pair(window), _pair(shift), pad_first)
+    size: Any = getattr(module, "input_resolution", None)
+    if len(shape) != 3 or not isinstance(size, tuple | list) or len(size) != 2 or math.prod(size) != shape[1]:
+        return None
+    return Windows((int(size[0]), int(size[1])), _pair(window), _pair(shift), pad_first=True)
 
 
 def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:

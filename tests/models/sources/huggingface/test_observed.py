@@ -5,7 +5,9 @@ import torch
 
 import vitlens
 from tests.models.sources.huggingface.tiny import FAMILIES, TOWERS
+from vitlens.lens.call import unwindow
 from vitlens.lens.capture import capture_attention
+from vitlens.lens.observe import observe
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
 
@@ -26,7 +28,7 @@ SEQUENCES = {  # family -> the prefix of its tokens, and what reads them
     "clip-classifier": (("cls",), "mean"),
     "siglip-vision": ((), "pool"),
     "siglip": ((), "pool"),
-    "siglip-classifier": ((), None),
+    "siglip-classifier": ((), "mean"),  # its pooling head runs, but is not read
 }
 OTHERS = {"swin": "windowed", "swin-features": "windowed", "swinv2": "windowed", "convnext": "cnn", "convnextv2": "cnn"}
 
@@ -46,7 +48,7 @@ def test_attention_under_sdpa_is_transformers_own_eager_attention(folders, name)
     prefix, readout = SEQUENCES[name]
     assert model.layout.prefix == prefix
     assert model.layout.grid == (4, 4)
-    assert readout in (None, model.anatomy.readout)
+    assert model.anatomy.readout == readout
     assert len(model.anatomy.blocks) == 2
     own.set_attn_implementation("eager")
     eager = TOWERS.get(name, lambda whole: whole)(own)
@@ -84,6 +86,34 @@ def test_windows_under_the_default_kernel_are_transformers_own_eager_attention(f
     assert len(observed) == 4
     for theirs, ours in zip(expected, observed[1::2]):  # transformers returns the last block of each stage
         torch.testing.assert_close(ours.reshape(theirs.shape), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [4, 5])  # 5: the map of 16 x 16 is padded
+@pytest.mark.parametrize("name", ["swin", "swinv2"])
+def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
+    family, kind, fields, _, _ = FAMILIES[name]
+    config = getattr(transformers, f"{family}Config")(**fields | {"window_size": window})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        own = getattr(transformers, family + kind)(config).eval()
+    model = vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    for layer, placed in zip(model.anatomy.blocks[:2], attended(model)):  # the second one's windows are shifted
+        block, tokens = model.module.get_submodule(layer), torch.randn(1, 256, 16).requires_grad_()
+        output = block(tokens, (16, 16))[0]
+        for patch in (0, 37, 255):
+            (gradient,) = torch.autograd.grad(output[0, patch].square().sum(), tokens, retain_graph=True)
+            assert torch.equal(gradient[0].abs().sum(1) > 1e-12, placed[patch])
+
+
+def attended(model):
+    """Of each layer: whether each patch of the map attends to each other, (patches, patches)."""
+    placed = []
+
+    def keep(call):
+        placed.append(unwindow(call.weights(), call.site.windows)[0].mean(0) > 1e-12)  # masked by -100, not by -inf
+
+    observe(model, pixels()[:1], keep)
+    return placed
 
 
 @pytest.mark.parametrize("name", [name for name in SEQUENCES if "Classification" in FAMILIES[name][1]])
