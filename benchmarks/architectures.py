@@ -13,6 +13,7 @@ of transformers is also compared with its own eager attention.
 import argparse
 import fnmatch
 import importlib.metadata
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -48,6 +49,7 @@ TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convn
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
 COLUMNS = ("source", "model", "layers", "attention", "rollout", "relevance", "ablation", "explain", "attack", "note")
 WORKS, TOLERANCE = "works", 1e-4
+FAULTS: list[str] = []
 
 
 def of_transformers() -> dict[str, Callable[[str], nn.Module]]:
@@ -138,11 +140,14 @@ def models() -> dict[tuple[str, str], Callable[[], Model]]:
 
 
 def tried(job: Callable[[], str]) -> str:
-    """What a job says, or the reason for which it is refused."""
+    """What a job says, or the reason for which it is refused; any other error is a fault of vitlens."""
     try:
         return job()
     except VitlensError as error:
         return str(error).partition("; ")[0]
+    except Exception as error:
+        FAULTS.append(f"{type(error).__name__}: {error}")
+        return f"FAULT {FAULTS[-1]}".replace("\n", " ")[:200]
 
 
 def map_of(maps: Tensor) -> str:
@@ -238,6 +243,8 @@ def main() -> None:
         rows.append(row(source, name, build))
         print(f"{time.perf_counter() - begin:5.1f} s  {' | '.join(cell[:60] for cell in rows[-1])}", flush=True)
     options.out.write_text(table(rows))
+    if FAULTS:
+        sys.exit(f"{len(FAULTS)} faults: {FAULTS[0]}")
 
 
 if __name__ == "__main__":
