@@ -14,12 +14,13 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
 
-from vitlens.cli.terminal import print_result
+from vitlens.cli.terminal import print_note, print_result
 from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
 from vitlens.commands.scaffold.flags import Flag, flags_of
 
 _RUN: Final = "Run and report"
+UNMET: Final = 3  # exit code: done, but a requirement does not hold
 _DEBUG: Final = inspect.Parameter(
     "debug",
     inspect.Parameter.KEYWORD_ONLY,
@@ -64,11 +65,16 @@ def command_function(command: Command) -> Callable[..., None]:
     def call(**values: Any) -> None:
         values.pop("debug")
         options = _options_from(kind, values)  # wrong values are refused before torch is imported
+        run = getattr(options, "run", None)
+        requirements = () if run is None else _requirements(run)
         outcome = command.measure(options)
         if outcome is None:  # of several processes only the first prints
             return
+        holds = _conclude(outcome, requirements, quiet=run.quiet) if isinstance(outcome, Path) and run else True
         for line in (outcome,) if isinstance(outcome, str | Path) else _lines(outcome):
             print_result(line)
+        if not holds:
+            raise typer.Exit(UNMET)
 
     parameters = [*_parameters(kind), _DEBUG]
     call.__name__, call.__doc__, call.__annotations__ = command.word, command.help, {}
@@ -85,6 +91,24 @@ def named_function(command: Command) -> Callable[[], None]:
 
     call.__name__, call.__doc__ = command.word, command.help
     return call
+
+
+def _requirements(run: Any) -> Any:
+    from vitlens.commands.scaffold.requirements import requirements_of
+
+    return requirements_of(run.at_least, run.at_most)
+
+
+def _conclude(outcome: Path, requirements: Any, *, quiet: bool) -> bool:
+    """Print how a run ended on standard error; whether its requirements hold."""
+    from vitlens.commands.scaffold.conclude import conclusion
+
+    if quiet and not requirements:
+        return True
+    lines, holds = conclusion(outcome, requirements)
+    for line in () if quiet and holds else lines:
+        print_note(line)
+    return holds
 
 
 def _lines(outcome: object) -> Iterator[object]:

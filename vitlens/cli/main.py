@@ -58,7 +58,7 @@ def application(words: Collection[str] | None = None) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 wrong call or input, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong input, 3 a requirement unmet, 130 interrupted."""
     replace_unencodable()
     if "--debug" not in sys.argv and not sys.warnoptions:
         _silence_libraries()

@@ -34,6 +34,12 @@ def print_result(result: object) -> None:
         raise output_failed(error) from error
 
 
+def print_note(line: str) -> None:
+    """Write one line beside the results to standard error, if that can still be written to."""
+    with suppress(OSError, ValueError, AttributeError):  # full, closed, or none
+        _write(for_terminal(line), sys.stderr)
+
+
 def print_error(message: str) -> None:
     """Write the one line of an error to standard error, if that can still be written to."""
     with suppress(OSError, ValueError, AttributeError):  # full, closed, or none

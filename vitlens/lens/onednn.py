@@ -98,7 +98,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _differentiable_product(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As two axes, since a model may change the output in place: autograd forbids that for a view made by a Function."""
+    """With two axes, as autograd forbids in-place changes (some models make them) of a view that a Function returns."""
     result: Tensor = _Linear.apply(tokens.flatten(0, -2), weight, bias)
     return result.unflatten(0, tokens.shape[:-1]) if tokens.dim() != 2 else result
 

@@ -94,7 +94,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report. limits: what could overturn it; appendix: tables and figures in full."""
+    """A whole report.
+
+    limits: what could overturn it; appendix: tables and figures in full; preface: what to know before any number.
+    """
 
     title: str
     sections: tuple[Section, ...]
@@ -102,6 +105,7 @@ class Document:
     verdicts: tuple[Verdict, ...] = ()
     findings: tuple[Finding, ...] = ()
     appendix: tuple[Section, ...] = ()
+    preface: tuple[Sentence, ...] = ()
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:

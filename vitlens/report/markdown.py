@@ -6,7 +6,7 @@ from urllib.parse import quote
 from vitlens.display import as_alternative, as_cell, as_code_block, as_markdown
 from vitlens.recorded import ModelEntry
 from vitlens.records import Record
-from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table
+from vitlens.report.document import Document, FigureSpec, Finding, Section, Sentence, Table
 from vitlens.report.numbers import in_time, in_words
 
 _UNFINISHED = {
@@ -25,11 +25,39 @@ def markdown(document: Document, record: Record, *, seconds: float | None = None
     blocks = [f"# {as_markdown(document.title)}"]
     if record.status in _UNFINISHED:
         blocks.append(f"> {_UNFINISHED[record.status]}")
+    blocks += _first_page(document, numbers)
     for section in (*document.sections, *document.appendix):
         blocks += _section(section, numbers)
     if document.limits:
         blocks += ["## Limits", *_paragraphs(document.limits)]
     return "\n\n".join([*blocks, *_repeat(record, seconds)]) + "\n"
+
+
+def _first_page(document: Document, numbers: dict[str, int]) -> Iterator[str]:
+    """The preface, verdicts and findings, where a report has them."""
+    yield from _paragraphs(document.preface)
+    if document.verdicts:
+        yield "## Verdicts"
+        columns = {
+            "subject": lambda verdict: verdict.subject,
+            "verdict": lambda verdict: verdict.state,
+            "value": lambda verdict: verdict.value,
+            "threshold": lambda verdict: verdict.threshold,
+            "because": lambda verdict: verdict.because,
+        }
+        yield _table(Table.of("By the worse end of each 95 % interval", document.verdicts, columns))
+    if document.findings:
+        yield "## Findings"
+        yield "\n".join(f"{index}. {_finding(each, numbers)}" for index, each in enumerate(document.findings, start=1))
+
+
+def _finding(each: Finding, numbers: dict[str, int]) -> str:
+    notes = [in_words(each.effect)]
+    if each.p is not None:
+        notes.append(f"p = {each.p:.2g}")
+    if each.figure in numbers:
+        notes.append(f"figure {numbers[each.figure]}")
+    return as_markdown(f"{each.claim.text} ({'; '.join((*notes, each.support))})")
 
 
 def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:

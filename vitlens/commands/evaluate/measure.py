@@ -15,6 +15,7 @@ from vitlens.analysis.answers.evaluate import (
     Evaluation,
     accuracy,
     calibration,
+    calibration_error,
     confusion,
     evaluate,
     per_class,
@@ -50,7 +51,7 @@ from vitlens.commands.scaffold.publish import publish
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.processes import Processes, share_of
-from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
+from vitlens.uncertainty import bootstrap_difference, bootstrap_mean
 
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
 SHOWN: Final = 18  # images of a prediction grid
@@ -126,9 +127,8 @@ def write_metrics(folder: RunFolder, evaluations: Sequence[Evaluation], *, seed:
             folder.metric(TOP5(model=alias), accuracy(top5, groups=evaluation.groups, seed=seed))
         losses = F.cross_entropy(evaluation.logits, evaluation.labels, reduction="none").numpy()
         folder.metric(CROSS_ENTROPY(model=alias), bootstrap_mean(losses, groups=groups, seed=seed, unit="nats"))
-        # no interval: resampling images biases a binned error upwards, so its quantiles can exclude the value itself
-        error = calibration(evaluation.probabilities, evaluation.labels).error
-        folder.metric(CALIBRATION_ERROR(model=alias), Estimate(error, n=len(evaluation.labels)))
+        error = calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed)
+        folder.metric(CALIBRATION_ERROR(model=alias), error)
         excess = evaluation.probabilities.amax(-1).double() - evaluation.correct.double()
         folder.metric(CONFIDENCE_GAP(model=alias), bootstrap_mean(excess.numpy(), groups=groups, seed=seed))
     for first, second in combinations(evaluations, 2):

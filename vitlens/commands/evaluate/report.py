@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.commands.evaluate.conclusions import findings, verdicts
 from vitlens.commands.evaluate.record import (
     ACCURACY,
     CLASSES,
@@ -25,7 +26,8 @@ from vitlens.commands.scaffold.pairs import PAIRS, pair_table
 from vitlens.commands.scaffold.trainings import training_sentences
 from vitlens.records import Record
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Sentence, Table, sentences
-from vitlens.report.numbers import in_words, number
+from vitlens.report.findings import ranked
+from vitlens.report.numbers import in_words
 from vitlens.uncertainty import LEVEL, Side, beyond
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ _HOW_PAIRED: Final = (
 _LIMITS: Final = (
     "The intervals cover the choice of images of this kind. They do not cover other training runs or images of another "
     "kind.",
-    "The calibration error has no interval: binning biases it upwards for few images, and resampling increases that "
-    "bias.",
+    "Binning biases the calibration error upwards for few images, and resampling increases that bias: its interval is "
+    "conservative, with an upper end that is too high rather than too low.",
 )
 
 
@@ -66,7 +68,14 @@ def report(record: Record) -> Document:
         _classes(record, arrays),
         Section("Calibration", figures=(reliability(record),)),
     ]
-    return Document(record.config.title, tuple(sections), limits=sentences(*_LIMITS))
+    return Document(
+        record.config.title,
+        tuple(sections),
+        limits=sentences(*_LIMITS),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=(*data_sentences(record), *training_sentences(record)),
+    )
 
 
 def _suffix(record: Record, alias: str) -> str:
@@ -77,14 +86,12 @@ def _suffix(record: Record, alias: str) -> str:
 def _summary(record: Record) -> Iterator[Sentence]:
     data = record.config.data
     where = f"the {data.part} images of {data.title}" if data else "the images"
-    yield from data_sentences(record)
-    yield from training_sentences(record)
     for alias in record.aliases:
         right = in_words(record.metric(ACCURACY(model=alias)))
-        error = number(100 * record.metric(CALIBRATION_ERROR(model=alias)).value, 1)
+        error = in_words(record.metric(CALIBRATION_ERROR(model=alias)), with_n=False)
         gap = record.metric(CONFIDENCE_GAP(model=alias))
         yield Sentence(
-            f"**{alias}**: top-1 accuracy {right} on {where}; expected calibration error {error} %; "
+            f"**{alias}**: top-1 accuracy {right} on {where}; expected calibration error {error}; "
             f"mean confidence minus accuracy {in_words(gap, with_n=False)}: {_LEANS[beyond(gap, 0.0)]}."
         )
     for row in record.rows(PAIRS):

@@ -22,7 +22,8 @@ class RunOptions:
 
     device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit); limit: at most so many
     images (None: all); out: the folder to write (None: a new one named by time); formats: of the figures; data_dir:
-    where downloaded data is kept; command: the line that was typed, for config.json.
+    where downloaded data is kept; at_least, at_most: requirements, each METRIC=VALUE (scaffold/requirements.py);
+    command: the line that was typed, for config.json.
     """
 
     limit: int | None = option(
@@ -50,6 +51,23 @@ class RunOptions:
     )
     data_dir: Path = option(
         "--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR", panel=_RUN
+    )
+    at_least: tuple[str, ...] = option(
+        "--at-least",
+        "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; may be repeated. A name "
+        "without a model holds for every model.",
+        default=(),
+        metavar="METRIC=VALUE",
+        panel=_RUN,
+        shown=False,
+    )
+    at_most: tuple[str, ...] = option(
+        "--at-most",
+        "The same for a metric that must be at most VALUE, by the upper end.",
+        default=(),
+        metavar="METRIC=VALUE",
+        panel=_RUN,
+        shown=False,
     )
     quiet: bool = option("--quiet", "Print only errors and results.", default=False, panel=_RUN)
     command: str = ""

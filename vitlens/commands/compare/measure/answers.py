@@ -5,7 +5,7 @@ from typing import Final
 
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import Evaluation, accuracy, calibration
+from vitlens.analysis.answers.evaluate import Evaluation, accuracy, calibration, calibration_error
 from vitlens.analysis.failures.errors import Comparison, Slice, by_class, by_number, confusions
 from vitlens.analysis.failures.image_traits import MEASURES, OBJECT_SIZE
 from vitlens.commands.compare.record import (
@@ -39,7 +39,8 @@ def write_answers(folder: RunFolder, comparison: Comparison, evaluations: Sequen
     rows: list[CalibrationRow] = []
     for evaluation in evaluations:
         bins = calibration(evaluation.probabilities, evaluation.labels)
-        folder.metric(CALIBRATION_ERROR(model=evaluation.alias), Estimate(bins.error, n=n))
+        error = calibration_error(evaluation.probabilities, evaluation.labels, groups=comparison.groups, seed=seed)
+        folder.metric(CALIBRATION_ERROR(model=evaluation.alias), error)
         rows += calibration_rows(evaluation.alias, bins)
     folder.write(CALIBRATION, rows)
     for index, column in enumerate(CELLS):

@@ -36,9 +36,9 @@ _KINDS: Final = {
 def error_section(record: Record) -> Section:
     """The cells of errors, by class and by image property; confusions; calibration; examples."""
     calibrated = "; ".join(
-        f"{alias} {number(100 * record.metric(CALIBRATION_ERROR(model=alias)).value, 1)} %" for alias in record.aliases
+        f"{alias} {in_words(record.metric(CALIBRATION_ERROR(model=alias)), with_n=False)}" for alias in record.aliases
     )
-    words = f"Expected calibration error (15 equal bins; no interval, as binning biases it): {calibrated}."
+    words = f"Expected calibration error (15 equal bins, conservative intervals): {calibrated}."
     return Section(
         "Errors in detail",
         (Sentence(words),),

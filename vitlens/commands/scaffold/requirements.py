@@ -1,0 +1,82 @@
+"""Requirements of a run's metrics, --at-least METRIC=VALUE and --at-most METRIC=VALUE, and what came of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Literal
+
+from vitlens.errors import InputError, nearest
+from vitlens.records import Record
+from vitlens.uncertainty import Estimate
+
+Bound = Literal["at least", "at most"]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A bound on a metric: its path in results.json, with or without the model's alias."""
+
+    metric: str
+    bound: Bound
+    value: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether one metric meets a requirement; metric: its whole path; because: the number that was judged."""
+
+    requirement: Requirement
+    metric: str
+    holds: bool
+    because: str
+
+    @property
+    def line(self) -> str:
+        """As it is printed at the end of a command."""
+        asked = f"{self.requirement.metric} {self.requirement.bound} {self.requirement.value:g}"
+        return f"{asked}: {'holds' if self.holds else 'does not hold'}: {self.metric} {self.because}"
+
+
+def requirements_of(at_least: Sequence[str], at_most: Sequence[str]) -> tuple[Requirement, ...]:
+    """The requirements that were typed. Raises InputError for anything but METRIC=VALUE."""
+    least = (_parsed(text, "at least", "--at-least") for text in at_least)
+    most = (_parsed(text, "at most", "--at-most") for text in at_most)
+    return (*least, *most)
+
+
+def _parsed(text: str, bound: Bound, option: str) -> Requirement:
+    metric, _, number = text.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = float("nan")
+    if not metric or isnan(value):
+        raise InputError(f"expected {option} METRIC=VALUE, such as accuracy=0.9, found {text!r}")
+    return Requirement(metric, bound, value)
+
+
+def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[Outcome]:
+    """Each requirement on each metric of its name; one that names no metric of the run does not hold."""
+    for requirement in requirements:
+        chosen = [name for name in record.metrics if requirement.metric in (name, _without_alias(name))]
+        if not chosen:
+            near = nearest(requirement.metric, {*record.metrics, *map(_without_alias, record.metrics)})
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            yield Outcome(requirement, requirement.metric, False, f"was not measured by this command{hint}")
+        for name in chosen:
+            yield _judged(requirement, name, record.metrics[name])
+
+
+def _without_alias(name: str) -> str:
+    word, _, rest = name.partition("/")
+    return "/".join(filter(None, (word, rest.partition("/")[2])))
+
+
+def _judged(requirement: Requirement, name: str, estimate: Estimate) -> Outcome:
+    least = requirement.bound == "at least"
+    worst = estimate.low if least else estimate.high
+    if worst is None:
+        return Outcome(requirement, name, False, f"is {estimate.value:.4g}, without an interval to judge by")
+    holds = worst >= requirement.value if least else worst <= requirement.value
+    end = "lower" if least else "upper"
+    return Outcome(requirement, name, holds, f"is {estimate.value:.4g}, the {end} end of its interval {worst:.4g}")

@@ -1,0 +1,46 @@
+"""Findings: the facts of a report's first page, ranked by one rule.
+
+Rank: the distance of an effect from its reference in half-widths of its 95 % interval, at most 10, times the weight of
+its kind. An effect whose interval holds the reference is no finding.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Literal
+
+from vitlens.report.document import Finding, Sentence, Support
+from vitlens.uncertainty import Estimate, Side, beyond
+
+Kind = Literal["comparison", "hidden fault", "fact", "expected fact"]
+WEIGHTS: Final[Mapping[Kind, float]] = MappingProxyType(
+    {"comparison": 1.5, "hidden fault": 1.5, "fact": 1.0, "expected fact": 0.5}
+)
+MOST: Final = 7  # findings of one report
+CAP: Final = 10.0  # half-widths
+
+
+def finding(
+    claim: str,
+    effect: Estimate,
+    *,
+    kind: Kind,
+    reference: float = 0.0,
+    p: float | None = None,
+    figure: str = "",
+    support: Support = "one method",
+    rows: Sequence[object] = (),
+) -> Finding | None:
+    """A finding with its rank; None where the effect's interval holds the reference, or where it has no interval.
+
+    claim: one sentence without the effect's interval, which the renderers add; rows: the typed rows that back it.
+    """
+    if beyond(effect, reference) is Side.UNDECIDED or effect.low is None or effect.high is None:
+        return None
+    half = (effect.high - effect.low) / 2
+    distance = CAP if half == 0 else min(abs(effect.value - reference) / half, CAP)
+    return Finding(Sentence(claim, tuple(rows)), effect, p, figure, support, distance * WEIGHTS[kind])
+
+
+def ranked(found: Iterable[Finding | None]) -> tuple[Finding, ...]:
+    """The findings of a report: the largest ranks first, at most MOST."""
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: -each.rank)[:MOST])
