@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from vitlens.commands.attack.conclusions import findings, verdicts
 from vitlens.commands.attack.epsilons import epsilon_words
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import BY_CLASS, SAMPLE, TRANSFER
@@ -14,9 +15,10 @@ from vitlens.commands.attack.report.checks import checks
 from vitlens.commands.attack.report.corruptions import corruptions
 from vitlens.commands.attack.report.distances import distances
 from vitlens.commands.attack.report.inside import inside
-from vitlens.commands.attack.report.summary import summary
+from vitlens.commands.attack.report.summary import preface, summary
 from vitlens.records import Record
 from vitlens.report.document import Document, FigureSpec, Section, Sentence, Table, sentences
+from vitlens.report.findings import ranked
 from vitlens.report.numbers import in_words, percent
 from vitlens.uncertainty import Side, apart, values_and_ends
 
@@ -64,7 +66,14 @@ def report(record: Record) -> Document:
         *corruptions(record),
         checks(record),
     )
-    return Document(record.config.title, sections, limits=tuple(_limits(record)))
+    return Document(
+        record.config.title,
+        sections,
+        limits=tuple(_limits(record)),
+        verdicts=tuple(verdicts(record)),
+        findings=ranked(findings(record)),
+        preface=preface(record),
+    )
 
 
 def _limits(record: Record) -> Iterator[Sentence]:

@@ -33,9 +33,6 @@ def summary(record: Record) -> Section:
     """The main results, with the curves over epsilon."""
     rows, pairs = record.rows(CURVES), record.rows(ROBUST_PAIRS)
     lines = (
-        *data_sentences(record),
-        *_size_sentences(record),
-        *predicted_sentences(record.options(AttackOptions).predicted),
         *_clean_sentences(rows),
         *_attack_sentences(rows),
         *_clean_pair_sentences(pairs),
@@ -44,6 +41,12 @@ def summary(record: Record) -> Section:
         *corruption_sentences(record),
     )
     return Section("Summary", lines, figures=(FigureSpec("curves", _CAPTION, partial(_draw, record)),), leading=True)
+
+
+def preface(record: Record) -> tuple[Sentence, ...]:
+    """What was attacked."""
+    predicted = predicted_sentences(record.options(AttackOptions).predicted)
+    return (*data_sentences(record), *_size_sentences(record), *predicted)
 
 
 def _size_sentences(record: Record) -> Iterator[Sentence]:
