@@ -69,7 +69,7 @@ class InsideAttention(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:  # a mode is not active in its own calls, which must be intercepted here
                 return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)
-        if func is F.linear and self.joined is not None and len(args) > 1 and args[1] is self._weight:
+        if func is F.linear and self.joined is not None and len(args) > 1 and self._projects(args[1]):
             args = (self._join(args[0]), *args[1:])
         if self.keep is not None and func is attend:
             return attend(args[0].then("scores", self._mask))
@@ -77,9 +77,17 @@ class InsideAttention(TorchFunctionMode):
             return self._masked(*args, **kwargs)
         if self.keep is not None and func in SOFTMAX:
             scores = args[0]
+            if isinstance(scores, Tensor) and scores.dim() == 3 and len(scores) % self.heads == 0:
+                return self._softmax(func, scores.unflatten(0, (-1, self.heads)), -1).view_as(scores)
             if isinstance(scores, Tensor) and scores.dim() == 4 and scores.shape[1] == self.heads:
                 return self._softmax(func, *args, **kwargs)
         return func(*args, **kwargs)
+
+    def _projects(self, weight: Tensor) -> bool:
+        """Whether it is the weight of the output projection, which a parametrization computes again in each pass."""
+        if weight is self._weight or self._weight is None or isinstance(self._weight, nn.Parameter):
+            return weight is self._weight
+        return weight.shape == self._weight.shape and torch.equal(weight, self._weight)
 
     def _join(self, tokens: Tensor) -> Tensor:
         assert self.joined is not None

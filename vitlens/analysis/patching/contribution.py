@@ -100,8 +100,26 @@ def logits_by_depth(model: Model, images: Images) -> Float[Tensor, "batch depths
 
     with evaluating(model), torch.no_grad():
         with watching(model.module, blocks, after):
-            model(images)
-        return torch.stack([logits_from(model, stream) for stream in streams], dim=1)
+            logits = model(images)
+        lens = torch.stack([logits_from(model, stream) for stream in _streams(model, streams)], dim=1)
+    difference = (lens[:, -1] - logits).abs().max().item()
+    if not difference <= TOLERANCE * max(1.0, logits.abs().max().item()):
+        raise UnsupportedError(
+            f"expected a classifier that reads the output of the last block, {blocks[-1]}, found logits of "
+            f"{model.alias} that differ by {difference:.1e}; keep stem and classifier out of the list of blocks"
+        )
+    return lens
+
+
+def _streams(model: Model, outputs: Sequence[object]) -> list[Tokens]:
+    """The residual streams. Raises UnsupportedError for a block that returns anything but a tensor of tokens."""
+    other = next((output for output in outputs if not isinstance(output, Tensor)), None)
+    if other is not None:
+        raise UnsupportedError(
+            f"expected blocks of {model.alias} that return the residual stream, found {type(other).__name__}; return "
+            "the tensor alone"
+        )
+    return [output for output in outputs if isinstance(output, Tensor)]
 
 
 def accuracy_by_depth(lens: Float[Tensor, "batch depths classes"], labels: Labels) -> Float[Tensor, " depths"]:

@@ -30,7 +30,8 @@ def blocks_of(model: Model) -> tuple[str, ...]:
             f"in {model.alias}; try vitlens ablate, which needs none"
         )
     parent = parents.pop()
-    return tuple(f"{parent}.{name}" for name, _ in model.module.get_submodule(parent).named_children())
+    every = (name for name, _ in model.module.get_submodule(parent).named_children())
+    return tuple(f"{parent}.{name}" if parent else name for name in every)
 
 
 def logits_from(model: Model, stream: Tokens) -> Logits:

@@ -71,7 +71,8 @@ class AttentionStages(TorchFunctionMode):
                 result: Tensor = func(changed, *rest, **kwargs)
                 return result
 
-            return self._staged(StagedAttention(scores=scores, softmax=softmax), plain=lambda: softmax(scores))
+            staged = StagedAttention(scores=scores, softmax=softmax, heads=self._heads)
+            return self._staged(staged, plain=lambda: softmax(scores))
         return func(*args, **kwargs)
 
     def _fused(
@@ -133,7 +134,7 @@ class AttentionStages(TorchFunctionMode):
             touch.change(compute(rows))
             return
         assert staged.scores is not None
-        scores = per_head(staged.scores)[..., rows, :]
+        scores = per_head(staged.scores, staged.heads)[..., rows, :]
         touch.change(scores if touch.stage == "scores" else staged.softmax(scores))
 
 
