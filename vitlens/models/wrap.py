@@ -145,6 +145,13 @@ def _require_eager(module: object) -> None:
 def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     """The device and the floating-point type of a module's weights. Raises ModelError for several devices."""
     tensors = [*module.parameters(), *module.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise ModelError("expected a module with weights, found the meta device; call module.to_empty(device='cpu')")
+    if any(tensor.is_inference() for tensor in tensors):
+        raise ModelError(
+            "expected weights that autograd may use, found some made inside torch.inference_mode; build the module "
+            "outside it"
+        )
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
         raise ModelError(f"expected a module on one device, found {', '.join(devices)}; move it with module.to(...)")

@@ -30,8 +30,9 @@ def blocks_of(model: Model) -> tuple[str, ...]:
             f"in {model.alias}; try vitlens ablate, which needs none"
         )
     parent = parents.pop()
-    every = (name for name, _ in model.module.get_submodule(parent).named_children())
-    return tuple(f"{parent}.{name}" if parent else name for name in every)
+    kinds = {type(model.module.get_submodule(name)) for name in anatomy.blocks}  # not a stem or head in the same list
+    children = model.module.get_submodule(parent).named_children()
+    return tuple(f"{parent}.{name}" if parent else name for name, child in children if type(child) in kinds)
 
 
 def logits_from(model: Model, stream: Tokens) -> Logits:

@@ -68,6 +68,7 @@ def load(request: ModelRequest) -> Model:
         )
     model = copy.copy(made)  # the function may return one object each time it is called
     model.alias = request.alias
+    model.architecture = {**made.architecture, "name": f"{path.name}: {type(made.module).__qualname__}"}
     notes = (*made.provenance.notes, f"made by {name}() of {path.name}, whose code was run (--model-file)")
     model.provenance = replace(
         made.provenance, name=shown, weights=path.name, sha256=sha256(path), versions=versions(), notes=notes
