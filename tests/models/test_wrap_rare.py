@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.models import handwritten_rare as rare
-from tests.models.handwritten import GRID, SIZE, EinsumViT, SmallCNN, SoftmaxViT
+from tests.models.handwritten import GRID, SIZE, EinsumViT, EncoderViT, SmallCNN, SoftmaxViT
 from tests.models.test_wrap import HALF, noise, seeded, wrapped
 from vitlens.errors import LensError, ModelError, UnsupportedError, VitlensError
 from vitlens.lens.intervene import intervened
@@ -218,7 +219,11 @@ def test_no_square_grid_is_assumed_for_patches_in_another_order() -> None:
 @pytest.mark.parametrize(
     ("style", "told", "reason"),
     [
-        (SoftmaxViT, {"grid": (4, 3)}, r"expected 1 tokens before patches of grid=\(3, 4\), .* found 1 and grid=\(4, 3"),
+        (
+            SoftmaxViT,
+            {"grid": (4, 3)},
+            r"expected 1 tokens before patches of grid=\(3, 4\), .* found 1 and grid=\(4, 3",
+        ),
         (EinsumViT, {"blocks": ("layers.0.0",)}, r"expected residual blocks in blocks=, found 'layers\.0\.0'"),
         (SoftmaxViT, {"blocks": ("encoder.0.sa",)}, r"expected residual blocks in blocks=, found 'encoder\.0\.sa'"),
     ],
@@ -261,8 +266,24 @@ def test_the_logit_lens_leaves_stem_and_classifier_out() -> None:
 def test_blocks_that_return_tuples_are_refused_by_the_logit_lens() -> None:
     model = wrapped(rare.Optional)
     for function in (vitlens.logit_lens, vitlens.direct_logit_attribution):
-        with pytest.raises(UnsupportedError, match="found tuple of layers.0; return the tensor alone"):
+        with pytest.raises(UnsupportedError, match=r"found tuple of layers\.0; return the tensor alone"):
             function(model, noise())
+
+
+@pytest.mark.parametrize("function", [vitlens.features, vitlens.logit_lens, vitlens.direct_logit_attribution])
+@pytest.mark.parametrize(
+    ("style", "reason"),
+    [
+        (EinsumViT, r"put each block.* in a module of its own, or name them with blocks="),
+        (EncoderViT, r"batch.first"),
+        (rare.Shared, r"found layers\.0\.att called 3 times|found an other model"),
+    ],
+)
+def test_what_needs_the_residual_stream_is_refused_without_one(
+    function: Callable[..., object], style: type[nn.Module], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        function(wrapped(style), noise())
 
 
 def test_a_module_in_bf16_takes_images_in_fp32() -> None:
@@ -377,10 +398,8 @@ def test_nothing_stays_behind_after_an_exception_anywhere(last: int, monkeypatch
     monkeypatch.setattr(Failing, "last", last)
     module = rare.of(Failing)().train()
     state = torch.get_rng_state()
-    try:
+    with suppress(VitlensError, ValueError):
         vitlens.wrap(module, image_size=SIZE, mean=HALF, std=HALF)
-    except (VitlensError, ValueError):
-        pass
     assert torch.equal(torch.get_rng_state(), state)
     assert all(part.training and "forward" not in vars(part) for part in module.modules())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())

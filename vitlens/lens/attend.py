@@ -23,8 +23,8 @@ class StagedAttention:
     """One attention call before its scores are computed, with what changes them.
 
     inputs: queries, keys and values, or None where the model computed the scores itself; scores: these scores, of any
-    shape; heads: their number, where they share an axis with the batch; softmax: the model's own of them; changes: of (calls, heads, query, key), in the order of their contexts, of
-    scores and of weights apart.
+    shape; softmax: the model's own of them; changes: of (calls, heads, query, key), in the order of their contexts, of
+    scores and of weights apart; heads: their number, where they share an axis with the batch.
     """
 
     inputs: AttentionInputs | None = None

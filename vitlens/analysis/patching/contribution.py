@@ -95,6 +95,7 @@ def logits_by_depth(model: Model, images: Images) -> Float[Tensor, "batch depths
     """
     streams: list[Tokens] = []
     blocks = blocks_of(model)
+    _require_batch_first(model, layers(model) if model.anatomy.attention else ())
 
     def after(name: str, arguments: Arguments, output: Any) -> None:
         _require_stream(model, name, output)
@@ -111,6 +112,15 @@ def logits_by_depth(model: Model, images: Images) -> Float[Tensor, "batch depths
             f"{model.alias} that differ by {difference:.1e}; try vitlens ablate, which needs none"
         )
     return lens
+
+
+def _require_batch_first(model: Model, known: Sequence[Layer]) -> None:
+    """Raise UnsupportedError for blocks of (tokens, batch, width)."""
+    if any(layer.tokens_first for layer in known):
+        raise UnsupportedError(
+            f"expected blocks of (batch, tokens, width), found (tokens, batch, width) in {model.alias}; say "
+            "batch_first=True where it is built"
+        )
 
 
 def _require_stream(model: Model, block: str, output: object) -> None:
@@ -149,6 +159,7 @@ def _summed(model: Model, outputs: BranchOutputs, logits: Logits, targets: Label
 def _reads(model: Model) -> list[int] | None:
     """The tokens that the classifier reads (None: all). Raises UnsupportedError where contributions are not defined."""
     blocks_of(model)
+    _require_batch_first(model, layers(model))
     for layer in layers(model):
         if not layer.head_dim:
             raise UnsupportedError(
