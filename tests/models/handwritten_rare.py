@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.models.handwritten import GRID, PATCH, SoftmaxBlock, SoftmaxViT
+from tests.models.handwritten import GRID, PATCH
 
 DIM, HEADS = 24, 3
 
@@ -164,6 +164,55 @@ class HeadsInside(Attention):
         q, k, v = self.split(x)
         weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
         return self.o((weights @ v).permute(0, 2, 3, 1).flatten(2))
+
+
+class OneByOne(Attention):
+    """A softmax for each head, in a loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        weights = [(q[:, head] @ k[:, head].mT / q.shape[-1] ** 0.5).softmax(-1) for head in range(self.count)]
+        return self.o(torch.cat([each @ v[:, head] for head, each in enumerate(weights)], -1))
+
+
+class HeadModules(nn.Module):
+    """A module for each head, as in lectures on minGPT."""
+
+    class Head(nn.Module):
+        """Its own queries, keys and values."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(DIM, DIM // HEADS, bias=False) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = F.softmax(self.q(x) @ self.k(x).transpose(-2, -1) * (DIM // HEADS) ** -0.5, dim=-1)
+            return weights @ self.v(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.o = nn.ModuleList(self.Head() for _ in range(HEADS)), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(torch.cat([head(x) for head in self.heads], -1))
+
+
+class FiveAxes(Attention):
+    """Scores (batch, 1, heads, query, key), and softmax by named arguments."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part[:, None] for part in self.split(x))
+        weights = torch.softmax(input=q @ k.mT / q.shape[-1] ** 0.5, dim=-1)
+        return self.o((weights @ v)[:, 0].transpose(1, 2).flatten(2))
+
+
+class MergedFused(Attention):
+    """Batch and heads on one axis, by scaled dot-product attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.flatten(0, 1) for part in self.split(x))
+        read = F.scaled_dot_product_attention(q, k, v)
+        return self.o(read.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
 
 
 class LowRank(nn.Module):
@@ -418,13 +467,3 @@ class Optional(RareViT):
         for layer in self.layers:
             x, _ = layer(x, mask=mask, scale=1.0)
         return {"logits": self.out(self.ln(x)[:, 0]), "tokens": x}
-
-
-class Shortened(SoftmaxViT):
-    """Attention dropout that stays active in evaluation mode."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(F.dropout(x, 0.1))
-
-
-__all__ = ["SoftmaxBlock"]

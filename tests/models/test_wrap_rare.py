@@ -24,6 +24,8 @@ from vitlens.lens.replay import replaying
 OBSERVED = {  # style: heads, prefix, readout; the heads of each can be removed
     "merged": (rare.of(rare.Merged), 3, ("cls",), "cls"),
     "merged, two heads": (rare.of(rare.MergedTwo), 2, ("cls",), "cls"),
+    "merged, fused": (rare.of(rare.MergedFused), 3, ("cls",), "cls"),
+    "five axes": (rare.of(rare.FiveAxes), 3, ("cls",), "cls"),
     "rotary": (rare.of(rare.Rotary), 3, ("cls",), "cls"),
     "grouped": (rare.of(rare.Grouped), 4, ("cls",), "cls"),
     "biased": (rare.of(rare.Biased), 3, ("cls",), "cls"),
@@ -125,6 +127,8 @@ def test_heads_before_the_batch_are_refused(style: type[nn.Module], reason: str)
         (rare.of(rare.Linearised), r"found none in a forward pass; attention is a softmax"),
         (rare.of(rare.Sigmoid), r"found none in a forward pass; attention is a softmax"),
         (rare.of(rare.Exponential), r"found none in a forward pass; attention is a softmax"),
+        (rare.of(rare.OneByOne), r"found 3 attention calls side by side in layers\.0\.att; compute the heads"),
+        (rare.of(rare.HeadModules), r"found layers\.0\.att\.heads\.1 beside layers\.0\.att\.heads\.0, with the same"),
         (rare.Shared, r"found layers\.0\.att called 3 times in a forward pass, as one layer; give each call a module"),
     ],
 )
@@ -164,8 +168,9 @@ def test_heads_that_cannot_be_removed_are_observed(style: type[nn.Module], reaso
         pass
 
 
-def test_a_knock_out_reaches_attention_whose_batch_and_heads_share_an_axis() -> None:
-    model, images = wrapped(rare.of(rare.Merged)), noise()
+@pytest.mark.parametrize("style", [rare.Merged, rare.MergedFused, rare.FiveAxes])
+def test_a_knock_out_reaches_attention_with_other_axes(style: type[nn.Module]) -> None:
+    model, images = wrapped(rare.of(style)), noise()
     attention = model.module.layers[0].att  # type: ignore[union-attr, index]
 
     def masked(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from vitlens.errors import LensError, UnsupportedError
 from vitlens.lens.attend import StagedAttention, attend, attend_and_read
 from vitlens.lens.call import AttentionCall, AttentionInputs, attention_inputs, per_head
-from vitlens.lens.hooks import SOFTMAX, Arguments, multi_head_attention, watching
+from vitlens.lens.hooks import SOFTMAX, Arguments, multi_head_attention, positional, watching
 from vitlens.lens.site import Site, decide_kind
 from vitlens.lens.windows import windows_of
 from vitlens.models.attention_parts import read_attention
@@ -52,7 +52,7 @@ class AttentionObserver(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Report attention calls; pass every call through."""
-        kwargs = kwargs or {}
+        args, kwargs = positional(func, args, kwargs or {})
         if not self._stack or (self.unused and any(name in self.unused for name, _, _ in self._stack)):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:

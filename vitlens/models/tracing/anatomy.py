@@ -13,7 +13,7 @@ from vitlens.models.anatomy import residual_blocks
 from vitlens.models.attention_parts import AttentionPart
 from vitlens.models.model import Anatomy
 from vitlens.models.tracing.calls import ForwardTrace, TracedAttention, check_axes, trace_forward
-from vitlens.models.tracing.parts import is_residual_block, read_blocks, read_parts
+from vitlens.models.tracing.parts import is_residual_block, not_one_after_another, read_blocks, read_parts
 from vitlens.models.tracing.tokens import (
     Grid,
     TokenOrder,
@@ -58,13 +58,8 @@ def trace_anatomy(
     parts = read_parts(module, trace, heads=told.heads)
     if not parts:
         return _without_attention(module, trace, told)
-    repeated = [(part.module, count) for part in parts if (count := len(trace.modules[part.module])) > 1]
-    if repeated:
-        name, count = repeated[0]
-        reason = (
-            f"found {name} called {count} times in a forward pass, as one layer; give each call a module of its own "
-            "(copy.deepcopy keeps the weights)"
-        )
+    reason = not_one_after_another(trace, parts)
+    if reason:
         return Anatomy("other", _told_blocks(module, trace, told.blocks), attention=(), unread=reason)
     read = read_blocks(module, trace, parts)
     blocks = tuple(dict.fromkeys(block for block, _ in read.values()))

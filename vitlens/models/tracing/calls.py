@@ -199,7 +199,7 @@ class _Tracer(TorchFunctionMode):
         else:
             shape = (query.shape[:-3].numel(), query.shape[-3], query.shape[-2], key.shape[-2])
         self._add(TracedAttention(self._names(), *shape))
-        self._see_output(output)
+        self._see_output(self.trace.attention[-1], output)
 
     def _see_softmax(self, weights: Tensor, dim: object) -> None:
         calling = next((begin for name, begin, _ in reversed(self._stack) if name not in self._plain), 0)
@@ -220,16 +220,14 @@ class _Tracer(TorchFunctionMode):
 
     def _see_product(self, operands: list[Tensor], output: Tensor) -> None:
         """A product whose factor is a result of softmax (after dropout or a cast, reshaped or not): attention."""
-        last = self.trace.attention[-1] if self.trace.attention else None
-        if last is not None and last.weights is not None:
-            weights = last.weights
-            if any(_equal(operand, weights) for operand in operands):
-                last.weights = None
-                self._see_output(output)
+        for call in reversed(self.trace.attention):
+            if call.weights is not None and any(_equal(operand, call.weights) for operand in operands):
+                call.weights = None
+                self._see_output(call, output)
+                return
 
-    def _see_output(self, output: Tensor) -> None:
-        last = self.trace.attention[-1]
-        last.joined = tuple(_concatenations(output, last.heads or 1))
+    def _see_output(self, call: TracedAttention, output: Tensor) -> None:
+        call.joined = tuple(_concatenations(output, call.heads or 1))
 
     def _add(self, call: TracedAttention) -> None:
         images = self._images

@@ -16,6 +16,7 @@ from vitlens.models.hooks import as_call, first_tensor
 from vitlens.models.tracing.calls import ForwardTrace, ModuleCall, Stack, TracedAttention
 
 _LINEAR = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
+_ONE_CALL = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
 _RESIDUAL = 0.5  # least correlation of a residual block's input and its output without any linear layer
 
 
@@ -42,6 +43,26 @@ def read_parts(module: nn.Module, trace: ForwardTrace, *, heads: int | None = No
         projection, reason = _projection(module, name, call, owners, count)
         parts.setdefault(name, AttentionPart(name, count, projection, unread=reason))
     return tuple(parts.values())
+
+
+def not_one_after_another(trace: ForwardTrace, parts: Sequence[AttentionPart]) -> str:
+    """Why the attention modules are no layers one after another, each called once; "" where they are."""
+    names = [part.module for part in parts]
+    for name in names:
+        calls = len(trace.modules[name])
+        if calls > 1:
+            return (
+                f"found {name} called {calls} times in a forward pass, as one layer; give each call a module of its "
+                "own (copy.deepcopy keeps the weights)"
+            )
+        count = sum(name in call.stack for call in trace.attention)
+        if count > 1:
+            return f"found {count} attention calls side by side in {name}; {_ONE_CALL}"
+    given = [first_tensor(tuple(trace.modules[name][0].arguments.values())) for name in names]
+    for name, before, after in zip(names[1:], given, given[1:]):
+        if before is not None and before is after:
+            return f"found {name} beside {names[names.index(name) - 1]}, with the same tokens; {_ONE_CALL}"
+    return ""
 
 
 def read_blocks(
