@@ -117,11 +117,11 @@ class InsideAttention(TorchFunctionMode):
     ) -> Tensor:
         if self.keep is not None:
             if query.dim() == 3 and len(query) % self.heads == 0:  # batch and heads share an axis
-                split = (part.unflatten(0, (-1, self.heads)) for part in (query, key, value))
+                query, key, value = (part.unflatten(0, (-1, self.heads)) for part in (query, key, value))
                 mask = attn_mask
                 if mask is not None and mask.dim() == 3:
                     mask = mask.expand(len(query), -1, -1).unflatten(0, (-1, self.heads))
-                return self._masked(*split, mask, dropout_p, is_causal, **options).flatten(0, 1)
+                return self._masked(query, key, value, mask, dropout_p, is_causal, **options).flatten(0, 1)
             if query.dim() != 4 or query.shape[1] != self.heads:
                 raise UnsupportedError(
                     f"expected queries (batch, {self.heads} heads, tokens, head_dim) to knock out attention, found "

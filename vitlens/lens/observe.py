@@ -117,7 +117,7 @@ def _is_same(before: Tensor, after: Tensor, tolerance: float) -> bool:
     if before.shape != after.shape:
         return False
     spread = (before - before.mean()).norm().item()
-    return (before - after).norm().item() <= _OTHER * spread + tolerance * before.numel() ** 0.5
+    return bool((before - after).norm().item() <= _OTHER * spread + tolerance * before.numel() ** 0.5)
 
 
 def _check_call(call: AttentionCall, tolerance: float) -> None:
