@@ -56,6 +56,10 @@ def takes_images(function: Function) -> Function:
 
     @wraps(function)
     def checked(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(mode=False):  # inside it, nothing has a gradient
+            return called(model, images, *args, **kwargs)
+
+    def called(model: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
         images, split = _read(model, images)
         if targeted is None and (split is None or "labels" not in signature.parameters):
             return function(model, images, *args, **kwargs)
@@ -115,6 +119,7 @@ def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Ima
     if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):  # also for NaN
         raise DataError(_out_of_range(low, high))
     inside = low >= 0 and high <= 1
+    images = images.clone() if images.is_inference() else images  # such tensors cannot be part of a graph
     return (images if inside else images.clamp(0, 1)).to(dtype)
 
 

@@ -24,7 +24,7 @@ class StagedAttention:
 
     inputs: queries, keys and values, or None where the model computed the scores itself; scores: these scores, of any
     shape; softmax: the model's own of them; changes: of (calls, heads, query, key), in the order of their contexts, of
-    scores and of weights apart.
+    scores and of weights apart; heads: their number, where they share an axis with the batch.
     """
 
     inputs: AttentionInputs | None = None
@@ -33,6 +33,7 @@ class StagedAttention:
     score_changes: tuple[TensorFunction, ...] = ()
     weight_changes: tuple[TensorFunction, ...] = ()
     dropout: float = 0.0
+    heads: int = 1
 
     def then(self, stage: Literal["scores", "weights"], *changes: TensorFunction) -> "StagedAttention":
         """The call with further changes, which come after those that it has."""
@@ -45,11 +46,11 @@ class StagedAttention:
         scores = self.inputs.scores(slice(None)) if self.inputs is not None else self.scores
         assert scores is not None  # one of both
         if self.score_changes:
-            changed = per_head(scores)
+            changed = per_head(scores, self.heads)
             for change in self.score_changes:
                 changed = change(changed)
             scores = changed.reshape(scores.shape)
-        weights = per_head(self.softmax(scores))
+        weights = per_head(self.softmax(scores), self.heads)
         for change in self.weight_changes:
             weights = change(weights)
         return weights

@@ -168,7 +168,7 @@ def precise(tensor: Tensor) -> Tensor:
 def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads query any"]:
     """Any library's (.., heads, query, x) as four axes: more are merged; of three, (batch x heads) is split."""
     if tensor.dim() == 3:
-        return tensor.unflatten(0, (-1, heads)) if len(tensor) % heads == 0 else tensor.unsqueeze(1)
+        return tensor.unflatten(0, (-1, heads)) if heads and len(tensor) % heads == 0 else tensor.unsqueeze(1)
     return tensor if tensor.dim() == 4 else tensor.flatten(0, tensor.dim() - 4)
 
 

@@ -22,7 +22,16 @@ from vitlens.models.hooks import overridden as overridden
 from vitlens.models.hooks import watching as watching
 from vitlens.models.model import Model
 
-SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)
+SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax)
+
+
+def positional(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments with the scores of a softmax as the first one, also where they are given by name."""
+    if func in SOFTMAX and not args and "input" in kwargs:
+        return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
+    return args, kwargs
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,11 @@ class InsideAttention(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Change the arguments of attention calls; pass every other call through."""
-        kwargs = kwargs or {}
+        args, kwargs = positional(func, args, kwargs or {})
         if func is F.multi_head_attention_forward:
             with self:  # a mode is not active in its own calls, which must be intercepted here
                 return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)
-        if func is F.linear and self.joined is not None and len(args) > 1 and args[1] is self._weight:
+        if func is F.linear and self.joined is not None and len(args) > 1 and self._projects(args[1]):
             args = (self._join(args[0]), *args[1:])
         if self.keep is not None and func is attend:
             return attend(args[0].then("scores", self._mask))
@@ -77,9 +86,17 @@ class InsideAttention(TorchFunctionMode):
             return self._masked(*args, **kwargs)
         if self.keep is not None and func in SOFTMAX:
             scores = args[0]
-            if isinstance(scores, Tensor) and scores.dim() == 4 and scores.shape[1] == self.heads:
-                return self._softmax(func, *args, **kwargs)
+            if isinstance(scores, Tensor) and scores.dim() == 3 and len(scores) % self.heads == 0:
+                return self._softmax(func, scores.unflatten(0, (-1, self.heads)), -1).view_as(scores)
+            if isinstance(scores, Tensor) and scores.dim() > 3 and scores.shape[-3] == self.heads:
+                return self._softmax(func, scores.flatten(0, -4), -1).view_as(scores)
         return func(*args, **kwargs)
+
+    def _projects(self, weight: Tensor) -> bool:
+        """Whether it is the weight of the output projection, which a parametrization computes again in each pass."""
+        if weight is self._weight or self._weight is None or isinstance(self._weight, nn.Parameter):
+            return weight is self._weight
+        return weight.shape == self._weight.shape and torch.equal(weight, self._weight)
 
     def _join(self, tokens: Tensor) -> Tensor:
         assert self.joined is not None
@@ -99,6 +116,12 @@ class InsideAttention(TorchFunctionMode):
         **options: Any,
     ) -> Tensor:
         if self.keep is not None:
+            if query.dim() == 3 and len(query) % self.heads == 0:  # batch and heads share an axis
+                query, key, value = (part.unflatten(0, (-1, self.heads)) for part in (query, key, value))
+                mask = attn_mask
+                if mask is not None and mask.dim() == 3:
+                    mask = mask.expand(len(query), -1, -1).unflatten(0, (-1, self.heads))
+                return self._masked(query, key, value, mask, dropout_p, is_causal, **options).flatten(0, 1)
             if query.dim() != 4 or query.shape[1] != self.heads:
                 raise UnsupportedError(
                     f"expected queries (batch, {self.heads} heads, tokens, head_dim) to knock out attention, found "

@@ -176,7 +176,9 @@ def _check(model: Model, layer: Layer, intervention: Intervention) -> None:
         if not 0 <= head < layer.heads:
             raise InputError(f"expected a head from 0 to {layer.heads - 1} in {where}, found {head}")
     if isinstance(intervention, HeadReplaced) and not layer.head_dim:
-        raise UnsupportedError(f"expected an output projection that reads all heads in {where}, found none")
+        part = model.anatomy.parts.get(layer.attention)
+        why = f": {part.unread}" if part is not None and part.unread else ""
+        raise UnsupportedError(f"expected an output projection that reads all heads in {where}, found none{why}")
     if isinstance(intervention, KnockedOut):
         _check_places("query", intervention.queries, layer.queries, where)
         _check_places("key", intervention.keys, layer.keys, where)

@@ -104,8 +104,14 @@ def _places(model: Model) -> _Places:
     shapes = _shapes(model)
     read = _stages(model, shapes)
     if not read:
+        reason = f": {model.anatomy.unread}" if model.anatomy.unread else ""
+        transformer = model.anatomy.layout is not None or bool(reason)
+        advice = (
+            "; put each block, batch first, in a module of its own, or name them with blocks=" if transformer else ""
+        )
         raise UnsupportedError(
             f"expected blocks or maps to read features from, found none in {model.alias} ({model.anatomy.family})"
+            f"{reason}{f'; {advice}' if transformer else ''}"
         )
     return _Places(read, _norm(model, shapes, read[-1]))
 
@@ -135,7 +141,8 @@ def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[FeatureSta
     if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
         kind, groups = "stage", groupby(names, key=lambda name: name.rpartition(".")[0])
         names = [list(group)[-1] for _, group in groups]
-    if not names:
+    tokens_only = layout is not None or (model.anatomy.unread and not model.anatomy.attention)
+    if not names and not tokens_only:  # else such maps are the stem's, or attention weights
         maps = {shape[2:]: name for name, shape in seen if len(shape) == 4 and shape[0] == 2 and max(shape[2:]) > 1}
         kind, names = "stage", list(maps.values())
     return tuple(_stage(model, index, kind, name, shapes[name]) for index, name in enumerate(names))

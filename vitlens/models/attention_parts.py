@@ -10,13 +10,15 @@ class AttentionPart:
     """One module with attention heads.
 
     module: its name; heads: their number; projection: the name of the linear layer that reads the concatenated heads,
-    None where there is none; mlp: the name of the module whose output is that of its block's MLP, where it is known.
+    None where there is none; mlp: the name of the module whose output is that of its block's MLP, where it is known;
+    unread: why there is no projection, where that was read from a forward pass.
     """
 
     module: str
     heads: int
     projection: str | None = None
     mlp: str | None = None
+    unread: str = ""
 
 
 def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:

@@ -74,8 +74,9 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
         projection = attention.proj
         assert isinstance(projection, nn.Linear)
         return "proj", projection
+    shown = type(attention).__name__ if kind.startswith("_") else kind  # of a --model-file, whose module has no name
     raise UnsupportedError(
-        f"expected attention that can be cut (ours, timm's standard, torchvision's ViT), found {kind}; "
+        f"expected attention that can be cut (ours, timm's standard, torchvision's ViT), found {shown}; "
         "vitlens ablate removes its heads by setting them to zero"
     )
 

@@ -49,8 +49,10 @@ class Anatomy:
     family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other"; blocks: module names of
     its blocks in forward order; layout: of the token sequence (None where there is none); readout: the classifier's
     input (None for a CNN); attention: its modules with heads, in the order of the module tree (None: `Model` reads them
-    from the modules' attributes); unread: why the token layout could not be read from a forward pass; unused: attention
-    modules that run, but on which the logits do not depend.
+    from the modules' attributes); unread: why the token layout, or where there is no attention, attention could not be
+    read from a forward pass; unused: attention
+    modules that run, but on which the logits do not depend; row_by_row: False where a forward pass showed that the
+    patches are in another order, so that no grid may be assumed.
     """
 
     family: Family
@@ -60,6 +62,7 @@ class Anatomy:
     attention: tuple[AttentionPart, ...] | None = None
     unread: str = ""
     unused: tuple[str, ...] = ()
+    row_by_row: bool = True
 
     @cached_property
     def parts(self) -> Mapping[str, AttentionPart]:
@@ -139,10 +142,11 @@ class Model(nn.Module):
         require_classifier(self)
 
     def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
-        """Pixels in [0, 1] resized to the module's input size and normalised."""
+        """Pixels in [0, 1] resized to the module's input size and normalised, in the module's floating-point type."""
         if images.shape[-2:] != self.input_size:
             images = F.interpolate(images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False)
-        return (images - self.mean) / self.std
+        prepared = (images - self.mean) / self.std
+        return prepared if prepared.dtype == self.mean.dtype else prepared.to(self.mean.dtype)
 
     def forward(self, images: Images) -> Logits:
         """Logits (batch, classes) for images (batch, 3, height, width) in [0, 1]; of a headless model, features."""

@@ -1,6 +1,7 @@
 """wrap: any module that maps images to logits as a Model, its structure read from forward passes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -46,8 +47,8 @@ def wrap(
     of the tokens before the patches ("cls", "distillation", "register"); grid, the patches' (rows, columns).
 
     Raises ModelError for a module that is scripted, compiled, on several devices, takes other than three channels,
-    returns no logits or probabilities instead of them, or changes its input; UnsupportedError for a structure that is
-    not what was said.
+    returns no logits or probabilities instead of them, changes its input or its buffers, or whose logits depend on
+    chance or on the other images of a batch; UnsupportedError for a structure that is not what was said.
 
     >>> import torch, vitlens
     >>> from torch import nn
@@ -89,27 +90,38 @@ def wrapped(
     require_observable_attention(module)
     device, dtype = _place(module)
     _require_channels(module)
-    height, width = preprocessing.size
-    noise = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    read_output, count = output_form(module, noise[:2])
-    if classes is None:
-        classes = default_classes(count)
-    elif classes and len(classes) != count:
-        raise InputError(f"expected {count} class names for {alias}, found {len(classes)}; it has {count} logits")
-    anatomy = trace_anatomy(module, noise, read_output, told)
-    model = Model(
-        module,
-        alias=alias,
-        anatomy=anatomy,
-        preprocessing=preprocessing,
-        classes=classes,
-        provenance=provenance,
-        architecture=asdict(architecture) if isinstance(architecture, Architecture) else architecture,
-        read_output=read_output,
-    )
-    model.mean, model.std = model.mean.to(device, dtype), model.std.to(device, dtype)
+    with _undisturbed(device):
+        height, width = preprocessing.size
+        noise = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+        read_output, count = output_form(module, noise[:2])
+        if classes is None:
+            classes = default_classes(count)
+        elif classes and len(classes) != count:
+            raise InputError(f"expected {count} class names for {alias}, found {len(classes)}; it has {count} logits")
+        model = Model(
+            module,
+            alias=alias,
+            anatomy=trace_anatomy(module, noise, read_output, told),
+            preprocessing=preprocessing,
+            classes=classes,
+            provenance=provenance,
+            architecture=asdict(architecture) if isinstance(architecture, Architecture) else architecture,
+            read_output=read_output,
+        )
+        model.mean, model.std = model.mean.to(device, dtype), model.std.to(device, dtype)
     model.training = module.training
     return model
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Inside, neither autocast nor inference mode is in force; random states are restored on exit."""
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.inference_mode(mode=False),
+        torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False),
+    ):
+        yield
 
 
 def _require_eager(module: object) -> None:
@@ -133,6 +145,13 @@ def _require_eager(module: object) -> None:
 def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     """The device and the floating-point type of a module's weights. Raises ModelError for several devices."""
     tensors = [*module.parameters(), *module.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise ModelError("expected a module with weights, found the meta device; call module.to_empty(device='cpu')")
+    if any(tensor.is_inference() for tensor in tensors):
+        raise ModelError(
+            "expected weights that autograd may use, found some made inside torch.inference_mode; build the module "
+            "outside it"
+        )
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
         raise ModelError(f"expected a module on one device, found {', '.join(devices)}; move it with module.to(...)")

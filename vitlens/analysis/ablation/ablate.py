@@ -64,9 +64,10 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> tuple[U
 def require_heads(model: Model) -> None:
     """Raise UnsupportedError for a model without a head whose output can be replaced separately."""
     if not any(layer.head_dim for layer in layers(model)):
+        reasons = (part.unread for part in model.anatomy.attention or () if part.unread)
         raise UnsupportedError(
             f"expected heads whose outputs are concatenated before an output projection in {model.alias}, found "
-            "none: no head can be replaced separately"
+            f"none: {next(reasons, 'no head can be replaced separately')}"
         )
 
 

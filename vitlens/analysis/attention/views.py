@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.heads.geometry import square_grid
+from vitlens.analysis.heads.geometry import assumed_grid
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, window_index
 from vitlens.lens.observe import observe, survey
@@ -116,7 +116,7 @@ def _grid(site: Site, model: Model) -> tuple[tuple[int, int] | None, int]:
         return None, 0
     if layout is not None and site.keys == layout.tokens:
         return layout.grid, len(layout.prefix)
-    return square_grid(site.keys, model.input_size), 0
+    return assumed_grid(site, model), 0
 
 
 def _require_inside(patch: tuple[int, int], grid: tuple[int, int], option: str) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain
-from vitlens.analysis.heads.geometry import Geometry, square_grid
+from vitlens.analysis.heads.geometry import Geometry, assumed_grid
 from vitlens.errors import UnsupportedError
 from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, received
@@ -102,7 +102,7 @@ def has_map(site: Site, model: Model) -> bool:
     if site.kind != "patch":
         return site.kind == "class" and layout is not None
     whole = layout is not None and site.keys == layout.tokens
-    return whole or square_grid(site.keys, model.input_size) is not None
+    return whole or assumed_grid(site, model) is not None
 
 
 def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
@@ -116,7 +116,7 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
     if site.kind == "class" and layout is not None:
         return _of_row(site, call.weights()[:, :, 0], layout.grid, "the pooling query")
     if layout is None or site.keys != layout.tokens:
-        grid = square_grid(site.keys, model.input_size)
+        grid = assumed_grid(site, model)
         assert grid is not None  # as has_map is true
         return _of_row(site, call.weights().mean(2), grid, "mean over all patches")
     if readout in ("cls", "cls+distillation"):

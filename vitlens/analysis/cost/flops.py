@@ -57,6 +57,7 @@ def flops_by_part(model: Model) -> dict[str, int]:
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
     with (
         evaluating(model),
+        _frozen(model),
         torch.no_grad(),
         _without_multihead_fastpath(),
         counter,
@@ -102,6 +103,19 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> in
     """FLOPs of both products; shapes (..., query, head_dim), (..., key, head_dim), (..., key, value_dim)."""
     *leading, queries, head_dim = query
     return int(2 * prod(leading) * queries * key[-2] * (head_dim + value[-1]))
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Inside, no parameter requires a gradient: torch's counter fails on a view of one that is a module's argument."""
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)
 
 
 @contextmanager

@@ -97,8 +97,13 @@ def geometry_of(site: Site, model: Model) -> Geometry | None:
         return _whole(layout)
     if layout is not None and site.keys == layout.patches:  # the prefix is added in a later layer
         return _whole(replace(layout, prefix=()))
-    grid = square_grid(site.keys, model.input_size)
+    grid = assumed_grid(site, model)
     return None if grid is None else Geometry(grid, _pitch(grid, model.input_size))
+
+
+def assumed_grid(site: Site, model: Model) -> tuple[int, int] | None:
+    """The grid of square patches that cover the image, None where there is none, or where the order is another."""
+    return square_grid(site.keys, model.input_size) if model.anatomy.row_by_row else None
 
 
 def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:

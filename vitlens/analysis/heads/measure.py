@@ -18,7 +18,7 @@ from vitlens.analysis.heads.rows import Rows, median, outliers
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import watching_stream
-from vitlens.lens.observe import observe
+from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import Site
 from vitlens.models.model import Model
 from vitlens.references import resolved
@@ -86,6 +86,7 @@ def measure(model: Model, images: Images, *, renormalise: bool = True) -> BatchS
             for name, statistic in token_statistics().items():
                 batch.values[name, block] = resolved(statistic.function)(norms)[:, None]
 
+    survey(model, images)  # its passes of one and two images are not part of the batch
     with watching_stream(model, take_norms):
         observe(model, images, take)
     return batch

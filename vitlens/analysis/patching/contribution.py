@@ -7,6 +7,7 @@ fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020).
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -94,14 +95,41 @@ def logits_by_depth(model: Model, images: Images) -> Float[Tensor, "batch depths
     """
     streams: list[Tokens] = []
     blocks = blocks_of(model)
+    _require_batch_first(model, layers(model) if model.anatomy.attention else ())
 
-    def after(name: str, arguments: Arguments, output: Tokens) -> None:
+    def after(name: str, arguments: Arguments, output: Any) -> None:
+        _require_stream(model, name, output)
         streams.extend((arguments[0], output) if name == blocks[0] else (output,))
 
     with evaluating(model), torch.no_grad():
         with watching(model.module, blocks, after):
-            model(images)
-        return torch.stack([logits_from(model, stream) for stream in streams], dim=1)
+            logits = model(images)
+        lens = torch.stack([logits_from(model, stream) for stream in streams], dim=1)
+    difference = (lens[:, -1] - logits).abs().max().item()
+    if not difference <= TOLERANCE * max(1.0, logits.abs().max().item()):
+        raise UnsupportedError(
+            f"expected a classifier that reads the output of the last block, {blocks[-1]}, found logits of "
+            f"{model.alias} that differ by {difference:.1e}; try vitlens ablate, which needs none"
+        )
+    return lens
+
+
+def _require_batch_first(model: Model, known: Sequence[Layer]) -> None:
+    """Raise UnsupportedError for blocks of (tokens, batch, width)."""
+    if any(layer.tokens_first for layer in known):
+        raise UnsupportedError(
+            f"expected blocks of (batch, tokens, width), found (tokens, batch, width) in {model.alias}; say "
+            "batch_first=True where it is built"
+        )
+
+
+def _require_stream(model: Model, block: str, output: object) -> None:
+    """Raise UnsupportedError for a block that returns anything but a tensor of tokens."""
+    if not isinstance(output, Tensor):
+        raise UnsupportedError(
+            f"expected blocks of {model.alias} that return the residual stream, found {type(output).__name__} of "
+            f"{block}; return the tensor alone"
+        )
 
 
 def accuracy_by_depth(lens: Float[Tensor, "batch depths classes"], labels: Labels) -> Float[Tensor, " depths"]:
@@ -131,6 +159,7 @@ def _summed(model: Model, outputs: BranchOutputs, logits: Logits, targets: Label
 def _reads(model: Model) -> list[int] | None:
     """The tokens that the classifier reads (None: all). Raises UnsupportedError where contributions are not defined."""
     blocks_of(model)
+    _require_batch_first(model, layers(model))
     for layer in layers(model):
         if not layer.head_dim:
             raise UnsupportedError(
@@ -180,7 +209,8 @@ def watching_branches(model: Model, outputs: BranchOutputs, blocks: Sequence[str
     known = layers(model)
     units, mlps = {layer.unit for layer in known}, {layer.mlp: layer.index for layer in known if layer.mlp is not None}
 
-    def record_block(name: str, arguments: Arguments, output: Tokens) -> None:
+    def record_block(name: str, arguments: Arguments, output: Any) -> None:
+        _require_stream(model, name, output)
         if name == blocks[0]:
             outputs.before = arguments[0]
         if name == blocks[-1]:

@@ -21,16 +21,27 @@ def blocks_of(model: Model) -> tuple[str, ...]:
     Raises UnsupportedError unless they are one sequence that the classifier reads through norms and pooling alone.
     """
     anatomy = model.anatomy
+    if anatomy.family == "vit" and not anatomy.blocks:
+        raise UnsupportedError(
+            f"expected blocks that add to one residual stream, found none in {model.alias}; put each block in a module "
+            "of its own, or name them with blocks="
+        )
     parents = {name.rpartition(".")[0] for name in anatomy.blocks}
     if anatomy.family != "vit" or anatomy.readout in (None, "pool") or len(parents) != 1:
         description = "attention pooling" if anatomy.readout == "pool" else f"blocks in {len(parents)} places"
-        reader = description if anatomy.family == "vit" else f"a {anatomy.family} model"
+        reader = (
+            description
+            if anatomy.family == "vit"
+            else f"{'an' if anatomy.family == 'other' else 'a'} {anatomy.family} model"
+        )
         raise UnsupportedError(
             f"expected a vision transformer whose classifier reads one residual stream (CLS or mean), found {reader} "
             f"in {model.alias}; try vitlens ablate, which needs none"
         )
     parent = parents.pop()
-    return tuple(f"{parent}.{name}" for name, _ in model.module.get_submodule(parent).named_children())
+    kinds = {type(model.module.get_submodule(name)) for name in anatomy.blocks}  # not a stem or head in the same list
+    children = model.module.get_submodule(parent).named_children()
+    return tuple(f"{parent}.{name}" if parent else name for name, child in children if type(child) in kinds)
 
 
 def logits_from(model: Model, stream: Tokens) -> Logits:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.lens.attend import StagedAttention, TensorFunction, attend
 from vitlens.lens.call import AttentionInputs, attention_inputs, per_head
-from vitlens.lens.hooks import SOFTMAX, Forward, multi_head_attention, overridden
+from vitlens.lens.hooks import SOFTMAX, Forward, multi_head_attention, overridden, positional
 
 Stage = Literal["queries", "keys", "values", "scores", "weights"]
 _INPUTS: Mapping[Stage, str] = {"queries": "query", "keys": "key", "values": "value"}
@@ -56,7 +56,7 @@ class AttentionStages(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle attention calls; pass every other call through."""
-        kwargs = kwargs or {}
+        args, kwargs = positional(func, args, kwargs or {})
         if func is F.multi_head_attention_forward:
             with self:  # a mode is not active in its own calls, which must be intercepted here
                 return multi_head_attention(F.scaled_dot_product_attention, *args, **kwargs)
@@ -71,7 +71,8 @@ class AttentionStages(TorchFunctionMode):
                 result: Tensor = func(changed, *rest, **kwargs)
                 return result
 
-            return self._staged(StagedAttention(scores=scores, softmax=softmax), plain=lambda: softmax(scores))
+            staged = StagedAttention(scores=scores, softmax=softmax, heads=self._heads)
+            return self._staged(staged, plain=lambda: softmax(scores))
         return func(*args, **kwargs)
 
     def _fused(
@@ -133,7 +134,7 @@ class AttentionStages(TorchFunctionMode):
             touch.change(compute(rows))
             return
         assert staged.scores is not None
-        scores = per_head(staged.scores)[..., rows, :]
+        scores = per_head(staged.scores, staged.heads)[..., rows, :]
         touch.change(scores if touch.stage == "scores" else staged.softmax(scores))
 
 

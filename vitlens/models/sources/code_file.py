@@ -21,6 +21,7 @@ from vitlens.models.model import Model
 from vitlens.models.sources.registry import ModelRequest
 
 _FORM: Final = re.compile(r".+\.py(:.*)?", re.DOTALL)
+_UNIQUE: Final = "_vitlens_model_file_"  # begins the module names of such files
 _SHOWN: Final = 200  # characters of an exception's message
 
 
@@ -39,7 +40,8 @@ def load(request: ModelRequest) -> Model:
     path, shown = Path(f"{text}.py"), request.name
     if not text or not name.isidentifier():
         raise ModelError(f"expected FILE.py:FUNCTION, found {shown!r}; name the function that returns the model")
-    if os.path.normpath(shown) not in map(os.path.normpath, request.code_files):
+    named = (each for file in request.code_files for each in (file, file.partition("=")[2]))  # ALIAS=FILE.py:FUNCTION
+    if os.path.normpath(shown) not in map(os.path.normpath, named):
         raise InputError(
             f"expected --model-file {shown} for {shown}, as the code of that file is run; add it where you trust the "
             "file (vitlens train cannot save such a model)"
@@ -61,13 +63,16 @@ def load(request: ModelRequest) -> Model:
         except (Exception, SystemExit) as error:
             raise _failed(f"{shown}() to return a model", error) from error
     if not isinstance(made, Model):
-        found = f"{type(made).__module__}.{type(made).__qualname__}".removeprefix("builtins.")
+        library = type(made).__module__
+        own = library == "builtins" or library.startswith(_UNIQUE)
+        found = type(made).__qualname__ if own else f"{library}.{type(made).__qualname__}"
         raise ModelError(
             f"expected {shown}() to return a vitlens.Model, found {found}; "
             "return vitlens.wrap(module, image_size=..., mean=..., std=...)"
         )
     model = copy.copy(made)  # the function may return one object each time it is called
     model.alias = request.alias
+    model.architecture = {**made.architecture, "name": f"{path.name}: {type(made.module).__qualname__}"}
     notes = (*made.provenance.notes, f"made by {name}() of {path.name}, whose code was run (--model-file)")
     model.provenance = replace(
         made.provenance, name=shown, weights=path.name, sha256=sha256(path), versions=versions(), notes=notes
@@ -99,7 +104,7 @@ def _function(path: Path, name: str, shown: str) -> Callable[[], Any]:
 def _module(path: Path, shown: str) -> ModuleType:
     """The file as a module, executed once a process and content."""
     digest = hashlib.sha256(f"{path.resolve()}\0".encode() + path.read_bytes()).hexdigest()[:16]
-    unique = f"_vitlens_model_file_{digest}"
+    unique = f"{_UNIQUE}{digest}"
     if unique in sys.modules:
         return sys.modules[unique]
     spec = spec_from_file_location(unique, path)

@@ -12,8 +12,8 @@ from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.models.anatomy import residual_blocks
 from vitlens.models.attention_parts import AttentionPart
 from vitlens.models.model import Anatomy
-from vitlens.models.tracing.calls import ForwardTrace, TracedAttention, trace_forward
-from vitlens.models.tracing.parts import read_blocks, read_parts
+from vitlens.models.tracing.calls import ForwardTrace, TracedAttention, check_axes, trace_forward
+from vitlens.models.tracing.parts import is_residual_block, not_one_after_another, read_blocks, read_parts
 from vitlens.models.tracing.tokens import (
     Grid,
     TokenOrder,
@@ -25,6 +25,9 @@ from vitlens.models.tracing.tokens import (
     readout_of,
 )
 
+SEEN: Final = (
+    "attention is a softmax over the last axis of a product, scaled_dot_product_attention or nn.MultiheadAttention"
+)
 _PREFIX: Final = 16  # most tokens before the patches, where their number follows from that of the patches
 
 
@@ -54,14 +57,10 @@ def trace_anatomy(
     trace = _unambiguous(module, images)
     parts = read_parts(module, trace, heads=told.heads)
     if not parts:
-        if told.heads is not None or told.grid is not None:
-            raise UnsupportedError(
-                f"expected attention in {type(module).__name__}, as heads= or grid= says, found none in a forward "
-                "pass; the lens sees softmax, scaled_dot_product_attention and nn.MultiheadAttention"
-            )
-        convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
-        blocks = _told_blocks(module, trace, told.blocks) or tuple(residual_blocks(module))
-        return Anatomy("cnn" if convolves else "other", blocks, attention=())
+        return _without_attention(module, trace, told)
+    reason = not_one_after_another(trace, parts)
+    if reason:
+        return Anatomy("other", _told_blocks(module, trace, told.blocks), attention=(), unread=reason)
     read = read_blocks(module, trace, parts)
     blocks = tuple(dict.fromkeys(block for block, _ in read.values()))
     if told.blocks is not None:
@@ -71,12 +70,26 @@ def trace_anatomy(
     return _with_tokens(module, trace, anatomy, images, logits_of, told)
 
 
+def _without_attention(module: nn.Module, trace: ForwardTrace, told: Told) -> Anatomy:
+    """The anatomy of a module in whose forward pass no attention was seen."""
+    found = trace.elsewhere or "none in a forward pass"
+    if told.heads is not None or told.grid is not None:
+        raise UnsupportedError(
+            f"expected attention in {type(module).__name__}, as heads= or grid= says, found {found}; {SEEN}"
+        )
+    convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
+    blocks = _told_blocks(module, trace, told.blocks) or tuple(residual_blocks(module))
+    if convolves and not trace.tokens:
+        return Anatomy("cnn", blocks, attention=())
+    return Anatomy("other", blocks, attention=(), unread=f"found {found}; {SEEN}")
+
+
 def _unambiguous(module: nn.Module, images: Tensor) -> ForwardTrace:
-    """A trace of two images, or of three where two heads could be taken for the batch."""
+    """A trace of two images, whose axes are compared with those of three."""
     with evaluating(module):
         trace = trace_forward(module, images[:2])
-        if any(call.heads == 2 for call in trace.attention):
-            return trace_forward(module, images[:3])
+        if trace.attention:
+            check_axes(trace, trace_forward(module, images[:3]))
     return trace
 
 
@@ -91,6 +104,12 @@ def _told_blocks(module: nn.Module, trace: ForwardTrace, told: tuple[str, ...] |
             )
         if name not in trace.modules:
             raise InputError(f"expected modules that run in blocks=, found {name!r}, whose forward is not called")
+        attends = any(name in call.stack for call in trace.attention)
+        if attends and not is_residual_block(module, trace, name):
+            raise UnsupportedError(
+                f"expected residual blocks in blocks=, found {name!r}, whose input does not pass to its output; name "
+                "modules that add to the residual stream, or leave blocks= out"
+            )
     return told or ()
 
 
@@ -102,7 +121,7 @@ def _with_tokens(
     logits_of: Callable[[Any], Tensor],
     told: Told,
 ) -> Anatomy:
-    count = _batch(trace)
+    count = trace.images
     calls = dict(zip((part.module for part in anatomy.attention or ()), _first_calls(trace, anatomy)))
     whole = {name: call for name, call in calls.items() if call.queries == call.keys and call.batch == count}
     if any(call.batch > count for call in calls.values()):
@@ -121,11 +140,13 @@ def _with_tokens(
         )
         return replace(anatomy, unread=f"its attention layers have {number}")
     (tokens,) = lengths
-    order = _told_order(told, tokens, module) or read_order(module, next(iter(whole)), images)
+    order = read_order(module, next(iter(whole)), images)
+    order = _told_order(told, tokens, module, order) or order
     if isinstance(order, Unread) and order.spread:
         order = _from_map(trace, next(iter(whole)), tokens) or order
     if isinstance(order, Unread):
-        return replace(anatomy, unread=f"{order.reason}; say grid=(rows, columns) and prefix=('cls', ...)")
+        advice = "put them first" if order.last else "say grid=(rows, columns) and prefix=('cls', ...)"
+        return replace(anatomy, unread=f"{order.reason}; {advice}", row_by_row=False)
     last, names = list(whole)[-1], list(calls)
     after = names[names.index(last) + 1 :]
     unused = tuple(name for name in after if not is_read(module, name, images, logits_of))
@@ -150,17 +171,13 @@ def _from_map(trace: ForwardTrace, attention: str, tokens: int) -> TokenOrder | 
     begin = trace.modules[attention][0].begin
     maps = [
         call for calls in trace.modules.values() for call in calls
-        if call.end < begin and call.output is not None and call.output.dim() == 4
+        if call.end < begin and call.shape is not None and len(call.shape) == 4
     ]  # fmt: skip
     if not maps:
         return None
-    rows, columns = max(maps, key=lambda call: call.end).output.shape[2:]  # type: ignore[union-attr]
+    rows, columns = max(maps, key=lambda call: call.end).shape[2:]  # type: ignore[index]
     prefix = tokens - rows * columns
     return TokenOrder(prefix, (rows, columns)) if 0 <= prefix <= _PREFIX else None
-
-
-def _batch(trace: ForwardTrace) -> int:
-    return int(next(iter(trace.modules[""][0].arguments.values())).shape[0])
 
 
 def _first_calls(trace: ForwardTrace, anatomy: Anatomy) -> Sequence[TracedAttention]:
@@ -168,19 +185,31 @@ def _first_calls(trace: ForwardTrace, anatomy: Anatomy) -> Sequence[TracedAttent
     return [next(call for call in trace.attention if part.module in call.stack) for part in anatomy.attention or ()]
 
 
-def _told_order(told: Told, tokens: int, module: nn.Module) -> TokenOrder | None:
+def _told_order(told: Told, tokens: int, module: nn.Module, read: TokenOrder | Unread) -> TokenOrder | None:
+    """The order that is told, or None. Raises UnsupportedError where it is not the one that was read."""
     if told.grid is None and told.prefix is None:
         return None
+    if isinstance(read, Unread) and read.last:
+        raise UnsupportedError(f"expected patches at the end, as grid= or prefix= says, found {read.reason}")
     if told.grid is None:
-        return None if told.prefix is None else _square(tokens, len(told.prefix), module)
-    rows, columns = told.grid
-    prefix = len(told.prefix) if told.prefix is not None else tokens - rows * columns
-    if prefix < 0 or prefix + rows * columns != tokens:
+        if isinstance(read, TokenOrder) and read.prefix == len(told.prefix or ()):
+            return None  # and the grid is read
+        order = _square(tokens, len(told.prefix or ()), module)
+    else:
+        rows, columns = told.grid
+        prefix = len(told.prefix) if told.prefix is not None else tokens - rows * columns
+        if prefix < 0 or prefix + rows * columns != tokens:
+            raise UnsupportedError(
+                f"expected {tokens} tokens, as {type(module).__name__} has, found grid={told.grid} and "
+                f"{max(prefix, 0)} before the patches"
+            )
+        order = TokenOrder(prefix, (rows, columns))
+    if isinstance(read, TokenOrder) and order != read:
         raise UnsupportedError(
-            f"expected {tokens} tokens, as {type(module).__name__} has, found grid={told.grid} and {max(prefix, 0)} "
-            "before the patches"
+            f"expected {read.prefix} tokens before patches of grid={read.grid}, as a forward pass of "
+            f"{type(module).__name__} shows, found {order.prefix} and grid={order.grid}; leave grid= and prefix= out"
         )
-    return TokenOrder(prefix, (rows, columns))
+    return order
 
 
 def _square(tokens: int, prefix: int, module: nn.Module) -> TokenOrder:

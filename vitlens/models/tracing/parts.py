@@ -16,6 +16,7 @@ from vitlens.models.hooks import as_call, first_tensor
 from vitlens.models.tracing.calls import ForwardTrace, ModuleCall, Stack, TracedAttention
 
 _LINEAR = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
+_ONE_CALL = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
 _RESIDUAL = 0.5  # least correlation of a residual block's input and its output without any linear layer
 
 
@@ -35,13 +36,33 @@ def read_parts(module: nn.Module, trace: ForwardTrace, *, heads: int | None = No
                 f"{type(module).__name__}.forward itself; move each layer's attention to an nn.Module of its own"
             )
         if call.layout:
-            raise UnsupportedError(f"{call.layout} in {name}; put the batch first and the heads second")
+            raise UnsupportedError(f"{call.layout}, in {name}; put the batch first and the heads second")
         count = call.heads or 1
         if heads is not None and heads != count:
             raise UnsupportedError(f"expected {heads} heads in {name}, as heads={heads} says, found {count}")
-        projection = _projection(module, name, call, owners, count)
-        parts.setdefault(name, AttentionPart(name, count, projection))
+        projection, reason = _projection(module, name, call, owners, count)
+        parts.setdefault(name, AttentionPart(name, count, projection, unread=reason))
     return tuple(parts.values())
+
+
+def not_one_after_another(trace: ForwardTrace, parts: Sequence[AttentionPart]) -> str:
+    """Why the attention modules are no layers one after another, each called once; "" where they are."""
+    names = [part.module for part in parts]
+    for name in names:
+        calls = len(trace.modules[name])
+        if calls > 1:
+            return (
+                f"found {name} called {calls} times in a forward pass, as one layer; give each call a module of its "
+                "own (copy.deepcopy keeps the weights)"
+            )
+        count = sum(name in call.stack for call in trace.attention)
+        if count > 1:
+            return f"found {count} attention calls side by side in {name}; {_ONE_CALL}"
+    given = [first_tensor(tuple(trace.modules[name][0].arguments.values())) for name in names]
+    for name, before, after in zip(names[1:], given, given[1:]):
+        if before is not None and before is after:
+            return f"found {name} beside {names[names.index(name) - 1]}, with the same tokens; {_ONE_CALL}"
+    return ""
 
 
 def read_blocks(
@@ -58,7 +79,7 @@ def read_blocks(
         others = [other.module for other in parts if other is not part]
         for name in stacks[part.module]:
             holds_another = any(other == name or other.startswith(f"{name}.") for other in others)
-            if name and not holds_another and _is_residual_block(module, trace, name, part.module):
+            if name and not holds_another and is_residual_block(module, trace, name, part.module):
                 blocks[part.module] = (name, _mlp(trace, name, part))
                 break
     return blocks
@@ -75,14 +96,24 @@ def _module_of(module: nn.Module, call: TracedAttention) -> str:
     return next(plain, call.stack[-1])
 
 
-def _projection(module: nn.Module, name: str, call: TracedAttention, owners: dict[int, str], heads: int) -> str | None:
+def _projection(
+    module: nn.Module, name: str, call: TracedAttention, owners: dict[int, str], heads: int
+) -> tuple[str | None, str]:
+    """The linear layer that reads the concatenated heads, and alone, or None and why there is none."""
     if isinstance(module.get_submodule(name), nn.MultiheadAttention):
-        return f"{name}.out_proj"
+        return f"{name}.out_proj", ""
+    if call.projection is None:
+        return None, f"no linear layer reads the heads' outputs of {name}, concatenated head by head"
     owner = owners.get(id(call.projection))
+    if owner is None and isinstance(module.get_submodule(call.projection_stack[-1]), nn.Linear):
+        owner = call.projection_stack[-1]  # its weight is computed in each forward pass (parametrizations)
     if owner is None:
-        return None
+        return None, f"the heads' outputs of {name} are projected by a weight that is not of an nn.Linear"
+    if call.readers > 1:
+        return None, f"{call.readers} linear layers read the heads' outputs of {name}; merge adapters into {owner}"
     linear = module.get_submodule(owner)
-    return owner if isinstance(linear, nn.Linear) and linear.in_features % heads == 0 else None
+    fits = isinstance(linear, nn.Linear) and linear.in_features % heads == 0
+    return (owner, "") if fits else (None, f"{owner} does not read {heads} heads of one width")
 
 
 def _stack_of(trace: ForwardTrace, name: str) -> Stack:
@@ -97,9 +128,13 @@ def _shared(one: Stack, other: Stack) -> Stack:
     return tuple(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
-def _is_residual_block(module: nn.Module, trace: ForwardTrace, name: str, attention: str) -> bool:
+def is_residual_block(module: nn.Module, trace: ForwardTrace, name: str, attention: str | None = None) -> bool:
+    """Whether a module adds to a residual stream: its input passes through where all linear layers give zero.
+
+    attention: the module that computes its attention, where that may be the module itself.
+    """
     calls = trace.modules.get(name, [])
-    if len(calls) != 1 or calls[0].output is None:
+    if len(calls) != 1 or calls[0].shape is None:
         return False
     stream = stream_of(calls[0])
     if stream is None or stream.dim() not in (3, 4):
@@ -114,9 +149,8 @@ def _is_residual_block(module: nn.Module, trace: ForwardTrace, name: str, attent
 
 def stream_of(call: ModuleCall) -> Tensor | None:
     """The argument of a call that has the shape of its output: the residual stream, where it is one."""
-    shape = None if call.output is None else call.output.shape
     tensors = (value for value in call.arguments.values() if isinstance(value, Tensor))
-    return next((value for value in tensors if value.shape == shape), None)
+    return next((value for value in tensors if value.shape == call.shape), None)
 
 
 def _passes(block: nn.Module, call: ModuleCall, stream: Tensor) -> bool:
@@ -170,6 +204,6 @@ def _mlp(trace: ForwardTrace, block: str, part: AttentionPart) -> str | None:
         shared = _shared(shared, stack)
     name = shared[-1] if shared[-1] not in (block, part.module) and shared[-1] in trace.modules else later[-1][0][-1]
     calls = trace.modules.get(name, [])
-    if name == block or len(calls) != 1 or calls[0].output is None or call.output is None:
+    if name == block or len(calls) != 1 or calls[0].shape is None:
         return None
-    return name if calls[0].output.shape == call.output.shape else None
+    return name if calls[0].shape == call.shape else None

@@ -30,10 +30,15 @@ class TokenOrder:
 
 @dataclass(frozen=True)
 class Unread:
-    """Why the order cannot be read; spread: whether each patch depends on most of the image, as behind a deep CNN."""
+    """Why the order cannot be read.
+
+    spread: whether each patch depends on most of the image, as behind a deep CNN; last: whether tokens that do not
+    depend on the image are not the first ones.
+    """
 
     reason: str
     spread: bool = False
+    last: bool = False
 
 
 def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder | Unread:
@@ -49,7 +54,7 @@ def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder 
     same = (changes[5] == 0).nonzero().flatten().tolist()
     prefix = len(same)
     if same != list(range(prefix)):
-        return Unread(f"tokens {same[:8]} do not depend on the image and are not the first ones")
+        return Unread(f"tokens {same[:8]} do not depend on the image and are not the first ones", last=True)
     top_left, top_right, bottom_left, bottom_right = (int(changes[corner].argmax()) for corner in range(1, 5))
     columns = top_right - top_left + 1
     rows, rest = divmod(tokens.shape[1] - prefix, max(columns, 1))

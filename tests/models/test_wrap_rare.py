@@ -1,0 +1,423 @@
+"""wrap on rarer styles: the numbers are the module's own, or what was not found is said; nothing stays behind."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import vitlens
+from tests.models import handwritten_rare as rare
+from tests.models.handwritten import GRID, SIZE, EinsumViT, EncoderViT, SmallCNN, SoftmaxViT
+from tests.models.test_wrap import HALF, noise, seeded, wrapped
+from vitlens.errors import LensError, ModelError, UnsupportedError, VitlensError
+from vitlens.lens.intervene import intervened
+from vitlens.lens.interventions import HeadReplaced, KnockedOut
+from vitlens.lens.layers import layers
+from vitlens.lens.replay import replaying
+
+OBSERVED = {  # style: heads, prefix, readout; the heads of each can be removed
+    "merged": (rare.of(rare.Merged), 3, ("cls",), "cls"),
+    "merged, two heads": (rare.of(rare.MergedTwo), 2, ("cls",), "cls"),
+    "merged, fused": (rare.of(rare.MergedFused), 3, ("cls",), "cls"),
+    "five axes": (rare.of(rare.FiveAxes), 3, ("cls",), "cls"),
+    "rotary": (rare.of(rare.Rotary), 3, ("cls",), "cls"),
+    "grouped": (rare.of(rare.Grouped), 4, ("cls",), "cls"),
+    "biased": (rare.of(rare.Biased), 3, ("cls",), "cls"),
+    "parametrised": (rare.of(rare.Parametrised), 3, ("cls",), "cls"),
+    "parallel": (rare.of(rare.Attention, rare.ParallelBlock), 3, ("cls",), "cls"),
+    "overlapping": (rare.Overlapping, 3, ("cls",), "cls"),
+    "dictionary": (rare.InDict, 3, ("cls",), "cls"),
+    "sized": (rare.Sized, 3, ("cls",), "cls"),
+    "optional": (rare.Optional, 3, ("cls",), "cls"),
+    "pooled": (rare.QueryPooled, 3, (), "pool"),
+}
+
+
+def own_weights(module: nn.Module, images: Tensor) -> list[Tensor]:
+    """The weights by each attention module's `own`, from the tokens that enter it."""
+    kept: list[Tensor] = []
+    parts = [part for part in module.modules() if isinstance(part, rare.Attention)]
+    handles = [
+        part.register_forward_hook(lambda part, inputs, _output: kept.append(part.own(inputs[0]))) for part in parts
+    ]
+    with torch.no_grad():
+        module((images - 0.5) / 0.5)
+    for handle in handles:
+        handle.remove()
+    return kept
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_rare_styles_give_the_modules_own_numbers(name: str) -> None:
+    style, heads, prefix, readout = OBSERVED[name]
+    model, images = wrapped(style), noise()
+    anatomy = model.anatomy
+    assert anatomy.layout is not None
+    assert (anatomy.family, anatomy.layout.grid, anatomy.layout.prefix, anatomy.readout) == (
+        "vit",
+        GRID,
+        prefix,
+        readout,
+    )
+    assert len(anatomy.blocks) == 2
+    expected = own_weights(seeded(style), images)
+    observed = vitlens.attention(model, images)
+    assert len(observed) == len(layers(model))
+    for ours, own in zip(observed, expected, strict=readout != "pool"):
+        assert ours.shape[1] == heads
+        torch.testing.assert_close(ours, own, atol=1e-6, rtol=1e-5)
+    assert vitlens.statistics(model, images).distance.shape == (len(observed), heads)
+
+
+@pytest.mark.parametrize("name", [name for name in OBSERVED if name != "pooled"])
+def test_rare_heads_at_zero_are_their_columns_at_zero(name: str) -> None:
+    style = OBSERVED[name][0]
+    model, images = wrapped(style), noise()
+    with replaying(model, images) as replay:
+        assert replay.exact
+        replayed = replay.run([HeadReplaced(layer.index, 1) for layer in layers(model)])
+    for layer, logits in zip(layers(model), replayed):
+        cut = seeded(style)
+        projection = cut.get_submodule(model.anatomy.parts[layer.attention].projection or "")
+        columns = slice(layer.head_dim, 2 * layer.head_dim)
+
+        def zeroed(_module: nn.Module, inputs: tuple[Tensor], columns: slice = columns) -> Tensor:
+            tokens = inputs[0].clone()
+            tokens[..., columns] = 0.0
+            return tokens
+
+        projection.register_forward_pre_hook(zeroed)
+        with torch.no_grad():
+            expected = model.read_output(cut((images - 0.5) / 0.5))
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
+        assert (expected - model(images)).abs().max() > 1e-4
+
+
+def test_windows_cut_by_hand_are_observed_without_a_place_in_the_image() -> None:
+    model = wrapped(rare.Windowed)
+    for ours, own in zip(vitlens.attention(model, noise()), own_weights(seeded(rare.Windowed), noise()), strict=True):
+        torch.testing.assert_close(ours, own)
+    with pytest.raises(UnsupportedError, match="positions of the windows are not known"):
+        vitlens.rollout(model, noise())
+
+
+@pytest.mark.parametrize(
+    ("style", "reason"),
+    [
+        (rare.HeadsFirst, r"found 3 on the axis of a batch of 2, in layers\.0\.att; put the batch first"),
+        (rare.SixHeadsFirst, r"found \(6, 2, \.\.\) for 2 images and \(6, 3, \.\.\) for 3, in layers\.0\.att"),
+    ],
+)
+def test_heads_before_the_batch_are_refused(style: type[nn.Module], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        wrapped(rare.of(style))
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (rare.of(rare.HeadsLast), r"found a softmax over axis 2 of \(2, 13, 13, 3\) in layers\.1\.att; attention is"),
+        (rare.of(rare.KeysFirst), r"found a softmax over axis -2 of \(2, 3, 13, 13\)"),
+        (rare.of(rare.Linearised), r"found none in a forward pass; attention is a softmax"),
+        (rare.of(rare.Sigmoid), r"found none in a forward pass; attention is a softmax"),
+        (rare.of(rare.Exponential), r"found none in a forward pass; attention is a softmax"),
+        (rare.of(rare.OneByOne), r"found 3 attention calls side by side in layers\.0\.att; compute the heads"),
+        (rare.of(rare.HeadModules), r"found layers\.0\.att\.heads\.1 beside layers\.0\.att\.heads\.0, with the same"),
+        (rare.Shared, r"found layers\.0\.att called 3 times in a forward pass, as one layer; give each call a module"),
+    ],
+)
+def test_attention_that_is_not_seen_is_said_to_be_so(build: Callable[[], nn.Module], reason: str) -> None:
+    model, images = wrapped(build), noise()
+    assert model.anatomy.family == "other"
+    assert model.anatomy.attention == ()
+    for function in (vitlens.attention, vitlens.rollout, vitlens.statistics):
+        with pytest.raises(UnsupportedError, match=reason):
+            function(model, images)
+    labels = torch.tensor([0, 1, 2])
+    assert vitlens.explain(model, images, targets=labels, method="saliency").shape == (3, *SIZE)
+    assert vitlens.attack(model, images, labels, epsilon=8 / 255).images.shape == images.shape
+
+
+def test_heads_before_the_batch_on_one_axis_are_found_by_the_self_check() -> None:
+    model = wrapped(rare.of(rare.MergedHeadsFirst))
+    with pytest.raises((LensError, UnsupportedError), match=r"do not depend on the others of its batch.*layers\.0"):
+        vitlens.attention(model, noise())
+
+
+@pytest.mark.parametrize(
+    ("style", "reason"),
+    [
+        (rare.HeadsInside, r"no linear layer reads the heads' outputs of layers\.0\.att, concatenated head by head"),
+        (rare.Adapted, r"2 linear layers read the heads' outputs .*; merge adapters into layers\.0\.att\.o\.base"),
+    ],
+)
+def test_heads_that_cannot_be_removed_are_observed(style: type[nn.Module], reason: str) -> None:
+    model = wrapped(rare.of(style))
+    expected = own_weights(seeded(rare.of(style)), noise())
+    for ours, own in zip(vitlens.attention(model, noise()), expected, strict=True):
+        torch.testing.assert_close(ours, own, atol=1e-6, rtol=1e-5)
+    with pytest.raises(UnsupportedError, match=reason):
+        vitlens.ablate(model, noise(), torch.tensor([0, 1, 2]))
+    with pytest.raises(UnsupportedError, match=reason), intervened(model, HeadReplaced(0, 0)):
+        pass
+
+
+@pytest.mark.parametrize("style", [rare.Merged, rare.MergedFused, rare.FiveAxes])
+def test_a_knock_out_reaches_attention_with_other_axes(style: type[nn.Module]) -> None:
+    model, images = wrapped(rare.of(style)), noise()
+    attention = model.module.layers[0].att  # type: ignore[union-attr, index]
+
+    def masked(x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)  # type: ignore[operator, union-attr]
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        scores[:, 2, 0, 1] = -torch.inf
+        return attention.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))  # type: ignore[operator, union-attr]
+
+    change = vitlens.KnockOut(keys=[1], queries=[0], heads=[2])
+    with torch.no_grad():
+        with vitlens.intervene(model, {"blocks.0.attention.weights": change}):
+            by_place = model(images)
+        with intervened(model, KnockedOut(0, queries=(0,), keys=(1,), heads=(2,))):
+            by_layer = model(images)
+        clean = model(images)
+        attention.forward = masked  # type: ignore[union-attr]
+        expected = model(images)
+    torch.testing.assert_close(by_place, expected)
+    torch.testing.assert_close(by_layer, expected)
+    assert (expected - clean).abs().max() > 1e-4
+
+
+def test_registers_after_the_patches_are_named_and_never_taken_for_patches() -> None:
+    model = wrapped(rare.RegistersLast)
+    with pytest.raises(UnsupportedError, match=r"tokens \[12, 13\] do not depend on the image .*; put them first"):
+        _ = model.layout
+    with pytest.raises(UnsupportedError, match=r"tokens \[12, 13\] do not depend"):
+        wrapped(rare.RegistersLast, grid=GRID)
+
+
+class Transposed(rare.RareViT):
+    """Sixteen patches, column by column: a square grid would be the wrong one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos = nn.Parameter(torch.randn(1, 16, rare.DIM))
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return self.stem(x).mT.flatten(2).mT + self.pos
+
+
+def test_no_square_grid_is_assumed_for_patches_in_another_order() -> None:
+    model = vitlens.wrap(seeded(Transposed), image_size=32, mean=HALF, std=HALF)
+    images = torch.rand(2, 3, 32, 32)
+    assert vitlens.attention(model, images)[0].shape == (2, 3, 16, 16)
+    assert not torch.isfinite(vitlens.statistics(model, images).distance).any()
+    with pytest.raises(UnsupportedError):
+        vitlens.rollout(model, images)
+
+
+@pytest.mark.parametrize(
+    ("style", "told", "reason"),
+    [
+        (
+            SoftmaxViT,
+            {"grid": (4, 3)},
+            r"expected 1 tokens before patches of grid=\(3, 4\), .* found 1 and grid=\(4, 3",
+        ),
+        (EinsumViT, {"blocks": ("layers.0.0",)}, r"expected residual blocks in blocks=, found 'layers\.0\.0'"),
+        (SoftmaxViT, {"blocks": ("encoder.0.sa",)}, r"expected residual blocks in blocks=, found 'encoder\.0\.sa'"),
+    ],
+)
+def test_what_is_said_is_checked_against_a_forward_pass(
+    style: type[nn.Module], told: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        wrapped(style, **told)
+
+
+def test_a_grid_can_be_said_where_a_cnn_comes_first() -> None:
+    assert wrapped(rare.Hybrid, grid=GRID).layout.prefix == ("cls",)
+
+
+class Sequential(nn.Sequential):
+    """Stem, blocks, norm, pooling and classifier in one sequence."""
+
+    class Patches(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).flatten(2).mT
+
+    class Mean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean(1)
+
+    def __init__(self) -> None:
+        blocks = (rare.Block(rare.Attention) for _ in range(2))
+        stem = self.Patches(3, rare.DIM, 8, 8)
+        super().__init__(stem, *blocks, nn.LayerNorm(rare.DIM), self.Mean(), nn.Linear(rare.DIM, 5))
+
+
+def test_the_logit_lens_leaves_stem_and_classifier_out() -> None:
+    model, images = wrapped(Sequential), noise()
+    lens = vitlens.logit_lens(model, images)
+    assert lens.logits.shape == (3, 3, 5)
+    torch.testing.assert_close(lens.logits[:, -1], model(images), atol=1e-5, rtol=1e-4)
+
+
+def test_blocks_that_return_tuples_are_refused_by_the_logit_lens() -> None:
+    model = wrapped(rare.Optional)
+    for function in (vitlens.logit_lens, vitlens.direct_logit_attribution):
+        with pytest.raises(UnsupportedError, match=r"found tuple of layers\.0; return the tensor alone"):
+            function(model, noise())
+
+
+@pytest.mark.parametrize("function", [vitlens.features, vitlens.logit_lens, vitlens.direct_logit_attribution])
+@pytest.mark.parametrize(
+    ("style", "reason"),
+    [
+        (EinsumViT, r"put each block.* in a module of its own, or name them with blocks="),
+        (EncoderViT, r"batch.first"),
+        (rare.Shared, r"found layers\.0\.att called 3 times|found an other model"),
+    ],
+)
+def test_what_needs_the_residual_stream_is_refused_without_one(
+    function: Callable[..., object], style: type[nn.Module], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        function(wrapped(style), noise())
+
+
+def test_a_module_in_bf16_takes_images_in_fp32() -> None:
+    model, images, labels = wrapped(lambda: SoftmaxViT().bfloat16()), noise(), torch.tensor([0, 1, 2])
+    assert model(images).dtype == torch.bfloat16
+    assert len(vitlens.attention(model, images)) == 3
+    assert vitlens.relevance(model, images, targets=labels).shape == (3, *GRID)
+    assert torch.isfinite(vitlens.ablate(model, images, labels).delta_loss).all()
+
+
+def test_flops_of_a_pooling_query_that_is_learned() -> None:
+    model = wrapped(rare.QueryPooled)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    vitlens.profile(model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+class Random(SoftmaxViT):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout(x, 0.2))
+
+
+class BatchNormed(SmallCNN):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features[1] = nn.BatchNorm2d(8, track_running_stats=False)
+
+
+class Squeezed(SoftmaxViT):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+class Counting(SmallCNN):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (Random, r"equal logits of Random in two passes .*; pass training=self\.training"),
+        (BatchNormed, r"logits of BatchNormed for an image that do not depend on its batch, found a difference"),
+        (Squeezed, r"expected logits \(1, classes\) from Squeezed, found float32 of shape \(5,\)"),
+        (Counting, r"expected Counting to leave its buffers unchanged .* found seen changed"),
+    ],
+)
+def test_modules_whose_logits_depend_on_chance_or_company_are_refused(
+    build: Callable[[], nn.Module], reason: str
+) -> None:
+    module = seeded(build)
+    with pytest.raises(ModelError, match=reason):
+        vitlens.wrap(module, image_size=SIZE, mean=HALF, std=HALF)
+    assert all(not buffer.any() for name, buffer in module.named_buffers() if name == "seen")
+
+
+def test_modules_without_usable_weights_are_refused() -> None:
+    with pytest.raises(ModelError, match="meta device"):
+        vitlens.wrap(SmallCNN().to("meta"), image_size=SIZE, mean=HALF, std=HALF)
+    with torch.inference_mode():
+        module = SmallCNN()
+    with pytest.raises(ModelError, match="inference_mode"):
+        vitlens.wrap(module, image_size=SIZE, mean=HALF, std=HALF)
+
+
+def test_it_works_in_inference_mode_without_gradients_under_autocast_and_in_a_thread() -> None:
+    module, labels = seeded(rare.RareViT), torch.tensor([0, 1, 2])
+    expected = vitlens.relevance(wrapped(rare.RareViT), noise(), targets=labels)
+    for context in (torch.inference_mode, torch.no_grad):
+        with context():
+            model = vitlens.wrap(module, image_size=SIZE, mean=HALF, std=HALF)
+            torch.testing.assert_close(vitlens.relevance(model, noise(), targets=labels), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert wrapped(rare.RareViT).anatomy == model.anatomy
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(wrapped(rare.RareViT).anatomy))
+    thread.start()
+    thread.join()
+    assert found == [model.anatomy]
+
+
+def test_two_models_of_one_module_and_copies_agree() -> None:
+    module, images = seeded(SoftmaxViT), noise()
+    first, second = (vitlens.wrap(module, image_size=SIZE, mean=HALF, std=HALF) for _ in range(2))
+    with vitlens.intervene(first, {"blocks.0.head.1": "zero"}):
+        assert torch.equal(first(images), second(images))
+    for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert torch.equal(other(images), first(images))
+        assert torch.equal(vitlens.attention(other, images)[0], vitlens.attention(first, images)[0])
+
+
+class Failing(rare.Attention):
+    """Raises in one of its calls."""
+
+    calls, last = 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        if type(self).calls == type(self).last:
+            raise ValueError("inside")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("last", range(1, 20, 2))
+def test_nothing_stays_behind_after_an_exception_anywhere(last: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Failing, "calls", 0)
+    monkeypatch.setattr(Failing, "last", last)
+    module = rare.of(Failing)().train()
+    state = torch.get_rng_state()
+    with suppress(VitlensError, ValueError):
+        vitlens.wrap(module, image_size=SIZE, mean=HALF, std=HALF)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(part.training and "forward" not in vars(part) for part in module.modules())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in module.parameters())
+
+
+def test_nothing_draws_from_the_global_generator() -> None:
+    module, images, labels = SoftmaxViT().train(), noise(), torch.tensor([0, 1, 2])
+    state = torch.get_rng_state()
+    model = vitlens.wrap(module, image_size=SIZE, mean=HALF, std=HALF)
+    vitlens.rollout(model, images)
+    vitlens.ablate(model, images, labels)
+    vitlens.explain(model, images, targets=labels, method="smoothgrad")
+    vitlens.places(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(part.training for part in module.modules())
