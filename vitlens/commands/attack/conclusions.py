@@ -65,7 +65,7 @@ def _difference(rows: Sequence[RobustPairRow], record: Record) -> Finding | None
     return finding(
         f"**{better}** has a higher accuracy than **{worse}** {where} ({reached}; McNemar's exact test, corrected by "
         "Holm's method).",
-        Estimate(sign * row.difference, *ends, unit="points"),
+        Estimate(sign * row.difference, ends[0], ends[1], unit="points"),
         kind="comparison",
         p=row.p_holm,
         figure="curves",
