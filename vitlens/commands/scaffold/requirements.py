@@ -22,7 +22,7 @@ class Requirement:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequirementOutcome:
     """Whether one metric meets a requirement; metric: its whole path; because: the number that was judged."""
 
     requirement: Requirement
@@ -55,14 +55,14 @@ def _parsed(text: str, bound: Bound, option: str) -> Requirement:
     return Requirement(metric, bound, value)
 
 
-def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[Outcome]:
+def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[RequirementOutcome]:
     """Each requirement on each metric of its name; one that names no metric of the run does not hold."""
     for requirement in requirements:
         chosen = [name for name in record.metrics if requirement.metric in (name, _without_alias(name))]
         if not chosen:
             near = nearest(requirement.metric, {*record.metrics, *map(_without_alias, record.metrics)})
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            yield Outcome(requirement, requirement.metric, False, f"was not measured by this command{hint}")
+            yield RequirementOutcome(requirement, requirement.metric, False, f"was not measured by this command{hint}")
         for name in chosen:
             yield _judged(requirement, name, record.metrics[name])
 
@@ -72,11 +72,13 @@ def _without_alias(name: str) -> str:
     return "/".join(filter(None, (word, rest.partition("/")[2])))
 
 
-def _judged(requirement: Requirement, name: str, estimate: Estimate) -> Outcome:
+def _judged(requirement: Requirement, name: str, estimate: Estimate) -> RequirementOutcome:
     least = requirement.bound == "at least"
     worst = estimate.low if least else estimate.high
     if worst is None:
-        return Outcome(requirement, name, False, f"is {estimate.value:.4g}, without an interval to judge by")
+        return RequirementOutcome(requirement, name, False, f"is {estimate.value:.4g}, without an interval to judge by")
     holds = worst >= requirement.value if least else worst <= requirement.value
     end = "lower" if least else "upper"
-    return Outcome(requirement, name, holds, f"is {estimate.value:.4g}, the {end} end of its interval {worst:.4g}")
+    return RequirementOutcome(
+        requirement, name, holds, f"is {estimate.value:.4g}, the {end} end of its interval {worst:.4g}"
+    )
